@@ -193,10 +193,10 @@ def _compared(report: Report, made: Lake, table: str, size: Size, case: str, whe
     who = "ours" if "BatchScan seamark" in plan else "Iceberg's"
     found = _found(made.client, table, where)
     report.notes.append(
-        f"{case}: {found.chosen:,} rows chosen, pages with one have {found.touched:,} of the {found.held:,} in the "
+        f"{case}: {found.chosen:,} rows chosen, pages with one have {found.touched:,} of the {found.planned:,} in the "
         f"files that are left; the reading function takes {who}."
     )
-    return (found.touched / found.held if found.held else 1.0), time_row.ratio() or 0.0
+    return (found.touched / found.planned if found.planned else 1.0), time_row.ratio() or 0.0
 
 
 def _found(client: SeamarkClient, table: str, where: str | None) -> RemainingRows:

@@ -7,36 +7,36 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
 from sqlglot import exp
 
-from seamark.connector.analysis.comparisons import FLIPPED, Comparisons, moment_literal, same_class
+from seamark.connector.analysis.comparisons import FLIPPED, ComparisonReader, have_same_class, moment_literal
 from seamark.connector.analysis.literals import EXACT, UNITS, interval_of
 from seamark.connector.plans.conditions import NEVER, Condition, all_of, any_of
 from seamark.connector.plans.literals import LOCAL, Literal
 
 _DIGITS_MAX = 38
-_ROUNDED_BY = {"double": Decimal("1e-9"), "float": Decimal("1e-4")}
+_ROUNDING_SHARES = {"double": Decimal("1e-9"), "float": Decimal("1e-4")}
 """More than the share of a value by which an operation with floating-point numbers rounds."""
 _QUOTIENT_DIGITS_MIN = 6
 """Digits after the point that a quotient of decimals has at least, unless both sides have fewer."""
-_LEAST = Decimal("1e-15")
+_PRODUCT_ERROR = Decimal("1e-15")
 """More than the product of numbers near zero is off."""
 _FACTOR_MIN, _SCALED_MAX, _BOUND_UNIT = Decimal("1e-6"), Decimal("1e12"), Decimal("1e-12")
 """Factors and values that are reversed, and the digits of the result."""
 
 
-def compare_moved(op: str, node: exp.Expr, literal: Literal, reader: Comparisons) -> Condition | None:
+def compare_moved(op: str, node: exp.Expr, literal: Literal, reader: ComparisonReader) -> Condition | None:
     """Return the comparison of the column, with the operation reversed in the literal.
 
-    An overflow of Trino is an error.
+    An overflow is an error in Trino, so it needs no care here.
     """
     if isinstance(node, exp.Neg):
         return _compare_shifted(FLIPPED[op], node.this, literal, -1, Decimal(0), reader)
     if isinstance(node, exp.DateAdd):
         by = interval_of(exp.Interval(this=node.expression, unit=node.args.get("unit")))
-        return None if by is None else _days_later(op, node.this, literal, by[0], -by[1], reader)
+        return None if by is None else _compare_shifted_days(op, node.this, literal, by[0], -by[1], reader)
     if isinstance(node, exp.Add | exp.Sub) and isinstance(node.expression, exp.Interval):
         by = interval_of(node.expression)
         sign = -1 if isinstance(node, exp.Add) else 1
-        return None if by is None else _days_later(op, node.this, literal, by[0], sign * by[1], reader)
+        return None if by is None else _compare_shifted_days(op, node.this, literal, by[0], sign * by[1], reader)
     for side, other in ((node.this, node.expression), (node.expression, node.this)):
         number = reader.literal(other)
         if number is None:
@@ -60,35 +60,40 @@ def compare_moved(op: str, node: exp.Expr, literal: Literal, reader: Comparisons
 
 
 def _compare_shifted(
-    op: str, side: exp.Expr, literal: Literal, sign: int, added: Decimal, reader: Comparisons
+    op: str, side: exp.Expr, literal: Literal, sign: int, added: Decimal, reader: ComparisonReader
 ) -> Condition | None:
-    """`side op sign * literal + added`.
+    """Read `side op sign * literal + added` as a comparison of `side`.
 
-    Only of exact numbers; a float may be rounded.
+    Only exact numbers are read, because a float may be rounded.
     """
-    if literal.kind not in ("integer", "decimal") or not same_class(literal, reader, _innermost(side)):
+    if literal.kind not in ("integer", "decimal") or not have_same_class(literal, reader, _find_innermost(side)):
         return None
     value = EXACT.add(sign * Decimal(literal.value), added)
     if abs(value.adjusted()) > _DIGITS_MAX or len(value.as_tuple().digits) > _DIGITS_MAX:
         return None
-    return reader.compared(op, side, _number(value))
+    return reader.compare(op, side, _number_literal(value))
 
 
-def _compare_multiple(op: str, side: exp.Expr, literal: Literal, by: int, reader: Comparisons) -> Condition | None:
-    """`side op literal / by`, of integers."""
-    down, rest = divmod(int(literal.value), by)
+def _compare_multiple(op: str, side: exp.Expr, literal: Literal, by: int, reader: ComparisonReader) -> Condition | None:
+    """Read `side op literal / by`, where all values are integers."""
+    down, remainder = divmod(int(literal.value), by)
     match op:
         case "=" | "<>":
-            if rest:
+            if remainder:
                 return NEVER if op == "=" else None
-            return reader.compared(op, side, _number(Decimal(down)))
+            return reader.compare(op, side, _number_literal(Decimal(down)))
         case "<" | ">=":
-            return reader.compared(op, side, _number(Decimal(down + bool(rest))))
-    return reader.compared(op, side, _number(Decimal(down)))
+            return reader.compare(op, side, _number_literal(Decimal(down + bool(remainder))))
+    return reader.compare(op, side, _number_literal(Decimal(down)))
 
 
-def compare_quotient(op: str, side: exp.Expr, literal: Literal, by: exp.Expr, reader: Comparisons) -> Condition | None:
-    """`c / 100`, which is truncated towards zero if both are integers."""
+def compare_quotient(
+    op: str, side: exp.Expr, literal: Literal, by: exp.Expr, reader: ComparisonReader
+) -> Condition | None:
+    """Read a comparison of `side / by` with a literal.
+
+    A quotient of two integers is truncated towards zero.
+    """
     divisor = reader.literal(by)
     if divisor is None:
         return None
@@ -115,19 +120,19 @@ def compare_quotient(op: str, side: exp.Expr, literal: Literal, by: exp.Expr, re
 
 
 def _compare_scaled(
-    op: str, side: exp.Expr, literal: Literal, factor: Literal, reader: Comparisons, *, is_quotient: bool
+    op: str, side: exp.Expr, literal: Literal, factor: Literal, reader: ComparisonReader, *, is_quotient: bool
 ) -> Condition | None:
-    """`side * factor op literal`, or a quotient, as a range of `side` that is a little too wide.
+    """Read `side * factor op literal`, or a quotient, as a range of `side` that is slightly too wide.
 
-    Products of decimals are exact. A quotient of decimals is rounded: by the version of the engine, to a double, to as
-    many digits after the point as the side with more of them has, or to more, but then not always to more than six.
-    Results with floating-point numbers are rounded.
+    Products of decimals are exact. How a quotient of decimals is rounded depends on the engine and its version: to a
+    double, to as many digits after the point as the side with more of them has, or to more digits. Results with
+    floating-point numbers are rounded.
     """
-    kind = reader.kind(_innermost(side)) or ""
+    kind = reader.kind(_find_innermost(side)) or ""
     base = kind.partition("(")[0].strip()
     literal_kinds = {literal.kind, factor.kind}
     is_exact = base in ("int", "long", "decimal") and literal_kinds <= {"integer", "decimal"}
-    if op == "<>" or not (is_exact or (base in _ROUNDED_BY and literal_kinds <= {"integer", "decimal", "double"})):
+    if op == "<>" or not (is_exact or (base in _ROUNDING_SHARES and literal_kinds <= {"integer", "decimal", "double"})):
         return None
     by, value = Decimal(factor.value), Decimal(literal.value)
     if not _FACTOR_MIN <= abs(by) <= 1 / _FACTOR_MIN or abs(value) > _SCALED_MAX:
@@ -136,26 +141,26 @@ def _compare_scaled(
     if is_exact and is_quotient:
         digits = max(_scale_of(kind), len(factor.value.partition(".")[2]))
         off = Decimal(1).scaleb(-min(digits, _QUOTIENT_DIGITS_MIN))
-    share = Decimal(0) if is_exact and not is_quotient else _ROUNDED_BY.get(base, _ROUNDED_BY["double"])
+    share = Decimal(0) if is_exact and not is_quotient else _ROUNDING_SHARES.get(base, _ROUNDING_SHARES["double"])
     bounds: list[Condition | None] = []
     for direction in {"=": (">=", "<="), ">": (">=",), "<": ("<=",)}.get(op, (op,)):
         sign = -1 if direction == ">=" else 1
-        edge = value + sign * (off + abs(value) * share + (share and _LEAST))
+        edge = value + sign * (off + abs(value) * share + (share and _PRODUCT_ERROR))
         bound = EXACT.multiply(edge, by) if is_quotient else EXACT.divide(edge, by)
         is_lower = (direction == ">=") == (by > 0)
         rounding = ROUND_FLOOR if is_lower else ROUND_CEILING
         rounded = bound.quantize(_BOUND_UNIT, rounding=rounding, context=EXACT)
-        number = _number(rounded.normalize(EXACT)) if is_exact else Literal("double", f"{rounded:.25e}")
-        bounds.append(reader.compared(">=" if is_lower else "<=", side, number))
+        number = _number_literal(rounded.normalize(EXACT)) if is_exact else Literal("double", f"{rounded:.25e}")
+        bounds.append(reader.compare(">=" if is_lower else "<=", side, number))
     return all_of(bounds)
 
 
 def _scale_of(kind: str) -> int:
-    """Digits after the point of an exact type."""
+    """Return the number of digits after the point of an exact type."""
     return int(kind.rstrip(") ").rpartition(",")[2]) if kind.startswith("decimal") else 0
 
 
-def _innermost(node: exp.Expr) -> exp.Expr:
+def _find_innermost(node: exp.Expr) -> exp.Expr:
     """Return the column that a chain of operations with literals starts from."""
     while isinstance(node, exp.Paren | exp.Neg) or type(node) in (exp.Add, exp.Sub, exp.Mul):
         if isinstance(node, exp.Paren | exp.Neg):
@@ -165,8 +170,8 @@ def _innermost(node: exp.Expr) -> exp.Expr:
     return node
 
 
-def _is_whole(node: exp.Expr, reader: Comparisons) -> bool:
-    """Return whether the values of a chain of operations are integers: `(c - 0.5) * 10` is none, for any column."""
+def _is_whole(node: exp.Expr, reader: ComparisonReader) -> bool:
+    """Return whether all values of a chain of operations are integers. Those of `(c - 0.5) * 10` are not."""
     left = [node]
     while left:
         part = left.pop()
@@ -181,18 +186,18 @@ def _is_whole(node: exp.Expr, reader: Comparisons) -> bool:
     return True
 
 
-def _number(value: Decimal) -> Literal:
+def _number_literal(value: Decimal) -> Literal:
     if value == value.to_integral_value():
         return Literal("integer", str(int(value)))
     return Literal("decimal", format(value, "f"))
 
 
-def _days_later(
-    op: str, side: exp.Expr, literal: Literal, unit: str, count: int, reader: Comparisons
+def _compare_shifted_days(
+    op: str, side: exp.Expr, literal: Literal, unit: str, count: int, reader: ComparisonReader
 ) -> Condition | None:
-    """Intervals of days or less.
+    """Read a comparison of `side` plus an interval of days or less.
 
-    Months are not reversible: two dates may have the same date a month later.
+    Months cannot be reversed: two dates may have the same date a month later.
     """
     kind = reader.kind(side)
     if unit not in UNITS or kind not in ("date", "timestamp") or literal.zone != LOCAL:
@@ -206,23 +211,25 @@ def _days_later(
     return reader.column(op, side, moment_literal(moment, literal))
 
 
-def compare_days_between(op: str, node: exp.DateDiff, literal: Literal, reader: Comparisons) -> Condition | None:
-    """`date_diff('day', from, to) op n`, with a day more on each side: Trino counts complete days of timestamps, and
-    DuckDB counts midnights."""
+def compare_days_between(op: str, node: exp.DateDiff, literal: Literal, reader: ComparisonReader) -> Condition | None:
+    """Read `date_diff('day', from, to) op n`, with one more day on each side.
+
+    Trino counts complete days between timestamps, and DuckDB counts midnights.
+    """
     if literal.kind != "integer" or op == "<>" or abs(int(literal.value)) > 10**6:
         return None
     count, start, end = int(literal.value), node.expression, node.this
     parts: list[Condition | None] = []
     for column, other, sign in ((start, end, -1), (end, start, 1)):  # a later start is a smaller difference
         if op in ("<", "<=", "="):
-            parts.append(reader.condition(_within_days(column, other, sign, count + 1)))
+            parts.append(reader.condition(_compare_within_days(column, other, sign, count + 1)))
         if op in (">", ">=", "="):
-            parts.append(reader.condition(_within_days(column, other, -sign, 1 - count)))
+            parts.append(reader.condition(_compare_within_days(column, other, -sign, 1 - count)))
     return all_of(parts)
 
 
-def _within_days(column: exp.Expr, other: exp.Expr, sign: int, days: int) -> exp.Expr:
-    """`column <= other + days` or, with a negative sign, `column >= other - days`."""
+def _compare_within_days(column: exp.Expr, other: exp.Expr, sign: int, days: int) -> exp.Expr:
+    """Return `column <= other + days` or, with a negative sign, `column >= other - days`."""
     days *= sign
     interval = exp.Interval(this=exp.Literal.string(abs(days)), unit=exp.Var(this="DAY"))
     moved = (exp.Add if days >= 0 else exp.Sub)(this=other, expression=interval)

@@ -36,14 +36,14 @@ _EXACT_CLASSES = (EXACT, TEXT, LOCAL_CLASS, "boolean")
 """Types and literals of one class are compared by their exact values. Floats are not: a conversion changes them."""
 
 
-class Comparisons(Protocol):
-    """What the reader of conditions offers to a function that is compared."""
+class ComparisonReader(Protocol):
+    """The methods of the reader of conditions that comparisons of functions use."""
 
-    def compared(self, op: str, side: exp.Expr, literal: Literal) -> Condition | None:
-        """`side op literal`; `side` may be a function again."""
+    def compare(self, op: str, side: exp.Expr, literal: Literal) -> Condition | None:
+        """Return the condition `side op literal`; `side` may be a function itself."""
 
     def column(self, op: str, side: exp.Expr, literal: Literal) -> ColumnComparison | None:
-        """Of a column alone, or of its day or year."""
+        """Return a comparison of a column, or of its day or year; None for another `side`."""
 
     def condition(self, node: exp.Expr) -> Condition | None: ...
 
@@ -51,7 +51,7 @@ class Comparisons(Protocol):
         """Return the type in which all operands of a predicate are compared."""
 
     def equality(self, left: exp.Expr, right: exp.Expr, compared_in: CommonType) -> Condition | None:
-        """`left = right`, in the common type of a predicate."""
+        """Return the condition `left = right`, compared in the common type of a predicate."""
 
     def is_null(self, node: exp.Expr) -> Condition | None: ...
 
@@ -62,7 +62,11 @@ class Comparisons(Protocol):
 
 
 def compare_literals(op: str, left: Literal, right: Literal) -> bool | None:
-    """Return None if it is unknown; False if one is null, because the result is never true."""
+    """Return the result of a comparison of two literals.
+
+    Returns:
+        None if it is unknown; False if one of them is null, because the result is never true.
+    """
     if "null" in (left.kind, right.kind):
         return False
     values = _value(left), _value(right)
@@ -74,9 +78,9 @@ def compare_literals(op: str, left: Literal, right: Literal) -> bool | None:
 
 
 def _value(literal: Literal) -> object:
-    """Comparable within a class.
+    """Return a value that can be compared with the values of the same class.
 
-    Texts are compared by code points, as UTF-8 is.
+    Texts are compared by code points, which gives the order of UTF-8.
     """
     match literal.kind:
         case "integer" | "decimal":
@@ -88,7 +92,7 @@ def _value(literal: Literal) -> object:
     return None
 
 
-def same_class(literal: Literal, reader: Comparisons, *nodes: exp.Expr) -> bool:
+def have_same_class(literal: Literal, reader: ComparisonReader, *nodes: exp.Expr) -> bool:
     """Return whether the literal, the columns and the other literals are compared by their exact values."""
     wanted = class_of_literal(literal)
     for node in nodes:
@@ -101,11 +105,13 @@ def same_class(literal: Literal, reader: Comparisons, *nodes: exp.Expr) -> bool:
     return True
 
 
-def between(column: exp.Expr, start: datetime, end: datetime, like: Literal, reader: Comparisons) -> Condition | None:
-    """From `start` on and before `end`.
+def compare_range(
+    column: exp.Expr, start: datetime, end: datetime, like: Literal, reader: ComparisonReader
+) -> Condition | None:
+    """Return the condition that a column is not before `start` and before `end`.
 
     Args:
-        like: Whether the literals are dates, if they can be.
+        like: A literal whose kind the bounds get: dates, if they are at midnight.
     """
     bounds = ((">=", moment_literal(start, like)), ("<", moment_literal(end, like)))
     return all_of(reader.column(op, column, bound) for op, bound in bounds)
@@ -117,12 +123,15 @@ def moment_literal(moment: datetime, like: Literal) -> Literal:
     return timestamp_literal(moment)
 
 
-def decided(atom: Atom, literal_of: Callable[[str], Literal | None]) -> Condition | None:
-    """Return the condition on columns some of which are literals: `NEVER` for a comparison that is not true for its
-    literal.
+def evaluate_literals(atom: Atom, literal_of: Callable[[str], Literal | None]) -> Condition | None:
+    """Evaluate a comparison of a column that is a literal.
 
     Args:
-        literal_of: By the name of a column; None for columns that are no literals.
+        atom: A condition on one column.
+        literal_of: Returns the literal that a column is, by its name; None for other columns.
+
+    Returns:
+        The condition itself for other columns. `NEVER` if the comparison is false for the literal, otherwise None.
     """
     literal = literal_of(atom.column[1]) if isinstance(atom, ColumnComparison) else None
     if literal is None or not isinstance(atom, ColumnComparison):

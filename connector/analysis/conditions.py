@@ -11,14 +11,14 @@ from typing import TypeAlias
 from sqlglot import exp
 
 from seamark.connector.analysis.comparisons import FLIPPED, OPPOSITE, compare_literals
-from seamark.connector.analysis.functions import case_condition, compare_function, month_of_year
+from seamark.connector.analysis.functions import compare_function, read_case, restrict_to_months
 from seamark.connector.analysis.literals import parse_literal
 from seamark.connector.analysis.operands import CommonType, OperandClasses, class_of_literal, common_type
 from seamark.connector.analysis.relative_times import parse_span
 from seamark.connector.analysis.texts import (
+    compare_formatted_prefix,
     compare_list_in_case,
     compare_pattern_in_case,
-    formatted_prefix,
     function_of,
     like_predicate,
 )
@@ -49,15 +49,17 @@ COMPARISONS: dict[type[exp.Expr], str] = {
     exp.GTE: ">=",
 }
 _NULL_SAFE = {exp.NullSafeEQ: "IS NOT DISTINCT FROM", exp.NullSafeNEQ: "IS DISTINCT FROM"}
-_READ = frozenset({"this", "expression", "expressions", "low", "high", "to", "negate"})
+_SUPPORTED_ARGUMENTS = frozenset({"this", "expression", "expressions", "low", "high", "to", "negate"})
 """The arguments of sqlglot's nodes that are supported. A node with another argument has another meaning."""
 
 
 class ConditionReader:
-    """Reads conditions of one statement.
+    """Reads the conditions of one statement.
 
-    `casts_decimal`: see `literals.parse_literal`. `today`: the date in UTC, for conditions with the current time;
-    without it these are not read. `utc`: the session's zone is UTC.
+    Args:
+        casts_decimal: See `literals.parse_literal`.
+        today: The date in UTC, for conditions with the current time. Without it these are not read.
+        utc: Whether the session's zone is UTC.
     """
 
     def __init__(self, *, casts_decimal: bool, today: date | None = None, utc: bool = False) -> None:
@@ -73,7 +75,7 @@ class ConditionReader:
         return parse_literal(node, casts_decimal=self._casts_decimal)
 
     def literals(self, nodes: Iterable[exp.Expr]) -> tuple[Literal, ...] | None:
-        """Return None if one of the nodes is not a literal."""
+        """Return the literals; None if one of the nodes is not a literal."""
         literals = [self.literal(node) for node in nodes]
         present = tuple(literal for literal in literals if literal is not None)
         return present if len(present) == len(literals) else None
@@ -100,19 +102,21 @@ class _Reading:
                 parts = [self.read(part, negated=negated) for part in nodes]
                 if isinstance(node, exp.And) == negated:
                     return any_of(parts)
-                return all_of([*parts, *(month_of_year(self._equalities(nodes), self) if not negated else ())])
+                return all_of(
+                    [*parts, *(restrict_to_months(self._find_equalities(nodes), self) if not negated else ())]
+                )
             case exp.Boolean():
                 return NEVER if bool(node.this) == negated else None
             case exp.Case() | exp.If():
-                return case_condition(node, self, partial(self.read, negated=negated))
+                return read_case(node, self, partial(self.read, negated=negated))
         if not negated and isinstance(node, exp.EQ | exp.In) and isinstance(node.this, exp.Tuple):
-            return self._rows(node)
-        leaf = self._leaf(node)
+            return self._compare_rows(node)
+        leaf = self._read_leaf(node)
         if isinstance(node, exp.Like | exp.Escape) and (leaf is None or not leaf.exact):
-            begins = leaf if leaf is not None or negated else self._times_like(node)
-            return all_of([None if negated else begins, self._pattern(node, negated=negated)])
+            begins = leaf if leaf is not None or negated else self._read_times_like(node)
+            return all_of([None if negated else begins, self._read_pattern(node, negated=negated)])
         if leaf is None:
-            return self._of_comparisons(node, negated=negated)
+            return self._read_predicate(node, negated=negated)
         return leaf.negation() if negated else leaf
 
     # What functions need (`comparisons.Comparisons`)
@@ -124,7 +128,7 @@ class _Reading:
         literal = self.literal(node)
         if literal is not None:
             return None if literal.kind == "null" else NEVER
-        return self._leaf(exp.Is(this=node, expression=exp.Null()))
+        return self._read_leaf(exp.Is(this=node, expression=exp.Null()))
 
     def literal(self, node: exp.Expr) -> Literal | None:
         return self.reader.literal(node)
@@ -136,10 +140,10 @@ class _Reading:
         return None if reference is None else self.kind_of(reference)
 
     def column(self, op: str, side: exp.Expr, literal: Literal) -> ColumnComparison | None:
-        term = _term(side, self.resolve)
-        return None if term is None else term.compared(op, (literal,))
+        term = _parse_term(side, self.resolve)
+        return None if term is None else term.compare(op, (literal,))
 
-    def compared(self, op: str, side: exp.Expr, literal: Literal) -> Condition | None:
+    def compare(self, op: str, side: exp.Expr, literal: Literal) -> Condition | None:
         while type(side) is exp.Paren:
             side = side.this
         constant = self.literal(side)
@@ -149,7 +153,7 @@ class _Reading:
         return comparison if comparison is not None else compare_function(op, side, literal, self)
 
     def equality(self, left: exp.Expr, right: exp.Expr, compared_in: CommonType) -> Condition | None:
-        return self._of_sides("=", left, right, compared_in)
+        return self._compare_sides("=", left, right, compared_in)
 
     # The common type of operands (`operands.py`)
 
@@ -160,7 +164,7 @@ class _Reading:
     def common_type(self, operands: Iterable[exp.Expr]) -> CommonType:
         return self._classes.common_type(operands, utc=self.reader.utc)
 
-    def _literals(self, side: exp.Expr, nodes: Iterable[exp.Expr]) -> tuple[Literal, ...] | None:
+    def _convert_literals(self, side: exp.Expr, nodes: Iterable[exp.Expr]) -> tuple[Literal, ...] | None:
         """Return the literals that `side` is compared with; None if one of the nodes is not a literal, or has none
         in the common type.
         """
@@ -175,8 +179,8 @@ class _Reading:
 
     # Comparisons
 
-    def _of_comparisons(self, node: exp.Expr, *, negated: bool) -> Condition | None:
-        """Comparisons with functions and with the current time.
+    def _read_predicate(self, node: exp.Expr, *, negated: bool) -> Condition | None:
+        """Read comparisons with functions and with the current time.
 
         A comparison is never true for null, so its negation is the opposite comparison.
         """
@@ -197,47 +201,52 @@ class _Reading:
         common = self.common_type([node.this, *(right for _, _, right in parts)]) if len(parts) > 1 else None
         if negated != bool(node.args.get("negate")):
             one_of, parts = not one_of, [(OPPOSITE[op], left, right) for op, left, right in parts]
-        found = (self._of_sides(op, left, right, common) for op, left, right in parts)
+        conditions = (self._compare_sides(op, left, right, common) for op, left, right in parts)
         if one_of and isinstance(node, exp.In):
-            return self._any_listed(node.this.unnest(), [right for _, _, right in parts], any_of(found), common)
-        return any_of(found) if one_of else all_of(found)
+            return self._compare_list(node.this.unnest(), [right for _, _, right in parts], any_of(conditions), common)
+        return any_of(conditions) if one_of else all_of(conditions)
 
-    def _any_listed(
+    def _compare_list(
         self, side: exp.Expr, nodes: Sequence[exp.Expr], each: Condition | None, compared_in: CommonType | None
     ) -> Condition | None:
-        """`side IN (nodes)`, of which `each` compares one node after the other.
+        """Read `side IN (nodes)`.
 
         A function of a column is compared with the whole list at once.
+
+        Args:
+            each: The condition that compares `side` with one node after the other.
         """
         if not isinstance(side, exp.Lower | exp.Upper):
             return each
         literals = [self.literal(one) for one in nodes]
         if compared_in is not None:
             literals = [None if one is None else compared_in.literal_for(side, one) for one in literals]
-        there = [one for one in literals if one is not None]
-        listed = compare_list_in_case(side, there, self) if len(there) == len(literals) else None
+        present = [one for one in literals if one is not None]
+        listed = compare_list_in_case(side, present, self) if len(present) == len(literals) else None
         return each if listed is None else all_of([drop_functions(each), listed])
 
-    def _of_sides(self, op: str, left: exp.Expr, right: exp.Expr, compared_in: CommonType | None) -> Condition | None:
+    def _compare_sides(
+        self, op: str, left: exp.Expr, right: exp.Expr, compared_in: CommonType | None
+    ) -> Condition | None:
         """Return a comparison of two operands.
 
         Args:
             compared_in: The common type of all operands of the predicate, None if it has only these two.
         """
-        for side, other, compared in _either_side(left, right, op):
+        for side, other, compared in _orient_sides(left, right, op):
             literal = self.literal(other)
-            if literal is not None:  # with null, `_leaf` reads comparisons of columns
+            if literal is not None:  # with null, `_read_leaf` reads comparisons of columns
                 if compared_in is not None:
                     literal = compared_in.literal_for(side, literal)
-                return None if literal is None or literal.kind == "null" else self.compared(compared, side, literal)
+                return None if literal is None or literal.kind == "null" else self.compare(compared, side, literal)
             span = parse_span(other, self.today)
             if span is not None:
                 ops = (">=", "<=") if compared == "=" else () if compared == "<>" else (compared,)
-                return all_of(self.compared(bound, side, span.literal(bound)) for bound in ops)
+                return all_of(self.compare(bound, side, span.literal(bound)) for bound in ops)
         return None
 
-    def _pattern(self, node: exp.Expr, *, negated: bool) -> Condition | None:
-        """LIKE with a pattern that is no prefix."""
+    def _read_pattern(self, node: exp.Expr, *, negated: bool) -> Condition | None:
+        """Read LIKE with a pattern that is more than a prefix."""
         escape = node.expression if isinstance(node, exp.Escape) else None
         like = node.this if escape is not None else node
         if type(like) is not exp.Like or not is_plain(like) or not is_plain(node):
@@ -245,29 +254,29 @@ class _Reading:
         texts = [self.literal(one) for one in (like.expression, escape) if one is not None]
         if any(one is None or one.kind != "text" for one in texts):
             return None
-        pattern, *given = [one.value for one in texts if one is not None]
+        pattern, *escapes = [one.value for one in texts if one is not None]
         side = like.this.unnest()
         function = function_of(side)
-        term = _term(side if function is None else side.this, self.resolve)
-        if term is None or term.transform != IDENTITY or any(len(one) != 1 for one in given):
+        term = _parse_term(side if function is None else side.this, self.resolve)
+        if term is None or term.transform != IDENTITY or any(len(one) != 1 for one in escapes):
             return None
         negated = negated != bool(like.args.get("negate"))
-        escaped = given[0] if given else None
-        found = like_predicate(term.column, pattern, escaped, function, negated=negated)
+        escaped = escapes[0] if escapes else None
+        like_condition = like_predicate(term.column, pattern, escaped, function, negated=negated)
         if negated or not isinstance(side, exp.Lower | exp.Upper) or not is_valid_pattern(pattern, escaped):
-            return found
-        return all_of([found, compare_pattern_in_case(side, pattern, escaped, self)])
+            return like_condition
+        return all_of([like_condition, compare_pattern_in_case(side, pattern, escaped, self)])
 
-    def _times_like(self, node: exp.Expr) -> Condition | None:
-        """`CAST(day AS varchar) LIKE '2026-01-%'`."""
+    def _read_times_like(self, node: exp.Expr) -> Condition | None:
+        """Read a prefix of a formatted date, such as `CAST(day AS varchar) LIKE '2026-01-%'`."""
         pattern = node.expression
         if type(node) is not exp.Like or not is_plain(node) or not isinstance(pattern, exp.Literal):
             return None
         if node.args.get("negate") or not pattern.is_string:
             return None
-        return formatted_prefix(node.this.unnest(), split_pattern(str(pattern.this), None)[0], self)
+        return compare_formatted_prefix(node.this.unnest(), split_pattern(str(pattern.this), None)[0], self)
 
-    def _equalities(self, nodes: Iterable[exp.Expr]) -> list[tuple[exp.Expr, Literal]]:
+    def _find_equalities(self, nodes: Iterable[exp.Expr]) -> list[tuple[exp.Expr, Literal]]:
         equalities = []
         for node in nodes:
             literal = self.literal(node.expression) if type(node) is exp.EQ else None
@@ -275,8 +284,8 @@ class _Reading:
                 equalities.append((node.this, literal))
         return equalities
 
-    def _rows(self, node: exp.Expr) -> Condition | None:
-        """`(a, b) = (1, 2)` and `(a, b) IN ((1, 2), …)`."""
+    def _compare_rows(self, node: exp.Expr) -> Condition | None:
+        """Read comparisons of rows, such as `(a, b) = (1, 2)` and `(a, b) IN ((1, 2), …)`."""
         if not is_plain(node):
             return None
         columns = node.this.expressions
@@ -291,30 +300,30 @@ class _Reading:
             return None
         return any_of(all_of(map(self.equality, columns, row.expressions, common)) for row in equal)
 
-    def _leaf(self, node: exp.Expr) -> ColumnComparison | None:
+    def _read_leaf(self, node: exp.Expr) -> ColumnComparison | None:
         """Return a comparison of a column, or of its day or year, with literals."""
         if type(node) is exp.Column:
-            term = _term(node, self.resolve)
-            return None if term is None else term.compared("IS TRUE", ())
+            term = _parse_term(node, self.resolve)
+            return None if term is None else term.compare("IS TRUE", ())
         if not is_plain(node):
             return None
         kind = type(node)
         if kind in COMPARISONS:
             return self._read_comparison(node, COMPARISONS[kind])
         if kind in _NULL_SAFE:
-            term, literal = _term(node.this, self.resolve), self.literal(node.expression)
-            return None if term is None or literal is None else term.compared(_NULL_SAFE[kind], (literal,))
+            term, literal = _parse_term(node.this, self.resolve), self.literal(node.expression)
+            return None if term is None or literal is None else term.compare(_NULL_SAFE[kind], (literal,))
         match node:
             case exp.Escape() if type(node.this) is exp.Like and is_plain(node.this):
                 escape = node.expression
                 if not isinstance(escape, exp.Literal) or not escape.is_string or len(str(escape.this)) != 1:
                     return None
-                return self._like(node.this, str(escape.this))
+                return self._read_like(node.this, str(escape.this))
             case exp.Like():
-                return self._like(node, None)
+                return self._read_like(node, None)
             case exp.Is() if isinstance(node.expression, exp.Null):
-                term = _term(node.this, self.resolve)
-                comparison = None if term is None else term.compared("IS NULL", ())
+                term = _parse_term(node.this, self.resolve)
+                comparison = None if term is None else term.compare("IS NULL", ())
                 return comparison.negation() if comparison is not None and node.args.get("negate") else comparison
         if node.args.get("negate"):
             return None
@@ -328,25 +337,25 @@ class _Reading:
                 side, nodes = node.expression, node.this.expressions
             case _:
                 return None
-        term, literals = _term(side, self.resolve), self._literals(side, nodes)
-        return term.compared(op, literals) if term is not None and literals else None
+        term, literals = _parse_term(side, self.resolve), self._convert_literals(side, nodes)
+        return term.compare(op, literals) if term is not None and literals else None
 
     def _read_comparison(self, node: exp.Expr, op: str) -> ColumnComparison | None:
-        for side, other, compared in _either_side(node.this, node.expression, op):
+        for side, other, compared in _orient_sides(node.this, node.expression, op):
             literal = self.literal(other)
             if literal is not None:
                 return self.column(compared, side, literal)
         return None
 
-    def _like(self, node: exp.Expr, escape: str | None) -> ColumnComparison | None:
-        term, pattern = _term(node.this, self.resolve), node.expression
+    def _read_like(self, node: exp.Expr, escape: str | None) -> ColumnComparison | None:
+        term, pattern = _parse_term(node.this, self.resolve), node.expression
         if term is None or not isinstance(pattern, exp.Literal) or not pattern.is_string:
             return None
-        prefix, rest = split_pattern(str(pattern.this), escape)
-        if rest == "":
-            comparison = term.compared("=", (Literal("text", prefix),))
-        elif prefix or not rest.strip("%"):
-            comparison = term.compared("STARTS WITH", (Literal("text", prefix),), exact=rest.strip("%") == "")
+        prefix, suffix = split_pattern(str(pattern.this), escape)
+        if suffix == "":
+            comparison = term.compare("=", (Literal("text", prefix),))
+        elif prefix or not suffix.strip("%"):
+            comparison = term.compare("STARTS WITH", (Literal("text", prefix),), exact=suffix.strip("%") == "")
         else:
             return None
         return comparison.negation() if comparison is not None and node.args.get("negate") else comparison
@@ -361,7 +370,7 @@ class _Term:
     kinds: frozenset[str] | None = None
     """The kinds of literals that it may be compared with; None: any."""
 
-    def compared(self, op: str, literals: Iterable[Literal], *, exact: bool = True) -> ColumnComparison | None:
+    def compare(self, op: str, literals: Iterable[Literal], *, exact: bool = True) -> ColumnComparison | None:
         compared = tuple(literals)
         kinds = {literal.kind for literal in compared} - {"null"}
         if self.kinds is not None and not kinds <= self.kinds:
@@ -369,7 +378,7 @@ class _Term:
         return ColumnComparison(self.column, op, compared, self.transform, exact=exact)
 
 
-def _term(node: exp.Expr, resolve: Resolve) -> _Term | None:
+def _parse_term(node: exp.Expr, resolve: Resolve) -> _Term | None:
     while type(node) is exp.Paren:
         node = node.this
     if type(node) is exp.Column:
@@ -393,7 +402,7 @@ def _term(node: exp.Expr, resolve: Resolve) -> _Term | None:
     return None if reference is None else _Term(reference, transform, frozenset({kind}))
 
 
-def _either_side(left: exp.Expr, right: exp.Expr, op: str) -> tuple[tuple[exp.Expr, exp.Expr, str], ...]:
+def _orient_sides(left: exp.Expr, right: exp.Expr, op: str) -> tuple[tuple[exp.Expr, exp.Expr, str], ...]:
     """Return the comparison with its left side first, and with its right side first."""
     return (left, right, op), (right, left, FLIPPED[op])
 
@@ -407,14 +416,14 @@ def _flatten_values(nodes: list[exp.Expr]) -> list[exp.Expr]:
 
 
 def is_plain(node: exp.Expr) -> bool:
-    return all(name in _READ for name, value in node.args.items() if value)
+    return all(name in _SUPPORTED_ARGUMENTS for name, value in node.args.items() if value)
 
 
-def conjuncts(node: exp.Expr | None) -> Iterator[exp.Expr]:
+def split_conjunction(node: exp.Expr | None) -> Iterator[exp.Expr]:
     for part in node.flatten() if isinstance(node, exp.And) else () if node is None else (node,):
         while isinstance(part, exp.Paren):
             part = part.this
         if isinstance(part, exp.And):
-            yield from conjuncts(part)
+            yield from split_conjunction(part)
         else:
             yield part

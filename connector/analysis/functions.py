@@ -15,22 +15,22 @@ from itertools import product
 from sqlglot import exp
 
 from seamark.connector.analysis.arithmetic import compare_days_between, compare_moved, compare_quotient
-from seamark.connector.analysis.comparisons import Comparisons, between, moment_literal, same_class
+from seamark.connector.analysis.comparisons import ComparisonReader, compare_range, have_same_class, moment_literal
 from seamark.connector.analysis.literals import unit_of
 from seamark.connector.analysis.texts import (
     compare_formatted,
     compare_in_case,
     compare_prefix,
-    formatted_time,
+    parse_formatted_time,
 )
-from seamark.connector.analysis.truncations import period
+from seamark.connector.analysis.truncations import period_of
 from seamark.connector.plans.conditions import NEVER, Condition, all_of, any_of
 from seamark.connector.plans.literals import LOCAL, Literal
 
 
-def compare_function(op: str, node: exp.Expr, literal: Literal, reader: Comparisons) -> Condition | None:
+def compare_function(op: str, node: exp.Expr, literal: Literal, reader: ComparisonReader) -> Condition | None:
     """Return a condition that is true where `node op literal` is; None for a function that is not read."""
-    time = formatted_time(node, reader) if literal.kind == "text" else None
+    time = parse_formatted_time(node, reader) if literal.kind == "text" else None
     if time is not None:
         return compare_formatted(op, time, literal.value, reader)
     match node:
@@ -41,9 +41,9 @@ def compare_function(op: str, node: exp.Expr, literal: Literal, reader: Comparis
         case exp.Lower() | exp.Upper() if op in ("=", "<>") and literal.kind == "text":
             return compare_in_case(op, node, literal.value, reader)
         case exp.Coalesce() | exp.Case() | exp.If() | exp.Nullif():
-            return any_of(_branches(op, node, literal, reader))
+            return any_of(_compare_branches(op, node, literal, reader))
         case exp.Cast() if type(node) is exp.Cast and _keeps_value(node, reader):
-            return reader.compared(op, node.this, literal)
+            return reader.compare(op, node.this, literal)
         case exp.Add() | exp.Sub() | exp.Mul() | exp.Neg() | exp.DateAdd():
             return compare_moved(op, node, literal, reader)
         case exp.Div() if node.args.get("typed"):  # `/` of a dialect that divides integers as integers
@@ -53,21 +53,23 @@ def compare_function(op: str, node: exp.Expr, literal: Literal, reader: Comparis
     return None
 
 
-def month_of_year(parts: list[tuple[exp.Expr, Literal]], reader: Comparisons) -> Iterator[Condition | None]:
+def restrict_to_months(parts: list[tuple[exp.Expr, Literal]], reader: ComparisonReader) -> Iterator[Condition | None]:
     """Yield the ranges that `year(c) = 2026 AND month(c) = 3` give; `parts` are the equalities of a conjunction."""
-    years, months = ([(_field(node.unnest(), unit), literal) for node, literal in parts] for unit in ("YEAR", "MONTH"))
+    years, months = (
+        [(_find_column(node.unnest(), unit), literal) for node, literal in parts] for unit in ("YEAR", "MONTH")
+    )
     for (column, year), (other, month) in product(years, months):
         if column is None or column != other or not {year.kind, month.kind} <= {"integer"}:
             continue
         try:
             start = datetime(int(year.value), int(month.value), 1)
-            yield between(column, *period(start, "MONTH"), Literal("date", ""), reader)
+            yield compare_range(column, *period_of(start, "MONTH"), Literal("date", ""), reader)
         except (ValueError, OverflowError):
             continue
 
 
-def _field(node: exp.Expr, unit: str) -> exp.Expr | None:
-    """Return the column of which `node` is the year or the month."""
+def _find_column(node: exp.Expr, unit: str) -> exp.Expr | None:
+    """Return the column whose year or month `node` is."""
     column: exp.Expr | None = None
     match node:
         case exp.Year() if unit == "YEAR":
@@ -79,13 +81,15 @@ def _field(node: exp.Expr, unit: str) -> exp.Expr | None:
     return column
 
 
-def _branches(op: str, node: exp.Expr, literal: Literal, reader: Comparisons) -> Iterator[Condition | None]:
-    """Conditions, at least one of them true where the value of `node` compares so."""
+def _compare_branches(
+    op: str, node: exp.Expr, literal: Literal, reader: ComparisonReader
+) -> Iterator[Condition | None]:
+    """Yield one condition for each branch. At least one of them is true where the comparison of `node` is true."""
 
     def result(value: exp.Expr, when: Condition | None = None) -> Condition | None:
-        if not same_class(literal, reader, value):
+        if not have_same_class(literal, reader, value):
             return None
-        return all_of([when, reader.compared(op, value, literal)]) if when != NEVER else NEVER
+        return all_of([when, reader.compare(op, value, literal)]) if when != NEVER else NEVER
 
     match node:
         case exp.Coalesce():
@@ -94,18 +98,18 @@ def _branches(op: str, node: exp.Expr, literal: Literal, reader: Comparisons) ->
                 yield result(value, nulls)
                 nulls = all_of([nulls, reader.is_null(value)])
         case exp.Nullif():  # null where both are equal
-            yield result(node.this) if same_class(literal, reader, node.this, node.expression) else None
+            yield result(node.this) if have_same_class(literal, reader, node.this, node.expression) else None
         case exp.If():
-            yield from _cases([node], node.args.get("false"), None, reader, result)
+            yield from _read_cases([node], node.args.get("false"), None, reader, result)
         case exp.Case():
-            yield from _cases(node.args["ifs"], node.args.get("default"), node.this, reader, result)
+            yield from _read_cases(node.args["ifs"], node.args.get("default"), node.this, reader, result)
 
 
-def _cases(
+def _read_cases(
     branches: list[exp.Expr],
     otherwise: exp.Expr | None,
     compared: exp.Expr | None,
-    reader: Comparisons,
+    reader: ComparisonReader,
     result: Callable[[exp.Expr, Condition | None], Condition | None],
 ) -> Iterator[Condition | None]:
     common = None if compared is None else reader.common_type([compared, *(branch.this for branch in branches)])
@@ -119,8 +123,8 @@ def _cases(
         yield result(otherwise, None)
 
 
-def case_condition(
-    node: exp.Case | exp.If, reader: Comparisons, read: Callable[[exp.Expr], Condition | None]
+def read_case(
+    node: exp.Case | exp.If, reader: ComparisonReader, read: Callable[[exp.Expr], Condition | None]
 ) -> Condition | None:
     """Return a condition that is true where CASE itself, whose results are conditions, has the truth value of
     `read`.
@@ -128,26 +132,25 @@ def case_condition(
     simple = node.this if isinstance(node, exp.Case) else None
     branches = node.args["ifs"] if isinstance(node, exp.Case) else [node]
     otherwise = node.args.get("default" if isinstance(node, exp.Case) else "false")
-    return any_of(_cases(branches, otherwise, simple, reader, lambda value, when: all_of([when, read(value)])))
+    return any_of(_read_cases(branches, otherwise, simple, reader, lambda value, when: all_of([when, read(value)])))
 
 
-def _compare_truncated(op: str, column: exp.Expr, unit: str, literal: Literal, reader: Comparisons) -> Condition | None:
-    """Of the start of a period of the calendar.
-
-    In the column's zone, as the literal is.
-    """
+def _compare_truncated(
+    op: str, column: exp.Expr, unit: str, literal: Literal, reader: ComparisonReader
+) -> Condition | None:
+    """Read a comparison of the start of a period of the calendar, in the zone that the column and the literal share."""
     if literal.kind not in ("date", "timestamp") or literal.zone != LOCAL:
         return None
     moment = datetime.fromisoformat(literal.value)
     try:
-        start, end = period(moment, unit)
+        start, end = period_of(moment, unit)
     except (KeyError, ValueError, OverflowError):
         return None
     begins, ends = moment_literal(start, literal), moment_literal(end, literal)
     exact = start == moment
     match op:
         case "=":
-            return between(column, start, end, literal, reader) if exact else NEVER
+            return compare_range(column, start, end, literal, reader) if exact else NEVER
         case "<>" if exact:
             return any_of([reader.column("<", column, begins), reader.column(">=", column, ends)])
         case "<" | ">=":
@@ -157,7 +160,7 @@ def _compare_truncated(op: str, column: exp.Expr, unit: str, literal: Literal, r
     return None
 
 
-def _keeps_value(node: exp.Cast, reader: Comparisons) -> bool:
+def _keeps_value(node: exp.Cast, reader: ComparisonReader) -> bool:
     to, kind = node.to, reader.kind(node.this)
     types = exp.DataType.Type
     return not to.expressions and (

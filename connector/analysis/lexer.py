@@ -35,7 +35,7 @@ _NUMERAL = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-_SHOWN_MAX = 40
+_QUOTED_CHARACTERS_MAX = 40
 _BASES = {"hex": 16, "octal": 8, "binary": 2}
 _TYPED = frozenset(
     {"BIGINT", "BOOLEAN", "DATE", "DECIMAL", "DOUBLE", "INTEGER", "TIME", "TIMESTAMP", "UUID", "VARCHAR"}
@@ -48,7 +48,7 @@ class UnsupportedStatement(Exception):
     """The statement is not fully supported, so it is sent unchanged."""
 
 
-class Token(NamedTuple):
+class TrinoToken(NamedTuple):
     kind: str
     """string, quoted, number, word or mark"""
     text: str
@@ -66,7 +66,7 @@ class QueryText:
     """A query's text without comments, and its position in the statement."""
 
     text: str
-    tokens: tuple[Token, ...]
+    tokens: tuple[TrinoToken, ...]
     offsets: Sequence[int]
     """The position in the statement of each character and of the end."""
     quoted: bool = False
@@ -84,12 +84,13 @@ class ExecuteStatement:
     parameters: tuple[str, ...]
 
 
-def tokens_of(text: str) -> tuple[Token, ...]:
-    """Without spaces and comments.
+def tokens_of(text: str) -> tuple[TrinoToken, ...]:
+    """Split a text into Trino's tokens, without spaces and comments.
 
-    Raises UnsupportedStatement.
+    Raises:
+        UnsupportedStatement: If the text does not follow Trino's lexical rules.
     """
-    found = []
+    tokens = []
     at = 0
     while at < len(text):
         match = _TOKEN.match(text, at)
@@ -97,12 +98,12 @@ def tokens_of(text: str) -> tuple[Token, ...]:
             raise UnsupportedStatement
         kind = str(match.lastgroup)
         if kind not in ("comment", "space"):
-            found.append(Token(kind, match[0], at, match.end()))
+            tokens.append(TrinoToken(kind, match[0], at, match.end()))
         at = match.end()
-    return tuple(found)
+    return tuple(tokens)
 
 
-def with_plain_numbers(text: str) -> str:
+def normalize_numerals(text: str) -> str:
     """Return the text with `1_000`, `0xFF`, `0o17` and `0b101` as plain decimal numbers; sqlglot reads them as `1 AS
     _000`.
 
@@ -116,20 +117,22 @@ def with_plain_numbers(text: str) -> str:
         if match is None and text[at] in "'\"/":  # a text or a comment without an end
             return "".join([*parts, text[at:]])
         if match is None:
-            raise UnsupportedStatement(text[at : at + _SHOWN_MAX].split()[0])
+            raise UnsupportedStatement(text[at : at + _QUOTED_CHARACTERS_MAX].split()[0])
         kind = str(match.lastgroup)
-        found = match[0] if kind == "other" else match[kind].replace("_", "")
-        parts.append(str(int(found, _BASES[kind])) if kind in _BASES else found)
+        digits = match[0] if kind == "other" else match[kind].replace("_", "")
+        parts.append(str(int(digits, _BASES[kind])) if kind in _BASES else digits)
         at = match.end()
     return "".join(parts)
 
 
 def extract_query(statement: str, parameters: Sequence[str] = ()) -> QueryText:
-    """Return the query in `statement`.
+    """Return the query in a statement.
 
-    `parameters` replace the question marks of a prepared statement.
+    Args:
+        parameters: The values that replace the question marks of a prepared statement.
 
-    Raises UnsupportedStatement for every other statement.
+    Raises:
+        UnsupportedStatement: If the statement has no query that can be read.
     """
     text, offsets = statement, range(len(statement) + 1)
     tokens = tokens_of(text)
@@ -138,17 +141,17 @@ def extract_query(statement: str, parameters: Sequence[str] = ()) -> QueryText:
     elif _words(tokens, 1) == ("EXPLAIN",):
         tokens = tokens[1:]
         if tokens and tokens[0].word == "(" and _words(tokens[1:], 1)[0] in _OPTIONS:
-            tokens = tokens[_closing(tokens, 0) + 1 :]
+            tokens = tokens[_find_closing(tokens, 0) + 1 :]
     if _words(tokens, 2) == ("EXECUTE", "IMMEDIATE"):
         if len(tokens) < 3 or tokens[2].kind != "string" or parameters:
             raise UnsupportedStatement
-        parameters = _using(tokens[3:])
-        text, unquoted = _unquoted(tokens[2])
-        return replace(_filled(text, tokens_of(text), unquoted, parameters), quoted=True)
-    return _filled(text, tokens, offsets, parameters)
+        parameters = _parse_using(tokens[3:])
+        text, unquoted = _unquote(tokens[2])
+        return replace(_fill_parameters(text, tokens_of(text), unquoted, parameters), quoted=True)
+    return _fill_parameters(text, tokens, offsets, parameters)
 
 
-def with_position(query: QueryText) -> tuple[int, bool]:
+def find_with_position(query: QueryText) -> tuple[int, bool]:
     """Return the position in the statement for a first named subquery, and whether the query has WITH before it."""
     tokens = query.tokens
     has_with = tokens[0].word == "WITH"
@@ -166,15 +169,16 @@ def parse_execute(statement: str) -> ExecuteStatement | None:
         tokens = tokens[start:]
         if _words(tokens, 1) != ("EXECUTE",) or len(tokens) < 2 or _words(tokens, 2)[1] == "IMMEDIATE":
             return None
-        return ExecuteStatement(name_of(tokens[1]), _using(tokens[2:]))
+        return ExecuteStatement(name_of(tokens[1]), _parse_using(tokens[2:]))
     except UnsupportedStatement:
         return None
 
 
-def name_of(token: Token) -> str:
+def name_of(token: TrinoToken) -> str:
     """Return an identifier's name.
 
-    Raises UnsupportedStatement.
+    Raises:
+        UnsupportedStatement: If the token is no identifier.
     """
     if token.kind == "word":
         return token.text
@@ -183,14 +187,15 @@ def name_of(token: Token) -> str:
     raise UnsupportedStatement
 
 
-def _words(tokens: Sequence[Token], count: int) -> tuple[str, ...]:
+def _words(tokens: Sequence[TrinoToken], count: int) -> tuple[str, ...]:
     return tuple(token.word for token in tokens[:count]) or ("",)
 
 
-def _closing(tokens: Sequence[Token], opening: int) -> int:
-    """Return the end of the bracket that opens at `opening`.
+def _find_closing(tokens: Sequence[TrinoToken], opening: int) -> int:
+    """Return the position of the bracket that closes the bracket at `opening`.
 
-    Raises UnsupportedStatement.
+    Raises:
+        UnsupportedStatement: If no bracket closes it.
     """
     depth = 0
     for number in range(opening, len(tokens)):
@@ -201,10 +206,11 @@ def _closing(tokens: Sequence[Token], opening: int) -> int:
     raise UnsupportedStatement
 
 
-def _using(tokens: Sequence[Token]) -> tuple[str, ...]:
+def _parse_using(tokens: Sequence[TrinoToken]) -> tuple[str, ...]:
     """Return the parameters after USING.
 
-    Raises UnsupportedStatement.
+    Raises:
+        UnsupportedStatement: If the tokens are no USING clause.
     """
     if not tokens:
         return ()
@@ -218,13 +224,13 @@ def _using(tokens: Sequence[Token]) -> tuple[str, ...]:
             parameters.append([])
             number += 1
             continue
-        last = _closing(tokens, number) if token.word in ("(", "[") else number
+        last = _find_closing(tokens, number) if token.word in ("(", "[") else number
         parameters[-1] += [one.text for one in tokens[number : last + 1]]
         number = last + 1
     return tuple(" ".join(one) for one in parameters)
 
 
-def _unquoted(token: Token) -> tuple[str, list[int]]:
+def _unquote(token: TrinoToken) -> tuple[str, list[int]]:
     """Return the value of a text literal, and the position of each of its characters and of the end."""
     text, offsets = [], []
     at = token.start + 1
@@ -235,41 +241,42 @@ def _unquoted(token: Token) -> tuple[str, list[int]]:
     return "".join(text), [*offsets, token.end - 1]
 
 
-def _filled(text: str, tokens: Sequence[Token], offsets: Sequence[int], parameters: Sequence[str]) -> QueryText:
-    """Return the query from its first token on.
+def _fill_parameters(
+    text: str, tokens: Sequence[TrinoToken], offsets: Sequence[int], parameters: Sequence[str]
+) -> QueryText:
+    """Return the query from its first token on, with parameters in the place of question marks.
 
-    Parameters that are literals replace their question marks.
-
-    Other question marks stay, and give no condition.
+    Only a parameter that is a literal replaces its question mark. Other question marks stay, and give no condition.
     """
     if not tokens or tokens[0].word not in _BEGINNINGS:
         raise UnsupportedStatement
     marks = [token for token in tokens if token.word == "?"]
     if len(marks) != len(parameters):
         raise UnsupportedStatement
-    given = dict(zip(marks, parameters, strict=True))
+    parameters_by_mark = dict(zip(marks, parameters, strict=True))
     blank = [character if character in "\r\n" else " " for character in text]
     for token in tokens:
         blank[token.start : token.end] = token.text
-    cut, origin, kept = [], [], tokens[0].start
-    for token, parameter in given.items():
+    cut, origin, copied_to = [], [], tokens[0].start
+    for token, parameter in parameters_by_mark.items():
         if not is_plain(parameter):
             continue
-        cut += [*blank[kept : token.start], *f" {parameter} "]
-        origin += [*offsets[kept : token.start], *[offsets[token.start]] * (len(parameter) + 2)]
-        kept = token.end
+        cut += [*blank[copied_to : token.start], *f" {parameter} "]
+        origin += [*offsets[copied_to : token.start], *[offsets[token.start]] * (len(parameter) + 2)]
+        copied_to = token.end
     if not cut:
         shift = tokens[0].start
-        moved = tuple(Token(one.kind, one.text, one.start - shift, one.end - shift) for one in tokens)
+        moved = tuple(TrinoToken(one.kind, one.text, one.start - shift, one.end - shift) for one in tokens)
         return QueryText("".join(blank[shift:]), moved, offsets[shift:])
-    query = "".join([*cut, *blank[kept:]])
-    return QueryText(query, tokens_of(query), [*origin, *offsets[kept:]])
+    query = "".join([*cut, *blank[copied_to:]])
+    return QueryText(query, tokens_of(query), [*origin, *offsets[copied_to:]])
 
 
 def is_plain(parameter: str) -> bool:
-    """Return whether it is a single literal, which can replace a question mark without brackets.
+    """Return whether a parameter is a single literal, which can replace a question mark without brackets.
 
-    Raises UnsupportedStatement for invalid SQL.
+    Raises:
+        UnsupportedStatement: For invalid SQL.
     """
     tokens = tokens_of(parameter)
     if tokens and tokens[0].word in ("-", "+"):

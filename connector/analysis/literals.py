@@ -60,10 +60,11 @@ UNITS = {
 
 
 def parse_literal(node: exp.Expr | None, *, casts_decimal: bool) -> Literal | None:
-    """Return None if the node is not a literal.
+    """Return the literal that a node is; None for another node.
 
     Args:
-        casts_decimal: Sqlglot reads `CAST('1.5' AS DECIMAL)`, which is 2, and `DECIMAL '1.5'` as the same node.
+        casts_decimal: Whether the statement converts values to decimals. sqlglot reads `CAST('1.5' AS DECIMAL)`, which
+            is 2, and `DECIMAL '1.5'` as the same node.
     """
     match node:
         case exp.Paren():
@@ -73,45 +74,45 @@ def parse_literal(node: exp.Expr | None, *, casts_decimal: bool) -> Literal | No
         case exp.Boolean():
             return Literal("boolean", "TRUE" if node.this else "FALSE")
         case exp.Literal():
-            return Literal("text", str(node.this)) if node.is_string else _number(str(node.this))
+            return Literal("text", str(node.this)) if node.is_string else _parse_number(str(node.this))
         case exp.Neg():
             inner = parse_literal(node.this, casts_decimal=casts_decimal)
             if inner is None or inner.kind not in ("integer", "decimal", "double") or inner.value.startswith("-"):
                 return None
             if inner.kind == "integer":  # Trino may read the sign as a part of the number
-                return _integer(-int(inner.value), min(inner.bits, _bits_of(-int(inner.value))))
+                return _integer_literal(-int(inner.value), min(inner.bits, _bits_of(-int(inner.value))))
             return Literal(inner.kind, f"-{inner.value}")
         case exp.Add() | exp.Sub():
             return _sum(node, casts_decimal)
         case exp.Date() if list(node.args) == ["this"] or not any(v for k, v in node.args.items() if k != "this"):
             inner = parse_literal(node.this, casts_decimal=casts_decimal)
-            return _date(inner.value) if inner is not None and inner.kind in ("text", "date") else None
+            return _parse_date(inner.value) if inner is not None and inner.kind in ("text", "date") else None
         case exp.FromISO8601Timestamp():
             inner = parse_literal(node.this, casts_decimal=casts_decimal)
-            return _iso_timestamp(inner.value) if inner is not None and inner.kind == "text" else None
+            return _parse_iso_timestamp(inner.value) if inner is not None and inner.kind == "text" else None
         case exp.FromISO8601Date():
             inner = parse_literal(node.this, casts_decimal=casts_decimal)
-            return _date(inner.value) if inner is not None and inner.kind == "text" else None
+            return _parse_date(inner.value) if inner is not None and inner.kind == "text" else None
         case exp.StrToTime():
-            return _parsed_time(node.this, node.args.get("format"))
+            return _parse_time(node.this, node.args.get("format"))
         case exp.UnixToTime() if not any(value for name, value in node.args.items() if name != "this"):
             inner = parse_literal(node.this, casts_decimal=casts_decimal)
-            return _unix_time(int(inner.value)) if inner is not None and inner.kind == "integer" else None
+            return _convert_unix_time(int(inner.value)) if inner is not None and inner.kind == "integer" else None
         case exp.Cast() if type(node) is exp.Cast and not (node.args.get("format") or node.args.get("default")):
             return _cast(parse_literal(node.this, casts_decimal=casts_decimal), node.to, casts_decimal)
     return None
 
 
-def _number(text: str) -> Literal | None:
+def _parse_number(text: str) -> Literal | None:
     if "e" in text.lower():
-        return _double(text)
+        return _parse_double(text)
     if _INTEGER.fullmatch(text):
-        return _integer(int(text), _bits_of(int(text)))
-    return _decimal(text)
+        return _integer_literal(int(text), _bits_of(int(text)))
+    return _parse_decimal(text)
 
 
 def _bits_of(value: int) -> int:
-    """Of the type that a number without a type has."""
+    """Return the size in bits of the type that an integer without a declared type has."""
     return 32 if _fits(value, 32) else 64
 
 
@@ -119,21 +120,21 @@ def _fits(value: int, bits: int) -> bool:
     return -(1 << bits - 1) <= value < 1 << bits - 1
 
 
-def _integer(value: int, bits: int) -> Literal | None:
+def _integer_literal(value: int, bits: int) -> Literal | None:
     return Literal("integer", str(value), bits=bits) if _fits(value, bits) else None
 
 
-def _double(text: str) -> Literal | None:
+def _parse_double(text: str) -> Literal | None:
     return Literal("double", text) if _DOUBLE.fullmatch(text) and math.isfinite(float(text)) else None
 
 
-def _decimal(text: str) -> Literal | None:
+def _parse_decimal(text: str) -> Literal | None:
     if not _DECIMAL.fullmatch(text) or sum(letter.isdigit() for letter in text) > _DIGITS_MAX:
         return None
     return Literal("decimal", format(Decimal(text), "f"))
 
 
-def _date(text: str) -> Literal | None:
+def _parse_date(text: str) -> Literal | None:
     if not _DATE.fullmatch(text):
         return None
     try:
@@ -143,7 +144,7 @@ def _date(text: str) -> Literal | None:
     return Literal("date", text, LOCAL)
 
 
-def _timestamp(text: str, to: exp.DataType) -> Literal | None:
+def _parse_timestamp(text: str, to: exp.DataType) -> Literal | None:
     match = _TIMESTAMP.fullmatch(text)
     if match is None:
         return None
@@ -162,17 +163,21 @@ def _timestamp(text: str, to: exp.DataType) -> Literal | None:
     return Literal("timestamp", text, ZONED if zone else LOCAL)
 
 
-def _iso_timestamp(text: str) -> Literal | None:
-    """Of `from_iso8601_timestamp`, whose value has a zone and milliseconds; None without the zone in the text."""
+def _parse_iso_timestamp(text: str) -> Literal | None:
+    """Parse the argument of `from_iso8601_timestamp`, whose value has a zone and milliseconds.
+
+    Returns:
+        None if the text has no zone.
+    """
     match = _ISO_TIMESTAMP.fullmatch(text)
     if match is None:
         return None
     day, time, zone = match.groups()
-    return _timestamp(f"{day} {time}{' UTC' if zone == 'Z' else zone}", exp.DataType(this=_Type.TIMESTAMPTZ))
+    return _parse_timestamp(f"{day} {time}{' UTC' if zone == 'Z' else zone}", exp.DataType(this=_Type.TIMESTAMPTZ))
 
 
-def _parsed_time(node: exp.Expr, pattern: exp.Expr | None) -> Literal | None:
-    """`date_parse('2026-01-31', '%Y-%m-%d')`, whose value has no zone."""
+def _parse_time(node: exp.Expr, pattern: exp.Expr | None) -> Literal | None:
+    """Read `date_parse('2026-01-31', '%Y-%m-%d')`, whose value has no zone."""
     if not all(isinstance(text, exp.Literal) and text.is_string for text in (node, pattern)):
         return None
     text, form = str(node.this), str(pattern.this) if pattern is not None else ""
@@ -186,8 +191,8 @@ def _parsed_time(node: exp.Expr, pattern: exp.Expr | None) -> Literal | None:
     return timestamp_literal(moment) if is_same else None
 
 
-def _unix_time(seconds: int) -> Literal | None:
-    """`from_unixtime(0)`, whose value has the session's zone."""
+def _convert_unix_time(seconds: int) -> Literal | None:
+    """Read `from_unixtime(0)`, whose value is in the session's zone."""
     if not 0 <= seconds <= _SECONDS_MAX:
         return None
     return Literal("timestamp", f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC", ZONED)
@@ -200,9 +205,9 @@ def _cast(literal: Literal | None, to: exp.DataType, casts_decimal: bool) -> Lit
         return literal if class_of_cast(to) in NULLS_WITHOUT_EFFECT else None
     target, kind, text = to.this, literal.kind, literal.value
     if target is _Type.DATE:
-        return _date(text) if kind in ("text", "date") else None
+        return _parse_date(text) if kind in ("text", "date") else None
     if kind == "text" and target in (_Type.TIMESTAMP, _Type.TIMESTAMPTZ):
-        return _timestamp(text, to)
+        return _parse_timestamp(text, to)
     if target in (_Type.VARCHAR, _Type.TEXT):
         return literal if kind == "text" and not to.expressions else None
     if kind == "text" and target is _Type.UUID:
@@ -210,28 +215,28 @@ def _cast(literal: Literal | None, to: exp.DataType, casts_decimal: bool) -> Lit
     if kind not in ("text", "integer", "decimal"):
         return None
     if target in _BITS and _INTEGER.fullmatch(text):
-        return _integer(int(text), _BITS[target])
+        return _integer_literal(int(text), _BITS[target])
     if target is _Type.DOUBLE and kind == "text" and _DOUBLE.fullmatch(text):
-        return _double(text if "e" in text.lower() else f"{text}E0")
+        return _parse_double(text if "e" in text.lower() else f"{text}E0")
     if target is _Type.DECIMAL and kind == "text" and not to.expressions:
-        return None if casts_decimal and "." in text else _decimal(text)
+        return None if casts_decimal and "." in text else _parse_decimal(text)
     return None
 
 
 def _sum(node: exp.Add | exp.Sub, casts_decimal: bool) -> Literal | None:
-    """Of numbers, and of dates and intervals."""
+    """Add numbers, or an interval to a date or timestamp."""
     left = parse_literal(node.this, casts_decimal=casts_decimal)
     if left is None:
         return None
     sign = -1 if isinstance(node, exp.Sub) else 1
     if isinstance(node.expression, exp.Interval):
-        return _later(left, node.expression, sign) if left.kind in ("date", "timestamp") else None
+        return _add_interval(left, node.expression, sign) if left.kind in ("date", "timestamp") else None
     right = parse_literal(node.expression, casts_decimal=casts_decimal)
     kinds = {left.kind, right.kind} if right is not None else set()
     if right is None or not kinds <= {"integer", "decimal"}:
         return None
     if kinds == {"integer"}:
-        return _integer(int(left.value) + sign * int(right.value), max(left.bits, right.bits))
+        return _integer_literal(int(left.value) + sign * int(right.value), max(left.bits, right.bits))
     parts = Decimal(left.value), Decimal(right.value)
     total = EXACT.add(parts[0], sign * parts[1])
     scale = max(_scale(part) for part in parts)
@@ -245,7 +250,7 @@ def _scale(number: Decimal) -> int:
     return -exponent if isinstance(exponent, int) else 0
 
 
-def _later(literal: Literal, interval: exp.Interval, sign: int) -> Literal | None:
+def _add_interval(literal: Literal, interval: exp.Interval, sign: int) -> Literal | None:
     moved = interval_of(interval)
     if moved is None:
         return None
@@ -254,12 +259,12 @@ def _later(literal: Literal, interval: exp.Interval, sign: int) -> Literal | Non
         if literal.kind == "date":
             start = date.fromisoformat(literal.value)
             if unit in _MONTHS:
-                return _date(months_later(start, unit, count).isoformat())
-            return _date((start + timedelta(days=count)).isoformat()) if unit == "DAY" else None
+                return _parse_date(add_months(start, unit, count).isoformat())
+            return _parse_date((start + timedelta(days=count)).isoformat()) if unit == "DAY" else None
         if literal.zone == ZONED:
             return None
         start = datetime.fromisoformat(literal.value)
-        day = months_later(start.date(), unit, count) if unit in _MONTHS else None
+        day = add_months(start.date(), unit, count) if unit in _MONTHS else None
         moment = start + count * UNITS[unit] if day is None else datetime.combine(day, start.time())
     except (ValueError, OverflowError):
         return None
@@ -267,7 +272,7 @@ def _later(literal: Literal, interval: exp.Interval, sign: int) -> Literal | Non
 
 
 def timestamp_literal(moment: datetime) -> Literal:
-    """Without a zone."""
+    """Return a timestamp without a zone."""
     return Literal("timestamp", moment.isoformat(" ", "auto"), LOCAL)
 
 
@@ -290,11 +295,13 @@ def unit_of(node: exp.Expr) -> str:
     return unit.name.upper() if isinstance(unit, exp.Var) else ""
 
 
-def months_later(day: date, unit: str, count: int) -> date:
-    """Return a month's last day at most, as in Trino: a month after 31 January is 28 or 29 February.
+def add_months(day: date, unit: str, count: int) -> date:
+    """Add a number of months, quarters or years to a date.
+
+    The result is at most the last day of its month, as in Trino: one month after 31 January is 28 or 29 February.
 
     Raises:
-        ValueError: Beyond the range of dates.
+        ValueError: If the result is beyond the range of dates.
     """
     year, month = divmod(day.year * 12 + day.month - 1 + count * _MONTHS[unit], 12)
     return date(year, month + 1, min(day.day, monthrange(year, month + 1)[1]))

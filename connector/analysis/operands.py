@@ -67,7 +67,7 @@ def class_of_literal(literal: Literal) -> str:
 
 
 def class_of_kind(kind: str | None) -> str | None:
-    """Of an Iceberg type."""
+    """Return the class of an Iceberg type."""
     return _OF_ICEBERG.get((kind or "").partition("(")[0].strip())
 
 
@@ -114,7 +114,7 @@ class CommonType:
         return literal if self.target == ZONED and self.utc else None
 
     def literal_for(self, side: exp.Expr, literal: Literal) -> Literal | None:
-        """As `literal`; `side` is one of the operands."""
+        """Return the result of `literal` for one of the operands."""
         return self.literal(literal, self.classes.get(id(side)))
 
 
@@ -136,8 +136,8 @@ def common_type(classes: Iterable[str | None], *, utc: bool) -> CommonType:
 
 
 def _target(classes: Sequence[str | None]) -> str | None:
-    others = [class_ for class_ in classes if class_ != ANY]
-    return common_class(others) if len(classes) - len(others) <= 1 else None
+    known_classes = [class_ for class_ in classes if class_ != ANY]
+    return common_class(known_classes) if len(classes) - len(known_classes) <= 1 else None
 
 
 class OperandClasses:

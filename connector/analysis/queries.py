@@ -93,7 +93,8 @@ class Queries:
     def read(self, node: exp.Expr, visible: _Visible) -> Relation:
         """Return the rows of a query.
 
-        Raises UnsupportedStatement.
+        Raises:
+            UnsupportedStatement: If the query has a clause that is not supported.
         """
         read_body: Callable[[exp.Expr, _Visible], Relation]
         match node:
@@ -128,7 +129,7 @@ class Queries:
             names[name] = queries[-1]
         return WithClause(read_body(node, names), tuple(queries))
 
-    def within(self, expressions: Iterable[exp.Expr], visible: _Visible) -> list[tuple[exp.Expr, Relation]]:
+    def read_subqueries(self, expressions: Iterable[exp.Expr], visible: _Visible) -> list[tuple[exp.Expr, Relation]]:
         """Return the subqueries of expressions, with their nodes."""
         return [(node, self.read(node, visible)) for each in expressions for node in _queries_in(each)]
 
@@ -149,15 +150,15 @@ class Queries:
         is_complete = len({len(row) for row in rows}) == 1 and len(literals) == len(columns)
         return LiteralRows(literals) if literals and is_complete else None
 
-    def _cut(self, rows: Relation, cuts: list[exp.Expr], visible: _Visible) -> Relation:
-        return PushdownBarrier(rows, tuple(query for _, query in self.within(cuts, visible))) if cuts else rows
+    def _add_barrier(self, rows: Relation, cuts: list[exp.Expr], visible: _Visible) -> Relation:
+        return PushdownBarrier(rows, tuple(query for _, query in self.read_subqueries(cuts, visible))) if cuts else rows
 
     def _read_subquery(self, node: exp.Expr, visible: _Visible) -> Relation:
-        return self._cut(self.read(node.this, visible), _arguments(node, _CUTS), visible)
+        return self._add_barrier(self.read(node.this, visible), _arguments(node, _CUTS), visible)
 
     def _read_set_operation(self, node: exp.Expr, visible: _Visible) -> Relation:
         both = SetOperation(self.read(node.this, visible), self.read(node.expression, visible))
-        return self._cut(both, _arguments(node, _CUTS), visible)
+        return self._add_barrier(both, _arguments(node, _CUTS), visible)
 
     def _read_select(self, node: exp.Expr, visible: _Visible) -> Relation:
         distinct, where, clause = (node.args.get(name) for name in ("distinct", "where", "from_"))
@@ -177,10 +178,12 @@ class Queries:
         conditions = [join.on for join in tables.joins if join.on is not None]
         windows = list(_windows_in([*expressions, *conditions]))
         passes = _passes_conditions(node)
-        subqueries = self.within(expressions, visible)
-        on_subqueries = [(join, self.within([join.on], visible)) for join in tables.joins if join.on is not None]
+        subqueries = self.read_subqueries(expressions, visible)
+        on_subqueries = [
+            (join, self.read_subqueries([join.on], visible)) for join in tables.joins if join.on is not None
+        ]
         names = SelectNames(
-            [_without_brackets(projection) for projection in node.expressions],
+            [_remove_brackets(projection) for projection in node.expressions],
             tables.sources,
             tables.tree,
             self._relation_names,
@@ -208,34 +211,38 @@ class Queries:
             partitions=[_partition_columns(window, names) for window in windows],
             extremes=extremes_of(names),
             inner=[
-                *(self._inner_query(rows, predicates) for _, rows in subqueries),
+                *(self._make_inner_query(rows, predicates) for _, rows in subqueries),
                 *(
-                    self._inner_query(rows, predicates, sources_in(join))
+                    self._make_inner_query(rows, predicates, sources_in(join))
                     for join, each in on_subqueries
                     for _, rows in each
                 ),
-                *(self._lateral(number, tables, predicates) for number in tables.laterals),
+                *(self._make_lateral_query(number, tables, predicates) for number in tables.laterals),
             ],
         )
         self._selects[id(block)] = InnerSelect(block, names, None if where is None else where.this)
         return block
 
-    def _inner_query(
+    def _make_inner_query(
         self, rows: Relation, predicates: PredicateReader, seen: frozenset[int] | None = None, source: int | None = None
     ) -> InnerQuery:
-        """`seen`: the sources that the subquery sees, None for all; another name may be that of an outer block."""
+        """Return the inner query of some rows.
+
+        Args:
+            seen: The sources that the subquery sees; None for all. Another name may be that of an outer block.
+        """
         query = rows.inner if source is not None and isinstance(rows, RenamedColumns) else rows
         select = self._selects.get(id(query))
         if select is None:
             return InnerQuery(rows, source=source)
-        pairs = predicates.correlated_pairs(select)
+        pairs = predicates.find_correlated_pairs(select)
         seen_pairs = tuple(pair for pair in pairs if seen is None or pair[1][0] in seen)
         return InnerQuery(rows, select.block, seen_pairs, source)
 
-    def _lateral(self, number: int, tables: _FromClause, predicates: PredicateReader) -> InnerQuery:
+    def _make_lateral_query(self, number: int, tables: _FromClause, predicates: PredicateReader) -> InnerQuery:
         # Each engine lets a LATERAL subquery see the left side of its join. Not all let it see those before a comma.
         sides = (sources_in(join.left) for join in joins_in(tables.tree) if join.right == number)
-        return self._inner_query(tables.sources[number].relation, predicates, next(sides, frozenset()), number)
+        return self._make_inner_query(tables.sources[number].relation, predicates, next(sides, frozenset()), number)
 
 
 class _FromClause:
@@ -257,7 +264,10 @@ class _FromClause:
         self._visible = visible
 
     def join(self, first: ParsedTree, joins: list[exp.Expr]) -> ParsedTree:
-        """Join bind more tightly than commas: `a, b LEFT JOIN c` is the product of a and of the join of b and c."""
+        """Return the tree of a relation and the joins after it.
+
+        Joins bind more tightly than commas: `a, b LEFT JOIN c` is the product of a and of the join of b and c.
+        """
         parts = [first]
         for join in joins:
             _check_arguments(join, _JOIN)
@@ -346,9 +356,10 @@ def _passes_conditions(node: exp.Expr) -> bool:
 
 
 def _grouping_keys(node: exp.Expr) -> list[exp.Expr]:
-    """Return the expressions of which all rows of each group have one value: of sets of groups those in every set.
+    """Return the expressions of which all rows of each group have one value.
 
-    Without such an expression there may be a group of all rows.
+    With several grouping sets, these are the expressions in every set. Without such an expression there may be a group
+    of all rows.
     """
     group = node.args.get("group")
     if group is None or _arguments(group, set(group.args) - {"expressions"}):
@@ -434,8 +445,8 @@ def _case_conditions(aggregate: exp.Expr) -> list[exp.Expr]:
     return [exp.In(this=value.this.copy(), expressions=[value.copy() for value in when])]
 
 
-def _without_brackets(projection: exp.Expr) -> exp.Expr:
-    """`(a)` is the column `a`, and has its name."""
+def _remove_brackets(projection: exp.Expr) -> exp.Expr:
+    """Return a column without the brackets around it: `(a)` is the column `a`, and has its name."""
     alias = projection if isinstance(projection, exp.Alias) else None
     inner = projection if alias is None else alias.this
     column = inner.unnest()
@@ -507,7 +518,8 @@ def _is_bracket(node: exp.Expr) -> bool:
 def _parse_alias(node: exp.Expr) -> tuple[str | None, tuple[str, ...]]:
     """Return the alias of a relation, and the aliases of its columns.
 
-    Raises UnsupportedStatement.
+    Raises:
+        UnsupportedStatement: If the alias has another form.
     """
     alias = node.args.get("alias")
     if alias is None:
@@ -522,11 +534,12 @@ def _parse_alias(node: exp.Expr) -> tuple[str | None, tuple[str, ...]]:
 
 
 def _queries_in(expression: exp.Expr) -> Iterator[exp.Expr]:
-    """Yield the outermost queries.
-
-    Raises UnsupportedStatement for a table outside of a query.
+    """Yield the outermost queries in an expression.
 
     It is not recursive, because the depth of a chain of ORs is its length.
+
+    Raises:
+        UnsupportedStatement: For a table outside of a query.
     """
     pending = [expression]
     while pending:

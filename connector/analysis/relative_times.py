@@ -18,8 +18,8 @@ from datetime import UTC, date, datetime, timedelta
 
 from sqlglot import exp
 
-from seamark.connector.analysis.literals import UNITS, interval_of, months_later, unit_of
-from seamark.connector.analysis.truncations import truncated
+from seamark.connector.analysis.literals import UNITS, add_months, interval_of, unit_of
+from seamark.connector.analysis.truncations import truncate
 from seamark.connector.plans.literals import Literal
 
 _CURRENT = re.compile(r"\b(?:current_date|current_timestamp|localtimestamp|now|today)\b", re.IGNORECASE)
@@ -44,17 +44,22 @@ class DateSpan:
         """
         return Literal("date", (self.low if op in (">", ">=") else self.high).isoformat())
 
-    def later(self, unit: str, count: int) -> DateSpan:
-        """OverflowError or ValueError beyond the range of dates."""
+    def move(self, unit: str, count: int) -> DateSpan:
+        """Move both ends of the span by a number of units.
+
+        Raises:
+            OverflowError: If an end is beyond the range of dates.
+            ValueError: If an end is beyond the range of dates.
+        """
         if unit not in UNITS:
-            low, high = (months_later(bound, unit, count) for bound in (self.low, self.high))
+            low, high = (add_months(bound, unit, count) for bound in (self.low, self.high))
             return DateSpan(low - _ZONES, high + _ZONES)
         moved, day = count * UNITS[unit], timedelta(days=1)
         return DateSpan(self.low + moved // day * day, self.high - (-moved // day) * day)
 
 
 def parse_span(node: exp.Expr | None, today: date | None) -> DateSpan | None:
-    """Return None if the node is no such expression.
+    """Return the span of an expression of the current time; None for another node.
 
     Args:
         today: The date in UTC.
@@ -62,35 +67,35 @@ def parse_span(node: exp.Expr | None, today: date | None) -> DateSpan | None:
     if today is None or node is None or sum(1 for _ in node.find_all(exp.AtTimeZone)) > 1:
         return None  # each conversion to a zone and back may move the value
     try:
-        return _span(node, today)
+        return _parse_operand(node, today)
     except (OverflowError, ValueError, KeyError):
         return None
 
 
-def _span(node: exp.Expr | None, today: date) -> DateSpan | None:
+def _parse_operand(node: exp.Expr | None, today: date) -> DateSpan | None:
     match node:
         case exp.Paren() | exp.AtTimeZone():
-            return _span(node.this, today)
+            return _parse_operand(node.this, today)
         case exp.Date() if not node.expressions:
-            return _span(node.this, today)
+            return _parse_operand(node.this, today)
         case exp.Cast() if type(node) is exp.Cast and node.to.this in _TIMES:
-            return _span(node.this, today)
+            return _parse_operand(node.this, today)
         case exp.CurrentDate() | exp.CurrentTimestamp() | exp.Localtimestamp():
             return DateSpan(today - _BEFORE, today + _AFTER)
         case exp.TimestampTrunc() | exp.DateTrunc():
-            inner = _span(node.this, today)
-            return None if inner is None else DateSpan(truncated(inner.low, unit_of(node)) - _ZONES, inner.high)
+            inner = _parse_operand(node.this, today)
+            return None if inner is None else DateSpan(truncate(inner.low, unit_of(node)) - _ZONES, inner.high)
         case exp.Add() | exp.Sub():
-            inner, moved = _span(node.this, today), interval_of(node.expression)
+            inner, moved = _parse_operand(node.this, today), interval_of(node.expression)
             if inner is None or moved is None:
                 return None
-            return inner.later(moved[0], -moved[1] if isinstance(node, exp.Sub) else moved[1])
+            return inner.move(moved[0], -moved[1] if isinstance(node, exp.Sub) else moved[1])
         case exp.DateAdd():
             inner, moved = (
-                _span(node.this, today),
+                _parse_operand(node.this, today),
                 interval_of(exp.Interval(this=node.expression, unit=node.args.get("unit"))),
             )
-            return None if inner is None or moved is None else inner.later(*moved)
+            return None if inner is None or moved is None else inner.move(*moved)
     return None
 
 

@@ -28,7 +28,7 @@ from sqlglot.errors import SqlglotError
 from seamark.connector.analysis.algebra.needed_rows import condition_of, joins_of, likes_on
 from seamark.connector.analysis.algebra.relations import Relation, Table
 from seamark.connector.analysis.conditions import ConditionReader
-from seamark.connector.analysis.lexer import QueryText, Token, UnsupportedStatement, extract_query
+from seamark.connector.analysis.lexer import QueryText, TrinoToken, UnsupportedStatement, extract_query
 from seamark.connector.analysis.queries import ColumnsOf, Queries, check_relations, version_of
 from seamark.connector.analysis.select_names import canonical_name
 from seamark.connector.plans.quotes import quote_name
@@ -37,9 +37,9 @@ from seamark.connector.plans.splices import Replacement
 from seamark.formats.iceberg.expressions.like_patterns import is_valid_pattern
 from seamark.formats.iceberg.expressions.sql_parser import parse_statements, tokens_in
 
-STATEMENT_MAX = 200_000
+STATEMENT_CHARACTERS_MAX = 200_000
 _TRINO = Dialect.get_or_raise("trino")
-_BEFORE = frozenset({"FROM", "JOIN", ",", "("})
+_TOKENS_BEFORE_TABLE = frozenset({"FROM", "JOIN", ",", "("})
 
 
 @dataclass(frozen=True)
@@ -67,20 +67,21 @@ def parse_query(statement: str, parameters: Sequence[str] = ()) -> ParsedQuery:
     Raises:
         UnsupportedStatement: The statement is not fully understood.
     """
-    if len(statement) > STATEMENT_MAX:
+    if len(statement) > STATEMENT_CHARACTERS_MAX:
         raise UnsupportedStatement
     inner = extract_query(statement, parameters)
     try:
-        tree = _parsed(inner)
+        tree = _parse(inner)
         check_relations(tree)
         _check_patterns(tree)
     except RecursionError:
         raise UnsupportedStatement from None
     casts_decimal = any(
-        one.word == "AS" and other.word in ("DECIMAL", "DEC", "NUMERIC") for one, other in pairwise(inner.tokens)
+        token.word == "AS" and following.word in ("DECIMAL", "DEC", "NUMERIC")
+        for token, following in pairwise(inner.tokens)
     )
     names = frozenset(
-        one.name.lower() for one in tree.find_all(exp.TableAlias, exp.Table) if isinstance(one.this, exp.Identifier)
+        node.name.lower() for node in tree.find_all(exp.TableAlias, exp.Table) if isinstance(node.this, exp.Identifier)
     )
     return ParsedQuery(inner, tree, casts_decimal, names)
 
@@ -136,10 +137,10 @@ def result_types(query: ParsedQuery, columns: Sequence[str], *, columns_of: Colu
     """Return the Iceberg types of those `columns` of a query's result that are unchanged stored columns."""
     try:
         _, result = _read(query, columns_of)
-        found = {column: result.kind(column) for column in columns}
+        types_by_column = {column: result.kind(column) for column in columns}
     except (UnsupportedStatement, RecursionError):
         return {}
-    return {column: kind for column, kind in found.items() if kind is not None}
+    return {column: kind for column, kind in types_by_column.items() if kind is not None}
 
 
 def read_at_snapshot(scan: Scan, snapshot_id: int) -> Replacement:
@@ -164,14 +165,22 @@ def read_from_view(scan: Scan, name: str) -> Replacement:
 def _read(
     query: ParsedQuery, columns_of: ColumnsOf, today: date | None = None, *, utc: bool = False
 ) -> tuple[Queries, Relation]:
-    """Raise UnsupportedStatement."""
+    """Read a parsed query.
+
+    Raises:
+        UnsupportedStatement: If it is not fully understood.
+    """
     reader = ConditionReader(casts_decimal=query.casts_decimal, today=today, utc=utc)
     queries = Queries(columns_of, reader, query.names)
     return queries, queries.read(query.tree, {})
 
 
-def _parsed(inner: QueryText) -> exp.Expr:
-    """Raise UnsupportedStatement, also if sqlglot's tokens of the text differ from Trino's."""
+def _parse(inner: QueryText) -> exp.Expr:
+    """Parse the text of a query.
+
+    Raises:
+        UnsupportedStatement: If sqlglot cannot parse it, or splits it into other tokens than Trino.
+    """
     try:
         words = tokens_in(_TRINO, inner.text)
         trees = parse_statements(_TRINO, inner.text, words)
@@ -217,14 +226,16 @@ class _ReferencePositions:
         if any(number is None for number in numbers):
             return None
         first, last = int(numbers[0] or 0), int(numbers[-1] or 0)
-        if last - first != 2 * (len(names) - 1) or first == 0 or tokens[first - 1].word not in _BEFORE:
+        if last - first != 2 * (len(names) - 1) or first == 0 or tokens[first - 1].word not in _TOKENS_BEFORE_TABLE:
             return None
         has_alias = node.args.get("alias") is not None
         alias = None if has_alias else f" AS {quote_name(node.name)}"
         version, span, at = node.args.get("version"), None, None
         if version is not None:
             clause, at = tokens[last + 1 : last + 6], version_of(version)
-            if [token.word for token in clause[:4]] != ["FOR", "VERSION", "AS", "OF"] or _version_in(clause[4]) != at:
+            if [token.word for token in clause[:4]] != ["FOR", "VERSION", "AS", "OF"] or _parse_version(
+                clause[4]
+            ) != at:
                 return None
             span = offsets[clause[0].start], offsets[clause[4].end]
         catalog, schema, name = (None, None, *names)[-3:]
@@ -246,8 +257,8 @@ class _ReferencePositions:
         )
 
 
-def _version_in(token: Token) -> int | str | None:
-    """Return the number or text that the token is."""
+def _parse_version(token: TrinoToken) -> int | str | None:
+    """Return the number or the text of a token; None for another token."""
     if token.kind == "number" and token.text.isdigit():
         return int(token.text)
     return token.text[1:-1].replace("''", "'") if token.kind == "string" else None

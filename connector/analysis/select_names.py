@@ -111,7 +111,7 @@ class SelectNames:
             elif star == "":
                 answers |= {source.relation.has(name) for source in self.sources}
             else:
-                answers |= {source.relation.has(name) for source in self._qualified(star)} or {None}
+                answers |= {source.relation.has(name) for source in self._find_sources(star)} or {None}
         return True if True in answers else None if None in answers else False
 
     def names(self) -> tuple[str | None, ...] | None:
@@ -158,7 +158,7 @@ class SelectNames:
             return self._resolve_name(name, *qualifiers)
         # A table with its schema, or a field of a struct. Trino prefers the table.
         schema, table = qualifiers
-        of_schema = [source for source in self._qualified(table) if source.schema == schema]
+        of_schema = [source for source in self._find_sources(table) if source.schema == schema]
         return self._resolve_name(name, table) if len(of_schema) == 1 else None
 
     def resolve_node(self, node: exp.Expr) -> ColumnReference | None:
@@ -178,8 +178,8 @@ class SelectNames:
         if isinstance(tree, int):
             has = self.sources[tree].relation.has(name)
             if has is None:
-                others = (source.relation.has(name) for number, source in enumerate(self.sources) if number != tree)
-                has = all(other is False for other in others)
+                answers = (source.relation.has(name) for number, source in enumerate(self.sources) if number != tree)
+                has = all(other is False for other in answers)
             return (tree, name) if has and is_plain_name(name) else None
         left, right = self.resolve_in(tree.left, name), self.resolve_in(tree.right, name)
         if name not in tree.using:
@@ -198,7 +198,7 @@ class SelectNames:
         if not isinstance(first, exp.Identifier) or len(column.parts) > 2:
             return False
         name = canonical_name(first.name)
-        if self._qualified(name) if len(column.parts) == 2 else self._has_alias(name):
+        if self._find_sources(name) if len(column.parts) == 2 else self._has_alias(name):
             return False
         return all(source.relation.has(name) is False for source in self.sources)
 
@@ -210,7 +210,7 @@ class SelectNames:
 
     def _resolve_name(self, name: str, qualifier: str | None = None) -> ColumnReference | None:
         if qualifier is not None:
-            matching = self._qualified(qualifier)
+            matching = self._find_sources(qualifier)
             if len(matching) != 1 or matching[0].relation.has(name) is False or not is_plain_name(name):
                 return None
             return self.sources.index(matching[0]), name
@@ -227,7 +227,7 @@ class SelectNames:
         names = [canonical_name(part.name) for part in parts]
         if any("." in name for name in names):
             return None
-        qualified = self._qualified(names[0])
+        qualified = self._find_sources(names[0])
         if qualified:
             names = names[1:]
         if len(names) < 2 or names[0] in self._relation_names or len(qualified) > 1:
@@ -239,7 +239,7 @@ class SelectNames:
         field = ".".join(names)
         return None if table.kind(field) is None else (self.sources.index(candidates[0]), field)
 
-    def _qualified(self, qualifier: str) -> list[NamedSource]:
+    def _find_sources(self, qualifier: str) -> list[NamedSource]:
         return [source for source in self.sources if source.name == qualifier]
 
 

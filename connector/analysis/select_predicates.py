@@ -19,7 +19,7 @@ from seamark.connector.analysis.algebra.equivalences import (
     restrict_to_sources,
 )
 from seamark.connector.analysis.algebra.relations import Relation
-from seamark.connector.analysis.conditions import ConditionReader, conjuncts, is_plain
+from seamark.connector.analysis.conditions import ConditionReader, is_plain, split_conjunction
 from seamark.connector.analysis.literals import unit_of
 from seamark.connector.analysis.select_names import ParsedJoin, SelectNames, sources_in
 from seamark.connector.plans.conditions import DAY, HOUR, MONTH, YEAR, ColumnReference, Condition, SemiJoin, all_of
@@ -71,7 +71,7 @@ class PredicateReader:
 
     def predicate(self, node: exp.Expr) -> Predicate:
         """Return the predicate of WHERE."""
-        return Predicate(self._held_condition(node, None), tuple(self._equalities(node)))
+        return Predicate(self._read_condition(node, None), tuple(self._equalities(node)))
 
     def predicate_on(self, join: ParsedJoin) -> Predicate:
         """Return the predicate of ON or USING, which see the sources of their join only.
@@ -80,10 +80,10 @@ class PredicateReader:
         """
         own = sources_in(join)
         equalities = [(left, right) for left, right in self._equalities(join.on) if left[0] in own and right[0] in own]
-        equalities += self._merged_columns(join)
-        return Predicate(restrict_to_sources(self._held_condition(join.on, own), own), tuple(equalities))
+        equalities += self._equate_using_columns(join)
+        return Predicate(restrict_to_sources(self._read_condition(join.on, own), own), tuple(equalities))
 
-    def _held_condition(self, node: exp.Expr | None, seen: frozenset[int] | None) -> Condition | None:
+    def _read_condition(self, node: exp.Expr | None, seen: frozenset[int] | None) -> Condition | None:
         """Return a condition that is true for each row where `node` is true.
 
         Args:
@@ -101,7 +101,7 @@ class PredicateReader:
         If it is an OR, each branch requires them.
         """
         equalities: list[Equality] = []
-        for part in conjuncts(node):
+        for part in split_conjunction(node):
             if isinstance(part, exp.Or):
                 equalities += self._equalities_in_each(part)
             elif type(part) is exp.EQ:
@@ -119,7 +119,7 @@ class PredicateReader:
                 break
         return list(common or ())
 
-    def _merged_columns(self, join: ParsedJoin) -> Iterator[Equality]:
+    def _equate_using_columns(self, join: ParsedJoin) -> Iterator[Equality]:
         """Yield the equal columns of USING."""
         for column in join.using:
             left, right = (self._names.resolve_in(side, column) for side in (join.left, join.right))
@@ -133,7 +133,7 @@ class PredicateReader:
 
     def _subquery_values(self, node: exp.Expr) -> Iterator[Condition]:
         """Yield conditions that columns have values of the subqueries in `node`, for each row where it is true."""
-        for part in conjuncts(node):
+        for part in split_conjunction(node):
             match part:
                 case exp.In() if {name for name, value in part.args.items() if value} == {"this", "query"}:
                     query = self._queries.get(id(part.args["query"]))
@@ -168,12 +168,12 @@ class PredicateReader:
         """Yield semi-joins for columns of this SELECT that the WHERE of a subquery compares with its own columns."""
         select = self._selects.get(id(query))
         if select is not None:
-            yield from exists_values(select.block, self.correlated_pairs(select))
+            yield from exists_values(select.block, self.find_correlated_pairs(select))
 
-    def correlated_pairs(self, query: InnerSelect) -> tuple[Equality, ...]:
+    def find_correlated_pairs(self, query: InnerSelect) -> tuple[Equality, ...]:
         """Return columns of a subquery's sources that its WHERE requires to be equal to columns of this SELECT."""
         pairs: list[Equality] = []
-        for part in conjuncts(query.where):
+        for part in split_conjunction(query.where):
             if type(part) is not exp.EQ or type(part.this) is not exp.Column or type(part.expression) is not exp.Column:
                 continue
             for inside, outside in ((part.this, part.expression), (part.expression, part.this)):
@@ -189,7 +189,7 @@ class PredicateReader:
 
     def _period_values(self, node: exp.Expr, seen: frozenset[int] | None) -> Iterator[SemiJoin]:
         """Yield semi-joins for columns whose day, month, year or hour is a value of another source."""
-        for part in conjuncts(node):
+        for part in split_conjunction(node):
             sides = (part.this, part.expression) if type(part) is exp.EQ else ()
             for side, other in zip(sides, reversed(sides), strict=True):
                 period = parse_period(side)

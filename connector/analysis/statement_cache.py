@@ -23,7 +23,7 @@ import structlog
 from seamark.cache.memory import MemoryCache
 from seamark.cache.single_flight import SingleFlight
 from seamark.connector.analysis.algebra.relations import Columns
-from seamark.connector.analysis.lexer import UnsupportedStatement, with_position
+from seamark.connector.analysis.lexer import UnsupportedStatement, find_with_position
 from seamark.connector.analysis.queries import Names
 from seamark.connector.analysis.scans import ParsedQuery, parse_query, result_types, scans_of
 from seamark.connector.plans.async_client import KnownTable
@@ -32,9 +32,9 @@ from seamark.formats.runtime.fair_lock import FairLock
 
 T = TypeVar("T")
 
-IN_LOOP_CHARACTERS = 10_000
+IN_LOOP_CHARACTERS_MAX = 10_000
 """To split so many into tokens, or to search them, takes some milliseconds."""
-SHORT_CHARACTERS = 4_000
+SHORT_CHARACTERS_MAX = 4_000
 """To parse so many takes tens of milliseconds."""
 _CACHE_BYTES = 8 << 20
 _BYTES_PER_SCAN = 2000
@@ -66,20 +66,19 @@ class ReadStatement:
     kinds: Mapping[str, str] = field(default_factory=dict)
     """The types of `StatementText.columns` (`scans.result_types`)."""
     with_position: tuple[int, bool] = (0, False)
-    """Where a first named subquery belongs, and whether there is WITH before it (`lexer.with_position`)."""
+    """Where a first named subquery belongs, and whether there is WITH before it (`lexer.find_with_position`)."""
 
 
 _CLIENT: ContextVar[tuple[str, str]] = ContextVar("client", default=("address", "user"))
 
 
 @contextmanager
-def on_behalf_of(address: str, who: str) -> Iterator[None]:
-    """Whose turn the readings within the block take, in this task and those that it starts: that of the address, and
-    within it that of the user.
+def on_behalf_of(address: str, user: str) -> Iterator[None]:
+    """Read the statements within the block, and in the tasks that it starts, in the turn of a client.
 
-    The proxy does not check who the user is.
+    The turn is that of the address, and within it that of the user. The proxy does not check who the user is.
     """
-    token = _CLIENT.set((f"address {address}", f"user {who} at {address}"))
+    token = _CLIENT.set((f"address {address}", f"user {user} at {address}"))
     try:
         yield
     finally:
@@ -92,7 +91,10 @@ _ParsedKey = tuple[str, tuple[str, ...]]
 
 
 class StatementReader:
-    """Belongs to one event loop."""
+    """Reads and caches statements.
+
+    It belongs to one event loop.
+    """
 
     def __init__(self) -> None:
         self._known: MemoryCache[_Key, ReadStatement] = MemoryCache(_CACHE_BYTES)
@@ -103,34 +105,34 @@ class StatementReader:
         self._long = FairLock()
 
     async def read(self, text: StatementText, tables: Mapping[Names, KnownTable], until_s: float) -> ReadStatement:
-        """Parse with the columns of `tables`.
+        """Read a statement with the columns of `tables`.
 
         Raises:
             TimeoutError: After `until_s` on the clock of the event loop.
         """
         key = (text, tuple(sorted((str(names), known.version) for names, known in tables.items())))
-        found = self._known.get(key)
-        if found is None:
+        statement = self._known.get(key)
+        if statement is None:
             columns = {names: known.columns for names, known in tables.items()}
             async with asyncio.timeout_at(until_s):
-                found = await self._flights.run(key, lambda: self._in_thread(key, columns))
-        return found
+                statement = await self._flights.run(key, lambda: self._in_thread(key, columns))
+        return statement
 
     async def run(self, characters: int, work: Callable[[], T], until_s: float) -> T:
-        """Return the result of `work` on a text of so many characters; outside of the event loop if it is long.
+        """Return the result of `work` on a text of this length, computed outside of the event loop if the text is long.
 
         Raises:
-            TimeoutError: As for `read`.
+            TimeoutError: After `until_s` on the clock of the event loop.
         """
-        if characters <= IN_LOOP_CHARACTERS:
+        if characters <= IN_LOOP_CHARACTERS_MAX:
             return work()
         async with asyncio.timeout_at(until_s):
             return await self._in_turn(characters, work)
 
     async def _in_turn(self, characters: int, work: Callable[[], T]) -> T:
-        address, who = _CLIENT.get()
-        turns = self._short if characters <= SHORT_CHARACTERS else self._long
-        return await turns.run(who, work, within=address)
+        address, user = _CLIENT.get()
+        turns = self._short if characters <= SHORT_CHARACTERS_MAX else self._long
+        return await turns.run(user, work, within=address)
 
     async def _in_thread(self, key: _Key, columns: Mapping[Names, Columns | None]) -> ReadStatement:
         loop, text = asyncio.get_running_loop(), key[0]
@@ -171,7 +173,7 @@ def _read(
             column_types = result_types(query, text.columns, columns_of=columns_of)
             return query, ReadStatement((), tuple(table_names), column_types)
         scans = scans_of(query, columns_of=columns_of, utc=text.utc, today=text.today)
-        return query, ReadStatement(scans, tuple(table_names), with_position=with_position(query.text))
+        return query, ReadStatement(scans, tuple(table_names), with_position=find_with_position(query.text))
     except UnsupportedStatement:
         return None, ReadStatement(())
     except Exception as error:  # noqa: BLE001  one bug in reading must fail no statement

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from sqlglot import exp
 
-from seamark.connector.analysis.comparisons import Comparisons, between, moment_literal
-from seamark.connector.analysis.truncations import period
+from seamark.connector.analysis.comparisons import ComparisonReader, compare_range, moment_literal
+from seamark.connector.analysis.truncations import period_of
 from seamark.connector.plans.conditions import (
     NEVER,
     ColumnComparison,
@@ -55,8 +55,8 @@ class FormattedTime(NamedTuple):
     """Of Python's `strftime`."""
 
 
-def formatted_time(node: exp.Expr, reader: Comparisons) -> FormattedTime | None:
-    """`date_format(ts, '%Y-%m')`, and a date that is cast to a text."""
+def parse_formatted_time(node: exp.Expr, reader: ComparisonReader) -> FormattedTime | None:
+    """Read `date_format(ts, '%Y-%m')`, or a date that is cast to a text."""
     match node:
         case exp.TimeToStr():
             pattern = node.args.get("format")
@@ -67,55 +67,59 @@ def formatted_time(node: exp.Expr, reader: Comparisons) -> FormattedTime | None:
     return None
 
 
-def compare_formatted(op: str, time: FormattedTime, text: str, reader: Comparisons) -> Condition | None:
-    """`date_format(ts, '%Y-%m') >= '2026-01'`."""
+def compare_formatted(op: str, time: FormattedTime, text: str, reader: ComparisonReader) -> Condition | None:
+    """Read a comparison of a formatted time, such as `date_format(ts, '%Y-%m') >= '2026-01'`."""
     try:
         start = datetime.strptime(text, time.format)
         if start.year < _FOUR_DIGITS:  # Python's strftime writes such a year without zeros
             return None
         if start.strftime(time.format) != text:
             return NEVER if op == "=" else None
-        start, end = period(start, _FORMATS[time.format])
+        start, end = period_of(start, _FORMATS[time.format])
     except (ValueError, OverflowError):
         return None
     column, like = time.column, Literal("date", "")
     if op == "=":
-        return between(column, start, end, like, reader)
+        return compare_range(column, start, end, like, reader)
     begins, ends = moment_literal(start, like), moment_literal(end, like)
     match op:
         case "<>":
             return any_of([reader.column("<", column, begins), reader.column(">=", column, ends)])
         case "<" | "<=":
-            return any_of([reader.column("<", column, begins if op == "<" else ends), _later(column, reader)])
-    return any_of([reader.column(">=", column, begins if op == ">=" else ends), _earlier(column, reader)])
+            return any_of(
+                [reader.column("<", column, begins if op == "<" else ends), _compare_later_years(column, reader)]
+            )
+    return any_of([reader.column(">=", column, begins if op == ">=" else ends), _compare_earlier_years(column, reader)])
 
 
-def _later(column: exp.Expr, reader: Comparisons) -> Condition | None:
-    """Return years of five digits, which are texts before those of four, or after them."""
+def _compare_later_years(column: exp.Expr, reader: ComparisonReader) -> Condition | None:
+    """Return the condition that a year has five digits: such texts sort before or after those of four digits."""
     return reader.column(">", column, Literal("date", _LAST_DAY, LOCAL))
 
 
-def _earlier(column: exp.Expr, reader: Comparisons) -> Condition | None:
-    """Return years of fewer than four digits, which engines write with zeros, or without."""
+def _compare_earlier_years(column: exp.Expr, reader: ComparisonReader) -> Condition | None:
+    """Return the condition that a year has fewer than four digits: some engines write it with zeros, others without."""
     return reader.column("<", column, Literal("date", _FIRST_DAY, LOCAL))
 
 
-def formatted_prefix(node: exp.Expr, prefix: str, reader: Comparisons) -> Condition | None:
+def compare_formatted_prefix(node: exp.Expr, prefix: str, reader: ComparisonReader) -> Condition | None:
     """Return a condition that is true where a formatted time begins with `prefix`, which has at least a year."""
-    time, match = formatted_time(node, reader), _DAY_PREFIX.fullmatch(prefix)
+    time, match = parse_formatted_time(node, reader), _DAY_PREFIX.fullmatch(prefix)
     if time is None or match is None or not time.format.startswith(_ISO_DAY):
         return None
     year, month, day = (None if part is None else int(part) for part in match.groups())
     try:
         start = datetime(year or 0, month or 1, day or 1)
-        start, end = period(start, "YEAR" if month is None else "MONTH" if day is None else "DAY")
+        start, end = period_of(start, "YEAR" if month is None else "MONTH" if day is None else "DAY")
     except (ValueError, OverflowError):
         return None
-    return any_of([between(time.column, start, end, Literal("date", ""), reader), _later(time.column, reader)])
+    return any_of(
+        [compare_range(time.column, start, end, Literal("date", ""), reader), _compare_later_years(time.column, reader)]
+    )
 
 
-def compare_prefix(op: str, node: exp.Expr, literal: Literal, reader: Comparisons) -> Condition | None:
-    """`substr(c, 1, n)`: the first `n` code points."""
+def compare_prefix(op: str, node: exp.Expr, literal: Literal, reader: ComparisonReader) -> Condition | None:
+    """Read a comparison of the first `n` code points, `substr(c, 1, n)`."""
     if isinstance(node, exp.Substring):
         start, size = node.args.get("start"), node.args.get("length")
         if not isinstance(start, exp.Literal) or str(start.this) != "1":
@@ -127,7 +131,7 @@ def compare_prefix(op: str, node: exp.Expr, literal: Literal, reader: Comparison
     if (
         op == "="
         and int(str(size.this)) == len(literal.value)
-        and (times := formatted_prefix(node.this, literal.value, reader))
+        and (times := compare_formatted_prefix(node.this, literal.value, reader))
     ):
         return times
     left = int(str(size.this)) - len(literal.value)
@@ -139,8 +143,8 @@ def compare_prefix(op: str, node: exp.Expr, literal: Literal, reader: Comparison
                 return NEVER if op == "=" else None
             if left > 0:
                 return reader.column(op, node.this, literal)
-            found = reader.column("STARTS WITH", node.this, literal)
-            return found if found is None or op == "=" else found.negation()
+            comparison = reader.column("STARTS WITH", node.this, literal)
+            return comparison if comparison is None or op == "=" else comparison.negation()
         case "<" | ">=" if left >= 0:
             return reader.column(op, node.this, literal)
         case ">" if left >= 0:  # the prefix may be equal where the column is greater
@@ -150,45 +154,45 @@ def compare_prefix(op: str, node: exp.Expr, literal: Literal, reader: Comparison
     return None
 
 
-def compare_in_case(op: str, node: exp.Lower | exp.Upper, text: str, reader: Comparisons) -> Condition | None:
-    """`lower(c) = text`."""
+def compare_in_case(op: str, node: exp.Lower | exp.Upper, text: str, reader: ComparisonReader) -> Condition | None:
+    """Read `lower(c) = text`, or another comparison of a text in one case."""
     column = reader.column("=", node.this, Literal("text", text))
     if column is None:
         return None
     pattern = "".join(f"\\{one}" if one in "%_\\" else one for one in text)
     like = like_predicate(column.column, pattern, "\\", function_of(node), negated=op == "<>")
-    found = None
+    condition = None
     if op == "=":
-        spellings, is_whole = _spellings(text, lower=isinstance(node, exp.Lower))
+        spellings, is_whole = _find_spellings(text, lower=isinstance(node, exp.Lower))
         compared = "=" if is_whole else "STARTS WITH"
         if spellings:
-            found = any_of(reader.column(compared, node.this, Literal("text", one)) for one in spellings)
-        found = all_of([found, _of_function("=", column.column, node, [Literal("text", text)])])
-    return all_of([found, like])
+            condition = any_of(reader.column(compared, node.this, Literal("text", one)) for one in spellings)
+        condition = all_of([condition, _compare_function_value("=", column.column, node, [Literal("text", text)])])
+    return all_of([condition, like])
 
 
 def compare_list_in_case(
-    node: exp.Lower | exp.Upper, literals: Sequence[Literal], reader: Comparisons
+    node: exp.Lower | exp.Upper, literals: Sequence[Literal], reader: ComparisonReader
 ) -> Condition | None:
-    """`lower(c) IN (texts)`, by an index on the function."""
+    """Read `lower(c) IN (texts)`, which an index on the function can answer."""
     column = reader.column("=", node.this, Literal("text", ""))
     if column is None or any(one.kind != "text" for one in literals):
         return None
-    return _of_function("IN", column.column, node, literals)
+    return _compare_function_value("IN", column.column, node, literals)
 
 
 def compare_pattern_in_case(
-    node: exp.Lower | exp.Upper, pattern: str, escape: str | None, reader: Comparisons
+    node: exp.Lower | exp.Upper, pattern: str, escape: str | None, reader: ComparisonReader
 ) -> Condition | None:
-    """`lower(c) LIKE 'ab%'`, by an index on the function: the text before the first wildcard."""
+    """Read `lower(c) LIKE 'ab%'` as its text before the first wildcard, which an index on the function can answer."""
     column = reader.column("=", node.this, Literal("text", ""))
-    prefix, rest = split_pattern(pattern, escape)
-    if column is None or not (prefix or rest == ""):
+    prefix, suffix = split_pattern(pattern, escape)
+    if column is None or not (prefix or suffix == ""):
         return None
-    return _of_function("STARTS WITH" if rest else "=", column.column, node, [Literal("text", prefix)])
+    return _compare_function_value("STARTS WITH" if suffix else "=", column.column, node, [Literal("text", prefix)])
 
 
-def _of_function(op: str, column: ColumnReference, node: exp.Expr, literals: Sequence[Literal]) -> Condition:
+def _compare_function_value(op: str, column: ColumnReference, node: exp.Expr, literals: Sequence[Literal]) -> Condition:
     function = function_of(node)
     assert function is not None
     return ColumnComparison(column, op, tuple(literals), function, exact=False)
@@ -197,9 +201,9 @@ def _of_function(op: str, column: ColumnReference, node: exp.Expr, literals: Seq
 def like_predicate(
     reference: ColumnReference, pattern: str, escape: str | None, function: str | None, *, negated: bool
 ) -> Like | None:
-    """Return None if the server does not evaluate it.
+    """Return the LIKE predicate; None if the server does not evaluate it.
 
-    Without ESCAPE, a backslash has no meaning in Trino but in Spark.
+    Without ESCAPE, a backslash is an escape in Spark, but not in Trino.
     """
     if len(pattern) > PATTERN_MAX or (escape is None and "\\" in pattern):
         return None
@@ -211,19 +215,20 @@ def function_of(node: exp.Expr) -> str | None:
     return LOWER if isinstance(node, exp.Lower) else UPPER if isinstance(node, exp.Upper) else None
 
 
-def _spellings(text: str, *, lower: bool) -> tuple[list[str], bool]:
-    """Return the texts that become `text` in lower case, or in upper case, and True; if there are too many, the
-    beginnings of these texts, and False.
+def _find_spellings(text: str, *, lower: bool) -> tuple[list[str], bool]:
+    """Return the texts that become `text` in lower case, or in upper case.
 
-    Empty if no beginning is known.
+    Returns:
+        The texts and True; if there are too many, the beginnings of these texts and False. The list is empty if no
+        beginning is known.
     """
     also = _LOWER_ALSO if lower else _UPPER_ALSO
     spellings = [""]
-    for position, one in enumerate(text):
-        if one != (one.lower() if lower else one.upper()):
+    for position, letter in enumerate(text):
+        if letter != (letter.lower() if lower else letter.upper()):
             return [], True  # no text becomes it
-        same = sorted({one, one.swapcase(), *also.get(one, "")})
-        if not one.isascii() or len(spellings) * len(same) > _VARIANTS_MAX:
+        same = sorted({letter, letter.swapcase(), *also.get(letter, "")})
+        if not letter.isascii() or len(spellings) * len(same) > _VARIANTS_MAX:
             return (spellings if position else []), False
         spellings = [f"{before}{each}" for before in spellings for each in same]
     return spellings, True

@@ -8,11 +8,13 @@ _MONTHS = {"MONTH": 1, "QUARTER": 3, "YEAR": 12}
 _CLOCK = {"HOUR": timedelta(hours=1), "MINUTE": timedelta(minutes=1), "SECOND": timedelta(seconds=1)}
 
 
-def period(moment: datetime, unit: str) -> tuple[datetime, datetime]:
-    """Return the start of the period of `moment`, and the end, which is not a part of it.
+def period_of(moment: datetime, unit: str) -> tuple[datetime, datetime]:
+    """Return the start of the period of `moment`, and its end, which is not a part of it.
 
     Raises:
-        KeyError: For another unit, OverflowError or ValueError if the end is beyond the range of dates.
+        KeyError: For another unit.
+        OverflowError: If the end is beyond the range of dates.
+        ValueError: If the end is beyond the range of dates.
     """
     midnight = moment.replace(hour=0, minute=0, second=0, microsecond=0)
     if unit in _CLOCK:
@@ -30,6 +32,6 @@ def period(moment: datetime, unit: str) -> tuple[datetime, datetime]:
     return start, start.replace(year=year, month=month + 1)
 
 
-def truncated(day: date, unit: str) -> date:
+def truncate(day: date, unit: str) -> date:
     """Return the first day of the period; the day itself for periods within a day."""
-    return day if unit in _CLOCK else period(datetime(day.year, day.month, day.day), unit)[0].date()
+    return day if unit in _CLOCK else period_of(datetime(day.year, day.month, day.day), unit)[0].date()

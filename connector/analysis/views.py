@@ -40,14 +40,14 @@ BEFORE = "SELECT * FROM (\n"
 """The text before a view's text in its plan view."""
 _CACHE_BYTES = 8 << 20
 _BYTES_PER_COLUMN = 200
-_LEFT_ALONE_S = 60.0
+_REFUSED_VIEW_RETRY_S = 60.0
 """How long a name that is no supported view, or was refused, is not requested again."""
 ResolveName: TypeAlias = Callable[[Names, View], tuple[str, Name] | None]
 """The catalog and table that a name in a view's text refers to; None if it is in no configured catalog."""
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedView:
+class ResolvedView:
     """A view, and the tables that the names in its text refer to."""
 
     view: View
@@ -58,8 +58,8 @@ class LoadedView:
 class ViewDefinitions:
     """The current definitions for one statement: views, and the columns of tables and views."""
 
-    views: Mapping[Name, LoadedView]
-    known: Mapping[Name, KnownTable]
+    views: Mapping[Name, ResolvedView]
+    tables: Mapping[Name, KnownTable]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +85,10 @@ def predicate_of(planned: PlannedScan) -> str:
     return planned.scan.predicate or "TRUE"
 
 
-class Views:
-    """The cached view definitions.
+class ViewPlanner:
+    """Loads the views of statements, and creates plan views for them.
 
-    Belongs to one event loop.
+    It belongs to one event loop.
     """
 
     def __init__(self, seamark: Seamark, reader: StatementReader, named: ResolveName) -> None:
@@ -101,8 +101,14 @@ class Views:
     # View definitions
 
     async def load(self, names: Collection[Name], requests: PlanRequests, until_s: float) -> bool:
-        """Loads the views among `names`, which are no tables, and the views nested in them. True if there was a new
-        view. TimeoutError."""
+        """Load the views among `names`, which are no tables, and the views nested in them.
+
+        Returns:
+            True if there was a new view.
+
+        Raises:
+            TimeoutError: After `until_s`.
+        """
         learned = 0
         for _ in range(DEPTH_MAX):
             unknown = [name for name in names if self._known.get(name) is None and not self._is_left_alone(name)]
@@ -121,15 +127,19 @@ class Views:
                 break
         return learned > 0
 
-    async def cached(self, names: Iterable[Name], until_s: float) -> dict[Name, LoadedView]:
-        """The cached views among `names` and in their texts; each view follows the views in its text. TimeoutError."""
-        views: dict[Name, LoadedView] = {}
+    async def open_cached(self, names: Iterable[Name], until_s: float) -> dict[Name, ResolvedView]:
+        """Return the cached views among `names` and in their texts. Each view follows the views in its text.
+
+        Raises:
+            TimeoutError: After `until_s`.
+        """
+        views: dict[Name, ResolvedView] = {}
         for name in names:
             await self._open_behind(name, (), views, until_s)
         return views
 
     async def _open_behind(
-        self, name: Name, above: tuple[Name, ...], views: dict[Name, LoadedView], until_s: float
+        self, name: Name, above: tuple[Name, ...], views: dict[Name, ResolvedView], until_s: float
     ) -> None:
         view = None if self._is_left_alone(name) else self._known.get(name)
         if view is None or name in views or name in above or len(above) >= DEPTH_MAX or len(views) >= VIEWS_MAX:
@@ -140,10 +150,15 @@ class Views:
         views[name] = opened
 
     async def definitions(
-        self, names: Iterable[Name], views: Mapping[Name, LoadedView], requests: PlanRequests, until_s: float
+        self, names: Iterable[Name], views: Mapping[Name, ResolvedView], requests: PlanRequests, until_s: float
     ) -> ViewDefinitions:
-        """The current state of `names` and of the names in the texts of `views`. A view that has changed, and a name
-        that is no table, is added to `missing`. TimeoutError."""
+        """Return the current state of `names` and of the names in the texts of `views`.
+
+        A view that has changed, and a name that is no table, is added to `requests.missing`.
+
+        Raises:
+            TimeoutError: After `until_s`.
+        """
         tables = {*names, *(name for opened in views.values() for _, name in opened.named.values())} - views.keys()
         questions: dict[Name, Coroutine[Any, Any, KnownTable | View | None]] = {
             **{name: self._seamark.columns(name) for name in tables},
@@ -159,18 +174,17 @@ class Views:
             self._known.discard(name)
         return ViewDefinitions(unchanged, tables_by_name)
 
-    async def _open(self, view: View, until_s: float) -> LoadedView:
+    async def _open(self, view: View, until_s: float) -> ResolvedView:
         table_names = (await self._reader.read(_text(view), {}, until_s)).table_names
-        return LoadedView(
+        return ResolvedView(
             view, {names: table for names in table_names if (table := self._named(names, view)) is not None}
         )
 
-    async def _columns(self, opened: LoadedView, known: Mapping[Name, KnownTable], until_s: float) -> KnownTable:
-        """Return the view's columns.
-
-        `COMPUTED` are those to which no condition may be pushed.
-        """
-        view, tables = opened.view, _known_by_name(opened, known)
+    async def _columns(
+        self, opened: ResolvedView, known_tables: Mapping[Name, KnownTable], until_s: float
+    ) -> KnownTable:
+        """Return the view's columns. Those to which no condition may be pushed have the type `COMPUTED`."""
+        view, tables = opened.view, _select_tables(opened, known_tables)
         kinds = (await self._reader.read(_text(view), tables, until_s)).kinds
         stored = {
             name: kind if kind != NESTED and kinds.get(name) == kind else COMPUTED
@@ -185,19 +199,25 @@ class Views:
     async def expand(
         self, views: Mapping[int, PlannedScan], seen: ViewDefinitions, until_s: float, *, utc: bool
     ) -> list[ExpandedView]:
-        """The tables and views behind these scans of a statement, recursively, the outermost first. TimeoutError."""
+        """Return the tables and views behind these scans of a statement, recursively, the outermost first.
+
+        Raises:
+            TimeoutError: After `until_s`.
+        """
         expanded: list[ExpandedView] = []
         left = deque(views.items())
         while left and len(expanded) < VIEWS_MAX:
             number, planned = left.popleft()
             opened, within = seen.views[planned.table], (*planned.within, number)
-            known = _known_by_name(opened, seen.known)
+            tables_by_name = _select_tables(opened, seen.tables)
             text = plan_view_query(opened.view.text, planned.table[-1], predicate_of(planned))
-            reading = await self._reader.read(StatementText(text, utc=utc, today=today_for(text)), known, until_s)
+            reading = await self._reader.read(
+                StatementText(text, utc=utc, today=today_for(text)), tables_by_name, until_s
+            )
             planned_scans = {}
             for behind, scan in enumerate(reading.scans):
                 names = scan.catalog, scan.schema, scan.table
-                if scan.version_span is None and names in known:
+                if scan.version_span is None and names in tables_by_name:
                     planned_scans[behind] = PlannedScan(scan, *opened.named[names], within=within)
             tables = {
                 behind: table_scan for behind, table_scan in planned_scans.items() if table_scan.table not in seen.views
@@ -207,7 +227,7 @@ class Views:
                 for behind, view_scan in planned_scans.items()
                 if view_scan.table in seen.views and view_scan.scan.renamable
             }
-            dimensions = joining.find_dimensions(tables, known)
+            dimensions = joining.find_dimensions(tables, tables_by_name)
             expanded.append(
                 ExpandedView(planned, opened.view, tuple(tables.values()), tuple(inner.values()), dimensions)
             )
@@ -225,27 +245,44 @@ class Views:
         requests: PlanRequests,
         reader: str,
     ) -> tuple[dict[PlannedScan, PlanView], Plans]:
-        """Plan views for `reader`, of the views that have `plans` behind them, and the plans that stay valid: tables
-        behind other views are read without plans, and a statement reads a table at one snapshot."""
+        """Create plan views for `reader`, of the views that have `plans` behind them.
+
+        Returns:
+            The plan views, and the plans that stay valid: tables behind other views are read without plans, and a
+            statement reads a table at one snapshot.
+        """
         names: dict[PlannedScan, PlanView] = {}
         used: dict[PlannedScan, list[PlannedScan]] = {}
         for depth in reversed(range(DEPTH_MAX)):  # inner views are named before the views that contain them
-            level = [one for one in expanded if len(one.planned.within) == depth]
+            level = [expanded_view for expanded_view in expanded if len(expanded_view.planned.within) == depth]
             used |= {
-                one.planned: [at for at in (*one.tables, *one.views) if at in plans or at in names] for one in level
+                expanded_view.planned: [
+                    at for at in (*expanded_view.tables, *expanded_view.views) if at in plans or at in names
+                ]
+                for expanded_view in level
             }
-            made = await requests.all(
-                {one.planned: self._create_plan_view(one, plans, names, reader) for one in level if used[one.planned]}
+            created_views = await requests.all(
+                {
+                    expanded_view.planned: self._create_plan_view(expanded_view, plans, names, reader)
+                    for expanded_view in level
+                    if used[expanded_view.planned]
+                }
             )
-            names |= {planned: view for planned, view in made.items() if view is not None}
-            requests.made.update((planned.table, view.plan_id) for planned, view in made.items() if view is not None)
+            names |= {planned: view for planned, view in created_views.items() if view is not None}
+            requests.made.update(
+                (planned.table, view.plan_id) for planned, view in created_views.items() if view is not None
+            )
             names, plans = _drop_incomplete(used, names, plans, planned_scans, dimensions)
         return names, plans
 
     async def _create_plan_view(
         self, expanded: ExpandedView, plans: Plans, names: Mapping[PlannedScan, PlanView], reader: str
     ) -> PlanView | None:
-        """A plan view over the `plans` of its tables and the plan views of its views. Refused."""
+        """Create a plan view over the `plans` of its tables and the plan views of its views.
+
+        Raises:
+            Refused: If the catalog refuses the view.
+        """
         name = expanded.planned.table
         references = [
             Reference(
@@ -278,7 +315,7 @@ class Views:
             raise
 
     def _leave(self, name: Name) -> None:
-        self._left_alone.put(name, time.monotonic() + _LEFT_ALONE_S, 2 * len(str(name)))
+        self._left_alone.put(name, time.monotonic() + _REFUSED_VIEW_RETRY_S, 2 * len(str(name)))
 
     def _is_left_alone(self, name: Name) -> bool:
         until_s = self._left_alone.get(name)
@@ -302,9 +339,9 @@ def _drop_incomplete(
         plans = drop_scans([at for at in gone if at in plans], plans, planned_scans, dimensions)
 
 
-def _known_by_name(opened: LoadedView, known: Mapping[Name, KnownTable]) -> dict[Names, KnownTable]:
+def _select_tables(opened: ResolvedView, tables: Mapping[Name, KnownTable]) -> dict[Names, KnownTable]:
     """Return the known tables, by the names in the view's text."""
-    return {names: known[name] for names, (_, name) in opened.named.items() if name in known}
+    return {names: tables[name] for names, (_, name) in opened.named.items() if name in tables}
 
 
 def _text(view: View) -> StatementText:

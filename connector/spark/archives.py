@@ -15,7 +15,7 @@ from zipimport import zipimporter
 
 
 class ArchiveFinder(zipimporter):
-    """Invariant: the next import detects an archive that was replaced or changed."""
+    """Imports modules from a zip archive, and reads the archive's directory again only if the archive has changed."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)

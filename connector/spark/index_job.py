@@ -32,7 +32,7 @@ _ERROR_LINE = re.compile(r"[A-Za-z_.]*(Error|Exception): (?!An error occurred wh
 
 
 class SparkWorkers:
-    """The executors of a session; `close` stops the session if it is `owned`."""
+    """The executors of a session. `close` stops the session if it is `owned`."""
 
     def __init__(self, spark: SparkSession, *, owned: bool = False) -> None:
         self._spark = spark
@@ -52,7 +52,7 @@ class SparkWorkers:
         builder = SparkSession.builder.appName("seamark index build").master(master)
         for key, value in {**QUIET, **(LOOPBACK if master.startswith("local") else {})}.items():
             builder = builder.config(key, value)
-        with _raising_cluster_failed("Spark does not start"):
+        with _raise_cluster_failed("Spark does not start"):
             return cls(builder.getOrCreate(), owned=True)
 
     @property
@@ -65,7 +65,7 @@ class SparkWorkers:
         name = f"seamark-index-{uuid.uuid4()}"
         context.setJobGroup(name, f"Index {task.definition.text}, {len(groups)} groups", interruptOnCancel=True)
         try:
-            with _raising_cluster_failed("A Spark job failed"):
+            with _raise_cluster_failed("A Spark job failed"):
                 return list(context.parallelize(groups, len(groups)).map(partial(index_data_files, task)).collect())
         except BaseException:
             with suppress(Py4JError):  # if the JVM has ended
@@ -78,7 +78,7 @@ class SparkWorkers:
 
 
 @contextmanager
-def _raising_cluster_failed(what: str) -> Iterator[None]:
+def _raise_cluster_failed(failure: str) -> Iterator[None]:
     """Convert errors of Spark and its JVM to ClusterFailed, with a message of one line."""
     try:
         yield
@@ -88,4 +88,4 @@ def _raising_cluster_failed(what: str) -> Iterator[None]:
         why = next((line for line in lines if _ERROR_LINE.match(line)), lines[0] if lines else type(error).__name__)
         if NO_GATEWAY in why:
             why = missing_java() or why
-        raise ClusterFailed(f"{what}: {why}") from error
+        raise ClusterFailed(f"{failure}: {why}") from error

@@ -30,7 +30,7 @@ PAGE_ROWS = 20_000
 class RemainingRows:
     """The rows of a table's planned files."""
 
-    held: int = 0
+    planned: int = 0
     """Rows of the planned files."""
     touched: int = 0
     """Rows on pages with a selected row, for pages of `PAGE_ROWS` rows."""
@@ -38,11 +38,11 @@ class RemainingRows:
 
     @property
     def suits_seamark(self) -> bool:
-        return self.touched + EVEN_ROWS < EVEN_SHARE * self.held
+        return self.touched + EVEN_ROWS < EVEN_SHARE * self.planned
 
 
 def estimate_remaining_rows(client: SeamarkClient, table: OpenTable, where: Expression) -> RemainingRows:
-    """From one plan, and from bitmaps if there are any."""
+    """Estimate the rows that each reader would read, from one plan and from bitmaps if there are any."""
     remaining = RemainingRows()
     for task in restrict_to_rows(client, table, where, plan(client, table, where)):
         touched = chosen = task.records
@@ -50,7 +50,7 @@ def estimate_remaining_rows(client: SeamarkClient, table: OpenTable, where: Expr
             rows = np.asarray(BitMap.deserialize(task.rows).to_array(), dtype=np.int64)
             touched = min(task.records, PAGE_ROWS * len(np.unique(rows // PAGE_ROWS)))
             chosen = len(rows)
-        remaining.held += task.records
+        remaining.planned += task.records
         remaining.touched += touched
         remaining.chosen += chosen
     return remaining

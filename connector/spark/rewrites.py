@@ -36,12 +36,14 @@ _Outcome = RewrittenFiles | str | None
 
 @contextmanager
 def session_rewrites(folders: Sequence[str] | None, umask: int, keys: Mapping[str, str]) -> Iterator[BatchRunner]:
-    """A runner of batches by the session that spark-submit has configured, which ends with the block.
+    """Yield a runner of batches in the session that spark-submit has configured; the session ends with the block.
 
-    Tasks on this machine get them. The executors of a cluster have their own.
+    Tasks on this machine receive the parameters. The executors of a cluster have their own settings.
 
     Args:
-        keys: As `use_keys` takes them.
+        folders: The parameter of `confine`.
+        umask: The umask of the files that tasks write.
+        keys: The parameter of `use_keys`.
     """
     spark = SparkSession.builder.appName("seamark table services").getOrCreate()
     try:
@@ -52,8 +54,11 @@ def session_rewrites(folders: Sequence[str] | None, umask: int, keys: Mapping[st
 
 
 @contextmanager
-def job_group_kept(spark: SparkSession) -> Iterator[None]:
-    """The jobs of the session that follow are not in the group of the rewrite."""
+def keep_job_group(spark: SparkSession) -> Iterator[None]:
+    """Restore the session's job group at the end of the block.
+
+    Otherwise later jobs would be in the group of the rewrite.
+    """
     context = spark.sparkContext
     before = {name: context.getLocalProperty(name) for name in _GROUP}
     try:
@@ -71,42 +76,47 @@ def run_on_spark(
     umask: int | None = None,
     keys: Mapping[str, str] = _NO_KEYS,
 ) -> Batches:
-    """Return the batches in the order in which their tasks end, with functions that return the result at once; as
-    many run together as there are cores.
+    """Yield the batches in the order in which their tasks end, with functions that return the result at once.
+
+    As many tasks run at the same time as there are cores.
 
     Args:
-        folders: As `confine` takes them; `keys`: as `use_keys` does.
+        folders: The parameter of `confine`.
+        keys: The parameter of `use_keys`.
     """
     group = f"seamark-rewrite-{uuid.uuid4()}"
     context = spark.sparkContext
     context.setJobGroup(group, "Rewrite data files", interruptOnCancel=True)
-    given, running = iter(batches), dict[Future[_Outcome], Sequence[ScanTask]]()
+    remaining_batches, running = iter(batches), dict[Future[_Outcome], Sequence[ScanTask]]()
 
     def run(rewrite: Rewrite) -> _Outcome:
-        task = partial(_in_task, rewrite, folders, umask, keys)
+        task = partial(_run_in_task, rewrite, folders, umask, keys)
         return context.parallelize([0], 1).map(task).collect()[0]
 
     slots = max(1, context.defaultParallelism)
     with ThreadPoolExecutor(slots) as pool:
         try:
             while True:
-                while len(running) < slots and (batch := next(given, None)) is not None:
+                while len(running) < slots and (batch := next(remaining_batches, None)) is not None:
                     tasks, rewrite = batch
                     running[pool.submit(inheritable_thread_target(spark)(run), rewrite)] = tasks
                 if not running:
                     return
                 for ended in wait(running, return_when=FIRST_COMPLETED).done:
                     tasks = running.pop(ended)
-                    yield tasks, partial(_result, ended, tasks)
+                    yield tasks, partial(_read_result, ended, tasks)
         finally:
             with suppress(Py4JError):  # if the JVM has ended
                 context.cancelJobGroup(group)
 
 
-def _in_task(
+def _run_in_task(
     rewrite: Rewrite, folders: Sequence[str] | None, umask: int | None, keys: Mapping[str, str], _: int
 ) -> _Outcome:
-    """Errors that concern the files are results, because Spark would repeat the task."""
+    """Rewrite the files of a batch in a task.
+
+    Errors that concern the files are results, because Spark would repeat a failed task.
+    """
     if keys:
         use_keys(keys)
     if folders is not None:
@@ -121,7 +131,7 @@ def _in_task(
     return None if new is None else replace(new, tasks=())
 
 
-def _result(ended: Future[_Outcome], tasks: Sequence[ScanTask]) -> RewrittenFiles | None:
+def _read_result(ended: Future[_Outcome], tasks: Sequence[ScanTask]) -> RewrittenFiles | None:
     try:
         outcome = ended.result()
     except (PySparkException, Py4JError) as error:

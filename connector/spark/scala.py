@@ -11,16 +11,16 @@ SPARK = "org.apache.spark.sql."
 OPTIMIZER = f"{SPARK}catalyst.optimizer."
 
 
-def items(given: Any) -> list[Any]:
+def items(sequence: Any) -> list[Any]:
     """Return the items of a Scala Seq."""
-    return [given.apply(at) for at in range(given.size())]
+    return [sequence.apply(at) for at in range(sequence.size())]
 
 
-def strings(given: Any) -> list[str]:
+def strings(sequence: Any) -> list[str]:
     """Return the items of a Scala Seq as texts, in two calls to the JVM for any number of them."""
-    count = given.size()
-    found = str(given.mkString("\0")).split("\0") if count else []
-    return found if len(found) == count else [str(one) for one in items(given)]  # a name can have a zero byte
+    count = sequence.size()
+    texts = str(sequence.mkString("\0")).split("\0") if count else []
+    return texts if len(texts) == count else [str(one) for one in items(sequence)]  # a name can have a zero byte
 
 
 class JvmStatics:

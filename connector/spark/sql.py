@@ -43,7 +43,7 @@ def sql(
     """
     try:
         if _is_change(spark, text):
-            planned = queries.planned_source(spark, text, args, lease_s=lease_s, kept_max=kept_max)
+            planned = queries.plan_source(spark, text, args, lease_s=lease_s, kept_max=kept_max)
             try:
                 return execute(spark, planned, args).frame
             except AnalysisException as error:
@@ -58,14 +58,14 @@ def sql(
 
 def _add_hint(spark: SparkSession, error: AnalysisException) -> None:
     """Add a note to the error if the name of a table begins with no catalog of the session, but with a similar one."""
-    found, known = _UNKNOWN_NAME.search(str(error)), catalogs(spark)
-    if found is not None and found[1] not in known and known:
-        error.add_note(f"{found[1]!r} is no catalog of this session: {catalog_hint(found[1], known)}")
+    match, catalog_names = _UNKNOWN_NAME.search(str(error)), catalogs(spark)
+    if match is not None and match[1] not in catalog_names and catalog_names:
+        error.add_note(f"{match[1]!r} is no catalog of this session: {catalog_hint(match[1], catalog_names)}")
 
 
 def _is_change(spark: SparkSession, text: str) -> bool:
     catalyst = Catalyst(spark)
     try:
-        return is_change(catalyst, catalyst.parsed(text))
+        return is_change(catalyst, catalyst.parse(text))
     except (PySparkException, Py4JError):  # Spark reports the error when it runs the text
         return False

@@ -41,7 +41,11 @@ Convert = Callable[[pa.Array], pa.Array]
 
 
 def spark_type(kind: Type) -> spark.DataType:
-    """ValueError for a type without a Spark equivalent: time, nanoseconds, variant, geometry, geography."""
+    """Return the Spark type of an Iceberg type.
+
+    Raises:
+        ValueError: For a type without a Spark equivalent: time, nanoseconds, variant, geometry, geography.
+    """
     match kind:
         case StructType(fields):
             return spark.StructType([spark.StructField(field.name, spark_type(field.type)) for field in fields])
@@ -65,42 +69,42 @@ def for_spark(kind: Type) -> Convert | None:
         case StructType(fields):
             inner = [for_spark(field.type) for field in fields]
             if any(inner):
-                return lambda array: _struct(array, inner)
+                return lambda array: _convert_struct(array, inner)
         case ListType():
             element = for_spark(kind.element)
             if element is not None:
-                return lambda array: _list(array, element)
+                return lambda array: _convert_list(array, element)
         case MapType():
             key, value = for_spark(kind.key), for_spark(kind.value)
             if key or value:
-                return lambda array: _map(array, key, value)
+                return lambda array: _convert_map(array, key, value)
         case str() if kind == "uuid":
-            return _uuids
+            return _convert_uuids
         case str() if base_name(kind) == "fixed":
             return lambda array: array.cast(pa.binary())
     return None
 
 
-def _struct(array: pa.Array, inner: list[Convert | None]) -> pa.Array:
+def _convert_struct(array: pa.Array, inner: list[Convert | None]) -> pa.Array:
     parts = [pc.struct_field(array, [number]) for number in range(len(inner))]
-    made = [part if convert is None else convert(part) for part, convert in zip(parts, inner, strict=True)]
-    return pa.StructArray.from_arrays(made, [field.name for field in array.type], mask=array.is_null())
+    converted = [part if convert is None else convert(part) for part, convert in zip(parts, inner, strict=True)]
+    return pa.StructArray.from_arrays(converted, [field.name for field in array.type], mask=array.is_null())
 
 
-def _list(array: pa.Array, element: Convert) -> pa.Array:
+def _convert_list(array: pa.Array, element: Convert) -> pa.Array:
     whole = pa.concat_arrays([array])
     return pa.ListArray.from_arrays(whole.offsets, element(whole.values), mask=whole.is_null())
 
 
-def _map(array: pa.Array, key: Convert | None, value: Convert | None) -> pa.Array:
+def _convert_map(array: pa.Array, key: Convert | None, value: Convert | None) -> pa.Array:
     whole = pa.concat_arrays([array])
     keys = whole.keys if key is None else key(whole.keys)
     items = whole.items if value is None else value(whole.items)
     return pa.MapArray.from_arrays(whole.offsets, keys, items, mask=whole.is_null())
 
 
-def _uuids(array: pa.Array) -> pa.Array:
-    """Strings such as `123e4567-e89b-12d3-a456-426614174000`."""
+def _convert_uuids(array: pa.Array) -> pa.Array:
+    """Convert uuids to texts such as `123e4567-e89b-12d3-a456-426614174000`."""
     rows = len(array)
     if not rows:
         return pa.array([], pa.string())
@@ -111,10 +115,14 @@ def _uuids(array: pa.Array) -> pa.Array:
     text[:, places[::2]] = _DIGITS[raw >> 4]
     text[:, places[1::2]] = _DIGITS[raw & 15]
     offsets = pa.array(np.arange(rows + 1, dtype=np.int32) * _UUID_CHARACTERS)
-    made = pa.StringArray.from_buffers(rows, offsets.buffers()[1], pa.py_buffer(text.tobytes()))
-    return pc.if_else(array.is_valid(), made, None)
+    texts = pa.StringArray.from_buffers(rows, offsets.buffers()[1], pa.py_buffer(text.tobytes()))
+    return pc.if_else(array.is_valid(), texts, None)
 
 
 def check_fits(schema: spark.StructType, target: WriteTarget) -> None:
-    """Unwritable for a DataFrame whose columns do not match the table, for any rows."""
+    """Check that the columns of a DataFrame match the table, for any rows.
+
+    Raises:
+        Unwritable: If they do not match.
+    """
     conform(pa.RecordBatch.from_pylist([], to_arrow_schema(schema)), target.schema, target.arrow)

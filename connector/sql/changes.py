@@ -13,7 +13,7 @@ from datetime import datetime
 
 from sqlglot import exp
 
-from seamark.connector.analysis.lexer import Token, UnsupportedStatement, tokens_of
+from seamark.connector.analysis.lexer import TrinoToken, UnsupportedStatement, tokens_of
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.plans.async_client import Name
 from seamark.connector.plans.quotes import quote_name
@@ -238,9 +238,9 @@ def divide_row_change(text: str) -> RowChangeTexts:
     return RowChangeTexts(tuple(values), source)
 
 
-def _parse_assignments(tokens: Sequence[Token]) -> tuple[list[list[Token]], Token | None]:
+def _parse_assignments(tokens: Sequence[TrinoToken]) -> tuple[list[list[TrinoToken]], TrinoToken | None]:
     """Return the assignments of SET, and the token WHERE, if there is one."""
-    groups: list[list[Token]] = [[]]
+    groups: list[list[TrinoToken]] = [[]]
     depth = 0
     for token in tokens:
         depth += (token.word in _OPENING) - (token.word in _CLOSING)

@@ -10,7 +10,7 @@ from functools import cached_property
 from sqlglot import Dialect, TokenType, exp
 from sqlglot.errors import SqlglotError
 
-from seamark.connector.analysis.lexer import Token, UnsupportedStatement, tokens_of, with_plain_numbers
+from seamark.connector.analysis.lexer import TrinoToken, UnsupportedStatement, normalize_numerals, tokens_of
 from seamark.connector.client.errors import BadRequest
 from seamark.formats.iceberg.expressions.sql_parser import parse_statements, tokens_in
 
@@ -74,7 +74,7 @@ def parse(text: str) -> SqlStatement:
     if len(text) > CHARACTERS_MAX:
         raise BadRequest(f"The statement has {len(text):,} characters; the limit is {CHARACTERS_MAX:,}")
     try:
-        text = with_plain_numbers(text)
+        text = normalize_numerals(text)
     except UnsupportedStatement as error:
         raise BadRequest(f"{str(error)!r} is not a number, and a name must not begin with a digit") from None
     try:
@@ -96,7 +96,7 @@ def parse(text: str) -> SqlStatement:
     return SqlStatement(text, trees[0])
 
 
-def _source_start(tokens: Sequence[Token], *, has_columns: bool) -> int:
+def _source_start(tokens: Sequence[TrinoToken], *, has_columns: bool) -> int:
     """Return the position of the source in `INSERT INTO table [(columns)] source`.
 
     Raises:

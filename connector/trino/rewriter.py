@@ -42,7 +42,7 @@ from seamark.connector.analysis.statement_cache import (
     StatementText,
     on_behalf_of,
 )
-from seamark.connector.analysis.views import ViewDefinitions, Views
+from seamark.connector.analysis.views import ViewDefinitions, ViewPlanner
 from seamark.connector.client.errors import ClientError
 from seamark.connector.plans import joins as joining
 from seamark.connector.plans.async_client import KnownTable, Name, PlanView, Seamark, TablePlanResponse, View
@@ -161,7 +161,7 @@ class Rewriter:
         allowed, and a sender must not be able to stop the plans of others."""
         self._withdrawing = PlanWithdrawal(seamark.lease)
         self._reader = StatementReader()
-        self._views = Views(seamark, self._reader, self._resolve_name)
+        self._views = ViewPlanner(seamark, self._reader, self._resolve_name)
         self._useless_until_s: MemoryCache[tuple[StatementText, str | None, str | None], float] = MemoryCache(
             _USELESS_STATEMENTS_BYTES_MAX
         )
@@ -398,12 +398,12 @@ class Rewriter:
         named = {
             names: table[1] for names in plain.table_names if (table := self._resolve_name(names, session)) is not None
         }
-        views = await self._views.cached(named.values(), until_s)
+        views = await self._views.open_cached(named.values(), until_s)
         if len(plain.table_names) < 2 and not views and not pre_parse.needs_types:
             return plain, {}, ViewDefinitions({}, {})
         seen = await self._views.definitions(named.values(), views, requests, until_s)
-        tables = {names: seen.known[name] for names, name in named.items() if name in seen.known}
-        return (await self._reader.read(text, tables, until_s) if tables else plain), tables, seen
+        known = {names: seen.tables[name] for names, name in named.items() if name in seen.tables}
+        return (await self._reader.read(text, known, until_s) if known else plain), known, seen
 
     def _resolve_name(self, names: Names, default: Session | View) -> tuple[str, tuple[str, ...]] | None:
         """Catalog, and the table as Seamark has it; None for what is none of the catalogs' tables."""

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from seamark.connector.analysis.lexer import UnsupportedStatement, tokens_of, with_plain_numbers
-from seamark.connector.analysis.scans import STATEMENT_MAX
+from seamark.connector.analysis.lexer import UnsupportedStatement, normalize_numerals, tokens_of
+from seamark.connector.analysis.scans import STATEMENT_CHARACTERS_MAX
 from seamark.connector.client.errors import BadRequest as StatementRefused
 from seamark.connector.jobs.statements import TEXT_MAX, parse_statement
 from seamark.formats.iceberg.expressions.binding import parse_literal
@@ -72,10 +72,10 @@ def test_ages_of_columns_with_blanks_are_read() -> None:
 
 @pytest.mark.parametrize("part", ["/* ", "/*a", "'", '"', "`", "1e", "1.", "1_", "-", "/", "--"])
 def test_statements(part: str) -> None:
-    text = part * (STATEMENT_MAX // len(part) - 1) + "!"
+    text = part * (STATEMENT_CHARACTERS_MAX // len(part) - 1) + "!"
     for read, given in (
         (tokens_of, text),
-        (with_plain_numbers, text),
+        (normalize_numerals, text),
         (parse_statement, f"ALTER TABLE t {text[: TEXT_MAX - 100]}"),
     ):
         with suppress(UnsupportedStatement, StatementRefused):

@@ -50,11 +50,11 @@ def test_rows_and_pages_are_counted_as_the_files_hold_them(
             places = [place for place, key in enumerate(keys) if key == asked]
             if indexed and places:
                 pages = {place // 100 for place in places}
-                wanted.held += len(keys)
+                wanted.planned += len(keys)
                 wanted.touched += min(len(keys), 100 * len(pages))
                 wanted.chosen += len(places)
             elif not indexed and min(keys) <= asked <= max(keys):
-                wanted.held += len(keys)
+                wanted.planned += len(keys)
                 wanted.touched += len(keys)
                 wanted.chosen += len(keys)
         assert found == wanted, seed
@@ -62,8 +62,8 @@ def test_rows_and_pages_are_counted_as_the_files_hold_them(
 
 def test_a_reader_is_taken_by_the_pages_that_it_need_not_read() -> None:
     large = 100 * EVEN_ROWS
-    assert RemainingRows(held=large, touched=EVEN_ROWS, chosen=1).suits_seamark
-    assert RemainingRows(held=large, touched=int(EVEN_SHARE * large) - EVEN_ROWS - 1, chosen=1).suits_seamark
-    assert not RemainingRows(held=large, touched=int(EVEN_SHARE * large) - EVEN_ROWS, chosen=1).suits_seamark
-    assert not RemainingRows(held=EVEN_ROWS, touched=1, chosen=1).suits_seamark
+    assert RemainingRows(planned=large, touched=EVEN_ROWS, chosen=1).suits_seamark
+    assert RemainingRows(planned=large, touched=int(EVEN_SHARE * large) - EVEN_ROWS - 1, chosen=1).suits_seamark
+    assert not RemainingRows(planned=large, touched=int(EVEN_SHARE * large) - EVEN_ROWS, chosen=1).suits_seamark
+    assert not RemainingRows(planned=EVEN_ROWS, touched=1, chosen=1).suits_seamark
     assert not RemainingRows().suits_seamark

@@ -22,7 +22,7 @@ def test_a_task_owns_files_of_which_it_has_all_keys() -> None:
     seen = set()
     for width, buckets, theirs in itertools.product((1, 6, 8, 16), (1, 2, 3, 6, 8), (1, 2, 4, 6, 8, 16, 32)):
         distribution = upserting.RowDistribution((field,), min(width, buckets), 1, width)
-        places = distribution.places([keys])
+        places = distribution.assign_tasks([keys])
         assert places.max() < distribution.tasks
         spec = PartitionSpec(0, (PartitionField("b", f"bucket[{theirs}]", 1),))
         codes = apply_transform(f"bucket[{theirs}]", "long", keys).codes
@@ -43,7 +43,7 @@ def test_rows_of_one_bucket_and_many_keys_are_shared_among_all_tasks(monkeypatch
         columns = {"tenant": pa.array(["acme"] * count, pa.large_string()), "id": pa.array(range(count))}
         distribution = upserting.RowDistribution.of(opened, both, 16 * upserting.TASK_ROWS, 4, None)
         assert distribution.tasks == 16
-        sizes = Counter(distribution.places([columns[one.name] for one in both]).tolist())
+        sizes = Counter(distribution.assign_tasks([columns[one.name] for one in both]).tolist())
         assert max(sizes.values()) < 1.2 * count / distribution.tasks, sizes
         assert not distribution.owns(spec)
     alone = upserting.RowDistribution.of(opened, fields[:1], 16 * upserting.TASK_ROWS, 4, None)

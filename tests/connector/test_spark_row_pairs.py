@@ -10,7 +10,7 @@ import pyarrow as pa
 from seamark.connector.spark.query.conditions import SparkColumn
 from seamark.connector.spark.statements.held_rows import ordinals_of
 from seamark.connector.spark.statements.key_values import fitting_rows
-from seamark.connector.spark.statements.row_changes import matching_rows
+from seamark.connector.spark.statements.row_changes import match_rows
 from seamark.connector.write.latest_rows import batch_of
 from seamark.formats.iceberg.types.schema import Field, Schema
 from tests.seeds import first_seed
@@ -23,11 +23,11 @@ def test_pairs_are_all_rows_with_equal_keys() -> None:
         stored = np.array([rng.randrange(6) for _ in range(rng.randrange(8))], dtype=np.int64)
         given = np.array([rng.randrange(-1, 6) for _ in range(rng.randrange(8))], dtype=np.int64)
         wanted = sorted((s, g) for s, key in enumerate(stored) for g, other in enumerate(given) if key == other)
-        found = matching_rows(stored, given, len(wanted))
+        found = match_rows(stored, given, len(wanted))
         assert found is not None
         assert sorted(zip(*map(np.ndarray.tolist, found), strict=True)) == wanted, f"seed {seed}"
         if wanted:
-            assert matching_rows(stored, given, len(wanted) - 1) is None
+            assert match_rows(stored, given, len(wanted) - 1) is None
 
 
 def test_rows_have_the_ordinal_of_their_key() -> None:

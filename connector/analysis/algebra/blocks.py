@@ -41,7 +41,7 @@ from seamark.connector.analysis.algebra.equivalences import (
     semi_joins,
 )
 from seamark.connector.analysis.algebra.relations import Origin, Relation, Table
-from seamark.connector.analysis.comparisons import decided
+from seamark.connector.analysis.comparisons import evaluate_literals
 from seamark.connector.analysis.operands import class_of_kind, class_of_literal
 from seamark.connector.plans.conditions import (
     Atom,
@@ -218,7 +218,7 @@ class Block:
         # After the sources, because conditions on these also hold for equal columns of correlated subqueries.
         for query in self.inner:
             if query.block is not None:
-                query.block.correlated = self._correlated_condition(query.block, query.pairs)
+                query.block.correlated = self._derive_correlated_condition(query.block, query.pairs)
             query.relation.push_down(None if query.source is None else self._lateral_conditions.get(query.source))
 
     # Conditions on the joined rows
@@ -233,7 +233,7 @@ class Block:
 
     def _condition_on_columns(self, wanted: Condition | None) -> Condition | None:
         """Return the condition on the outputs as one on the columns of the sources."""
-        wanted = weaken(wanted, lambda atom: decided(atom, self.outputs.literal))
+        wanted = weaken(wanted, lambda atom: evaluate_literals(atom, self.outputs.literal))
         above = move(weaken(wanted, self._keep_sure), lambda reference: self.outputs.reference(reference[1]))
         return above if self.keys is None else restrict_to_columns(above, self.keys)
 
@@ -304,7 +304,7 @@ class Block:
 
     # Correlated subqueries
 
-    def _correlated_condition(self, query: Block, pairs: Sequence[Equality]) -> Condition | None:
+    def _derive_correlated_condition(self, query: Block, pairs: Sequence[Equality]) -> Condition | None:
         """Return the condition on the rows of a subquery that the rows of this block imply.
 
         The subquery's WHERE compares columns of its sources with columns of this block, of which only rows are needed
@@ -325,7 +325,10 @@ class Block:
 def exists_values(query: Block, pairs: Sequence[Equality]) -> Iterator[SemiJoin]:
     """Yield semi-joins for columns of the outer block of a subquery that has a row.
 
-    `pairs` are as those of `InnerQuery`. Nothing is known if the block has rows without rows of its sources.
+    Nothing is known if the block has rows without rows of its sources.
+
+    Args:
+        pairs: The pairs of `InnerQuery`.
     """
     if not query.needs_rows:
         return

@@ -39,7 +39,7 @@ _WHOLE = frozenset(("int", "long"))
 
 @dataclass(frozen=True)
 class Predicate:
-    """What is true for each row for which a boolean expression is true.
+    """The facts that are true for each row for which a boolean expression is true.
 
     Attributes:
         condition: A condition on columns of the block's sources. It has a semi-join for each subquery and each period

@@ -43,10 +43,10 @@ ScanOf: TypeAlias = Callable[[Table], int | None]
 
 def condition_of(table: Table, *, utc: bool) -> Condition | None:
     """Return the condition without joins, and without comparisons that the catalog would evaluate in another way."""
-    return _evaluated_part(table, all_of([table.predicate, *_partner_conditions(table)]), utc=utc)
+    return _keep_evaluated_part(table, all_of([table.predicate, *_partner_conditions(table)]), utc=utc)
 
 
-def _evaluated_part(table: Table, condition: Condition | None, *, utc: bool) -> Condition | None:
+def _keep_evaluated_part(table: Table, condition: Condition | None, *, utc: bool) -> Condition | None:
     """Return the part of a condition on the table's columns that the catalog evaluates as the engine does."""
     columns = table.columns or {}
 
@@ -123,7 +123,7 @@ def _join_of(semi_join: SemiJoin, table: Table, scan_of: ScanOf, *, utc: bool) -
     if scan is None or not isinstance(partner, Table):
         return None
     on = tuple((reference[1], column) for reference, column in semi_join.pairs)
-    return Join(scan, on, semi_join.transform, _evaluated_part(partner, semi_join.where, utc=utc))
+    return Join(scan, on, semi_join.transform, _keep_evaluated_part(partner, semi_join.where, utc=utc))
 
 
 def _alternatives(either: AnyOf, table: Table, scan_of: ScanOf, number: int, *, utc: bool) -> list[Join]:
@@ -136,7 +136,7 @@ def _alternatives(either: AnyOf, table: Table, scan_of: ScanOf, number: int, *, 
     for branch in either.parts:
         # Rows of a dimension are not filtered by fields of structs, nor by functions.
         columns_only = drop_functions(weaken(branch, lambda atom: None if _has_field(atom) else atom))
-        condition = _evaluated_part(table, columns_only, utc=utc)
+        condition = _keep_evaluated_part(table, columns_only, utc=utc)
         if condition is not None:
             own.append(condition)
             continue
@@ -158,8 +158,8 @@ def common_joins(joins_of_each: Sequence[tuple[Join, ...]]) -> tuple[Join, ...]:
     """
     if not joins_of_each:
         return ()
-    first, *others = joins_of_each
-    groups = [{_group(join, joins) for join in joins} for joins in others]
+    first, *other_joins = joins_of_each
+    groups = [{_group(join, joins) for join in joins} for joins in other_joins]
     return tuple(join for join in first if all(_group(join, first) in each for each in groups))
 
 

@@ -183,7 +183,7 @@ class LiteralRows:
 
 
 @dataclass
-class _ColumnsOf:
+class _SameColumns:
     """A relation with the columns of its `body`."""
 
     body: Relation
@@ -208,13 +208,17 @@ class _ColumnsOf:
 
 
 @dataclass
-class PushdownBarrier(_ColumnsOf):
-    """Rows that are counted or ordered: no condition is pushed below, nor to the `others` that the rows depend on."""
+class PushdownBarrier(_SameColumns):
+    """Rows that are counted or ordered: no condition is pushed below them.
 
-    others: tuple[Relation, ...] = ()
+    Attributes:
+        dependencies: Other relations that the rows depend on. No condition is pushed to them either.
+    """
+
+    dependencies: tuple[Relation, ...] = ()
 
     def push_down(self, wanted: Condition | None) -> None:
-        for relation in (self.body, *self.others):
+        for relation in (self.body, *self.dependencies):
             relation.push_down(None)
 
 
@@ -236,7 +240,7 @@ class SetOperation:
         return self.left.names()
 
     def kind(self, column: str) -> str | None:
-        name = same_position(column, self.left.names(), self.right.names())
+        name = find_same_position(column, self.left.names(), self.right.names())
         kind = None if name is None else self.left.kind(column)
         return kind if name is not None and self.right.kind(name) == kind else None
 
@@ -247,7 +251,7 @@ class SetOperation:
         return None
 
     def value_class(self, column: str) -> str | None:
-        name = same_position(column, self.left.names(), self.right.names())
+        name = find_same_position(column, self.left.names(), self.right.names())
         class_ = None if name is None else self.left.value_class(column)
         if name is None or class_ not in _DISCRIMINATED:
             return None
@@ -262,20 +266,24 @@ class SetOperation:
         both = weaken(wanted, keep)
 
         def on_right(reference: ColumnReference) -> ColumnReference | None:
-            name = same_position(reference[1], self.left.names(), self.right.names())
+            name = find_same_position(reference[1], self.left.names(), self.right.names())
             return None if name is None else (0, name)
 
         self.left.push_down(both)
         self.right.push_down(move(both, on_right))
 
 
-def same_position(column: str, names: Sequence[str | None] | None, others: Sequence[str | None] | None) -> str | None:
-    """Return the name in `others` at the position of `column` in `names`, with the same field if it is one of a
-    struct.
+def find_same_position(
+    column: str, names: Sequence[str | None] | None, other_names: Sequence[str | None] | None
+) -> str | None:
+    """Return the name in `other_names` at the position of `column` in `names`.
 
-    None if one of the two is not there exactly once.
+    A field of a struct stays the same field.
+
+    Returns:
+        None if one of the two names does not occur exactly once.
     """
-    if names is None or others is None or len(names) != len(others):
+    if names is None or other_names is None or len(names) != len(other_names):
         return None
     field = ""
     if column not in names:
@@ -283,8 +291,8 @@ def same_position(column: str, names: Sequence[str | None] | None, others: Seque
         field = dot + path
     if names.count(column) != 1:
         return None
-    other = others[names.index(column)]
-    return None if other is None or others.count(other) != 1 else other + field
+    other = other_names[names.index(column)]
+    return None if other is None or other_names.count(other) != 1 else other + field
 
 
 @dataclass
@@ -301,31 +309,31 @@ class RenamedColumns:
         return self.columns
 
     def kind(self, column: str) -> str | None:
-        name = self._inner_name(column)
+        name = self._find_inner_name(column)
         return None if name is None else self.inner.kind(name)
 
     def origin(self, columns: Sequence[str]) -> Origin | None:
-        names = [name for column in columns if (name := self._inner_name(column)) is not None]
+        names = [name for column in columns if (name := self._find_inner_name(column)) is not None]
         return self.inner.origin(names) if len(names) == len(columns) else None
 
     def values(self, column: str) -> tuple[Literal, ...] | None:
-        name = self._inner_name(column)
+        name = self._find_inner_name(column)
         return None if name is None else self.inner.values(name)
 
     def value_class(self, column: str) -> str | None:
-        name = self._inner_name(column)
+        name = self._find_inner_name(column)
         return None if name is None else self.inner.value_class(name)
 
     def push_down(self, wanted: Condition | None) -> None:
         def inside(reference: ColumnReference) -> ColumnReference | None:
-            name = self._inner_name(reference[1])
+            name = self._find_inner_name(reference[1])
             return None if name is None else (0, name)
 
         self.inner.push_down(move(wanted, inside))
 
-    def _inner_name(self, column: str) -> str | None:
+    def _find_inner_name(self, column: str) -> str | None:
         """Return the name of the column in the inner relation, or None if the name is ambiguous."""
-        return same_position(column, self.columns, self.inner.names())
+        return find_same_position(column, self.columns, self.inner.names())
 
 
 @dataclass
@@ -387,7 +395,7 @@ class NamedQuery:
 
 
 @dataclass
-class WithClause(_ColumnsOf):
+class WithClause(_SameColumns):
     """A query and the names in its WITH; each name may use the names before it."""
 
     named: tuple[NamedQuery, ...]

@@ -59,15 +59,15 @@ from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGE
 from seamark.formats.iceberg.metadata.snapshot import MAIN
 from seamark.formats.protocol.wire import INDEX_FILES_MAX
 
-SAMPLE_ROWS, SAMPLE_ROWS_A_FILE, SAMPLE_ROWS_MAX = 100_000, 100, 1_000_000
+SAMPLE_ROWS, SAMPLE_ROWS_PER_FILE, SAMPLE_ROWS_MAX = 100_000, 100, 1_000_000
 TASK_ROWS = 1_000_000
 """Approximate number of rows that a task sorts and writes."""
-_READ_BYTES = 128 << 20
+_READ_BYTES_PER_TASK = 128 << 20
 """Approximate bytes of data files that a task reads."""
-_TASKS_A_CORE = 3
+_TASKS_PER_CORE = 3
 _KEY, _TASK = "_seamark_key", "_seamark_task"
-_OWN = (_KEY, _TASK)
-_GIVEN = "tasks binary"
+_OWN_COLUMNS = (_KEY, _TASK)
+_TASK_SCHEMA = "tasks binary"
 
 
 def cluster(
@@ -117,16 +117,16 @@ def cluster(
     tasks = list(plan(client, opened))
     if not tasks:
         return WriteReport(0, 0, 0, 0, (), None)
-    task_frame = _frame(spark, tasks)
+    task_frame = _make_task_frame(spark, tasks)
     size_bytes = sum(task.size_bytes for task in tasks)
-    count = files or _count(target, size_bytes, target_file_bytes)
+    count = files or _count_files(target, size_bytes, target_file_bytes)
     rows, sample = _sample(task_frame, read_plan, target, attributes, count, sum(task.records for task in tasks))
     target = replace(target, properties=derive_layer_properties(target.properties, sample, attributes.columns))
     suffix = ClusteringLayout(tuple(by), curve).suffix(generate_layer_name())
     work = ClusterTask.of(
         Clustering.of(attributes, sample, curve), sample, read_plan, target, rows, count, _cores(spark), suffix
     )
-    written = _written(task_frame, work).check_rows(rows, target.storage).limit_indexes(target.storage)
+    written = _write_clustered(task_frame, work).check_rows(rows, target.storage).limit_indexes(target.storage)
     full_summary = {
         "engine-name": "spark",
         "engine-version": spark.version,
@@ -138,10 +138,10 @@ def cluster(
     return WriteReport(len(written.files), written.rows, written.size_bytes, index_files, written.skipped, answer)
 
 
-def _count(target: WriteTarget, size_bytes: int, file_bytes: int | None) -> int:
+def _count_files(target: WriteTarget, size_bytes: int, file_bytes: int | None) -> int:
     """Return the number of files of the target size."""
-    most = file_bytes or as_long(target.properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT)
-    return max(1, -(-size_bytes // max(1, most)))
+    bytes_per_file = file_bytes or as_long(target.properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT)
+    return max(1, -(-size_bytes // max(1, bytes_per_file)))
 
 
 # What tasks do
@@ -151,12 +151,12 @@ def _cores(spark: SparkSession) -> int:
     return int(spark.sparkContext.defaultParallelism)
 
 
-def _frame(spark: SparkSession, tasks: Sequence[ScanTask]) -> DataFrame:
+def _make_task_frame(spark: SparkSession, tasks: Sequence[ScanTask]) -> DataFrame:
     """Return a row, and a partition, for the files of each Spark task."""
     size_bytes = sum(task.size_bytes for task in tasks)
-    parts = min(len(tasks), max(_TASKS_A_CORE * _cores(spark), -(-size_bytes // _READ_BYTES)))
+    parts = min(len(tasks), max(_TASKS_PER_CORE * _cores(spark), -(-size_bytes // _READ_BYTES_PER_TASK)))
     pickled = [(bytearray(pickle.dumps(tasks[number::parts])),) for number in range(parts)]
-    return spark.createDataFrame(spark.sparkContext.parallelize(pickled, parts), _GIVEN)
+    return spark.createDataFrame(spark.sparkContext.parallelize(pickled, parts), _TASK_SCHEMA)
 
 
 def _read(read_plan: ReadPlan, storage: Storage, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -176,31 +176,34 @@ def _sample(
     """Return the number of rows, and a sample of the columns that keys are computed from."""
     whole = target.spec.fields or not attributes.columns  # partition values need the other columns
     narrow = read_plan if whole else replace(read_plan, names=tuple(attributes.columns))
-    sample_rows = min(SAMPLE_ROWS_MAX, max(SAMPLE_ROWS, SAMPLE_ROWS_A_FILE * files))
+    sample_rows = min(SAMPLE_ROWS_MAX, max(SAMPLE_ROWS, SAMPLE_ROWS_PER_FILE * files))
     results = collect_results(
-        task_frame.mapInArrow(partial(_sampled, narrow, target.storage, sample_rows / max(1, records)), RESULT)
+        task_frame.mapInArrow(partial(_sample_rows, narrow, target.storage, sample_rows / max(1, records)), RESULT)
     )
     parts = [pa.ipc.open_stream(result).read_all() for result in results]
     rows = sum(int(part.schema.metadata[b"rows"]) for part in parts)
     return rows, pa.concat_tables([part.replace_schema_metadata(None) for part in parts]).combine_chunks()
 
 
-def _sampled(
+def _sample_rows(
     read_plan: ReadPlan, storage: Storage, fraction: float, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Deterministic: the reader returns the rows of a task in the same order each time."""
+    """Return a sample of a task's rows, and their number in the metadata of its schema.
+
+    The sample is deterministic, because the reader returns the rows of a task in the same order each time.
+    """
     batch_list = list(batches)
     draw = np.random.default_rng(
         zlib.crc32(b"".join(pickled.as_py() for batch in batch_list for pickled in batch.column(0)))
     )
-    rows, taken = 0, []
+    rows, sampled = 0, []
     for batch in _read(read_plan, storage, batch_list):
         rows += batch.num_rows
-        taken.append(batch.filter(pa.array(draw.random(batch.num_rows) < fraction)))
+        sampled.append(batch.filter(pa.array(draw.random(batch.num_rows) < fraction)))
     sink = pa.BufferOutputStream()
     schema = read_plan.arrow.with_metadata({"rows": str(rows)})
     with pa.ipc.new_stream(sink, schema) as stream:
-        stream.write_table(pa.Table.from_batches(taken, read_plan.arrow).replace_schema_metadata(schema.metadata))
+        stream.write_table(pa.Table.from_batches(sampled, read_plan.arrow).replace_schema_metadata(schema.metadata))
     yield encode_result(sink.getvalue().to_pybytes())
 
 
@@ -219,7 +222,7 @@ class ClusterTask:
     """The first keys of all tasks except the first."""
     file_rows: int
     suffix: str
-    """Of the names of the files."""
+    """The suffix of the files' names."""
 
     @staticmethod
     def of(
@@ -232,7 +235,7 @@ class ClusterTask:
         cores: int,
         suffix: str,
     ) -> ClusterTask:
-        tasks = min(files, max(_TASKS_A_CORE * cores, -(-rows // TASK_ROWS)))
+        tasks = min(files, max(_TASKS_PER_CORE * cores, -(-rows // TASK_ROWS)))
         work = ClusterTask(
             clustering, read_plan, target, tasks, np.empty(0, dtype="S1"), max(1, math.ceil(rows / files)), suffix
         )
@@ -253,18 +256,22 @@ class ClusterTask:
         return np.concatenate([places.astype(">u4").view(np.uint8).reshape(-1, 4), keys], axis=1)
 
 
-def _written(given: DataFrame, work: ClusterTask) -> WrittenFiles:
+def _write_clustered(task_frame: DataFrame, work: ClusterTask) -> WrittenFiles:
     fields = [spark_types.StructField(name, kind) for name, kind in _spark_types(work.read_plan).items()]
     own = [spark_types.BinaryType(), spark_types.IntegerType()]
-    fields += [spark_types.StructField(name, kind, False) for name, kind in zip(_OWN, own, strict=True)]
-    keyed = given.mapInArrow(partial(_keyed, work), spark_types.StructType(fields))
+    fields += [spark_types.StructField(name, kind, False) for name, kind in zip(_OWN_COLUMNS, own, strict=True)]
+    keyed = task_frame.mapInArrow(partial(_add_keys, work), spark_types.StructType(fields))
     spread = keyed.repartitionById(work.tasks, _TASK).sortWithinPartitions(_KEY)
     results = collect_results(spread.mapInArrow(partial(_write, work), RESULT))
     return WrittenFiles.join(decode_files(result) for result in results)
 
 
 def _spark_types(read_plan: ReadPlan) -> dict[str, spark_types.DataType]:
-    """BadRequest for a column without a Spark type."""
+    """Return the Spark types of the columns that are read.
+
+    Raises:
+        BadRequest: If a column has no Spark type.
+    """
     try:
         kinds = {field.name: spark_type(field.type) for field in (*read_plan.fields, *read_plan.lineage)}
     except ValueError as error:
@@ -272,7 +279,7 @@ def _spark_types(read_plan: ReadPlan) -> dict[str, spark_types.DataType]:
     return {name: kinds[name] for name in read_plan.names}
 
 
-def _keyed(work: ClusterTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _add_keys(work: ClusterTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     read_plan = work.read_plan
     converts = {field.name: for_spark(field.type) for field in (*read_plan.fields, *read_plan.lineage)}
     for batch in _read(read_plan, work.target.storage, batches):
@@ -284,7 +291,7 @@ def _keyed(work: ClusterTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
             for name, column in zip(read_plan.names, batch.columns, strict=True)
         ]
         yield pa.RecordBatch.from_arrays(
-            [*columns, binary.cast(pa.binary()), pa.array(tasks)], [*read_plan.names, *_OWN]
+            [*columns, binary.cast(pa.binary()), pa.array(tasks)], [*read_plan.names, *_OWN_COLUMNS]
         )
 
 
@@ -293,11 +300,11 @@ def _write(work: ClusterTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
     file_rows = 0
     with TableWriter(work.target, suffix=work.suffix) as writer:
         for batch in batches:
-            rest = batch.drop_columns(list(_OWN))
-            while rest.num_rows:
-                part = rest.slice(0, work.file_rows - file_rows)
+            remaining = batch.drop_columns(list(_OWN_COLUMNS))
+            while remaining.num_rows:
+                part = remaining.slice(0, work.file_rows - file_rows)
                 writer.write(part)
-                file_rows, rest = file_rows + part.num_rows, rest.slice(part.num_rows)
+                file_rows, remaining = file_rows + part.num_rows, remaining.slice(part.num_rows)
                 if file_rows == work.file_rows:
                     writer.close_files()
                     file_rows = 0

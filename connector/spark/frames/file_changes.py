@@ -25,11 +25,11 @@ from seamark.connector.write.table_writer import WrittenFiles, discard_on_error,
 from seamark.connector.write.target import WriteTarget, with_lineage
 from seamark.connector.write.upserts import delete_by_position
 
-COPIED_BYTES_MAX = 64 << 20
+DRIVER_COPY_BYTES_MAX = 64 << 20
 """Data files that the driver rewrites itself."""
-DRIVER_FILES = 500
+DRIVER_FILES_MAX = 500
 """The maximum number of data files whose deletes the driver writes itself."""
-_GROUP_BYTES = 1 << 30
+_TASK_BYTES_MAX = 1 << 30
 """Data files that a task rewrites."""
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class PackedRows(msgspec.Struct, frozen=True):
         positions = BitMap64(rows.positions.astype(np.uint64)).serialize()
         return PackedRows(dict(rows.task.file), [dict(delete) for delete in rows.task.deletes], positions)
 
-    def found(self) -> MatchedRows:
+    def unpack(self) -> MatchedRows:
         positions = np.asarray(BitMap64.deserialize(self.positions).to_array(), dtype=np.int64)
         return MatchedRows(ScanTask(self.file, tuple(self.deletes)), positions, np.zeros_like(positions))
 
@@ -59,33 +59,33 @@ class FileChanges:
     opened: OpenTable
     target: WriteTarget
 
-    def copied(
+    def copy_files(
         self, files: Sequence[MatchedRows], new: Sequence[pa.RecordBatch] = (), *, tracked: bool = False
     ) -> WrittenFiles:
-        """Copy-on-write: the other rows of these files, and new rows.
+        """Write the remaining rows of these files to new files (copy-on-write), together with new rows.
 
         Args:
-            tracked: New rows have row ids.
+            tracked: Whether the new rows have row ids.
         """
-        rest = [file for file in files if not file.is_whole]
-        if sum(file.task.size_bytes for file in rest) <= COPIED_BYTES_MAX:
+        partial_files = [file for file in files if not file.is_whole]
+        if sum(file.task.size_bytes for file in partial_files) <= DRIVER_COPY_BYTES_MAX:
             return rewrite_files(self.opened, self.target, files, new)
         written = write_batches(with_lineage(self.target) if tracked else self.target, new)
         with discard_on_error([written], self.target.storage):
-            return WrittenFiles.join((written, self.copied_by_tasks(rest)))
+            return WrittenFiles.join((written, self.copy_by_tasks(partial_files)))
 
-    def copied_by_tasks(self, files: Sequence[MatchedRows]) -> WrittenFiles:
+    def copy_by_tasks(self, files: Sequence[MatchedRows]) -> WrittenFiles:
         total = sum(file.task.size_bytes for file in files)
-        most = min(_GROUP_BYTES, -(-total // self._cores))
-        groups = divide(files, lambda file: (file.task.size_bytes,), (most,))
-        return WrittenFiles.join(_run(self.spark, partial(_copy, self.opened, self.target), groups))
+        bytes_per_task = min(_TASK_BYTES_MAX, -(-total // self._cores))
+        groups = divide(files, lambda file: (file.task.size_bytes,), (bytes_per_task,))
+        return WrittenFiles.join(_run_tasks(self.spark, partial(_copy, self.opened, self.target), groups))
 
-    def marked(self, files: Sequence[MatchedRows]) -> WrittenDeletes:
-        """Merge-on-read: deletes of these rows."""
-        if len(files) <= DRIVER_FILES:
+    def mark_deleted(self, files: Sequence[MatchedRows]) -> WrittenDeletes:
+        """Write deletes of these rows (merge-on-read)."""
+        if len(files) <= DRIVER_FILES_MAX:
             return delete_by_position(self.opened, self.target, files)
-        groups = divide(files, lambda _: (1,), (max(DRIVER_FILES, -(-len(files) // self._cores)),))
-        parts = _run(self.spark, partial(_mark, self.opened, self.target), groups)
+        groups = divide(files, lambda _: (1,), (max(DRIVER_FILES_MAX, -(-len(files) // self._cores)),))
+        parts = _run_tasks(self.spark, partial(_mark, self.opened, self.target), groups)
         return WrittenDeletes.join(parts)
 
     @property
@@ -94,14 +94,14 @@ class FileChanges:
 
 
 def _copy(opened: OpenTable, target: WriteTarget, rows: Sequence[PackedRows]) -> WrittenFiles:
-    return rewrite_files(opened, target, [rows_of_file.found() for rows_of_file in rows], ())
+    return rewrite_files(opened, target, [rows_of_file.unpack() for rows_of_file in rows], ())
 
 
 def _mark(opened: OpenTable, target: WriteTarget, rows: Sequence[PackedRows]) -> WrittenDeletes:
-    return delete_by_position(opened, target, [rows_of_file.found() for rows_of_file in rows])
+    return delete_by_position(opened, target, [rows_of_file.unpack() for rows_of_file in rows])
 
 
-def _run(
+def _run_tasks(
     spark: SparkSession, task: Callable[[Sequence[PackedRows]], T], groups: Iterable[Sequence[MatchedRows]]
 ) -> list[T]:
     """Run a task for each group of files.
@@ -109,5 +109,5 @@ def _run(
     If a task fails after Spark's retries, the job fails, and files of the other tasks stay as orphans.
     """
     context = spark.sparkContext
-    given = [[PackedRows.of(file) for file in group] for group in groups]
-    return list(context.parallelize(given, len(given)).map(task).collect())
+    packed_groups = [[PackedRows.of(file) for file in group] for group in groups]
+    return list(context.parallelize(packed_groups, len(packed_groups)).map(task).collect())

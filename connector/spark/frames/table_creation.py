@@ -38,7 +38,7 @@ _PLAIN: dict[type[spark.DataType], str] = {
 }
 _TRANSFORMS = {"year": "year", "years": "year", "month": "month", "months": "month", "day": "day", "days": "day"}
 _TRANSFORMS |= {"hour": "hour", "hours": "hour", "identity": "identity", "date": "day", "date_hour": "hour"}
-_WIDE = ("bucket", "truncate")
+_TRANSFORMS_WITH_WIDTH = ("bucket", "truncate")
 _NAME, _WIDTH = r"(`[^`]+`|\w+)", r"([0-9]{1,9})"
 _TERM = re.compile(rf"(\w+)\s*\(\s*(?:{_WIDTH}\s*,\s*)?{_NAME}\s*(?:,\s*{_WIDTH}\s*)?\)|{_NAME}")
 _TERM_TEXT = re.compile(r"(?:[^,(]|\([^)]*+\)?+)++")
@@ -56,7 +56,7 @@ def iceberg_type(kind: spark.DataType, ids: Iterator[int]) -> Any:
         case spark.DecimalType():
             return f"decimal({kind.precision}, {kind.scale})"
         case spark.StructType():
-            return {"type": "struct", "fields": _fields(kind, ids)}
+            return {"type": "struct", "fields": _number_fields(kind, ids)}
         case spark.ArrayType():
             element = next(ids)
             inner = iceberg_type(kind.elementType, ids)
@@ -78,8 +78,8 @@ def iceberg_type(kind: spark.DataType, ids: Iterator[int]) -> Any:
     return name
 
 
-def _fields(given: spark.StructType, ids: Iterator[int]) -> list[dict[str, Any]]:
-    numbered = [(next(ids), field) for field in given.fields]
+def _number_fields(struct: spark.StructType, ids: Iterator[int]) -> list[dict[str, Any]]:
+    numbered = [(next(ids), field) for field in struct.fields]
     return [
         {"id": number, "name": field.name, "required": False, "type": iceberg_type(field.dataType, ids)}
         for number, field in numbered
@@ -102,14 +102,14 @@ def create_for_frame(
     Raises:
         Unwritable: For a type or a transform that Iceberg does not have; the server's errors.
     """
-    fields = _fields(columns, itertools.count(1))
+    fields = _number_fields(columns, itertools.count(1))
     ids = {str(field["name"]): int(field["id"]) for field in fields}
     spec = {"fields": [_partition_field(text, ids, number) for number, text in enumerate(partitioning)]}
     create_table(client, table, {"type": "struct", "fields": fields}, partition_spec=spec, properties=properties)
 
 
 def split_terms(text: str) -> list[str]:
-    """`bucket(16, id), day` → the two terms."""
+    """Split a list of terms: `bucket(16, id), day` has two terms."""
     return [term.strip() for term in _TERM_TEXT.findall(text) if term.strip()]
 
 
@@ -122,11 +122,11 @@ def _partition_field(text: str, ids: Mapping[str, int], number: int) -> dict[str
     if column not in ids:
         raise Unwritable(f"the rows have no column {column} to partition by; they have {', '.join(ids)[:500]}")
     transform = "identity" if function is None else _TRANSFORMS.get(function.lower())
-    if function is not None and function.lower() in _WIDE and width is not None:
+    if function is not None and function.lower() in _TRANSFORMS_WITH_WIDTH and width is not None:
         transform = f"{function.lower()}[{width}]"
     if transform is None or (width is not None and "[" not in transform):
-        known = ", ".join(["bucket(N, column)", "truncate(N, column)", "years", "months", "days", "hours"])
-        raise Unwritable(f"{text!r} is no transform of a partitioning; there are {known}")
+        supported = ", ".join(["bucket(N, column)", "truncate(N, column)", "years", "months", "days", "hours"])
+        raise Unwritable(f"{text!r} is no transform of a partitioning; there are {supported}")
     suffix = "" if transform == "identity" else f"_{transform.partition('[')[0]}"
     name, field_id = f"{column}{suffix}", _FIRST_FIELD + number
     return {"source-id": ids[column], "field-id": field_id, "name": name, "transform": transform}
@@ -155,20 +155,20 @@ def merge_schema(client: SeamarkClient, table: Name, columns: spark.StructType) 
             kind = iceberg_type(field.dataType, ids)
             schema["fields"].append({"id": number, "name": field.name, "required": False, "type": kind})
             changed = True
-        elif isinstance(stored["type"], str) and (wider := _wider(stored["type"], iceberg_type(field.dataType, ids))):
+        elif isinstance(stored["type"], str) and (wider := _widen(stored["type"], iceberg_type(field.dataType, ids))):
             stored["type"] = wider
             changed = True
     if changed:
         _commit_schema(client, table, metadata, schema, next(ids) - 1)
 
 
-def _wider(stored: str, given: Any) -> str | None:
-    """Return the type that the column gets; None if it stays."""
-    if (stored, given) in (("int", "long"), ("float", "double")):
-        return str(given)
-    if isinstance(given, str) and base_name(stored) == base_name(given) == "decimal":
-        more = decimal_precision(given) > decimal_precision(stored)
-        return given if more and decimal_scale(given) == decimal_scale(stored) else None
+def _widen(stored: str, written: Any) -> str | None:
+    """Return the type that a stored column gets; None if its type stays."""
+    if (stored, written) in (("int", "long"), ("float", "double")):
+        return str(written)
+    if isinstance(written, str) and base_name(stored) == base_name(written) == "decimal":
+        more = decimal_precision(written) > decimal_precision(stored)
+        return written if more and decimal_scale(written) == decimal_scale(stored) else None
     return None
 
 

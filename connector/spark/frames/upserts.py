@@ -10,9 +10,9 @@ by the bucket of the key if the table is bucketed by its only column, so that a 
 otherwise by a hash of the key. Each task locates its keys in the snapshot that the driver chose, by index lookups or by
 reading the files that may contain them, and writes the new rows. The stored rows are not joined in Spark.
 
-The driver merges what several tasks found in one data file. The deletion vector of a file, or its copy without the
-deleted rows, is written once: by the task itself if all keys of the file belong to it, which buckets show; otherwise by
-the driver or by tasks of a second job, each for some files. With `equality` no task locates rows
+The driver merges the rows that several tasks located in one data file. The deletion vector of a file, or its copy
+without the deleted rows, is written once: by the task itself if all keys of the file belong to it, which buckets show;
+otherwise by the driver or by tasks of a second job, each for some files. With `equality` no task locates rows
 (`connector/write/equality_upserts.py`), and the deletes are those of the tasks.
 
 Invariant: the table receives exactly what the tasks wrote whose results Spark used. A failed attempt deletes its files;
@@ -48,7 +48,7 @@ from seamark.connector.client.values import At
 from seamark.connector.plans.quotes import backquote
 from seamark.connector.read.scans import bind_filter
 from seamark.connector.read.tables import OpenTable, open_table
-from seamark.connector.spark.frames.file_changes import COPIED_BYTES_MAX, FileChanges, PackedRows
+from seamark.connector.spark.frames.file_changes import DRIVER_COPY_BYTES_MAX, FileChanges, PackedRows
 from seamark.connector.spark.frames.results import RESULT, collect_results, encode_result
 from seamark.connector.write.delete_files import WrittenDeletes
 from seamark.connector.write.equality_upserts import EQUALITY, check_table, write_equality_upsert
@@ -112,9 +112,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class UpsertRequest:
-    """As in `connector.write.upserts`; `columns` only for an upsert.
+    """An upsert or a delete, with the parameters of `connector.write.upserts`.
 
-    The rows of a delete are reduced to the key columns. `keys` None: the key that `key_names` gives.
+    The rows of a delete are reduced to the key columns.
+
+    Attributes:
+        keys: None for the key that `key_names` gives.
+        columns: Only for an upsert.
     """
 
     keys: tuple[str, ...] | None
@@ -126,23 +130,23 @@ class UpsertRequest:
     read_snapshot_id: int | UnsetType | None = UNSET
 
     @property
-    def named(self) -> tuple[str, ...]:
+    def resolved_keys(self) -> tuple[str, ...]:
         """The key, once it is resolved."""
         assert self.keys is not None
         return self.keys
 
-    def needed(self, given: Sequence[str]) -> list[str]:
-        """Return the needed columns of the rows.
+    def choose_columns(self, row_columns: Sequence[str]) -> list[str]:
+        """Return the columns of the rows that the change needs.
 
         Raises:
             Unwritable: If a column is missing or occurs twice.
         """
-        named = [*self.named, *(self.columns or ()), *([] if self.precombine is None else [self.precombine])]
-        needed = list(dict.fromkeys(named if self.deletes or self.columns is not None else [*given, *named]))
+        named = [*self.resolved_keys, *(self.columns or ()), *([] if self.precombine is None else [self.precombine])]
+        needed = list(dict.fromkeys(named if self.deletes or self.columns is not None else [*row_columns, *named]))
         for name in needed:
-            if (times := given.count(name)) != 1:
+            if (times := row_columns.count(name)) != 1:
                 columns_found = "no column" if not times else f"{times} columns"
-                raise Unwritable(f"the rows have {columns_found} {name}; they have {', '.join(given)[:500]}")
+                raise Unwritable(f"the rows have {columns_found} {name}; they have {', '.join(row_columns)[:500]}")
         return needed
 
 
@@ -158,56 +162,57 @@ def commit_change(
     attempts: int = COMMIT_ATTEMPTS_MAX,
     driver_rows: int = DRIVER_ROWS,
 ) -> Report:
-    """Return one commit.
+    """Make one commit of an upsert or a delete.
 
     Raises:
-        ValueError: For invalid arguments, before any row is evaluated; if rows do not fit the table, Unwritable or
-            Spark's error with that message.
-        Unwritable: For invalid arguments, before any row is evaluated; if rows do not fit the table, Unwritable or
-            Spark's error with that message.
+        ValueError: For invalid arguments, before any row is evaluated.
+        Unwritable: If columns do not fit the table, before any row is evaluated. If values do not fit, the error is
+            Unwritable or Spark's error with that message.
     """
     check_arguments(request.row_mode, request.strategy, request.precombine, request.columns, request.read_snapshot_id)
     opened = open_table(client, table, At(ref=branch))
     check_supports_deletes(opened.metadata)
     request = replace(request, keys=tuple(choose_key_names(opened.schema, request.keys, df.columns)))
-    needed = request.needed(df.columns)
+    needed = request.choose_columns(df.columns)
     nothing = pa.RecordBatch.from_arrays([pa.nulls(0) for _ in needed], needed)
-    batch_of([nothing], opened.schema, request.named, request.precombine, request.columns)
+    batch_of([nothing], opened.schema, request.resolved_keys, request.precombine, request.columns)
     if request.strategy == EQUALITY:
-        check_table(opened, target_of(opened.metadata, opened.storage, opened.name), request.named)
+        check_table(opened, target_of(opened.metadata, opened.storage, opened.name), request.resolved_keys)
     more: dict[str, Any] = {"branch": branch, "producer": producer, "summary": summary, "attempts": attempts}
     selected = df.select(*map(backquote, needed))
-    given = None if _copies_much(opened, request, 1) else _collected(selected, driver_rows)
-    if given is None or _copies_much(opened, request, given.num_rows):
-        with _evaluated_once(selected) as persisted:
+    rows = None if _copies_much(opened, request, 1) else _collect(selected, driver_rows)
+    if rows is None or _copies_much(opened, request, rows.num_rows):
+        with _persist(selected) as persisted:
             count = persisted.count()
             if count > driver_rows or _copies_much(opened, request, count):
                 reads = request.read_snapshot_id is not UNSET
-                prepared = partial(_prepared, client, persisted, count, request)
+                prepared = partial(_prepare, client, persisted, count, request)
                 return commit_row_change(client, table, prepared, history=reads, **more)
-            given = persisted.toArrow()
+            rows = persisted.toArrow()
     how = {"mode": request.row_mode, "strategy": request.strategy, "read_snapshot_id": request.read_snapshot_id, **more}
     if request.deletes:
-        return delete(client, table, keys=given, key=request.named, **how)
+        return delete(client, table, keys=rows, key=request.resolved_keys, **how)
     columns = None if request.columns is None else list(request.columns)
-    return upsert(client, table, given, keys=request.named, precombine=request.precombine, columns=columns, **how)
+    return upsert(
+        client, table, rows, keys=request.resolved_keys, precombine=request.precombine, columns=columns, **how
+    )
 
 
-def _collected(df: DataFrame, most: int) -> pa.Table | None:
-    """Return all rows; None if there are more than `most`, too many bytes, or if Spark's size estimate is too large
+def _collect(df: DataFrame, rows_max: int) -> pa.Table | None:
+    """Return all rows; None if there are more than `rows_max`, too many bytes, or if Spark's size estimate is too large
     to try.
 
     After None, rows that were evaluated are not used.
     """
-    if most <= 0 or int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())) > _SMALL_BYTES:
+    if rows_max <= 0 or int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())) > _SMALL_BYTES:
         return None
     try:
-        collected = df.limit(min(most, _LIMIT_MAX) + 1).toArrow()
+        collected = df.limit(min(rows_max, _LIMIT_MAX) + 1).toArrow()
     except Py4JJavaError as error:
         if "maxResultSize" not in str(error):  # the text may contain it only as the cause
             raise
         return None
-    return collected if collected.num_rows <= most else None
+    return collected if collected.num_rows <= rows_max else None
 
 
 def _copies_much(opened: OpenTable, request: UpsertRequest, rows: int) -> bool:
@@ -220,7 +225,7 @@ def _copies_much(opened: OpenTable, request: UpsertRequest, rows: int) -> bool:
         files, size_bytes = int(totals["total-data-files"]), int(totals["total-files-size"])
     except (KeyError, ValueError):  # a summary need not have these totals
         return False
-    return size_bytes * min(rows, files) > COPIED_BYTES_MAX * files
+    return size_bytes * min(rows, files) > DRIVER_COPY_BYTES_MAX * files
 
 
 def _mode(request: UpsertRequest, target: WriteTarget) -> str:
@@ -228,7 +233,7 @@ def _mode(request: UpsertRequest, target: WriteTarget) -> str:
 
 
 @contextmanager
-def _evaluated_once(df: DataFrame) -> Iterator[DataFrame]:
+def _persist(df: DataFrame) -> Iterator[DataFrame]:
     persisted = df.persist(StorageLevel.MEMORY_AND_DISK)
     try:
         yield persisted
@@ -253,7 +258,10 @@ class RowDistribution:
 
     @staticmethod
     def of(opened: OpenTable, fields: Sequence[Field], rows: int, cores: int, strategy: str | None) -> RowDistribution:
-        """More tasks than the rows need, if they read no file twice: by bucket, by an index, or without reading.
+        """Choose the number of tasks.
+
+        There are more tasks than the rows need if no file is then read twice: by bucket, by an index, or without
+        reading.
 
         Buckets are used only if their column is the whole key: a value of a part of the key may have nearly all rows.
         """
@@ -271,11 +279,14 @@ class RowDistribution:
     def tasks(self) -> int:
         return self.buckets * self.parts
 
-    def places(self, columns: Sequence[pa.Array]) -> Ints:
-        """Return int32[rows]: the task of each row; `columns` are the key's, with the table's types.
+    def assign_tasks(self, columns: Sequence[pa.Array]) -> Ints:
+        """Return the task of each row, int32[rows].
+
+        Args:
+            columns: The key's columns, with the table's types.
 
         Raises:
-            Unwritable: For a null, so that the error is raised before any task writes a file.
+            Unwritable: If a key is null, before any task writes a file.
         """
         check_no_nulls(self.fields, columns)
         tasks = np.zeros(len(columns[0]), dtype=np.int64)
@@ -328,15 +339,15 @@ class UpsertTask:
 def run_tasks(df: DataFrame, work: UpsertTask) -> DataFrame:
     """Return the results of the tasks: a row of bytes from each task that had rows."""
     schema = spark_types.StructType([*df.schema.fields, _PLACE_FIELD])
-    placed = df.mapInArrow(partial(_placed, work.distribution), schema)
+    placed = df.mapInArrow(partial(_add_task_numbers, work.distribution), schema)
     exchanged = placed.repartitionById(work.distribution.tasks, _PLACE)
     return exchanged.mapInArrow(partial(change_task, work), RESULT)
 
 
-def _placed(distribution: RowDistribution, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _add_task_numbers(distribution: RowDistribution, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         table = pa.Table.from_batches([batch])
-        places = distribution.places([column_of(table, field) for field in distribution.fields])
+        places = distribution.assign_tasks([column_of(table, field) for field in distribution.fields])
         yield batch.append_column(pa.field(_PLACE, pa.int32(), False), pa.array(places))
 
 
@@ -347,14 +358,15 @@ class _Result(msgspec.Struct, frozen=True):
     """The result of a task.
 
     Attributes:
-        removed: Paths of data files that it rewrote; `found`: rows that are still to be deleted; `counts`: inserted,
-            updated, deleted and stale.
+        removed: Paths of data files that it rewrote.
+        to_delete: Rows that are still to be deleted.
+        counts: The numbers of inserted, updated, deleted and stale rows.
     """
 
     written: WrittenFiles = WrittenFiles()
     equality_deletes: WrittenDeletes = WrittenDeletes()
     removed: list[str] = []
-    found: list[PackedRows] = []
+    to_delete: list[PackedRows] = []
     read: list[str] = []
     scope: Any = None
     counts: tuple[int, int, int, int] = (0, 0, 0, 0)
@@ -367,21 +379,21 @@ def change_task(work: UpsertTask, batches: Iterable[pa.RecordBatch]) -> Iterator
 
     It leaves no file if it fails.
     """
-    given = [batch.drop_columns([_PLACE]) for batch in batches if batch.num_rows]
-    if not given:
+    row_batches = [batch.drop_columns([_PLACE]) for batch in batches if batch.num_rows]
+    if not row_batches:
         return
     request = work.request
-    batch = batch_of(given, work.opened.schema, request.named, request.precombine, request.columns)
-    result = _blind(work, batch) if request.strategy == EQUALITY else _located(work, batch)
+    batch = batch_of(row_batches, work.opened.schema, request.resolved_keys, request.precombine, request.columns)
+    result = _write_without_locating(work, batch) if request.strategy == EQUALITY else _change_located_rows(work, batch)
     yield encode_result(msgspec.msgpack.encode(result))
 
 
-def _blind(work: UpsertTask, batch: Batch) -> _Result:
-    made = write_equality_upsert(batch, work.opened, work.target, deletes=work.request.deletes)
-    return _Result(made.data, made.deletes)
+def _write_without_locating(work: UpsertTask, batch: Batch) -> _Result:
+    written = write_equality_upsert(batch, work.opened, work.target, deletes=work.request.deletes)
+    return _Result(written.data, written.deletes)
 
 
-def _located(work: UpsertTask, batch: Batch) -> _Result:
+def _change_located_rows(work: UpsertTask, batch: Batch) -> _Result:
     opened, target, request = work.opened, work.target, work.request
     try:
         check_unchanged(work.client, opened, batch.keys, request.read_snapshot_id, request.strategy)
@@ -392,19 +404,19 @@ def _located(work: UpsertTask, batch: Batch) -> _Result:
     else:
         matches = compute_upsert(work.client, opened, batch, request.strategy, work.mode)
     own: list[MatchedRows] = []
-    rest = list(matches.located.files)
+    shared_files = list(matches.located.files)
     if work.mode == COPY_ON_WRITE:
         specs = {partition_spec.spec_id: partition_spec for partition_spec in opened.metadata.partition_specs}
-        owned = [work.distribution.owns(specs.get(file.task.spec_id)) for file in rest]
-        own = [file for file, is_owned in zip(rest, owned, strict=True) if is_owned]
-        rest = [file for file, is_owned in zip(rest, owned, strict=True) if not is_owned]
+        owned = [work.distribution.owns(specs.get(file.task.spec_id)) for file in shared_files]
+        own = [file for file, is_owned in zip(shared_files, owned, strict=True) if is_owned]
+        shared_files = [file for file, is_owned in zip(shared_files, owned, strict=True) if not is_owned]
     report, scope = matches.report, read_scope(batch.keys, opened, work.distribution.tasks)
-    scope_json, rows = expression_json(scope), [PackedRows.of(file) for file in rest]
+    scope_json, rows = expression_json(scope), [PackedRows.of(file) for file in shared_files]
     written = rewrite_files(opened, target, own, matches.rows()) if own else matches.write(target)
     return _Result(
         written,
         removed=[file.task.path for file in own],
-        found=rows,
+        to_delete=rows,
         read=sorted(matches.located.read | {file.task.path for file in own if not file.is_whole}),
         scope=scope_json,
         counts=(report.inserted, report.updated, report.deleted, report.stale),
@@ -414,10 +426,10 @@ def _located(work: UpsertTask, batch: Batch) -> _Result:
 # Merging results on the driver
 
 
-def _prepared(
+def _prepare(
     client: SeamarkClient, df: DataFrame, rows: int, request: UpsertRequest, opened: OpenTable, target: WriteTarget
 ) -> RowChange:
-    fields = find_key_fields(opened.schema, request.named)
+    fields = find_key_fields(opened.schema, request.resolved_keys)
     cores = int(df.sparkSession.sparkContext.defaultParallelism)
     distribution = RowDistribution.of(opened, fields, rows, cores, request.strategy)
     work = UpsertTask(client, opened, target, request, _mode(request, target), distribution)
@@ -430,11 +442,11 @@ def _prepared(
     with discard_on_error([data], target.storage):
         if changed := next((result.changed for result in results if result.changed), None):
             raise rows_changed_error(changed)
-        files = merge_rows(rows_of_file for result in results for rows_of_file in result.found)
+        files = merge_rows(rows_of_file for result in results for rows_of_file in result.to_delete)
         removed = [path for result in results for path in result.removed]
         removed += [file.task.path for file in files] if copies else []
-        rest = [file for file in files if not file.is_whole] if copies else []
-        read = {path for result in results for path in result.read} | {file.task.path for file in rest}
+        partial_files = [file for file in files if not file.is_whole] if copies else []
+        read = {path for result in results for path in result.read} | {file.task.path for file in partial_files}
         inserted, updated, deleted, stale = (
             sum(each) for each in zip(*(result.counts for result in results), strict=True)
         )
@@ -443,8 +455,8 @@ def _prepared(
         scope = any_of(*(bind_filter(result.scope, opened) for result in results)) if several else TRUE
         # The last step that may fail: the files that it writes are not deleted by a later error.
         work_on_files = FileChanges(df.sparkSession, opened, target)
-        deletes = work_on_files.marked(files) if files and not copies else WrittenDeletes()
-        more = work_on_files.copied_by_tasks(rest) if rest else WrittenFiles()
+        deletes = work_on_files.mark_deleted(files) if files and not copies else WrittenDeletes()
+        more = work_on_files.copy_by_tasks(partial_files) if partial_files else WrittenFiles()
     written = WrittenFiles.join((data, more))
     return RowChange(scope, report, written, deletes, tuple({"file-path": path} for path in removed))
 
@@ -457,5 +469,5 @@ def merge_rows(rows: Iterable[PackedRows]) -> list[MatchedRows]:
     files = []
     for parts in by_path.values():
         whole = BitMap64.union(*(BitMap64.deserialize(rows_of_file.positions) for rows_of_file in parts))
-        files.append(msgspec.structs.replace(parts[0], positions=whole.serialize()).found())
+        files.append(msgspec.structs.replace(parts[0], positions=whole.serialize()).unpack())
     return sorted(files, key=lambda file: (file.task.spec_id, repr(file.task.file.get("partition")), file.task.path))

@@ -42,7 +42,7 @@ from seamark.connector.jobs.written_merges import merge_written
 from seamark.connector.plans.quotes import backquote
 from seamark.connector.spark.frames.results import RESULT, collect_results, encode_result
 from seamark.connector.spark.frames.upserts import DRIVER_ROWS, UpsertRequest, commit_change
-from seamark.connector.spark.rewrites import job_group_kept, run_on_spark
+from seamark.connector.spark.rewrites import keep_job_group, run_on_spark
 from seamark.connector.spark.types import check_fits
 from seamark.connector.write.appends import APPEND, OVERWRITE, OVERWRITE_PARTITIONS, open_destination
 from seamark.connector.write.row_changes import COMMIT_ATTEMPTS_MAX, Report
@@ -60,24 +60,24 @@ NONE, HASH, RANGE = "none", "hash", "range"
 _PLACE = "_seamark_partition"
 _PLACE_FIELD = spark_types.StructField(_PLACE, spark_types.IntegerType(), False)
 UPSERT, DELETE = "upsert", "delete"
-_KEYED = ("keys", "row_mode", "strategy", "read_snapshot_id", "attempts", "driver_rows")
-_TAKES: Mapping[str, tuple[str, ...]] = {
+_KEYED_PARAMETERS = ("keys", "row_mode", "strategy", "read_snapshot_id", "attempts", "driver_rows")
+_PARAMETERS_BY_MODE: Mapping[str, tuple[str, ...]] = {
     APPEND: ("distribution", "merge_files"),
     OVERWRITE: ("distribution", "where", "merge_files"),
     OVERWRITE_PARTITIONS: ("distribution", "merge_files"),
-    UPSERT: (*_KEYED, "precombine", "columns"),
-    DELETE: _KEYED,
+    UPSERT: (*_KEYED_PARAMETERS, "precombine", "columns"),
+    DELETE: _KEYED_PARAMETERS,
 }
 """The modes, and the parameters of each in addition to the common parameters."""
 
 
 @dataclass(frozen=True)
 class WriteReport:
-    """Of one write.
+    """The result of one write.
 
     Attributes:
         commit: The server's answer; None if there was nothing to commit.
-        skipped: As in `WrittenFiles`.
+        skipped: The same as in `WrittenFiles`.
     """
 
     files: int
@@ -167,14 +167,14 @@ def write(
         if not uri:
             raise ValueError("Give uri, the server's address, or a client")
         client = SeamarkClient(uri)
-    if mode not in _TAKES:
-        raise ValueError(f"there is no mode {mode!r}: there are {', '.join(_TAKES)}")
-    if unknown := [name for name in how if name not in _TAKES[mode]]:
-        raise ValueError(f"mode {mode!r} takes no {unknown[0]}; it takes {', '.join(_TAKES[mode])}")
+    if mode not in _PARAMETERS_BY_MODE:
+        raise ValueError(f"there is no mode {mode!r}: there are {', '.join(_PARAMETERS_BY_MODE)}")
+    if unknown := [name for name in how if name not in _PARAMETERS_BY_MODE[mode]]:
+        raise ValueError(f"mode {mode!r} takes no {unknown[0]}; it takes {', '.join(_PARAMETERS_BY_MODE[mode])}")
     producer_json(producer)
     full_summary = {"engine-name": "spark", "engine-version": df.sparkSession.version, **(summary or {})}
     if mode in (UPSERT, DELETE):
-        return _changed(
+        return _change_by_key(
             client, df, table, mode, {"branch": branch, "producer": producer, "summary": full_summary}, **how
         )
     into = open_destination(client, table, mode, where=how.get("where", True), branch=branch)
@@ -182,7 +182,7 @@ def write(
     parts = write_parts(df, into.target, how.get("distribution"))
     written = WrittenFiles.join(parts)
     if how.get("merge_files"):
-        written = _merged(df.sparkSession, client, table, into.target, parts)
+        written = _merge_small_files(df.sparkSession, client, table, into.target, parts)
     answer = into.commit(client, written, producer=producer, summary=full_summary)
     index_files = min(len(written.index_files), INDEX_FILES_MAX)
     published = {file["file-path"] for file in written.files}
@@ -192,16 +192,16 @@ def write(
     )
 
 
-def _merged(
+def _merge_small_files(
     spark: SparkSession, client: SeamarkClient, table: Name, target: WriteTarget, parts: Sequence[WrittenFiles]
 ) -> WrittenFiles:
-    """Merge the written files. Each batch of files is a Spark task."""
-    with job_group_kept(spark):
+    """Merge small files of the tasks. Each batch of files is a Spark task."""
+    with keep_job_group(spark):
         slots = max(1, spark.sparkContext.defaultParallelism)
         return merge_written(client, table, target, parts, runner=partial(run_on_spark, spark), slots=slots)
 
 
-def _changed(
+def _change_by_key(
     client: SeamarkClient,
     df: DataFrame,
     table: Name,
@@ -233,10 +233,7 @@ def _changed(
 
 
 def write_parts(df: DataFrame, target: WriteTarget, distribution: str | None = None) -> list[WrittenFiles]:
-    """Write a DataFrame's rows to files by tasks, without a commit.
-
-    The files of each task.
-    """
+    """Write a DataFrame's rows to files by tasks, without a commit, and return the files of each task."""
     spread = distribute(df, target, distribution)
     results = collect_results(spread.mapInArrow(partial(write_task, target), RESULT))
     return [decode_files(result) for result in results]
@@ -305,11 +302,11 @@ def _sort_columns(target: WriteTarget) -> list[Column]:
         column = target.schema.column(field.sources[0])
         if field.transform != IDENTITY or column is None:
             break
-        columns.append(_ordered(field.direction, field.null_order)(sf.col(_quoted(column, target))))
+        columns.append(_choose_order(field.direction, field.null_order)(sf.col(_quote_path(column, target))))
     return columns
 
 
-def _quoted(column: TableColumn, target: WriteTarget) -> str:
+def _quote_path(column: TableColumn, target: WriteTarget) -> str:
     """Return the column's path for Spark; each name is quoted, because it may contain a dot."""
     names, at = [], column
     while True:
@@ -320,7 +317,7 @@ def _quoted(column: TableColumn, target: WriteTarget) -> str:
         at = parent
 
 
-def _ordered(direction: str, null_order: str) -> Callable[[Column], Column]:
+def _choose_order(direction: str, null_order: str) -> Callable[[Column], Column]:
     if direction == "asc":
         return sf.asc_nulls_first if null_order == "nulls-first" else sf.asc_nulls_last
     return sf.desc_nulls_first if null_order == "nulls-first" else sf.desc_nulls_last

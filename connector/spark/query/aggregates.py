@@ -26,29 +26,28 @@ def extreme_of(catalyst: Catalyst, output: Node) -> tuple[Node, str] | None:
 
 
 def conditions_of_rows(catalyst: Catalyst, outputs: Sequence[Node]) -> list[Node]:
-    """Conditions of which a row meets at least one if it changes an output of an aggregation without keys: those of
-    FILTER, and of CASE within an aggregate.
+    """Return conditions of which each row that changes an output of an aggregation without keys meets at least one.
 
-    Empty if all rows may count.
+    They are the conditions of FILTER, and of CASE within an aggregate. The list is empty if all rows may count.
     """
-    found: list[Node] = []
+    row_conditions: list[Node] = []
     left = list(outputs)
     while left:
         node = left.pop()
         kind = catalyst.kind(node)
         if kind == "AggregateExpression":
-            conditions = _conditions(catalyst, node)
+            conditions = _find_conditions(catalyst, node)
             if not conditions:
                 return []
-            found += conditions
+            row_conditions += conditions
         elif kind in ("", "PythonUDF", "PythonUDAF"):
             return []
         else:
             left += items(node.children())
-    return found
+    return row_conditions
 
 
-def _conditions(catalyst: Catalyst, aggregate: Node) -> list[Node]:
+def _find_conditions(catalyst: Catalyst, aggregate: Node) -> list[Node]:
     if aggregate.filter().isDefined():
         return [aggregate.filter().get()]
     function = aggregate.aggregateFunction()

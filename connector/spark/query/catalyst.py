@@ -27,7 +27,7 @@ _LEVEL = re.compile(r"[A-Za-z0-9_]+|`[^`]+`")
 _IDENTIFIER = re.compile(rf"Some\(((?:{_LEVEL.pattern})(?:\.(?:{_LEVEL.pattern}))*)\)")
 """The text of a defined identifier. Spark quotes all levels but plain words, and doubles the quotes in them."""
 _ANALYSIS = f"{SPARK}catalyst.analysis."
-_FIRST = (
+_FIRST_RULES = (
     f"{OPTIMIZER}EliminateResolvedHint",
     f"{_ANALYSIS}EliminateSubqueryAliases",
     f"{_ANALYSIS}EliminateView",
@@ -46,8 +46,8 @@ _UNARY = frozenset(
 )
 """Kinds whose only child has a method, which saves two calls to the JVM."""
 _FOLDING = f"{OPTIMIZER}ConstantFolding"
-_ROUNDS = 3
-_EACH_ROUND = (
+_ROUNDS_MAX = 3
+_RULES_OF_EACH_ROUND = (
     f"{OPTIMIZER}BooleanSimplification",
     f"{OPTIMIZER}SimplifyCasts",
     f"{OPTIMIZER}UnwrapCastInBinaryComparison",
@@ -75,23 +75,24 @@ class Catalyst:
 
     def kind(self, node: Node) -> str:
         """Return the name of its class; "" for a class outside of Spark."""
-        found = self._kinds.get(node._target_id)
-        if found is None:
+        kind = self._kinds.get(node._target_id)
+        if kind is None:
             name = str(self._statics.name_of(node, ""))
-            found = self._kinds[node._target_id] = name.rpartition(".")[2] if name.startswith(SPARK) else ""
-        return found
+            kind = self._kinds[node._target_id] = name.rpartition(".")[2] if name.startswith(SPARK) else ""
+        return kind
 
     @cached_property
     def _parser(self) -> Any:
         return self.session.sessionState().sqlParser()
 
-    def parsed(self, text: str) -> Node:
+    def parse(self, text: str) -> Node:
         return self._parser.parsePlan(text)
 
-    def analyzed(self, plan: Node) -> Node:
-        """Return the plan after Spark's analyser.
+    def analyze(self, plan: Node) -> Node:
+        """Return the plan after Spark's analyser. It runs nothing.
 
-        PySparkException if Spark does not accept it. Runs nothing.
+        Raises:
+            PySparkException: If Spark does not accept the plan.
         """
         return self.session.sessionState().executePlan(plan, self._statics.skip).analyzed()
 
@@ -119,20 +120,20 @@ class Catalyst:
     # Expressions
 
     def id_of(self, attribute: Node) -> int:
-        found = self._ids.get(attribute._target_id)
-        if found is None:
+        number = self._ids.get(attribute._target_id)
+        if number is None:
             text = None
             if self.kind(attribute) in ("AttributeReference", "Alias"):  # their texts end in the id
                 text = _ATTRIBUTE.fullmatch(str(attribute.toString()))
-            found = int(attribute.exprId().id()) if text is None else int(text[2])
-            self._ids[attribute._target_id] = found
-        return found
+            number = int(attribute.exprId().id()) if text is None else int(text[2])
+            self._ids[attribute._target_id] = number
+        return number
 
     def type_of(self, expression: Node) -> str:
-        found = self._types.get(expression._target_id)
-        if found is None:
-            found = self._types[expression._target_id] = str(expression.dataType().catalogString())
-        return found
+        kind = self._types.get(expression._target_id)
+        if kind is None:
+            kind = self._types[expression._target_id] = str(expression.dataType().catalogString())
+        return kind
 
     def uncast(self, expression: Node) -> Node:
         """Return the expression below casts to the type that it has.
@@ -153,14 +154,14 @@ class Catalyst:
 
     def operands(self, expression: Node, kind: str) -> list[Node]:
         """Return the operands of nested ANDs or ORs, from left to right."""
-        found, left = [], [expression]
+        operands, left = [], [expression]
         while left:
-            one = left.pop()
-            if self.kind(one) == kind:
-                left += [one.right(), one.left()]
+            node = left.pop()
+            if self.kind(node) == kind:
+                left += [node.right(), node.left()]
             else:
-                found.append(one)
-        return found
+                operands.append(node)
+        return operands
 
     # Plans
 
@@ -180,41 +181,41 @@ class Catalyst:
         """Return the leaves of the plan and of its subqueries."""
         return [leaf for one in (plan, *items(plan.subqueriesAll())) for leaf in items(one.collectLeaves())]
 
-    def aliased(self, plan: Node, read: Callable[[str], T | None]) -> Iterator[tuple[Node, T | None]]:
+    def find_aliased_leaves(self, plan: Node, read: Callable[[str], T | None]) -> Iterator[tuple[Node, T | None]]:
         """Yield all leaves, each with the result of `read` for an alias directly above it."""
         left: list[tuple[Node, T | None]] = [(plan, None)]
         with_subqueries = self.has_subqueries(plan)
         while left:
-            node, found = left.pop()
+            node, alias = left.pop()
             if self.kind(node) == "SubqueryAlias":
-                found = found if found is not None else read(str(node.alias()))
-                left.append((node.child(), found))
+                alias = alias if alias is not None else read(str(node.alias()))
+                left.append((node.child(), alias))
                 continue
             children = self.children(node)
             below = [*children, *(items(node.subqueries()) if with_subqueries else ())]
             left += [(one, None) for one in below]
             if not children:
-                yield node, found
+                yield node, alias
 
     def attributes(self, plan: Node) -> list[tuple[int, str]]:
         """Return ids and names of its outputs, in two calls to the JVM, because tables may have a thousand columns."""
-        return self._named(plan.output())
+        return self._read_ids_and_names(plan.output())
 
     def reference_ids(self, node: Node) -> frozenset[int]:
         """Return the ids of the attributes in an expression, or in all expressions of a node of a plan."""
-        return frozenset(number for number, _ in self._named(node.references().toSeq()))
+        return frozenset(number for number, _ in self._read_ids_and_names(node.references().toSeq()))
 
-    def _named(self, attributes: Node) -> list[tuple[int, str]]:
+    def _read_ids_and_names(self, attributes: Node) -> list[tuple[int, str]]:
         """Return ids and names, also of attributes whose texts have another form."""
-        found = []
+        ids_and_names = []
         for place, text in enumerate(strings(attributes)):
-            known = _ATTRIBUTE.fullmatch(text)
-            if known is None:
-                one = attributes.apply(place)
-                found.append((self.id_of(one), str(one.name())))
+            match = _ATTRIBUTE.fullmatch(text)
+            if match is None:
+                attribute = attributes.apply(place)
+                ids_and_names.append((self.id_of(attribute), str(attribute.name())))
             else:
-                found.append((int(known[2]), known[1]))
-        return found
+                ids_and_names.append((int(match[2]), match[1]))
+        return ids_and_names
 
     def class_of(self, node: Node) -> str:
         """Return the full name of its class."""
@@ -231,33 +232,36 @@ class Catalyst:
             return tuple(level.strip("`") for level in _LEVEL.findall(plain[1]))
         if identifier.isEmpty():
             return None
-        found = identifier.get()
-        return (*found.namespace(), str(found.name()))
+        defined = identifier.get()
+        return (*defined.namespace(), str(defined.name()))
 
     def is_relation(self, leaf: Node) -> bool:
         """Return whether it is a table of a catalog."""
         return self.kind(leaf) == "DataSourceV2Relation"
 
-    def inlined(self, plan: Node) -> Node:
+    def inline_with(self, plan: Node) -> Node:
         """Return the plan with the queries of WITH inlined."""
         return self._statics.inline_cte.apply(plan)
 
-    def simplified(self, plan: Node) -> Node:
+    def simplify(self, plan: Node) -> Node:
         """Return a plan with the same rows for any data, with joins for subqueries, and conditions near the tables."""
-        for rule in _FIRST:
-            plan = self._applied(rule, plan)
+        for rule in _FIRST_RULES:
+            plan = self._apply(rule, plan)
         # The current time must not become a constant.
         folding = () if plan.containsPattern(self._current) else (_FOLDING,)
-        for _ in range(_ROUNDS):
+        for _ in range(_ROUNDS_MAX):
             before = plan
-            for rule in (*folding, *_EACH_ROUND):
-                plan = self._applied(rule, plan)
+            for rule in (*folding, *_RULES_OF_EACH_ROUND):
+                plan = self._apply(rule, plan)
             if plan.fastEquals(before):
                 break
         return plan
 
-    def _applied(self, rule: str, plan: Node) -> Node:
-        """Return the plan unchanged if this version of Spark does not have the rule, or it fails for the plan."""
+    def _apply(self, rule: str, plan: Node) -> Node:
+        """Apply a rule of the optimiser.
+
+        The plan is unchanged if this version of Spark does not have the rule, or if the rule fails for the plan.
+        """
         try:
             return self._statics.object_of(rule).apply(plan)
         except (Py4JError, PySparkException, TypeError):

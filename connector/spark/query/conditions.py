@@ -44,7 +44,7 @@ from seamark.connector.spark.scala import items
 from seamark.formats.iceberg.expressions.like_patterns import is_valid_pattern, split_pattern
 from seamark.formats.iceberg.types.transforms import IDENTITY
 
-PARTS_MAX = 2_000
+CONDITION_PARTS_MAX = 2_000
 """Expressions and values that are read in one condition; a larger condition is not used."""
 SAME_TYPES = {
     "boolean": "boolean",
@@ -61,7 +61,7 @@ SAME_TYPES = {
 """Iceberg types whose values Spark compares as Iceberg does, with Spark's names. A uuid is a string in Spark, and fixed
 is a binary of any length."""
 _ICEBERG_KINDS = {kind: iceberg for iceberg, kind in SAME_TYPES.items()}
-_COMPARED = {
+_COMPARISON_OPERATORS = {
     "EqualTo": "=",
     "LessThan": "<",
     "LessThanOrEqual": "<=",
@@ -105,12 +105,12 @@ class _Term(NamedTuple):
     kind: str
     """The type of literals that it may be compared with."""
 
-    def compared(self, op: str, *literals: Literal) -> ColumnComparison:
+    def compare(self, op: str, *literals: Literal) -> ColumnComparison:
         return ColumnComparison((0, self.column), op, literals, self.transform)
 
 
 def spark_kind(iceberg_type: object) -> str | None:
-    """Spark's name of a type; None if Spark compares its values in another way than Iceberg."""
+    """Return Spark's name of a type; None if Spark compares its values in another way than Iceberg."""
     if not isinstance(iceberg_type, str):  # nested
         return None
     if iceberg_type.startswith("decimal("):
@@ -125,18 +125,18 @@ def iceberg_kind(kind: str) -> str | None:
 
 def spark_columns(fields: Iterable[Mapping[str, Any]], within: str = "") -> tuple[SparkColumn, ...]:
     """Return the fields of a schema whose values Spark compares as Iceberg does, and the structs that have some."""
-    found = []
-    given = [(str(one["name"]), one["type"]) for one in fields]
+    columns = []
+    names_and_types = [(str(one["name"]), one["type"]) for one in fields]
     # The server would read a name with a dot as a field of a struct.
-    dotted = any("." in name for name, _ in given)
-    for name, kind in given:
+    dotted = any("." in name for name, _ in names_and_types)
+    for name, kind in names_and_types:
         if "." in name:
             continue
         below = isinstance(kind, Mapping) and kind.get("type") == "struct" and not dotted
         inner = spark_columns(kind["fields"], f"{within}{name}.") if below else ()
-        known = "struct" if inner else spark_kind(kind)
-        found += [] if known is None else [SparkColumn(f"{within}{name}", known, inner)]
-    return tuple(found)
+        column_kind = "struct" if inner else spark_kind(kind)
+        columns += [] if column_kind is None else [SparkColumn(f"{within}{name}", column_kind, inner)]
+    return tuple(columns)
 
 
 class Conditions:
@@ -156,28 +156,28 @@ class Conditions:
         """Return a condition that is true where all the nodes are; with LIKE, which only filters the rows of a
         dimension.
         """
-        found: list[Condition | None] = []
+        conditions: list[Condition | None] = []
         for node in nodes:
             try:
-                found.append(_Reading(self._catalyst, columns).read(node, negated=False))
+                conditions.append(_Reading(self._catalyst, columns).read(node, negated=False))
             except (_TooLarge, RecursionError):
                 continue
         try:
-            found += _Reading(self._catalyst, columns).months(nodes)
+            conditions += _Reading(self._catalyst, columns).months(nodes)
         except (_TooLarge, RecursionError):
             pass
-        return weaken(all_of(found), _sure)
+        return weaken(all_of(conditions), _keep_sure)
 
 
 class _TooLarge(Exception):
-    """The condition has more than `PARTS_MAX` parts."""
+    """The condition has more than `CONDITION_PARTS_MAX` parts."""
 
 
 class _Reading:
     def __init__(self, catalyst: Catalyst, columns: Mapping[int, SparkColumn]) -> None:
         self._catalyst = catalyst
         self._columns = columns
-        self._left = PARTS_MAX
+        self._left = CONDITION_PARTS_MAX
 
     def _count(self, parts: int) -> None:
         self._left -= parts
@@ -199,10 +199,10 @@ class _Reading:
         if kind == "Literal":
             value = node.value()
             return NEVER if value is None or bool(value) == negated else None
-        found = self._leaf(node, kind)
-        if found is None:
-            return self._by_rules(node, negated=negated)
-        return found.negation() if negated else found
+        comparison = self._read_leaf(node, kind)
+        if comparison is None:
+            return self._read_by_rules(node, negated=negated)
+        return comparison.negation() if negated else comparison
 
     def months(self, nodes: Iterable[Node]) -> Iterable[Condition | None]:
         """Return the ranges that `year(c) = 2026 AND month(c) = 3` give; the nodes are parts of a conjunction."""
@@ -215,17 +215,17 @@ class _Reading:
             both = [SparkExpressions(self._catalyst, self).condition(one) for each in kinds.values() for one in each]
             yield self._read(exp.and_(*both))
 
-    def _by_rules(self, node: Node, *, negated: bool) -> Condition | None:
-        """Of functions of columns."""
+    def _read_by_rules(self, node: Node, *, negated: bool) -> Condition | None:
+        """Read a condition on functions of columns by the rules of all engines."""
         written = SparkExpressions(self._catalyst, self)
         tree = written.condition(node)
-        found = self._read(exp.Not(this=exp.Paren(this=tree)) if negated else tree)
-        if found is None or not written.moved:
-            return found
+        condition = self._read(exp.Not(this=exp.Paren(this=tree)) if negated else tree)
+        if condition is None or not written.moved:
+            return condition
         # Days added to a date far beyond these years may give a date before them, and the reverse.
         bounds = ((op, Literal("date", day, LOCAL)) for op, day in (("<", _FIRST_DAY), (">", _LAST_DAY)))
         far = [ColumnComparison((0, name), op, (day,)) for op, day in bounds for name in sorted(written.moved)]
-        return any_of([found, *far])
+        return any_of([condition, *far])
 
     def _read(self, tree: exp.Expr) -> Condition | None:
         kinds = self._kinds
@@ -236,84 +236,86 @@ class _Reading:
         rules = _RULES
         if tree.find(*CURRENT) is not None:
             rules = ConditionReader(casts_decimal=False, today=datetime.now(UTC).date())
-        found = weaken(rules.read(tree, lambda column: (0, column.name), kind), lambda atom: _stored(atom, kinds))
-        return found if is_sure(tree) else functions_of(found)
+        condition = weaken(
+            rules.read(tree, lambda column: (0, column.name), kind), lambda atom: _convert_literals(atom, kinds)
+        )
+        return condition if is_sure(tree) else functions_of(condition)
 
     @cached_property
     def _kinds(self) -> dict[str, str]:
-        """By the names of columns and fields."""
-        found, left = {}, list(self._columns.values())
+        """The types of columns and fields, by name."""
+        kinds_by_name, left = {}, list(self._columns.values())
         while left:
             column = left.pop()
             left += column.fields
-            found[column.name] = column.kind
-        return found
+            kinds_by_name[column.name] = column.kind
+        return kinds_by_name
 
-    def _leaf(self, node: Node, kind: str) -> ColumnComparison | None:
-        if kind in _COMPARED:
-            return self._compared(_COMPARED[kind], node.left(), node.right())
+    def _read_leaf(self, node: Node, kind: str) -> ColumnComparison | None:
+        if kind in _COMPARISON_OPERATORS:
+            return self._compare(_COMPARISON_OPERATORS[kind], node.left(), node.right())
         match kind:
             case "In":
-                return self._in(self._term(node.value()), items(node.list()))
+                return self._read_in(self._parse_term(node.value()), items(node.list()))
             case "IsNull" | "IsNotNull":
-                term = self._term(node.child())
-                found = None if term is None else term.compared("IS NULL")
-                return found.negation() if found is not None and kind == "IsNotNull" else found
+                term = self._parse_term(node.child())
+                comparison = None if term is None else term.compare("IS NULL")
+                return comparison.negation() if comparison is not None and kind == "IsNotNull" else comparison
             case "StartsWith" | "Like":
-                return self._like(node, kind)
-        term = self._term(node)
-        return term.compared("IS TRUE") if term is not None and term.kind == "boolean" else None
+                return self._read_like(node, kind)
+        term = self._parse_term(node)
+        return term.compare("IS TRUE") if term is not None and term.kind == "boolean" else None
 
-    def _compared(self, op: str, left: Node, right: Node) -> ColumnComparison | None:
-        term = self._term(left)
+    def _compare(self, op: str, left: Node, right: Node) -> ColumnComparison | None:
+        term = self._parse_term(left)
         if term is None:
-            term, right, op = self._term(right), left, _FLIPPED.get(op, op)
-        literal = None if term is None else self._literal(right, term.kind)
-        return None if term is None or literal is None else term.compared(op, literal)
+            term, right, op = self._parse_term(right), left, _FLIPPED.get(op, op)
+        literal = None if term is None else self._read_literal(right, term.kind)
+        return None if term is None or literal is None else term.compare(op, literal)
 
-    def _in(self, term: _Term | None, values: list[Node]) -> ColumnComparison | None:
+    def _read_in(self, term: _Term | None, values: list[Node]) -> ColumnComparison | None:
         self._count(len(values))
         if term is None:
             return None
-        literals = [self._literal(one, term.kind) for one in values]
-        there = [one for one in literals if one is not None]
-        return term.compared("IN", *there) if there and len(there) == len(literals) else None
+        literals = [self._read_literal(one, term.kind) for one in values]
+        present = [one for one in literals if one is not None]
+        return term.compare("IN", *present) if present and len(present) == len(literals) else None
 
-    def _like(self, node: Node, kind: str) -> ColumnComparison | None:
-        """Patterns that are a prefix alone.
+    def _read_like(self, node: Node, kind: str) -> ColumnComparison | None:
+        """Read a pattern that is only a prefix.
 
         Spark's own rules have split other patterns where that is possible.
         """
-        term = self._term(node.left())
-        value = None if term is None or term.kind != "string" else self._value(node.right(), "string")
+        term = self._parse_term(node.left())
+        value = None if term is None or term.kind != "string" else self._evaluate(node.right(), "string")
         if term is None or value is None:
             return None
         if kind == "StartsWith":
-            prefix, rest = str(value), "%"
+            prefix, suffix = str(value), "%"
         else:
             escape = str(node.escapeChar())
             if not is_valid_pattern(str(value), escape):  # an error of Spark where it compares a row
                 return None
-            prefix, rest = split_pattern(str(value), escape)
-        return term.compared("STARTS WITH", Literal("text", prefix)) if prefix and rest == "%" else None
+            prefix, suffix = split_pattern(str(value), escape)
+        return term.compare("STARTS WITH", Literal("text", prefix)) if prefix and suffix == "%" else None
 
-    def _term(self, node: Node) -> _Term | None:
-        column = self._column(node)
+    def _parse_term(self, node: Node) -> _Term | None:
+        column = self._find_column(node)
         if column is not None:
             return _Term(column.name, IDENTITY, column.kind)
         kind = self._catalyst.kind(node)
         if kind == "Year":
-            inner = self._column(node.child()) or self._day(node.child())
+            inner = self._find_column(node.child()) or self._find_day_column(node.child())
             if inner is not None and inner.kind in ("date", "timestamp", "timestamp_ntz"):
                 return _Term(inner.name, YEAR, "int")
-        inner = self._day(node)
+        inner = self._find_day_column(node)
         return None if inner is None else _Term(inner.name, DAY, "date")
 
-    def _day(self, node: Node) -> SparkColumn | None:
+    def _find_day_column(self, node: Node) -> SparkColumn | None:
         """Return the timestamp column whose day in UTC `node` is."""
         if self._catalyst.kind(node) != "Cast" or self._catalyst.type_of(node) != "date":
             return None
-        column = self._column(node.child())
+        column = self._find_column(node.child())
         if column is None or column.kind not in ("timestamp", "timestamp_ntz"):
             return None
         zone = node.timeZoneId()
@@ -321,18 +323,18 @@ class _Reading:
             return None
         return column
 
-    def _column(self, node: Node) -> SparkColumn | None:
-        column = self._reference(self._catalyst.uncast(node))
+    def _find_column(self, node: Node) -> SparkColumn | None:
+        column = self._find_reference(self._catalyst.uncast(node))
         return column if column is not None and column.kind == self._catalyst.type_of(node) else None
 
-    def _reference(self, node: Node) -> SparkColumn | None:
+    def _find_reference(self, node: Node) -> SparkColumn | None:
         """Return a column, or a field of a struct."""
         kind = self._catalyst.kind(node)
         if kind == "AttributeReference":
             return self._columns.get(self._catalyst.id_of(node))
         if kind != "GetStructField":
             return None
-        struct = self._reference(node.child())
+        struct = self._find_reference(node.child())
         if struct is None or not struct.fields:
             return None
         name = f"{struct.name}.{node.childSchema().fieldNames()[node.ordinal()]}"
@@ -342,12 +344,12 @@ class _Reading:
 
     def column_name(self, node: Node) -> str | None:
         self._count(1)
-        column = self._column(node)
+        column = self._find_column(node)
         return column.name if column is not None and _rule_kind(column.kind) is not None else None
 
     def constant(self, node: Node) -> Literal | None:
         kind = self._catalyst.type_of(node)
-        return self._literal(node, kind) if kind == "void" or _rule_kind(kind) is not None else None
+        return self._read_literal(node, kind) if kind == "void" or _rule_kind(kind) is not None else None
 
     def row(self, node: Node) -> list[Literal | None] | None:
         if self._catalyst.kind(node) != "Literal" or node.value() is None:
@@ -361,9 +363,9 @@ class _Reading:
             case _:
                 return None
         self._count(len(kinds))
-        return [self._element(value, number, one) for number, one in enumerate(kinds)]
+        return [self._read_element(value, number, one) for number, one in enumerate(kinds)]
 
-    def _element(self, row: Any, number: int, kind: Node) -> Literal | None:
+    def _read_element(self, row: Any, number: int, kind: Node) -> Literal | None:
         if row.isNullAt(number):
             return Literal("null", "NULL")
         name = str(kind.catalogString())
@@ -373,24 +375,24 @@ class _Reading:
         kind = self._catalyst.type_of(node)
         if not kind.startswith("interval ") or "month" in kind or "year" in kind:
             return None
-        value = self._value(node, kind)
+        value = self._evaluate(node, kind)
         return None if value is None else int(value)
 
     def interval_months(self, node: Node) -> int | None:
         kind = self._catalyst.type_of(node)
-        value = self._value(node, kind) if kind in _MONTHS else None
+        value = self._evaluate(node, kind) if kind in _MONTHS else None
         return None if value is None else int(value)
 
-    def _literal(self, node: Node, kind: str) -> Literal | None:
+    def _read_literal(self, node: Node, kind: str) -> Literal | None:
         """Return None if it is no literal of type `kind`."""
         if self._catalyst.kind(node) == "Literal" and node.value() is None:
             return Literal("null", "NULL")
-        value = self._value(node, kind)
+        value = self._evaluate(node, kind)
         return None if value is None else literal_of(value, kind)
 
-    def _value(self, node: Node, kind: str) -> Any:
-        given = self._catalyst.type_of(node)
-        if given != kind and not (given.startswith("decimal(") and kind.startswith("decimal(")):
+    def _evaluate(self, node: Node, kind: str) -> Any:
+        node_kind = self._catalyst.type_of(node)
+        if node_kind != kind and not (node_kind.startswith("decimal(") and kind.startswith("decimal(")):
             return None
         if self._catalyst.kind(node) == "Literal":
             return node.value()
@@ -406,26 +408,25 @@ def _rule_kind(kind: str) -> str | None:
     return kind if kind.startswith("decimal(") else _RULE_KINDS.get(kind)
 
 
-def _sure(atom: Atom) -> Atom | None:
-    """Return the atom, but no condition on a field that null meets: not every file format counts a field of a null
-    struct as null.
+def _keep_sure(atom: Atom) -> Atom | None:
+    """Return a condition, except one on a field that null meets.
 
-    LIKE is of columns only.
+    Not every file format counts a field of a null struct as null. LIKE conditions concern only columns.
     """
     if isinstance(atom, SemiJoin) or "." not in atom.column[1]:
         return atom
     return atom if atom.rejects_null and isinstance(atom, ColumnComparison) else None
 
 
-def _stored(atom: Atom, kinds: Mapping[str, str]) -> Atom | None:
-    """Return what the rules found, with literals of the type of the column: dates, instants or times without a zone."""
+def _convert_literals(atom: Atom, kinds: Mapping[str, str]) -> Atom | None:
+    """Convert the literals of a condition to the type of its column: dates, instants, or times without a zone."""
     if not isinstance(atom, ColumnComparison) or atom.transform != IDENTITY:
         return atom
     kind = kinds[atom.column[1]]
-    given = [_moment(one) for one in atom.literals]
-    if kind not in ("date", "timestamp", "timestamp_ntz") or None in given:
+    literal_moments = [_parse_moment(one) for one in atom.literals]
+    if kind not in ("date", "timestamp", "timestamp_ntz") or None in literal_moments:
         return atom
-    moments = [one for one in given if one is not None]
+    moments = [one for one in literal_moments if one is not None]
     if kind != "date":
         return replace(atom, literals=tuple(_time_literal(one, kind) for one in moments))
     days = tuple(Literal("date", one.date().isoformat(), LOCAL) for one in moments)
@@ -436,8 +437,8 @@ def _stored(atom: Atom, kinds: Mapping[str, str]) -> Atom | None:
     return replace(atom, op=_ON_OTHER_DAYS[atom.op], literals=days)
 
 
-def _moment(literal: Literal) -> datetime | None:
-    """Of a date or a time without a zone."""
+def _parse_moment(literal: Literal) -> datetime | None:
+    """Return the moment of a date, or of a time without a zone; None for another literal."""
     if literal.kind not in ("date", "timestamp") or literal.zone == ZONED:
         return None
     return datetime.fromisoformat(literal.value)
@@ -450,7 +451,7 @@ def _time_literal(moment: datetime, kind: str) -> Literal:
 
 
 def literal_of(value: Any, kind: str) -> Literal | None:
-    """Of a value as Spark holds it."""
+    """Return the literal of a value of the JVM; None if it has no text that Iceberg reads."""
     match kind:
         case "boolean":
             return Literal("boolean", str(bool(value)).upper())
@@ -464,14 +465,15 @@ def literal_of(value: Any, kind: str) -> Literal | None:
         case "binary":
             return Literal("binary", bytes(value).hex())
         case "date" | "timestamp" | "timestamp_ntz":
-            return _time(int(value), kind)
+            return _convert_time(int(value), kind)
     return Literal("decimal", format(value.toJavaBigDecimal(), "f"))
 
 
-def _time(value: int, kind: str) -> Literal | None:
-    """Return days or microseconds since 1970 in UTC.
+def _convert_time(value: int, kind: str) -> Literal | None:
+    """Convert days or microseconds since 1970 in UTC.
 
-    None for years without four digits.
+    Returns:
+        None for years without four digits.
     """
     try:
         if kind == "date":

@@ -10,7 +10,7 @@ from seamark.connector.spark.query.catalyst import Catalyst, Node
 from seamark.connector.spark.query.conditions import SparkColumn, literal_of
 from seamark.connector.spark.scala import items
 
-ROWS_MAX = 1_000
+CONSTANT_ROWS_MAX = 1_000
 _KINDS = ("int", "bigint", "string", "date", "timestamp", "timestamp_ntz")
 
 
@@ -18,30 +18,31 @@ def constant_columns(catalyst: Catalyst, node: Node) -> list[tuple[int, SparkCol
     """Return ids of attributes, their columns, and all values but null; without columns of other types."""
     match catalyst.kind(node):
         case "LocalRelation":
-            if node.isStreaming() or node.data().size() > ROWS_MAX:
+            if node.isStreaming() or node.data().size() > CONSTANT_ROWS_MAX:
                 return []
             rows = items(node.data())
-            given = [
-                (one, [_value(row, number, one) for row in rows]) for number, one in enumerate(items(node.output()))
+            attribute_values = [
+                (attribute, [_value(row, number, attribute) for row in rows])
+                for number, attribute in enumerate(items(node.output()))
             ]
         case "Generate":
             outputs, array = items(node.generatorOutput()), node.generator()
             array = array.child() if catalyst.kind(array) == "Explode" and len(outputs) == 1 else None
             if array is None or not catalyst.type_of(array).startswith("array<"):
                 return []
-            given = [(outputs[0], list(_elements(catalyst, array, outputs[0])))]
+            attribute_values = [(outputs[0], list(_elements(catalyst, array, outputs[0])))]
         case _:
             return []
-    found = []
-    for attribute, values in given:
+    columns = []
+    for attribute, values in attribute_values:
         kind = catalyst.type_of(attribute)
         literals = (
             tuple(dict.fromkeys(literal_of(one, kind) for one in values if one is not None)) if kind in _KINDS else ()
         )
         if literals and None not in literals:
             number = catalyst.id_of(attribute)
-            found.append((number, SparkColumn(str(number), kind), tuple(one for one in literals if one is not None)))
-    return found
+            columns.append((number, SparkColumn(str(number), kind), tuple(one for one in literals if one is not None)))
+    return columns
 
 
 def _value(row: Any, number: int, attribute: Node) -> Any:
@@ -51,7 +52,11 @@ def _value(row: Any, number: int, attribute: Node) -> Any:
 def _elements(catalyst: Catalyst, array: Node, attribute: Node) -> Iterable[Any]:
     if catalyst.kind(array) == "CreateArray":
         values = items(array.children())
-        if len(values) <= ROWS_MAX and all(catalyst.kind(one) == "Literal" for one in values):
+        if len(values) <= CONSTANT_ROWS_MAX and all(catalyst.kind(one) == "Literal" for one in values):
             yield from (one.value() for one in values)
-    elif catalyst.kind(array) == "Literal" and array.value() is not None and array.value().numElements() <= ROWS_MAX:
+    elif (
+        catalyst.kind(array) == "Literal"
+        and array.value() is not None
+        and array.value().numElements() <= CONSTANT_ROWS_MAX
+    ):
         yield from (_value(array.value(), number, attribute) for number in range(array.value().numElements()))

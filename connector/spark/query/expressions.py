@@ -36,7 +36,7 @@ _COMPARISONS: dict[str, type[exp.Expr]] = {
     "GreaterThan": exp.GT,
     "GreaterThanOrEqual": exp.GTE,
 }
-_TRUNCATED = {
+_TRUNCATION_UNITS = {
     **dict.fromkeys(("year", "yyyy", "yy"), "YEAR"),
     **dict.fromkeys(("month", "mon", "mm"), "MONTH"),
     **dict.fromkeys(("quarter", "week"), ""),
@@ -44,7 +44,7 @@ _TRUNCATED = {
     **dict.fromkeys(("hour", "minute", "second"), ""),
 }
 """Spark's units of `date_trunc` and `trunc`; "" for a unit of the same name."""
-_OF_DATES = frozenset({"YEAR", "QUARTER", "MONTH", "WEEK"})
+_DATE_UNITS = frozenset({"YEAR", "QUARTER", "MONTH", "WEEK"})
 """Of `trunc`; other units give null."""
 _FORMATS = {"yyyy": "%Y", "yyyy-MM": "%Y-%m", "yyyyMM": "%Y%m", "yyyy-MM-dd": "%Y-%m-%d", "yyyyMMdd": "%Y%m%d"}
 _LETTER_PAIRS = ("SS", "FF", "FI", "FL", "ST", "J\u030c", "H\u0331", "T\u0308", "W\u030a", "Y\u030a", "A\u02be")
@@ -55,7 +55,7 @@ _PRECISION_MAX = 38
 """A result of this precision may be rounded."""
 _SECOND_US = 1_000_000
 CURRENT = (exp.CurrentDate, exp.CurrentTimestamp, exp.Localtimestamp)
-_ROWS_MAX = 1_000
+_LISTED_ROWS_MAX = 1_000
 
 
 class Leaves(Protocol):
@@ -65,16 +65,16 @@ class Leaves(Protocol):
         """Return the column whose stored value the node has."""
 
     def constant(self, node: Node) -> Literal | None:
-        """Of the type of the node; an instant is in UTC."""
+        """Return a constant as a literal of the type of the node. An instant is in UTC."""
 
     def row(self, node: Node) -> list[Literal | None] | None:
         """Return the fields of a constant struct, or the elements of a constant array."""
 
     def interval_us(self, node: Node) -> int | None:
-        """Microseconds of a constant interval of days or less."""
+        """Return the microseconds of a constant interval of days or less."""
 
     def interval_months(self, node: Node) -> int | None:
-        """Of a constant interval of months and years."""
+        """Return the months of a constant interval of months and years."""
 
 
 class SparkExpressions:
@@ -96,27 +96,27 @@ class SparkExpressions:
             return exp.Not(this=exp.Paren(this=self.condition(node.child())))
         if kind in _COMPARISONS:
             if self._is_row(node.left()):
-                return self._rows(node.left(), [node.right()]) if kind == "EqualTo" else hidden()
+                return self._write_rows(node.left(), [node.right()]) if kind == "EqualTo" else hide()
             sides = [self.value(one) for one in (node.left(), node.right())]
-            return hidden() if None in sides else _COMPARISONS[kind](this=sides[0], expression=sides[1])
+            return hide() if None in sides else _COMPARISONS[kind](this=sides[0], expression=sides[1])
         match kind:
             case "In":
                 if self._is_row(node.value()):
-                    return self._rows(node.value(), items(node.list()))
-                return self._among(node.value(), [self.value(one) for one in items(node.list())])
+                    return self._write_rows(node.value(), items(node.list()))
+                return self._write_in(node.value(), [self.value(one) for one in items(node.list())])
             case "ArrayContains":
-                return self._contained(node)
+                return self._write_array_contains(node)
             case "IsNull" | "IsNotNull":
                 value = self.value(node.child())
-                found = hidden() if value is None else exp.Is(this=value, expression=exp.Null())
-                return found if kind == "IsNull" or value is None else exp.Not(this=exp.Paren(this=found))
+                null_test = hide() if value is None else exp.Is(this=value, expression=exp.Null())
+                return null_test if kind == "IsNull" or value is None else exp.Not(this=exp.Paren(this=null_test))
             case "StartsWith" | "EndsWith" | "Contains" | "Like":
-                return self._like(node, kind)
+                return self._write_like(node, kind)
             case "If" | "CaseWhen":
-                return self._case(node, kind, self.condition)
+                return self._write_case(node, kind, self.condition)
         value = self.value(node) if self._catalyst.type_of(node) == "boolean" else None
         if value is None or isinstance(value, exp.Boolean | exp.Null):
-            return hidden() if value is None else value
+            return hide() if value is None else value
         return value if isinstance(value, exp.Column) else exp.EQ(this=value, expression=exp.true())
 
     def value(self, node: Node) -> exp.Expr | None:
@@ -130,28 +130,28 @@ class SparkExpressions:
         kind = self._catalyst.kind(node)
         match kind:
             case "Cast":
-                return self._cast(node)
+                return self._write_cast(node)
             case "Year" | "Month":
-                day = self._day(node.child())
+                day = self._find_day_column(node.child())
                 return None if day is None else (exp.Year if kind == "Year" else exp.Month)(this=day)
             case "TruncDate" | "TruncTimestamp":
-                return self._truncated(node, kind)
+                return self._write_truncation(node, kind)
             case "DateFormatClass":
-                return self._formatted(node)
+                return self._write_formatted(node)
             case "Substring":
-                return self._prefix(node)
+                return self._write_prefix(node)
             case "Lower" | "Upper":
-                text = self._text(node.child())
+                text = self._write_text(node.child())
                 return None if text is None else (exp.Lower if kind == "Lower" else exp.Upper)(this=text)
             case "Coalesce":
-                values = [self.value(one) or hidden() for one in items(node.children())]
+                values = [self.value(one) or hide() for one in items(node.children())]
                 return exp.Coalesce(this=values[0], expressions=values[1:])
             case "If" | "CaseWhen":
-                return self._case(node, kind, lambda one: self.value(one) or hidden())
+                return self._write_case(node, kind, lambda one: self.value(one) or hide())
             case "Add" | "Subtract" | "Multiply" | "UnaryMinus":
-                return self._arithmetic(node, kind)
+                return self._write_arithmetic(node, kind)
             case "IntegralDivide" if all(
-                self._catalyst.type_of(one) in _DIGITS for one in (node.left(), node.right())
+                self._catalyst.type_of(side) in _DIGITS for side in (node.left(), node.right())
             ):  # of decimals, Spark cuts off the digits after the point
                 sides = [self.value(one) for one in (node.left(), node.right())]
                 return None if None in sides else exp.Div(this=sides[0], expression=sides[1], typed=True, safe=False)
@@ -162,11 +162,11 @@ class SparkExpressions:
             case "LocalTimestamp":
                 return exp.Localtimestamp()
             case "AddMonths" | "DateAddYMInterval" | "TimestampAddYMInterval":
-                return self._months_later(node, kind)
+                return self._add_months(node, kind)
             case "DateAdd" | "DateSub":
-                return self._days_later(node, kind)
+                return self._add_days(node, kind)
             case "TimestampAddInterval" | "TimeAdd":
-                return self._interval_later(node)
+                return self._add_interval(node)
         return None
 
     # Conditions
@@ -174,37 +174,40 @@ class SparkExpressions:
     def _is_row(self, node: Node) -> bool:
         return self._catalyst.kind(node) == "CreateNamedStruct"
 
-    def _rows(self, left: Node, rows: Sequence[Node]) -> exp.Expr:
-        """`(a, b) = (1, 2)` and `(a, b) IN ((1, 2), …)`, without nulls, which Spark compares as values."""
+    def _write_rows(self, left: Node, rows: Sequence[Node]) -> exp.Expr:
+        """Write `(a, b) = (1, 2)` and `(a, b) IN ((1, 2), …)`.
+
+        Rows with nulls are not written, because Spark compares nulls as values.
+        """
         columns = [self.value(one) for one in items(left.valExprs())]
-        found = []
-        for row in rows if len(rows) <= _ROWS_MAX else ():
+        tuples = []
+        for row in rows if len(rows) <= _LISTED_ROWS_MAX else ():
             values = self._leaves.row(row)
             if values is None and self._is_row(row):
                 values = [self._leaves.constant(one) for one in items(row.valExprs())]
             if values is None or any(one is None or one.kind == "null" for one in values):
-                return hidden()
-            found.append(exp.Tuple(expressions=[expression_of(one) for one in values if one is not None]))
-        if not found or any(type(one) is not exp.Column for one in columns):
-            return hidden()
-        return exp.In(this=exp.Tuple(expressions=columns), expressions=found)
+                return hide()
+            tuples.append(exp.Tuple(expressions=[expression_of(one) for one in values if one is not None]))
+        if not tuples or any(type(one) is not exp.Column for one in columns):
+            return hide()
+        return exp.In(this=exp.Tuple(expressions=columns), expressions=tuples)
 
-    def _among(self, value: Node, others: Sequence[exp.Expr | None]) -> exp.Expr:
+    def _write_in(self, value: Node, listed: Sequence[exp.Expr | None]) -> exp.Expr:
         side = self.value(value)
-        known = [one for one in others if one is not None]
-        return exp.In(this=side, expressions=known) if side and known and len(known) == len(others) else hidden()
+        present = [one for one in listed if one is not None]
+        return exp.In(this=side, expressions=present) if side and present and len(present) == len(listed) else hide()
 
-    def _contained(self, node: Node) -> exp.Expr:
+    def _write_array_contains(self, node: Node) -> exp.Expr:
         values = self._leaves.row(node.left())
         if values is None and self._catalyst.kind(node.left()) == "CreateArray":
             values = [self._leaves.constant(one) for one in items(node.left().children())]
-        known = [expression_of(one) for one in values or () if one is not None]
-        return self._among(node.right(), known) if values and len(known) == len(values) else hidden()
+        elements = [expression_of(one) for one in values or () if one is not None]
+        return self._write_in(node.right(), elements) if values and len(elements) == len(values) else hide()
 
-    def _like(self, node: Node, kind: str) -> exp.Expr:
-        side, pattern = self._text(node.left()), self._leaves.constant(node.right())
+    def _write_like(self, node: Node, kind: str) -> exp.Expr:
+        side, pattern = self._write_text(node.left()), self._leaves.constant(node.right())
         if side is None or pattern is None or pattern.kind != "text":
-            return hidden()
+            return hide()
         if kind == "StartsWith":
             return exp.StartsWith(this=side, expression=expression_of(pattern))
         text, escape = pattern.value, "\\"
@@ -216,7 +219,7 @@ class SparkExpressions:
         like = exp.Like(this=side, expression=exp.Literal.string(text))
         return exp.Escape(this=like, expression=exp.Literal.string(escape))
 
-    def _case(self, node: Node, kind: str, read: Callable[[Node], exp.Expr]) -> exp.Expr:
+    def _write_case(self, node: Node, kind: str, read: Callable[[Node], exp.Expr]) -> exp.Expr:
         if kind == "If":
             pairs, otherwise = [(node.predicate(), node.trueValue())], node.falseValue()
         else:
@@ -227,7 +230,7 @@ class SparkExpressions:
 
     # Values
 
-    def _cast(self, node: Node) -> exp.Expr | None:
+    def _write_cast(self, node: Node) -> exp.Expr | None:
         """Return a cast that keeps the value, and the day of a time."""
         child, target = node.child(), self._catalyst.type_of(node)
         source = self._catalyst.type_of(child)
@@ -243,54 +246,54 @@ class SparkExpressions:
             return inner
         return self.value(child) if _keeps_number(source, target) else None
 
-    def _day(self, node: Node) -> exp.Expr | None:
+    def _find_day_column(self, node: Node) -> exp.Expr | None:
         """Return the column of dates or times whose day the node is."""
         value = self.value(node)
         if type(value) is exp.Cast and value.to.this is exp.DataType.Type.DATE:
             value = value.this
         return value if isinstance(value, exp.Column) else None
 
-    def _truncated(self, node: Node, kind: str) -> exp.Expr | None:
+    def _write_truncation(self, node: Node, kind: str) -> exp.Expr | None:
         unit = self._leaves.constant(node.format())
         if unit is None or unit.kind != "text":
             return None
         name = unit.value.lower()
-        name = _TRUNCATED.get(name) or name.upper() if name in _TRUNCATED else ""
-        if not name or (kind == "TruncDate" and name not in _OF_DATES):
+        name = _TRUNCATION_UNITS.get(name) or name.upper() if name in _TRUNCATION_UNITS else ""
+        if not name or (kind == "TruncDate" and name not in _DATE_UNITS):
             return None
         current = self.value(node.date() if kind == "TruncDate" else node.timestamp())
         if is_current(current):
             return exp.TimestampTrunc(this=current, unit=exp.Var(this=name))
         if kind == "TruncTimestamp" and not _in_utc(node):
             return None
-        inner = self._day(node.date()) if kind == "TruncDate" else self.value(node.timestamp())
+        inner = self._find_day_column(node.date()) if kind == "TruncDate" else self.value(node.timestamp())
         return exp.TimestampTrunc(this=inner, unit=exp.Var(this=name)) if isinstance(inner, exp.Column) else None
 
-    def _formatted(self, node: Node) -> exp.Expr | None:
+    def _write_formatted(self, node: Node) -> exp.Expr | None:
         pattern, inner = self._leaves.constant(node.right()), self.value(node.left())
         text = None if pattern is None or pattern.kind != "text" else _FORMATS.get(pattern.value)
-        if text is None or not isinstance(inner, exp.Column) or not _in_utc(node) or self._parses_as_before():
+        if text is None or not isinstance(inner, exp.Column) or not _in_utc(node) or self._has_legacy_formats():
             return None
         return exp.TimeToStr(this=inner, format=exp.Literal.string(text))
 
-    def _parses_as_before(self) -> bool:
+    def _has_legacy_formats(self) -> bool:
         """Return whether times have the formats of Spark 2, in which a year has no sign."""
         policy = self._catalyst.session.conf().get("spark.sql.legacy.timeParserPolicy", "CORRECTED")
         return str(policy).upper() == "LEGACY"
 
-    def _prefix(self, node: Node) -> exp.Expr | None:
+    def _write_prefix(self, node: Node) -> exp.Expr | None:
         start, size = (self._leaves.constant(one) for one in (node.pos(), node.len()))
-        inner = self._text(node.str())
+        inner = self._write_text(node.str())
         if inner is None or start is None or size is None or {start.kind, size.kind} != {"integer"}:
             return None
         if int(start.value) not in (0, 1) or int(size.value) < 1:  # both are the first character
             return None
         return exp.Substring(this=inner, start=exp.Literal.number(1), length=exp.Literal.number(int(size.value)))
 
-    def _text(self, node: Node) -> exp.Expr | None:
+    def _write_text(self, node: Node) -> exp.Expr | None:
         return self.value(node) if self._catalyst.type_of(node) == "string" else None
 
-    def _arithmetic(self, node: Node, kind: str) -> exp.Expr | None:
+    def _write_arithmetic(self, node: Node, kind: str) -> exp.Expr | None:
         result = self._catalyst.type_of(node)
         precision = _DECIMAL.fullmatch(result)
         if result not in _DIGITS and (precision is None or int(precision[1]) >= _PRECISION_MAX):
@@ -306,43 +309,40 @@ class SparkExpressions:
         left, right = (one if _is_operand(one) else exp.Paren(this=one) for one in (left, right))
         return {"Add": exp.Add, "Subtract": exp.Sub, "Multiply": exp.Mul}[kind](this=left, expression=right)
 
-    def _days_later(self, node: Node, kind: str) -> exp.Expr | None:
+    def _add_days(self, node: Node, kind: str) -> exp.Expr | None:
         value, days = self.value(node.left()), self._leaves.constant(node.right())
         if value is None or days is None or days.kind != "integer":
             return None
         count = int(days.value) * (1 if kind == "DateAdd" else -1)
         if is_current(value):
-            return _by_interval(value, count, "DAY")
+            return _shift(value, count, "DAY")
         if not isinstance(value, exp.Column):
             return None
         if self._catalyst.type_of(node.left()) != "date":
             return None
         self.moved.add(value.name)
-        return _by_interval(value, count, "DAY")
+        return _shift(value, count, "DAY")
 
-    def _months_later(self, node: Node, kind: str) -> exp.Expr | None:
-        """Of the current time only: months after a column's values have no bounds."""
+    def _add_months(self, node: Node, kind: str) -> exp.Expr | None:
+        """Add months to the current time. Months after a column's values have no bounds."""
         value = self.value(node.left())
         if value is None or not is_current(value):
             return None
         if kind == "AddMonths":
-            given = self._leaves.constant(node.right())
-            count = int(given.value) if given is not None and given.kind == "integer" else None
+            months = self._leaves.constant(node.right())
+            count = int(months.value) if months is not None and months.kind == "integer" else None
         else:
             count = self._leaves.interval_months(node.right())
-        return None if count is None else _by_interval(value, count, "MONTH")
+        return None if count is None else _shift(value, count, "MONTH")
 
-    def _interval_later(self, node: Node) -> exp.Expr | None:
-        """Return a time by an interval of days or less.
-
-        Beyond the range of times it is an error.
-        """
+    def _add_interval(self, node: Node) -> exp.Expr | None:
+        """Add an interval of days or less to a time. A result beyond the range of times is an error in Spark."""
         value, moved_us = self.value(node.start()), self._leaves.interval_us(node.interval())
         if value is None or moved_us is None or moved_us % _SECOND_US:
             return None
         if not is_current(value) and not (isinstance(value, exp.Column) and _in_utc(node)):
             return None
-        return _by_interval(value, moved_us // _SECOND_US, "SECOND")
+        return _shift(value, moved_us // _SECOND_US, "SECOND")
 
 
 def column(name: str) -> exp.Column:
@@ -364,8 +364,8 @@ def is_sure(tree: exp.Expr) -> bool:
     return not any(pair in text for text in texts for pair in _LETTER_PAIRS)
 
 
-def hidden() -> exp.Expr:
-    """Return what the rules do not read."""
+def hide() -> exp.Expr:
+    """Return an expression that the rules do not read."""
     return exp.Anonymous(this=_HIDDEN)
 
 
@@ -386,12 +386,13 @@ def expression_of(literal: Literal) -> exp.Expr:
             return exp.cast(exp.Literal.string(text.removesuffix(" UTC")), to)
         case "text":
             return exp.Literal.string(text)
-    return hidden()
+    return hide()
 
 
 def _in_utc(node: Node) -> bool:
-    """Return whether an expression that depends on the zone has UTC; between a date and a time without a zone there
-    is none to depend on.
+    """Return whether an expression that depends on the time zone is evaluated in UTC.
+
+    A cast between a date and a time without a zone has no zone.
     """
     zone = node.timeZoneId()
     return bool(zone.isDefined()) and is_utc(zone.get())
@@ -401,17 +402,21 @@ def _keeps_number(source: str, target: str) -> bool:
     """Return whether a cast of a number is exact for all values."""
     if (source, target) == ("int", "bigint"):
         return True
-    to, given = _DECIMAL.fullmatch(target), _DECIMAL.fullmatch(source)
-    if to is None or (given is None and source not in _DIGITS):
+    target_decimal, source_decimal = _DECIMAL.fullmatch(target), _DECIMAL.fullmatch(source)
+    if target_decimal is None or (source_decimal is None and source not in _DIGITS):
         return False
-    digits, scale = (_DIGITS[source], 0) if given is None else (int(given[1]) - int(given[2]), int(given[2]))
-    return int(to[1]) - int(to[2]) >= digits and int(to[2]) >= scale
+    digits, scale = (
+        (_DIGITS[source], 0)
+        if source_decimal is None
+        else (int(source_decimal[1]) - int(source_decimal[2]), int(source_decimal[2]))
+    )
+    return int(target_decimal[1]) - int(target_decimal[2]) >= digits and int(target_decimal[2]) >= scale
 
 
 def _is_operand(node: exp.Expr) -> bool:
     return isinstance(node, exp.Column | exp.Literal | exp.Neg)
 
 
-def _by_interval(value: exp.Expr, count: int, unit: str) -> exp.Expr:
+def _shift(value: exp.Expr, count: int, unit: str) -> exp.Expr:
     interval = exp.Interval(this=exp.Literal.string(str(abs(count))), unit=exp.Var(this=unit))
     return (exp.Add if count >= 0 else exp.Sub)(this=value, expression=interval)

@@ -18,13 +18,21 @@ from seamark.connector.jobs.statement_runs import run_statement
 from seamark.connector.jobs.statements import StatementResult, TableStatement
 from seamark.connector.plans.quotes import backquote
 from seamark.connector.plans.zones import is_utc
-from seamark.connector.spark.rewrites import job_group_kept, run_on_spark
+from seamark.connector.spark.rewrites import keep_job_group, run_on_spark
 
 _SCHEMA = ", ".join(f"{name} bigint" for name in get_type_hints(StatementResult))
 
 
 def run_maintenance(spark: SparkSession, statement: TableStatement) -> DataFrame | None:
-    """The counts of the job, in one row; None if the table is of no such catalog. ClientError, Unreadable."""
+    """Run a maintenance statement, and return the counts of the job in one row.
+
+    Returns:
+        None if the table is not in a catalog of Seamark.
+
+    Raises:
+        ClientError: If the server refuses the job.
+        Unreadable: If a file cannot be read.
+    """
     catalog, levels = _resolve_name(spark, statement.table)
     uri, token = (spark.conf.get(f"spark.sql.catalog.{catalog}.{key}", "") or "" for key in ("uri", "token"))
     if not uri.startswith("http") or len(levels) < 2:
@@ -32,7 +40,7 @@ def run_maintenance(spark: SparkSession, statement: TableStatement) -> DataFrame
     client = SeamarkClient(uri, token=token or None)
     utc = is_utc(spark.conf.get("spark.sql.session.timeZone") or "")
     try:
-        with job_group_kept(spark):
+        with keep_job_group(spark):
             result = run_statement(
                 client, msgspec.structs.replace(statement, table=levels), utc=utc, runner=partial(run_on_spark, spark)
             )
@@ -43,7 +51,7 @@ def run_maintenance(spark: SparkSession, statement: TableStatement) -> DataFrame
 
 
 def _resolve_name(spark: SparkSession, name: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    """Catalog, and the table's levels below it, as Spark resolves the name."""
+    """Return the catalog, and the table's levels below it, as Spark resolves the name."""
     if len(name) > 1 and spark.conf.get(f"spark.sql.catalog.{name[0]}", None):
         return name[0], name[1:]
     catalog = spark.catalog.currentCatalog()

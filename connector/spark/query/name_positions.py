@@ -46,11 +46,11 @@ _VERSION = re.compile(
 _ORIGIN = re.compile(r"Origin\([^,]*,[^,]*,Some\(([0-9]+)\),Some\(([0-9]+)\),")
 """The text of an Origin in Spark: line, column, and first and last character."""
 _PLAIN = re.compile(r"[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)*", re.IGNORECASE | re.ASCII)
-_GAP = r"(?:\s|--[^\n]*|/\*(?:[^*]|\*(?!/))*\*/)*+"
+_BLANKS_AND_COMMENTS = r"(?:\s|--[^\n]*|/\*(?:[^*]|\*(?!/))*\*/)*+"
 _NESTED_COMMENT = re.compile(r"/\*(?:[^*/]|\*(?!/)|/(?!\*))*+/\*")
 _COMMENT_AT_DOT = re.compile(r"\.\s*+(?:--|/\*)|/\s*+\.|(?<!\s)[^\S\n]*+\n\s*+\.")
 """A comment beside a dot, or an end of a line before it. A run of blanks is read from its beginning alone."""
-_HIDDEN_NAME = re.compile(rf"\bIDENTIFIER{_GAP}\(|\$\{{", re.IGNORECASE)
+_HIDDEN_NAME = re.compile(rf"\bIDENTIFIER{_BLANKS_AND_COMMENTS}\(|\$\{{", re.IGNORECASE)
 """A name that is the value of an expression, and a variable that Spark replaces in the text."""
 _STATEMENT = re.compile(r"\bTABLE\s+\Z", re.IGNORECASE)
 """`TABLE t`, which cannot have an alias."""
@@ -60,8 +60,8 @@ class UnsupportedQuery(Exception):
     """The reason why a text runs unchanged."""
 
 
-class TableReference(NamedTuple):
-    """Characters [start, end) of the text are the table's name; options or an alias may begin at `after`."""
+class ReferencePosition(NamedTuple):
+    """The position of a table's name in the text, characters [start, end). Options or an alias may begin at `after`."""
 
     start: int
     end: int
@@ -85,14 +85,15 @@ def query_of(catalyst: Catalyst, parsed: Node) -> Node:
     return parsed if part is None else getattr(parsed, part)()
 
 
-def find_references(catalyst: Catalyst, text: str, statement: Node) -> list[TableReference]:
-    """Return those in the query of the parsed statement.
+def find_references(catalyst: Catalyst, text: str, statement: Node) -> list[ReferencePosition]:
+    """Return the table references in the query of a parsed statement.
 
-    Raises UnsupportedQuery.
+    Raises:
+        UnsupportedQuery: If the text cannot be rewritten.
     """
     if _MARK in text:
         raise UnsupportedQuery(f"{_MARK} is a reserved name")
-    found: list[TableReference] = []
+    references: list[ReferencePosition] = []
     parsed = query_of(catalyst, statement)
     with_subqueries = catalyst.has_subqueries(parsed)
     left: list[tuple[Node, tuple[str, str], Node, frozenset[str]]] = [(parsed, ("", ""), None, frozenset())]
@@ -102,51 +103,55 @@ def find_references(catalyst: Catalyst, text: str, statement: Node) -> list[Tabl
         if kind not in _QUERY:
             raise UnsupportedQuery(f"the statement cannot be parsed: {kind or 'unknown'}")
         if kind == "UnresolvedRelation":
-            reference = _reference(catalyst, text, node, above, parent, named)
-            found += [] if reference is None else [reference]
+            reference = _read_reference(catalyst, text, node, above, parent, named)
+            references += [] if reference is None else [reference]
         if kind == "UnresolvedWith":
             with_subqueries = True  # the pattern of `parsed` is without those in WITH
             recursive = bool(node.allowRecursion())
-            for one in items(node.cteRelations()):
-                name = str(one._1()).lower()
-                left.append((one._2(), (kind, above[0]), node, named | {name} if recursive else named))
+            for pair in items(node.cteRelations()):
+                name = str(pair._1()).lower()
+                left.append((pair._2(), (kind, above[0]), node, named | {name} if recursive else named))
                 named |= {name}
         below = [*catalyst.children(node), *(items(node.subqueries()) if with_subqueries else ())]
         if kind == "RelationTimeTravel":
             below.append(node.relation())
         left += [(one, (kind, above[0]), node, named) for one in below]
-    found = sorted(set(found))
-    if len(found) > REFERENCES_MAX:
+    references = sorted(set(references))
+    if len(references) > REFERENCES_MAX:
         raise UnsupportedQuery(f"more than {REFERENCES_MAX} tables")
-    if _has_qualified_column(text, found):
+    if _has_qualified_column(text, references):
         raise UnsupportedQuery("a column is qualified by a schema")
     if is_write(catalyst, statement):
         # The code that runs such a write compares the names of the tables.
-        target = _target(catalyst, statement)
-        read = {catalyst.names(text[one.start : one.end])[-1].lower() for one in found}
+        target = _find_target_name(catalyst, statement)
+        read = {catalyst.names(text[one.start : one.end])[-1].lower() for one in references}
         if target is None or target.lower() in read:
             raise UnsupportedQuery("it reads the table that it writes")
-    return found
+    return references
 
 
-def _has_qualified_column(text: str, found: Sequence[TableReference]) -> bool:
+def _has_qualified_column(text: str, references: Sequence[ReferencePosition]) -> bool:
     """Return whether a column may be written as `db.t.c`.
 
     With an alias for `db.t` this is a field of a struct, if there is one: `t.c` of a column `db`, or `c` of a column
     `t` of what has the alias `db`.
     """
-    rest = splice(text, [Replacement(one.start, one.end, "") for one in found])
-    names = {one.alias for one in found if one.alias is not None}
+    text_without_tables = splice(text, [Replacement(one.start, one.end, "") for one in references])
+    names = {one.alias for one in references if one.alias is not None}
     forms = {form for name in names for form in (name, backquote(name), quote_name(name))}
     either = "|".join(map(re.escape, sorted(forms)))
     if not names:
         return False
-    if _HIDDEN_NAME.search(rest) or re.search(rf"\.{_GAP}(?:{either}){_GAP}\.", rest, re.IGNORECASE):
+    if _HIDDEN_NAME.search(text_without_tables) or re.search(
+        rf"\.{_BLANKS_AND_COMMENTS}(?:{either}){_BLANKS_AND_COMMENTS}\.", text_without_tables, re.IGNORECASE
+    ):
         return True
-    return bool(_NESTED_COMMENT.search(rest) and _COMMENT_AT_DOT.search(rest))  # beyond a pattern
+    return bool(
+        _NESTED_COMMENT.search(text_without_tables) and _COMMENT_AT_DOT.search(text_without_tables)
+    )  # beyond a pattern
 
 
-def _target(catalyst: Catalyst, statement: Node) -> str | None:
+def _find_target_name(catalyst: Catalyst, statement: Node) -> str | None:
     """Return the last level of the name of the table that is written."""
     node = getattr(statement, _TARGETS_OF[catalyst.kind(statement)])()
     while catalyst.kind(node) in _ALIASES:
@@ -159,20 +164,25 @@ def _target(catalyst: Catalyst, statement: Node) -> str | None:
     return None
 
 
-def _reference(
+def _read_reference(
     catalyst: Catalyst, text: str, node: Node, above: tuple[str, str], parent: Node, named: frozenset[str]
-) -> TableReference | None:
-    """`above`: the kinds of the nodes above; `named`: the names of WITH that are visible here, in lower case.
+) -> ReferencePosition | None:
+    """Return the position of a table reference.
 
-    None if another name is impossible here, or the position is uncertain.
+    Args:
+        above: The kinds of the nodes above.
+        named: The names of WITH that are visible here, in lower case.
+
+    Returns:
+        None if the name cannot be replaced here, or if its position is uncertain.
     """
-    names, found = tuple(strings(node.multipartIdentifier())), _ORIGIN.match(str(node.origin().toString()))
-    if found is None or node.isStreaming() or not node.options().isEmpty():
+    names, origin = tuple(strings(node.multipartIdentifier())), _ORIGIN.match(str(node.origin().toString()))
+    if origin is None or node.isStreaming() or not node.options().isEmpty():
         return None
     if len(names) == 1 and names[0].lower() in named:
         # Its query may be a table alone, as of another time: `WITH s AS (FROM t VERSION AS OF 1)`.
         return None
-    start, end = int(found[1]), int(found[2]) + 1
+    start, end = int(origin[1]), int(origin[2]) + 1
     if not _is_name(catalyst, text[start:end], names) or _STATEMENT.search(text, 0, start):
         return None
     after, snapshot_id, ref, around = end, None, None, above[0]
@@ -186,7 +196,7 @@ def _reference(
         after, snapshot_id = clause.end(), None if number is None else int(number)
     if around == "Sample":
         return None
-    return TableReference(start, end, after, None if around in _ALIASES else names[-1], snapshot_id, ref)
+    return ReferencePosition(start, end, after, None if around in _ALIASES else names[-1], snapshot_id, ref)
 
 
 def _is_name(catalyst: Catalyst, text: str, names: tuple[str, ...]) -> bool:
@@ -198,12 +208,14 @@ def _is_name(catalyst: Catalyst, text: str, names: tuple[str, ...]) -> bool:
         return False
 
 
-def insert_markers(text: str, found: Sequence[TableReference]) -> str:
+def insert_markers(text: str, references: Sequence[ReferencePosition]) -> str:
     new = []
-    for number, reference in enumerate(found):
+    for number, reference in enumerate(references):
         new.append(Replacement(reference.start, reference.start, "("))
         new.append(
-            Replacement(reference.after, reference.after, f" AS {backquote(f'{_MARK}{number}')}){_alias(reference)}")
+            Replacement(
+                reference.after, reference.after, f" AS {backquote(f'{_MARK}{number}')}){_alias_clause(reference)}"
+            )
         )
     return splice(text, new)
 
@@ -213,15 +225,15 @@ def marker_number(alias: str) -> int | None:
     return int(alias.removeprefix(_MARK)) if alias.startswith(_MARK) else None
 
 
-def replace_names(text: str, names: Mapping[TableReference, tuple[str, ...]]) -> str:
+def replace_names(text: str, names: Mapping[ReferencePosition, tuple[str, ...]]) -> str:
     """Return the text with other table names, each with its catalog."""
     new = []
     for reference, name in names.items():
         # A plan table has only the snapshot of the version that the reference names.
         new.append(Replacement(reference.start, reference.after, ".".join(map(backquote, name))))
-        new.append(Replacement(reference.after, reference.after, _alias(reference)))
+        new.append(Replacement(reference.after, reference.after, _alias_clause(reference)))
     return splice(text, new)
 
 
-def _alias(reference: TableReference) -> str:
+def _alias_clause(reference: ReferencePosition) -> str:
     return "" if reference.alias is None else f" AS {backquote(reference.alias)}"

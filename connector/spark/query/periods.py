@@ -23,7 +23,7 @@ class TermPeriod(NamedTuple):
 
 
 def period_of(catalyst: Catalyst, node: Node) -> TermPeriod | None:
-    """Return None for another expression.
+    """Return the period that an expression is; None for another expression.
 
     A period of an instant is one of UTC.
     """

@@ -35,9 +35,9 @@ from seamark.connector.spark.query.constant_rows import constant_columns
 from seamark.connector.spark.query.periods import period_of
 from seamark.connector.spark.scala import items
 
-NODES_MAX = 2_000
+PLAN_NODES_MAX = 2_000
 """The limit for one query's plan."""
-EXPANDED_MAX = 500
+EXPANDED_VALUES_MAX = 500
 """Values of a row of GROUPING SETS that are read: a value takes calls to the JVM."""
 _SAME_ROWS = frozenset(
     {"SubqueryAlias", "View", "Sort", "Distinct", "RepartitionByExpression", "Repartition", "ResolvedHint"}
@@ -45,7 +45,7 @@ _SAME_ROWS = frozenset(
 )
 """Nodes whose rows are rows of their child with the same attributes, in any order and number. Whether a row is in the
 result does not depend on other rows, except on equal rows."""
-_UNDER_EACH = frozenset({"GlobalLimit", "LocalLimit", "Offset", "Tail", "Sample"})
+_DEPENDENT_ROWS = frozenset({"GlobalLimit", "LocalLimit", "Offset", "Tail", "Sample"})
 """Nodes whose attributes have the values of the child's attributes, but whose rows depend on other rows."""
 _SET_OPERATIONS = frozenset({"Union", "Intersect", "Except"})
 _KEPT_SIDES = {
@@ -63,8 +63,8 @@ _ROWS_OF_LEFT = ("LeftSemi$", "LeftAnti$", "ExistenceJoin")
 """Joins whose rows are rows of the left side."""
 
 
-class TooLarge(Exception):
-    """The plan has more than `NODES_MAX` nodes."""
+class PlanTooLarge(Exception):
+    """The plan has more than `PLAN_NODES_MAX` nodes."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class PlanReader:
         self._catalyst = catalyst
         self._table_of = table_of
         self._conditions = Conditions(catalyst)
-        self._nodes_left = NODES_MAX
+        self._nodes_left = PLAN_NODES_MAX
         self._has_subqueries = True
         self._roots: list[Relation] = []
         self._subqueries: dict[int, Relation | None] = {}
@@ -173,12 +173,12 @@ class PlanReader:
             for relation in self._roots:
                 relation.push_down(None)
         except RecursionError:
-            raise TooLarge from None
+            raise PlanTooLarge from None
 
     def _read(self, node: Node) -> _Rows:
         self._nodes_left -= 1
         if self._nodes_left < 0:
-            raise TooLarge
+            raise PlanTooLarge
         if self._has_subqueries:
             for subquery in items(node.subqueries()):
                 self._read_subquery(subquery)
@@ -206,14 +206,14 @@ class PlanReader:
         child = children[0]
         match kind:
             case "Filter":
-                where = self._predicate(node.condition(), child)
+                where = self._read_predicate(node.condition(), child)
                 return self._with_same_columns(Block([child.relation], 0, AttributeOutputs(), where=where), child)
             case "Project":
                 return self._read_project(items(node.projectList()), child)
             case "Aggregate":
                 return self._read_aggregate(node, child)
             case "Window":
-                keys = self._references(items(node.partitionSpec()), child)
+                keys = self._find_references(items(node.partitionSpec()), child)
                 return self._with_same_columns(Block([child.relation], 0, AttributeOutputs(), partitions=[keys]), child)
             case "Expand":
                 return self._read_expand(node, children)
@@ -221,7 +221,7 @@ class PlanReader:
                 return self._cross_join(child, self._read_constants(node))
             case _ if kind in _SET_OPERATIONS:
                 return self._read_set_operation(node, children)
-            case _ if kind in _UNDER_EACH:
+            case _ if kind in _DEPENDENT_ROWS:
                 return self._with_same_columns(PushdownBarrier(child.relation), child)
             case _ if kind in _SAME_ROWS:
                 return child
@@ -266,7 +266,7 @@ class PlanReader:
         sources: set[int] = set()
         references: dict[str, ColumnReference] = {}
         for output in outputs:
-            source = self._attribute(output)
+            source = self._find_attribute(output)
             if source is None or source not in child.ids:
                 continue
             number = self._catalyst.id_of(output)
@@ -278,16 +278,16 @@ class PlanReader:
         return columns, frozenset(sources), references
 
     def _read_aggregate(self, node: Node, child: _Rows) -> _Rows:
-        """Return a condition on grouping keys leaves out entire groups."""
+        """Read a grouping. A condition on grouping keys leaves out entire groups."""
         groups, outputs = items(node.groupingExpressions()), items(node.aggregateExpressions())
-        keys = {self._attribute(key) for key in groups} - {None}
+        keys = {self._find_attribute(key) for key in groups} - {None}
         columns, sources, references = self._pass_on(
-            [output for output in outputs if self._attribute(output) in keys], child
+            [output for output in outputs if self._find_attribute(output) in keys], child
         )
         extremes = {}
         for output in outputs:
             extreme = extreme_of(self._catalyst, output)
-            source = None if extreme is None else self._attribute(extreme[0])
+            source = None if extreme is None else self._find_attribute(extreme[0])
             if extreme is not None and source in child.ids:
                 extremes[str(self._catalyst.id_of(output))] = Extreme((0, str(source)), extreme[1])
         filters = [] if groups else conditions_of_rows(self._catalyst, outputs)
@@ -297,7 +297,7 @@ class PlanReader:
             [child.relation],
             0,
             AttributeOutputs(references),
-            keys=self._references(groups, child),
+            keys=self._find_references(groups, child),
             counted=None if counted is None else _at_sources(counted, dict.fromkeys(child.columns, 0)),
             extremes=extremes,
         )
@@ -309,7 +309,7 @@ class PlanReader:
         A grouping key is null outside of its sets.
         """
         child, projections, outputs = children[0], items(node.projections()), items(node.output())
-        if len(projections) * len(outputs) > EXPANDED_MAX:
+        if len(projections) * len(outputs) > EXPANDED_VALUES_MAX:
             return _hide(children)
         columns: dict[int, SparkColumn] = {}
         sources: set[int] = set()
@@ -317,7 +317,7 @@ class PlanReader:
         nullable: set[str] = set()
         for output, *values in zip(outputs, *map(items, projections), strict=True):
             nulls = [self._catalyst.kind(value) == "Literal" and value.value() is None for value in values]
-            attributes = {self._attribute(value) for value, null in zip(values, nulls, strict=True) if not null}
+            attributes = {self._find_attribute(value) for value, null in zip(values, nulls, strict=True) if not null}
             source = attributes.pop() if len(attributes) == 1 else None
             if source is None or source not in child.ids:
                 continue
@@ -334,7 +334,7 @@ class PlanReader:
     # Nodes with several children
 
     def _read_set_operation(self, node: Node, children: Sequence[_Rows]) -> _Rows:
-        """Return the rows of a set operation. A condition is pushed to each input, by position.
+        """Read a set operation. A condition is pushed to each input, by position.
 
         The origin of a value is unknown.
         """
@@ -360,24 +360,24 @@ class PlanReader:
     def _cross_join(self, left: _Rows, right: _Rows) -> _Rows:
         if not right.ids:
             return left
-        return self._joined_rows(left, right, SourceJoin(0, 1))
+        return self._join_rows(left, right, SourceJoin(0, 1))
 
     def _read_join(self, node: Node) -> _Rows:
         left, right = self._read(node.left()), self._read(node.right())
         kind = self._catalyst.kind(node.joinType())
         kept_sides = _KEPT_SIDES.get(kind)
         if kept_sides is None:
-            rows = self._joined_rows(left, right, SourceJoin(0, 1, keeps_left=True, keeps_right=True))
+            rows = self._join_rows(left, right, SourceJoin(0, 1, keeps_left=True, keeps_right=True))
             return _Rows(PushdownBarrier(rows.relation), rows.columns, rows.sources)
         condition = node.condition()
-        on = self._predicate(condition.get(), left, right) if condition.isDefined() else Predicate()
-        rows = self._joined_rows(left, right, SourceJoin(0, 1, *kept_sides, on))
+        on = self._read_predicate(condition.get(), left, right) if condition.isDefined() else Predicate()
+        rows = self._join_rows(left, right, SourceJoin(0, 1, *kept_sides, on))
         if kind not in _ROWS_OF_LEFT:
             return rows
         columns = {number: column for number, column in rows.columns.items() if number in left.columns}
         return _Rows(rows.relation, columns, rows.sources & left.sources)
 
-    def _joined_rows(self, left: _Rows, right: _Rows, tree: SourceJoin) -> _Rows:
+    def _join_rows(self, left: _Rows, right: _Rows, tree: SourceJoin) -> _Rows:
         source_of = _sources_by_id([left, right])
         references = {str(number): (source, str(number)) for number, source in source_of.items()}
         block = Block([left.relation, right.relation], tree, AttributeOutputs(references))
@@ -387,7 +387,7 @@ class PlanReader:
 
     # Predicates
 
-    def _predicate(self, condition: Node, *sources: _Rows) -> Predicate:
+    def _read_predicate(self, condition: Node, *sources: _Rows) -> Predicate:
         source_of = _sources_by_id(sources)
         columns = {number: column for rows in sources for number, column in rows.columns.items() if number in source_of}
         parts = self._catalyst.operands(condition, "And")
@@ -397,7 +397,7 @@ class PlanReader:
             if self._catalyst.kind(part) != "EqualTo":
                 continue
             left, right = part.left(), part.right()
-            keys = self._key(left, source_of), self._key(right, source_of)
+            keys = self._read_key(left, source_of), self._read_key(right, source_of)
             if keys[0] is not None and keys[1] is not None and is_comparable(keys[0].kind, keys[1].kind):
                 equalities.append((keys[0].reference, keys[1].reference))
             for side, key, other in ((left, keys[0], right), (right, keys[1], left)):
@@ -426,7 +426,7 @@ class PlanReader:
         self, side: Node, other: Node, source_of: Mapping[int, int], sources: Sequence[_Rows]
     ) -> Iterator[Condition]:
         """Yield semi-joins for a column whose day, month or year is a value of another column."""
-        partner = self._attribute(other)
+        partner = self._find_attribute(other)
         period = None if partner is None or partner not in source_of else period_of(self._catalyst, side)
         if period is None or partner is None or self._catalyst.type_of(other) not in period.partners:
             return
@@ -435,7 +435,7 @@ class PlanReader:
             rows = sources[source_of[partner]]
             yield from period_values((source_of[number], str(number)), period.transform, rows.relation, str(partner))
 
-    def _key(self, node: Node, source_of: Mapping[int, int]) -> _Key | None:
+    def _read_key(self, node: Node, source_of: Mapping[int, int]) -> _Key | None:
         """Return the key that an attribute is, or an int attribute that is cast to bigint."""
         if self._catalyst.kind(node) == "Cast" and self._catalyst.type_of(node) == "bigint":
             node = node.child()
@@ -448,14 +448,14 @@ class PlanReader:
             return None
         return _Key((source_of[number], str(number)), iceberg_kind(self._catalyst.type_of(node)))
 
-    def _attribute(self, output: Node) -> int | None:
+    def _find_attribute(self, output: Node) -> int | None:
         """Return the attribute of an output, possibly renamed; None for other expressions."""
         if self._catalyst.kind(output) == "Alias":
             output = output.child()
         return self._catalyst.id_of(output) if self._catalyst.kind(output) == "AttributeReference" else None
 
-    def _references(self, nodes: Iterable[Node], child: _Rows) -> frozenset[ColumnReference]:
-        numbers = {self._attribute(node) for node in nodes}
+    def _find_references(self, nodes: Iterable[Node], child: _Rows) -> frozenset[ColumnReference]:
+        numbers = {self._find_attribute(node) for node in nodes}
         return frozenset((0, str(number)) for number in numbers if number in child.ids)
 
 

@@ -41,7 +41,7 @@ from seamark.connector.spark.query.catalyst import Catalyst, Node
 from seamark.connector.spark.query.conditions import SparkColumn, spark_columns
 from seamark.connector.spark.query.maintenance import run_maintenance
 from seamark.connector.spark.query.name_positions import (
-    TableReference,
+    ReferencePosition,
     UnsupportedQuery,
     find_references,
     insert_markers,
@@ -50,13 +50,13 @@ from seamark.connector.spark.query.name_positions import (
     query_of,
     replace_names,
 )
-from seamark.connector.spark.query.plan_reader import MarkedTable, PlanReader, TooLarge
+from seamark.connector.spark.query.plan_reader import MarkedTable, PlanReader, PlanTooLarge
 from seamark.formats.iceberg.metadata.properties import count_of
 from seamark.formats.protocol.wire import PLAN_MARK
 
 _CATALOG_CLASS = "org.apache.iceberg.spark.SparkCatalog"
 _TABLE_CLASS = "org.apache.iceberg.spark.source.SparkTable"
-_VERSIONED = re.compile(r"(branch|tag)_(.+)|(snapshot_id)_([0-9]{1,19})", re.ASCII)
+_VERSION_LEVEL = re.compile(r"(branch|tag)_(.+)|(snapshot_id)_([0-9]{1,19})", re.ASCII)
 _SETTINGS = ("spark.wap.branch", "spark.wap.id")
 """With these settings Iceberg reads another snapshot than the table's current one."""
 _log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class RewrittenQuery(RewrittenStatement):
 class _Table:
     catalog: str
     name: Name
-    known: KnownTable
+    state: KnownTable
     schema_id: int
     columns: Mapping[str, SparkColumn]
     """The columns that Spark compares as Iceberg does."""
@@ -122,7 +122,7 @@ def sql(
     elif done.statement is not None:
         try:
             frame = run_text(spark, done.statement, args)
-            if _is_as_understood(Catalyst(spark), _analyzed(frame), done):
+            if _is_as_understood(Catalyst(spark), _read_analyzed_plan(frame), done):
                 return frame
             _log.warning("run unchanged: its tables were altered meanwhile")
         except (PySparkException, Py4JError) as error:
@@ -130,7 +130,7 @@ def sql(
     return run_text(spark, text, args)
 
 
-def planned_source(spark: SparkSession, text: str, args: Any, *, lease_s: int, kept_max: float) -> str:
+def plan_source(spark: SparkSession, text: str, args: Any, *, lease_s: int, kept_max: float) -> str:
     """Return a statement that writes the rows of a query, with plan tables in the query if possible."""
     done = rewritten(spark, text, args, lease_s=lease_s, kept_max=kept_max)
     _log.info("%s", done.summary)
@@ -146,7 +146,7 @@ def _may_run(spark: SparkSession, done: RewrittenQuery) -> bool:
     """Return whether the query of a statement that writes is accepted with its plan tables."""
     catalyst = Catalyst(spark)
     try:
-        plan = catalyst.analyzed(query_of(catalyst, catalyst.parsed(str(done.statement))))
+        plan = catalyst.analyze(query_of(catalyst, catalyst.parse(str(done.statement))))
         if _is_as_understood(catalyst, plan, done):
             return True
         _log.warning("run unchanged: its tables were altered meanwhile")
@@ -168,8 +168,8 @@ def rewritten(
     Runs nothing and never raises.
     """
     try:
-        return _Query(spark, text, args, lease_s, kept_max).rewritten()
-    except (UnsupportedQuery, TooLarge) as why:
+        return _Query(spark, text, args, lease_s, kept_max).rewrite()
+    except (UnsupportedQuery, PlanTooLarge) as why:
         return RewrittenQuery(None, f"unchanged; {why or 'too large a plan'}")
     except (PySparkException, Py4JError) as error:
         return RewrittenQuery(None, f"unchanged; Spark cannot read it: {str(error).strip().partition(chr(10))[0]}")
@@ -197,32 +197,32 @@ class _Query:
         self._marks: dict[int, int] = {}
         """By the ids of attributes."""
 
-    def rewritten(self) -> RewrittenQuery:
+    def rewrite(self) -> RewrittenQuery:
         if any(self._spark.conf.get(name, None) for name in _SETTINGS):
             raise UnsupportedQuery("the session reads a branch to be audited")
-        parsed = self._catalyst.parsed(self._text)
-        found = find_references(self._catalyst, self._text, parsed)
-        if not found:
+        parsed = self._catalyst.parse(self._text)
+        references = find_references(self._catalyst, self._text, parsed)
+        if not references:
             raise UnsupportedQuery("no table")
         self._is_write = is_write(self._catalyst, parsed)
         if self._is_write and self._args:
             raise UnsupportedQuery("a statement that writes has parameters")
         if self._catalyst.has_cached() and self._reads_cached():
             raise UnsupportedQuery("it reads what the session has cached")
-        plan = self._marked(insert_markers(self._text, found))
-        scans = self._scans(found, plan)
+        plan = self._analyze_marked(insert_markers(self._text, references))
+        scans = self._find_scans(references, plan)
         if not any(scan.condition is not None or scan.joins for scan in scans.values()):
             raise UnsupportedQuery("no table of a Seamark server whose files could be pruned")
-        return self._planned(found, scans)
+        return self._request_plans(references, scans)
 
-    def _marked(self, text: str) -> Node:
+    def _analyze_marked(self, text: str) -> Node:
         """Return the analysed query of the text.
 
         Runs nothing.
         """
         if self._is_write:
-            return self._catalyst.analyzed(query_of(self._catalyst, self._catalyst.parsed(text)))
-        return _analyzed(run_text(self._spark, text, self._args))
+            return self._catalyst.analyze(query_of(self._catalyst, self._catalyst.parse(text)))
+        return _read_analyzed_plan(run_text(self._spark, text, self._args))
 
     def _reads_cached(self) -> bool:
         if self._is_write:  # its text must not run here
@@ -232,21 +232,21 @@ class _Query:
 
     # Tables of the query
 
-    def _scans(self, found: Sequence[TableReference], plan: Node) -> dict[int, Scan]:
-        """By marker."""
-        plan = self._catalyst.inlined(plan)
+    def _find_scans(self, references: Sequence[ReferencePosition], plan: Node) -> dict[int, Scan]:
+        """Return the scans by marker."""
+        plan = self._catalyst.inline_with(plan)
         if self._catalyst.has_current_time(plan):
             # A DataFrame is run later, and again: its conditions hold for a day (`relative_times.py`).
             self._lease_s = min(self._lease_s, LEASE_S)
-        self._find(plan)
-        reader = PlanReader(self._catalyst, self._marked_table)
-        reader.read(self._catalyst.simplified(plan))
+        self._find_tables(plan)
+        reader = PlanReader(self._catalyst, self._find_marked_table)
+        reader.read(self._catalyst.simplify(plan))
         by_mark: defaultdict[int, list[Table]] = defaultdict(list)
         for read_table, mark in reader.tables.items():
             by_mark[mark].append(read_table)
         scans = {}
         for mark, table in sorted(self._tables.items()):
-            each, reference = by_mark.get(mark, []), found[mark]
+            each, reference = by_mark.get(mark, []), references[mark]
             # Literals of instants have their zone, so the session's zone does not matter.
             condition = any_of(condition_of(one, utc=True) for one in each) if each else None
             scans[mark] = Scan(
@@ -266,13 +266,13 @@ class _Query:
             )
         return scans
 
-    def _find(self, plan: Node) -> None:
+    def _find_tables(self, plan: Node) -> None:
         """Find the tables at the markers, without tables that a view in the query also reads: a table is read at one
         snapshot.
         """
         catalyst, unmarked = self._catalyst, set()
-        for leaf, mark in catalyst.aliased(plan, marker_number):
-            table = self._table(leaf)
+        for leaf, mark in catalyst.find_aliased_leaves(plan, marker_number):
+            table = self._read_table(leaf)
             if table is None:
                 continue
             numbers = [number for number, _ in catalyst.attributes(leaf)]
@@ -282,8 +282,12 @@ class _Query:
                 self._marks |= dict.fromkeys(numbers, mark)
         self._tables = {mark: table for mark, table in self._tables.items() if table.read not in unmarked}
 
-    def _marked_table(self, leaf: Node) -> MarkedTable | None:
-        """UnsupportedQuery for another relation of a table that was found: it would need the same plan."""
+    def _find_marked_table(self, leaf: Node) -> MarkedTable | None:
+        """Return the table of a leaf with a marker; None for another leaf.
+
+        Raises:
+            UnsupportedQuery: If the leaf is another relation of a table with a marker: it would need the same plan.
+        """
         if not self._catalyst.is_relation(leaf):
             return None
         attributes = self._catalyst.attributes(leaf)
@@ -294,12 +298,12 @@ class _Query:
             return MarkedTable(
                 mark, {number: table.columns[name] for number, name in attributes if name in table.columns}
             )
-        table = self._table(leaf) if mark is None else None
+        table = self._read_table(leaf) if mark is None else None
         if table is not None and table.read in {one.read for one in self._tables.values()}:
             raise UnsupportedQuery("its relations cannot be distinguished")
         return None
 
-    def _table(self, leaf: Node) -> _Table | None:
+    def _read_table(self, leaf: Node) -> _Table | None:
         """Return None unless it is a table of an Iceberg REST catalog."""
         if not self._catalyst.is_relation(leaf):
             return None
@@ -310,29 +314,29 @@ class _Query:
         if self._catalyst.class_of(catalog) != _CATALOG_CLASS:
             return None
         catalog_name = str(catalog.name())
-        if not self._setting(catalog_name, "uri").startswith("http") or PLAN_MARK in name[-1]:
+        if not self._read_setting(catalog_name, "uri").startswith("http") or PLAN_MARK in name[-1]:
             return None
         table = leaf.table().table()
         schema, snapshot = self._catalyst.iceberg_schema(table), self._catalyst.iceberg_snapshot(table)
         summary = {} if snapshot is None else snapshot.get("summary", {})
-        known = KnownTable(
+        state = KnownTable(
             "",
             None,
             None if snapshot is None else int(snapshot["snapshot-id"]),
             *(count_of(summary, name, 0) for name in ("total-files-size", "total-data-files")),
         )
         columns = {column.name: column for column in spark_columns(schema["fields"])}
-        name, number, ref = self._without_version(name, leaf.table())
-        return _Table(catalog_name, name, known, int(schema["schema-id"]), columns, number, ref)
+        name, number, ref = self._split_version(name, leaf.table())
+        return _Table(catalog_name, name, state, int(schema["schema-id"]), columns, number, ref)
 
-    def _without_version(self, name: Name, table: Node) -> tuple[Name, int | None, str | None]:
+    def _split_version(self, name: Name, table: Node) -> tuple[Name, int | None, str | None]:
         """Return the table's name, and the version that Iceberg reads from the last level of a name that no table
         has.
         """
-        found = _VERSIONED.fullmatch(name[-1])
-        if found is None or self._catalyst.class_of(table) != _TABLE_CLASS:
+        match = _VERSION_LEVEL.fullmatch(name[-1])
+        if match is None or self._catalyst.class_of(table) != _TABLE_CLASS:
             return name, None, None
-        kind, version = (one for one in found.groups() if one is not None)
+        kind, version = (one for one in match.groups() if one is not None)
         snapshot_id, branch = table.snapshotId(), table.branch()
         if kind == "branch":
             return (name, None, None) if branch != version else (name[:-1], None, version)
@@ -344,7 +348,7 @@ class _Query:
             return (name[:-1], None, version) if is_read else (name, None, None)
         return (name[:-1], int(snapshot_id), None) if int(version) == int(snapshot_id) else (name, None, None)
 
-    def _setting(self, catalog: str, name: str) -> str:
+    def _read_setting(self, catalog: str, name: str) -> str:
         key = f"spark.sql.catalog.{catalog}.{name}"
         if key not in self._settings:
             self._settings[key] = str(self._spark.conf.get(key, "") or "")
@@ -352,7 +356,7 @@ class _Query:
 
     # Plan requests
 
-    def _planned(self, found: Sequence[TableReference], scans: Mapping[int, Scan]) -> RewrittenQuery:
+    def _request_plans(self, references: Sequence[ReferencePosition], scans: Mapping[int, Scan]) -> RewrittenQuery:
         marks: dict[joining.PlannedScan, int] = {}
         plans: dict[joining.PlannedScan, TablePlanResponse] = {}
         dimensions: dict[joining.PlannedScan, tuple[Dimension, ...]] = {}
@@ -362,12 +366,14 @@ class _Query:
             planned_scans = {
                 mark: joining.PlannedScan(scan, catalog, self._tables[mark].name) for mark, scan in own.items()
             }
-            known = {(scan.catalog, scan.schema, scan.table): self._tables[mark].known for mark, scan in own.items()}
-            of_catalog = joining.find_dimensions(planned_scans, known)
-            made, reason = self._requested(catalog, list(planned_scans.values()), of_catalog)
+            states = {(scan.catalog, scan.schema, scan.table): self._tables[mark].state for mark, scan in own.items()}
+            catalog_dimensions = joining.find_dimensions(planned_scans, states)
+            catalog_plans, reason = self._request_catalog_plans(
+                catalog, list(planned_scans.values()), catalog_dimensions
+            )
             marks |= {planned: mark for mark, planned in planned_scans.items()}
-            plans |= made
-            dimensions |= of_catalog
+            plans |= catalog_plans
+            dimensions |= catalog_dimensions
             why = why or reason
         if not plans:
             raise UnsupportedQuery(why or "plans keep too many of the files")
@@ -375,7 +381,7 @@ class _Query:
             marks[planned]: (planned.catalog, *planned.table[:-1], str(plan.name)) for planned, plan in plans.items()
         }
         return RewrittenQuery(
-            replace_names(self._text, {found[mark]: name for mark, name in names.items()}),
+            replace_names(self._text, {references[mark]: name for mark, name in names.items()}),
             summary_of(plans, dimensions),
             sum(plan.files for plan in plans.values()),
             sum(plan.considered_files for plan in plans.values()),
@@ -383,13 +389,13 @@ class _Query:
             {name: self._tables[mark].schema_id for mark, name in names.items()},
         )
 
-    def _requested(
+    def _request_catalog_plans(
         self,
         catalog: str,
         own: list[joining.PlannedScan],
         dimensions: Mapping[joining.PlannedScan, tuple[Dimension, ...]],
     ) -> tuple[dict[joining.PlannedScan, TablePlanResponse], str]:
-        uri, token = self._setting(catalog, "uri"), self._setting(catalog, "token") or None
+        uri, token = self._read_setting(catalog, "uri"), self._read_setting(catalog, "token") or None
 
         async def ask() -> tuple[dict[joining.PlannedScan, TablePlanResponse], str]:
             until_s = asyncio.get_running_loop().time() + BUDGET_S
@@ -406,15 +412,15 @@ def _mark_of(marks: Mapping[Table, int], own: int, table: Table) -> int | None:
     return None if mark == own else mark
 
 
-def _analyzed(frame: DataFrame) -> Node:
+def _read_analyzed_plan(frame: DataFrame) -> Node:
     return frame._jdf.queryExecution().analyzed()
 
 
 def _is_as_understood(catalyst: Catalyst, plan: Node, done: RewrittenQuery) -> bool:
     """Return whether each plan table exists, with the schema by which its conditions were read."""
-    found = {}
+    schema_ids = {}
     for leaf in catalyst.leaves(plan):
         name = catalyst.identifier_of(leaf) if catalyst.is_relation(leaf) else None
         if name is not None and PLAN_MARK in name[-1]:
-            found[(str(leaf.catalog().get().name()), *name)] = int(leaf.table().table().schema().schemaId())
-    return found == done.schemas
+            schema_ids[(str(leaf.catalog().get().name()), *name)] = int(leaf.table().table().schema().schemaId())
+    return schema_ids == done.schemas

@@ -24,7 +24,7 @@ from seamark.formats.iceberg.types.types import base_name
 from seamark.formats.iceberg.types.values import FLOATS
 from seamark.formats.runtime.errors import BadRequest
 
-_COMPARED: dict[type[spark.Filter], Op] = {
+_COMPARISON_OPS: dict[type[spark.Filter], Op] = {
     spark.EqualTo: Op.EQ,
     spark.LessThan: Op.LT,
     spark.LessThanOrEqual: Op.LT_EQ,
@@ -62,27 +62,27 @@ def _read(spark_filter: spark.Filter, schema: Schema, *, negated: bool) -> Expre
             return _read(child, schema, negated=not negated)
         case spark.IsNull(path) | spark.IsNotNull(path):
             op = Op.IS_NULL if isinstance(spark_filter, spark.IsNull) != negated else Op.NOT_NULL
-            return Unbound(op, _column(path, schema).name, IDENTITY, ())
+            return Unbound(op, _find_column(path, schema).name, IDENTITY, ())
         case spark.EqualNullSafe(path, value):
-            return _null_safe(_column(path, schema), value, negated)
+            return _compare_null_safe(_find_column(path, schema), value, negated)
         case spark.In(path, values):
-            return _among(_column(path, schema), values, negated)
+            return _compare_list(_find_column(path, schema), values, negated)
         case spark.StringStartsWith(path, value):
-            column = _column(path, schema)
+            column = _find_column(path, schema)
             if column.type != "string" or not isinstance(value, str):
                 raise _Unfit
-            return _is(column, _op(Op.STARTS_WITH, negated), value)
-    if type(spark_filter) in _COMPARED:
-        column = _column(spark_filter.attribute, schema)  # type: ignore[attr-defined]
-        return _compared(_op(_COMPARED[type(spark_filter)], negated), column, spark_filter.value)  # type: ignore[attr-defined]
+            return _is(column, _choose_op(Op.STARTS_WITH, negated), value)
+    if type(spark_filter) in _COMPARISON_OPS:
+        column = _find_column(spark_filter.attribute, schema)  # type: ignore[attr-defined]
+        return _compare(_choose_op(_COMPARISON_OPS[type(spark_filter)], negated), column, spark_filter.value)  # type: ignore[attr-defined]
     raise _Unfit
 
 
-def _op(op: Op, negated: bool) -> Op:
+def _choose_op(op: Op, negated: bool) -> Op:
     return OPPOSITE[op] if negated else op
 
 
-def _column(path: Sequence[str], schema: Schema) -> Column:
+def _find_column(path: Sequence[str], schema: Schema) -> Column:
     fields: tuple[Field, ...] = schema.fields
     field: Field | None = None
     for name in path:
@@ -102,8 +102,8 @@ def _is(column: Column, op: Op, *literals: object) -> Expression:
     return all_of(Unbound(Op.NOT_NULL, column.name, IDENTITY, ()), predicate) if op in NULL_MATCHES else predicate
 
 
-def _compared(op: Op, column: Column, value: object) -> Expression:
-    literal = _literal(column, value)
+def _compare(op: Op, column: Column, value: object) -> Expression:
+    literal = _to_literal(column, value)
     if not _is_nan(literal):
         return _is(column, op, literal)
     return FALSE if op is Op.GT else _is(column, _NAN[op])
@@ -113,26 +113,26 @@ def _is_nan(literal: object) -> bool:
     return isinstance(literal, float) and isnan(literal)
 
 
-def _among(column: Column, values: Sequence[object], negated: bool) -> Expression:
-    literals = [_literal(column, value) for value in values if value is not None]
+def _compare_list(column: Column, values: Sequence[object], negated: bool) -> Expression:
+    literals = [_to_literal(column, value) for value in values if value is not None]
     if not literals:
         raise _Unfit
     if negated and len(literals) < len(values):
         return FALSE  # NOT IN a list with null is null or false
     numbers = [literal for literal in literals if not _is_nan(literal)]
-    parts = [_is(column, _op(Op.IN, negated), *numbers)] if numbers else []
-    parts += [_is(column, _op(Op.IS_NAN, negated))] if len(numbers) < len(literals) else []
+    parts = [_is(column, _choose_op(Op.IN, negated), *numbers)] if numbers else []
+    parts += [_is(column, _choose_op(Op.IS_NAN, negated))] if len(numbers) < len(literals) else []
     return all_of(*parts) if negated else any_of(*parts)
 
 
-def _null_safe(column: Column, value: object, negated: bool) -> Expression:
+def _compare_null_safe(column: Column, value: object, negated: bool) -> Expression:
     if value is None:
         return Unbound(Op.NOT_NULL if negated else Op.IS_NULL, column.name, IDENTITY, ())
-    equal = _compared(Op.EQ, column, value)
+    equal = _compare(Op.EQ, column, value)
     return Not(equal) if negated else equal
 
 
-def _literal(column: Column, value: object) -> object:
+def _to_literal(column: Column, value: object) -> object:
     """Return the value in the JSON form of the column's type."""
     kind = column.type if isinstance(column.type, str) else ""
     match value:

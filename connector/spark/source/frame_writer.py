@@ -67,10 +67,10 @@ def install() -> None:
     for name, ours in (("save", _save), ("saveAsTable", _save_as_table), ("insertInto", _insert_into)):
         spark_method = getattr(DataFrameWriter, name)
         if not hasattr(spark_method, "seamark"):
-            setattr(DataFrameWriter, name, _instead(spark_method, ours))
+            setattr(DataFrameWriter, name, _dispatch(spark_method, ours))
 
 
-def _instead(theirs: Callable[..., None], ours: Callable[..., None]) -> Callable[..., None]:
+def _dispatch(theirs: Callable[..., None], ours: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(theirs)
     def method(writer: DataFrameWriter, *arguments: Any, **named: Any) -> None:
         if named.get("format") or (theirs.__name__ != "insertInto" and len(arguments) > 1 and arguments[1]):
@@ -93,10 +93,10 @@ def one_sentence() -> Iterator[None]:
     except (Unwritable, ValueError, ClientError) as error:
         raise AnalysisException(message=str(error)) from None
     except (PySparkException, Py4JError) as error:
-        found = _REFUSED.search(str(error))
-        if found is None:
+        match = _REFUSED.search(str(error))
+        if match is None:
             raise
-        raise AnalysisException(message=found[1].strip()) from None
+        raise AnalysisException(message=match[1].strip()) from None
 
 
 # Spark's methods
@@ -127,7 +127,7 @@ def _save_as_table(
 
 
 def _insert_into(writer: DataFrameWriter, tableName: str, overwrite: bool | None = None) -> None:  # noqa: N803
-    """By name of the columns, unlike Spark's."""
+    """Write the rows. Columns are matched by name, unlike Spark's `insertInto`."""
     if overwrite is not None:
         writer.mode("overwrite" if overwrite else "append")
     elif _save_mode(writer) == ERROR:
@@ -147,8 +147,8 @@ def _save_mode(writer: DataFrameWriter) -> str:
 
 def _write(writer: DataFrameWriter, name: str | None, *, must_exist: bool = False) -> None:
     jvm_writer = writer._jwrite
-    given = {str(one._1()): str(one._2()) for one in items(jvm_writer.extraOptions().originalMap().toSeq())}
-    options = {key if key.startswith(PROPERTY) else key.lower(): value for key, value in given.items()}
+    raw_options = {str(one._1()): str(one._2()) for one in items(jvm_writer.extraOptions().originalMap().toSeq())}
+    options = {key if key.startswith(PROPERTY) else key.lower(): value for key, value in raw_options.items()}
     columns = jvm_writer.partitioningColumns()
     partitions = [str(column) for column in items(columns.get())] if columns.isDefined() else []
     save(writer._df, name, _save_mode(writer), options, partitions, must_exist=must_exist)
@@ -168,18 +168,20 @@ def save(
 ) -> None:
     """Write the rows.
 
-    `save_mode` counts unless the option `mode` is given; names of options are in lower case.
+    Args:
+        save_mode: The mode, unless the option `mode` is given.
+        options: The options; their names are in lower case.
     """
     unknown = sorted(name for name in options.keys() - _OPTIONS if not name.startswith(PROPERTY))
     if unknown:
-        known = ", ".join(sorted(_OPTIONS - {"path"}))
-        raise BadRequest(f"Unknown options {', '.join(unknown)}: there are {known}, and {PROPERTY}… of a new table")
+        supported = ", ".join(sorted(_OPTIONS - {"path"}))
+        raise BadRequest(f"Unknown options {', '.join(unknown)}: there are {supported}, and {PROPERTY}… of a new table")
     mode = options.get("mode", save_mode).lower().replace("errorifexists", ERROR).replace("-", "_")
     if mode not in MODES:
         raise BadRequest(f"mode is {mode!r}; it may be {', '.join(MODES)}")
     if "keys" in options and mode not in KEYED:
         raise BadRequest(f"keys require option('mode', 'upsert') or 'delete'; the mode is {mode}")
-    target = _target(df.sparkSession, name or options.get("table") or options.get("path"), options)
+    target = _find_target(df.sparkSession, name or options.get("table") or options.get("path"), options)
     exists = _exists(target)
     if exists and mode == ERROR:
         text = join_name(target.table)
@@ -188,17 +190,19 @@ def save(
         return
     if not exists:
         if must_exist or mode == "delete":
-            raise BadRequest(_not_found(df.sparkSession, target, f"Table {join_name(target.table)} does not exist"))
+            raise BadRequest(
+                _explain_not_found(df.sparkSession, target, f"Table {join_name(target.table)} does not exist")
+            )
         _create(df, target, options, partition_by)
     elif flag(options, "mergeschema", False):
         merge_schema(target.client, target.table, df.schema)
-    write(df, target.table, client=target.client, **_arguments(options, mode))
+    write(df, target.table, client=target.client, **_read_arguments(options, mode))
 
 
-def _arguments(options: Mapping[str, str], mode: str) -> dict[str, Any]:
+def _read_arguments(options: Mapping[str, str], mode: str) -> dict[str, Any]:
     arguments: dict[str, Any] = {"branch": options.get("branch", MAIN)}
     if mode in KEYED:
-        arguments |= {key: _listed(options[key]) for key in ("keys", "columns") if key in options}
+        arguments |= {key: _parse_list(options[key]) for key in ("keys", "columns") if key in options}
         arguments |= {key: options[key] for key in ("precombine", "strategy") if key in options}
         arguments |= {"row_mode": options["row-mode"]} if "row-mode" in options else {}
         return {"mode": mode, **arguments}
@@ -220,7 +224,7 @@ def _arguments(options: Mapping[str, str], mode: str) -> dict[str, Any]:
     return {"mode": OVERWRITE, "where": options.get("replace-where", True), **arguments}
 
 
-def _listed(text: str) -> list[str]:
+def _parse_list(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
@@ -238,7 +242,7 @@ def _create(df: DataFrame, target: _Target, options: Mapping[str, str], partitio
     try:
         create_for_frame(target.client, target.table, df.schema, partitioning=terms, properties=properties)
     except NotFound as error:
-        raise BadRequest(_not_found(df.sparkSession, target, error.message)) from None
+        raise BadRequest(_explain_not_found(df.sparkSession, target, error.message)) from None
 
 
 # Names
@@ -249,33 +253,35 @@ def catalogs(spark: SparkSession) -> list[str]:
     return sorted(match[1] for name in spark.conf.getAll if (match := _CATALOG.fullmatch(name)))
 
 
-def _target(spark: SparkSession, name: str | None, options: Mapping[str, str]) -> _Target:
+def _find_target(spark: SparkSession, name: str | None, options: Mapping[str, str]) -> _Target:
     """Return the table: of the server `uri`, or of the catalog that its name begins with."""
     if not name:
         raise BadRequest("Give the table: save('db.events'), or option('table', 'db.events')")
     levels = split_name(name.replace("`", ""))
-    known, uri = catalogs(spark), options.get("uri")
-    if uri is None and levels[0] in known:
+    catalog_names, uri = catalogs(spark), options.get("uri")
+    if uri is None and levels[0] in catalog_names:
         conf = f"spark.sql.catalog.{levels[0]}"
         token = options.get("token") or str(spark.conf.get(f"{conf}.token", "") or "")
         return _Target(SeamarkClient(str(spark.conf.get(f"{conf}.uri")), token=token or None), levels[1:])
     uri = uri or os.environ.get("SEAMARK_URL")
     if not uri:
-        raise BadRequest(f"{name!r} is in no catalog of this session: {catalog_hint(levels[0], known)}")
+        raise BadRequest(f"{name!r} is in no catalog of this session: {catalog_hint(levels[0], catalog_names)}")
     return _Target(SeamarkClient(uri, token=options.get("token")), levels)
 
 
-def catalog_hint(first: str, known: Sequence[str]) -> str:
-    """Return what to do about a name that begins with no catalog; `known` are the session's catalogs."""
-    if not known:
+def catalog_hint(first: str, catalog_names: Sequence[str]) -> str:
+    """Return what to do about a name that begins with no catalog; `catalog_names` are the session's catalogs."""
+    if not catalog_names:
         return "give option('uri', …), the server's address, or add a catalog with seamark.spark.connect"
-    near = near_names(first, known, maximum=1)
+    near = near_names(first, catalog_names, maximum=1)
     question = f"did you mean {near[0]!r}? " if near else ""
-    return f"{question}It has {', '.join(known)}; or give option('uri', …), the server's address"
+    return f"{question}It has {', '.join(catalog_names)}; or give option('uri', …), the server's address"
 
 
-def _not_found(spark: SparkSession, target: _Target, message: str) -> str:
+def _explain_not_found(spark: SparkSession, target: _Target, message: str) -> str:
     if target.table[0] in catalogs(spark):
-        rest = join_name(target.table[1:])
-        return f"{message}. {target.table[0]} is a catalog of this session: with option('uri', …) the name is {rest}"
+        table_name = join_name(target.table[1:])
+        return (
+            f"{message}. {target.table[0]} is a catalog of this session: with option('uri', …) the name is {table_name}"
+        )
     return message

@@ -24,7 +24,11 @@ def client_and_table(options: Mapping[str, str]) -> tuple[SeamarkClient, str]:
 
 
 def flag(options: Mapping[str, str], name: str, default: bool) -> bool:
-    """BadRequest for other values than true and false."""
+    """Return the value of an option that is true or false.
+
+    Raises:
+        BadRequest: For another value.
+    """
     text = options.get(name, str(default)).lower()
     if text not in ("true", "false"):
         raise BadRequest(f"{name} is {text[:40]!r}; it must be true or false")

@@ -77,9 +77,10 @@ class Options:
 
     @staticmethod
     def of(raw_options: Mapping[str, str]) -> Options:
-        """BadRequest for unknown or contradictory options.
+        """Parse the options of a reader. `uri` is by default SEAMARK_URL.
 
-        `uri` is by default SEAMARK_URL.
+        Raises:
+            BadRequest: For unknown or contradictory options.
         """
         options = {name.lower(): value for name, value in raw_options.items()}
         unknown = sorted(options.keys() - _OPTIONS)
@@ -90,12 +91,12 @@ class Options:
         if len(named) > 1:
             raise BadRequest(f"{' and '.join(named)} are both given; select the snapshot with one of them")
         at = At(
-            snapshot_id=_number(options, "snapshot-id"),
+            snapshot_id=_parse_number(options, "snapshot-id"),
             ref=options.get("branch") or options.get("tag"),
-            as_of_ms=_milliseconds(options["as-of"]) if "as-of" in options else None,
+            as_of_ms=_parse_milliseconds(options["as-of"]) if "as-of" in options else None,
         )
         columns = [name.strip() for name in options.get("columns", "").split(",") if name.strip()]
-        start, end = _number(options, "start-snapshot-id"), _number(options, "end-snapshot-id")
+        start, end = _parse_number(options, "start-snapshot-id"), _parse_number(options, "end-snapshot-id")
         with_changes = flag(options, "changes", False)
         if end is not None and named:
             raise BadRequest(f"{named[0]} and end-snapshot-id are both given; select the snapshot with one of them")
@@ -105,10 +106,10 @@ class Options:
             at=at if end is None else At(snapshot_id=end),
             columns=tuple(columns) or None,
             where=options.get("where"),
-            limit=_number(options, "limit"),
+            limit=_parse_number(options, "limit"),
             bitmaps=flag(options, "bitmaps", True),
             push_filters=flag(options, "push-filters", False),
-            split_bytes=_number(options, "split-bytes") or SPLIT_BYTES,
+            split_bytes=_parse_number(options, "split-bytes") or SPLIT_BYTES,
             start=start,
             end=end,
             changes=with_changes,
@@ -123,7 +124,7 @@ class Options:
         return open_table(self.client, self.table, self.at, history=self.incremental)
 
 
-def _number(options: Mapping[str, str], name: str) -> int | None:
+def _parse_number(options: Mapping[str, str], name: str) -> int | None:
     text = options.get(name)
     if text is None:
         return None
@@ -132,7 +133,7 @@ def _number(options: Mapping[str, str], name: str) -> int | None:
     return int(text)
 
 
-def _milliseconds(text: str) -> int:
+def _parse_milliseconds(text: str) -> int:
     try:
         return parse_as_of(text)
     except ValueError:
@@ -142,10 +143,14 @@ def _milliseconds(text: str) -> int:
 
 
 def schema_of(table: OpenTable, options: Options) -> spark_types.StructType:
-    """BadRequest for an unknown column, or a column without a Spark type."""
+    """Return the schema of the columns that the options select.
+
+    Raises:
+        BadRequest: For an unknown column, or a column without a Spark type.
+    """
     by_name = {field.name: field for field in table.schema.fields}
     names = options.columns or (*by_name, *((CHANGE_TYPE,) if options.changes else ()))
-    special = _special(options.changes)
+    special = _special_types(options.changes)
     fields = []
     for name in names:
         if name not in by_name and name not in special:
@@ -159,7 +164,7 @@ def schema_of(table: OpenTable, options: Options) -> spark_types.StructType:
     return spark_types.StructType(fields)
 
 
-def _special(with_changes: bool) -> dict[str, spark_types.DataType]:
+def _special_types(with_changes: bool) -> dict[str, spark_types.DataType]:
     return {**_METADATA, **({CHANGE_TYPE: spark_types.StringType()} if with_changes else {})}
 
 
@@ -171,7 +176,9 @@ def check_schema(schema: spark_types.StructType, table: OpenTable) -> spark_type
     """
     by_name = {column.name: column for column in table.schema.fields}
     for field in schema.fields:
-        expected = _special(True).get(field.name) if field.name not in by_name else spark_type(by_name[field.name].type)
+        expected = (
+            _special_types(True).get(field.name) if field.name not in by_name else spark_type(by_name[field.name].type)
+        )
         if expected is None or expected.simpleString() != field.dataType.simpleString():
             problem = "is no column of the table" if expected is None else f"is {expected.simpleString()} in the table"
             raise BadRequest(f"{field.name} {field.dataType.simpleString()}: {field.name} {problem}")
@@ -235,7 +242,7 @@ class BatchReader(DataSourceReader):
         options = self._options
         rows, snapshot_changes = RowReader(self._table, self._schema, self._where), self._changes()
         if options.limit is not None:
-            return [ReadTask(rows, _enough(snapshot_changes, options.limit, self._where), options.limit)]
+            return [ReadTask(rows, _choose_enough(snapshot_changes, options.limit, self._where), options.limit)]
         return split_tasks(snapshot_changes, rows, options.split_bytes)
 
     def _changes(self) -> Iterator[SnapshotChange]:
@@ -290,15 +297,15 @@ class StreamReader(DataSourceStreamReader):
         return {}
 
     def initialOffset(self) -> dict[str, str]:  # noqa: N802
-        return _offset(self._options.start)
+        return _encode_offset(self._options.start)
 
     def latestOffset(self) -> dict[str, str]:  # noqa: N802
         opened = self._options.open()
-        return _offset(self._options.start if opened.snapshot_id is None else opened.snapshot_id)
+        return _encode_offset(self._options.start if opened.snapshot_id is None else opened.snapshot_id)
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:
         """Use the schema from the start of the stream, even if the table's schema has changed."""
-        options, first, last = self._options, _snapshot_of(start), _snapshot_of(end)
+        options, first, last = self._options, _decode_offset(start), _decode_offset(end)
         if last is None or first == last:
             return []
         opened = open_table(options.client, options.table, At(snapshot_id=last), history=True)
@@ -312,7 +319,11 @@ class StreamReader(DataSourceStreamReader):
         return split_tasks((SnapshotChange(INSERT, task) for task in tasks), rows, options.split_bytes)
 
     def _check(self, table: OpenTable, first: int, last: int) -> None:
-        """BadRequest if a snapshot deleted or rewrote rows, which a stream of rows cannot represent."""
+        """Check that the snapshots only append rows.
+
+        Raises:
+            BadRequest: If a snapshot deleted or rewrote rows, which a stream of rows cannot represent.
+        """
         for snapshot in history(table, first, last):
             operation = snapshot.summary_map().get(OPERATION)
             if operation != APPEND and not is_replace(snapshot) and not self._options.skip_changes:
@@ -325,39 +336,41 @@ class StreamReader(DataSourceStreamReader):
         return cast("ReadTask", partition).read()
 
 
-def _offset(snapshot_id: int | None) -> dict[str, str]:
+def _encode_offset(snapshot_id: int | None) -> dict[str, str]:
     return {"snapshot-id": _BEGINNING if snapshot_id is None else str(snapshot_id)}
 
 
-def _snapshot_of(offset: Mapping[str, str]) -> int | None:
+def _decode_offset(offset: Mapping[str, str]) -> int | None:
     return None if offset["snapshot-id"] == _BEGINNING else int(offset["snapshot-id"])
 
 
-def _enough(snapshot_changes: Iterator[SnapshotChange], limit: int, where: Expression) -> list[SnapshotChange]:
+def _choose_enough(snapshot_changes: Iterator[SnapshotChange], limit: int, where: Expression) -> list[SnapshotChange]:
     """Return the first changes that together certainly have `limit` rows."""
-    taken: list[SnapshotChange] = []
+    chosen: list[SnapshotChange] = []
     rows = 0
     for change in snapshot_changes:
         if rows >= limit:
             break
-        taken.append(change)
+        chosen.append(change)
         exact = (
             where == TRUE and not change.task.deletes and change.task.removed_by is None and change.task.rows is None
         )
         rows += change.task.records if exact else 0
-    return taken
+    return chosen
 
 
 def split_tasks(snapshot_changes: Iterable[SnapshotChange], rows: RowReader, split_bytes: int) -> list[InputPartition]:
-    """Tasks of about `split_bytes` bytes; smaller if there would be few tasks.
+    """Divide files into tasks of about `split_bytes` bytes, or smaller tasks if there would be few.
 
     Large files are split at row groups.
     """
     all_changes = list(snapshot_changes)
     total = sum(change.task.size_bytes + OPEN_BYTES for change in all_changes)
-    most = min(split_bytes, max(SMALL_BYTES, total // TASKS_MIN))
-    pieces = (change._replace(task=task) for change in all_changes for task in _pieces(change.task, most))
-    return [ReadTask(rows, group) for group in divide(pieces, _cost, (most + OPEN_BYTES,))]
+    bytes_per_task = min(split_bytes, max(SMALL_BYTES, total // TASKS_MIN))
+    pieces = (
+        change._replace(task=task) for change in all_changes for task in _divide_task(change.task, bytes_per_task)
+    )
+    return [ReadTask(rows, group) for group in divide(pieces, _cost, (bytes_per_task + OPEN_BYTES,))]
 
 
 def _cost(change: SnapshotChange) -> tuple[int]:
@@ -365,11 +378,11 @@ def _cost(change: SnapshotChange) -> tuple[int]:
     return (end - start + OPEN_BYTES,)
 
 
-def _pieces(task: ScanTask, most: int) -> Iterator[ScanTask]:
+def _divide_task(task: ScanTask, bytes_per_task: int) -> Iterator[ScanTask]:
     offsets: Any = task.file.get("split-offsets") or ()
     cuts = [0]
     for at in sorted(offsets):
-        if at - cuts[-1] >= most:
+        if at - cuts[-1] >= bytes_per_task:
             cuts.append(at)
     if len(cuts) == 1:
         yield task

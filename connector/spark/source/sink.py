@@ -60,10 +60,15 @@ class SinkOptions:
 
     @staticmethod
     def of(raw_options: Mapping[str, str], schema: StructType, *, overwrite: bool, streaming: bool) -> SinkOptions:
-        """BadRequest for unknown or contradictory options; Unwritable for columns that do not fit the table."""
+        """Parse the options of a writer.
+
+        Raises:
+            BadRequest: For unknown or contradictory options.
+            Unwritable: If columns do not fit the table.
+        """
         options = {name.lower(): value for name, value in raw_options.items()}
-        known = OPTIONS | ({"checkpointlocation", "queryname"} if streaming else frozenset())
-        if unknown := sorted(options.keys() - known):
+        supported = OPTIONS | ({"checkpointlocation", "queryname"} if streaming else frozenset())
+        if unknown := sorted(options.keys() - supported):
             raise BadRequest(f"Unknown options {', '.join(unknown)}: there are {', '.join(sorted(OPTIONS))}")
         client, table = client_and_table(options)
         partitions = flag(options, "replace-partitions", False)
@@ -84,10 +89,10 @@ class BatchWriter(DataSourceArrowWriter):
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return _written(self._options.into, iterator)
+        return _write_files(self._options.into, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        self._options.into.commit(self._options.client, _joined(messages), summary={"engine-name": "spark"})
+        self._options.into.commit(self._options.client, _join_files(messages), summary={"engine-name": "spark"})
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Delete nothing; see the module's docstring."""
@@ -98,7 +103,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return _written(self._options.into, iterator)
+        return _write_files(self._options.into, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         # Spark creates a new writer for the commit, and the name may refer to another table now.
@@ -115,7 +120,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             )
         producer = None if query is None else (_PRODUCER_PREFIX + query, batchId)
         answer = self._options.into.commit(
-            self._options.client, _joined(messages), producer=producer, summary={"engine-name": "spark"}
+            self._options.client, _join_files(messages), producer=producer, summary={"engine-name": "spark"}
         )
         if producer is not None and answer is not None and answer["duplicate"]:
             self._check_last(producer, answer["snapshot-id"])
@@ -124,9 +129,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """Delete nothing; see the module's docstring."""
 
     def _check_last(self, producer: Producer, snapshot_id: int | None) -> None:
-        """BadRequest unless the committed batch is the query's last batch.
+        """Check that the committed batch is the query's last batch. Its snapshot is known only then.
 
-        The snapshot is known only for the last.
+        Raises:
+            BadRequest: If the table has later batches of the query.
         """
         into, (name, number) = self._options.into, producer
         loaded = self._options.client.load_table(into.table, history=True)
@@ -141,11 +147,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
             )
 
 
-def _written(into: Destination, batches: Iterator[pa.RecordBatch]) -> SinkCommit:
+def _write_files(into: Destination, batches: Iterator[pa.RecordBatch]) -> SinkCommit:
     context = TaskContext.get()
     query = None if context is None else context.getLocalProperty(_QUERY_ID)
     return SinkCommit(encode_files(write_batches(into.target, batches)), into.target.table_uuid, query)
 
 
-def _joined(messages: Sequence[WriterCommitMessage | None]) -> WrittenFiles:
+def _join_files(messages: Sequence[WriterCommitMessage | None]) -> WrittenFiles:
     return WrittenFiles.join(decode_files(message.data) for message in messages if isinstance(message, SinkCommit))

@@ -31,18 +31,18 @@ from seamark.connector.spark.frames.writes import WriteReport
 from seamark.connector.spark.query.catalyst import Catalyst, Node
 from seamark.connector.spark.query.conditions import Conditions, SparkColumn, spark_kind
 from seamark.connector.spark.query.queries import run_text
-from seamark.connector.spark.statements.held_rows import HeldRows, held_rows, ordinals_of
+from seamark.connector.spark.statements.held_rows import CollectedRows, collect_rows, ordinals_of
 from seamark.connector.spark.statements.key_values import KeyValues, fitting_rows, keys_of_condition, keys_of_join
 from seamark.connector.spark.statements.located_rows import (
     DEFAULT_LIMITS,
-    LocatedRows,
+    CandidateRows,
     StatementLimits,
     locate_by_filter,
     locate_by_keys,
 )
 from seamark.connector.spark.statements.overwrites import INSERT, OverwriteStatement
 from seamark.connector.spark.statements.plan_nodes import PlanBuilder
-from seamark.connector.spark.statements.row_changes import ChangeQuery, Changes, deletion_of, write_changes
+from seamark.connector.spark.statements.row_changes import ChangedRows, ChangeQuery, deletion_of, write_changes
 from seamark.connector.spark.statements.row_statements import (
     DELETE,
     KINDS,
@@ -51,7 +51,7 @@ from seamark.connector.spark.statements.row_statements import (
     RowStatement,
     RowStatementReader,
 )
-from seamark.connector.spark.statements.targets import NotLocated, Target, commit_summary
+from seamark.connector.spark.statements.targets import NotLocated, StatementTarget, commit_summary
 from seamark.connector.write.latest_rows import batch_of
 from seamark.connector.write.row_changes import COMMIT_ATTEMPTS_MAX, Report, RowChange, commit_row_change
 from seamark.connector.write.row_locations import BatchKeys, find_record_index, select_indexed_fields
@@ -65,11 +65,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ExecutedStatement:
-    """How a statement ran: `path` is `located`, `indexed` (an INSERT OVERWRITE by Seamark's writers) or `iceberg`;
-    `reason` says why.
+    """How a statement ran.
 
     Attributes:
-        report: What Seamark changed.
+        path: `located`, `indexed` (an INSERT OVERWRITE by Seamark's writers) or `iceberg`.
+        reason: Why it ran in this way.
+        report: The changes that Seamark made.
         frame: The result of the statement.
     """
 
@@ -80,7 +81,7 @@ class ExecutedStatement:
 
 
 @dataclass(frozen=True)
-class StatementPlan:
+class StatementExplanation:
     """How a statement would run."""
 
     path: str
@@ -105,7 +106,7 @@ def execute(
     commit is unknown, those of `seamark.connector.client.errors`.
     """
     try:
-        statement = _prepared(spark, text, args, limits)
+        statement = _prepare(spark, text, args, limits)
         report = statement.commit()
     except _Unprepared as why:
         _log.info("iceberg; %s", why)
@@ -120,15 +121,15 @@ def explain(
     text: str,
     args: Mapping[str, Any] | Sequence[Any] | None = None,
     limits: StatementLimits = DEFAULT_LIMITS,
-) -> StatementPlan:
+) -> StatementExplanation:
     """Return how `execute` would run a statement.
 
     Changes nothing, and evaluates no rows.
     """
     try:
-        return _prepared(spark, text, args, limits).plan()
+        return _prepare(spark, text, args, limits).plan()
     except _Unprepared as why:
-        return StatementPlan(ICEBERG, str(why))
+        return StatementExplanation(ICEBERG, str(why))
 
 
 def is_change(catalyst: Catalyst, parsed: Node) -> bool:
@@ -137,12 +138,12 @@ def is_change(catalyst: Catalyst, parsed: Node) -> bool:
     return kind in KINDS or (kind == INSERT and bool(parsed.overwrite()))
 
 
-def _prepared(spark: SparkSession, text: str, args: Any, limits: StatementLimits) -> _Statement:
+def _prepare(spark: SparkSession, text: str, args: Any, limits: StatementLimits) -> _Statement:
     with _unprepared():
         if args:
             raise NotLocated("it has parameters")
         catalyst = Catalyst(spark)
-        parsed = catalyst.parsed(text)
+        parsed = catalyst.parse(text)
         if not is_change(catalyst, parsed):
             raise NotLocated("it is no MERGE, UPDATE, DELETE or INSERT OVERWRITE")
         return (
@@ -151,25 +152,19 @@ def _prepared(spark: SparkSession, text: str, args: Any, limits: StatementLimits
 
 
 class _Unprepared(Exception):
-    """Why Iceberg's own statement runs.
-
-    Nothing was committed.
-    """
+    """The reason why Iceberg's own statement runs. Nothing was committed."""
 
 
 class _Statement(Protocol):
-    """One statement.
-
-    Its methods raise `_Unprepared` for all that happens before a commit.
-    """
+    """One statement. Its methods raise `_Unprepared` for every error before a commit."""
 
     path: str
     reason: str
 
     @property
-    def target(self) -> Target: ...
+    def target(self) -> StatementTarget: ...
 
-    def plan(self) -> StatementPlan: ...
+    def plan(self) -> StatementExplanation: ...
 
     def commit(self) -> Report | WriteReport: ...
 
@@ -183,10 +178,10 @@ class _Overwrite:
         self.target = self._statement.target
         self._client = self.target.client(spark)
 
-    def plan(self) -> StatementPlan:
+    def plan(self) -> StatementExplanation:
         with _unprepared():
             self._options()
-            return StatementPlan(INDEXED, self.reason)
+            return StatementExplanation(INDEXED, self.reason)
 
     def commit(self) -> WriteReport:
         with _unprepared():
@@ -198,7 +193,7 @@ class _Overwrite:
                 raise
             raise _Unprepared(str(error)) from error
         except (PySparkException, Py4JError, Unwritable) as error:  # from tasks, before the commit
-            raise _Unprepared(_first_line(error)) from error
+            raise _Unprepared(_summarize(error)) from error
 
     def _options(self) -> Mapping[str, Any]:
         opened = open_table(self._client, self._statement.target.levels, At())
@@ -212,9 +207,9 @@ class _LocatedStatement:
         self._spark, self._limits = spark, limits
         self._catalyst, self._build = Catalyst(spark), PlanBuilder(spark)
         self.reason = ""
-        self._source: HeldRows | None = None
+        self._source: CollectedRows | None = None
         """The evaluated source of a MERGE."""
-        self._subqueries: list[tuple[Node, HeldRows]] = []
+        self._subqueries: list[tuple[Node, CollectedRows]] = []
         """Parts of the condition whose subqueries are evaluated."""
         self._inserted = False
         self._statement: RowStatement = RowStatementReader(spark).read(parsed)
@@ -222,19 +217,19 @@ class _LocatedStatement:
         self._client = self.target.client(spark)
 
     @property
-    def target(self) -> Target:
+    def target(self) -> StatementTarget:
         return self._statement.target
 
-    def plan(self) -> StatementPlan:
+    def plan(self) -> StatementExplanation:
         with _unprepared():
             opened = open_table(self._client, self.target.levels, At())
-            mode = self._checked(opened, target_of(opened.metadata, opened.storage, opened.name))
-            found = self._located_by(opened)
-            if isinstance(found, KeyValues):
-                index = self._index(opened, found)
-                keys = found.names if index is None else tuple(index)
-                return StatementPlan(LOCATED, self.reason, keys, self._index_name(opened, keys), mode)
-            return StatementPlan(LOCATED, self.reason, mode=mode)
+            mode = self._check_mode(opened, target_of(opened.metadata, opened.storage, opened.name))
+            keys_or_filter = self._find_keys_or_filter(opened)
+            if isinstance(keys_or_filter, KeyValues):
+                index = self._find_index_columns(opened, keys_or_filter)
+                keys = keys_or_filter.names if index is None else tuple(index)
+                return StatementExplanation(LOCATED, self.reason, keys, self._index_name(opened, keys), mode)
+            return StatementExplanation(LOCATED, self.reason, mode=mode)
 
     def commit(self) -> Report:
         with _unprepared():
@@ -242,7 +237,7 @@ class _LocatedStatement:
 
         def prepare(opened: OpenTable, target: WriteTarget) -> RowChange:
             with _unprepared():
-                return self._prepared(opened, target)
+                return self._prepare(opened, target)
 
         return commit_row_change(
             self._client,
@@ -260,18 +255,18 @@ class _LocatedStatement:
         """Evaluate the rows that the keys come from once: of a MERGE's source, and of subqueries in a condition."""
         source, condition = self._statement.source, self._statement.condition
         if source is not None:
-            self._source = self._held(source, "source")
+            self._source = self._collect(source, "source")
             return
         self._subqueries = [
-            (part, self._held(part.query().plan(), "subquery"))
+            (part, self._collect(part.query().plan(), "subquery"))
             for part in self._catalyst.operands(condition, "And")
             if self._catalyst.kind(part) == "InSubquery" and part.query().outerAttrs().isEmpty()
         ]
         if any(rows.table is None or not part.query().plan().deterministic() for part, rows in self._subqueries):
             self._insert_subqueries()
 
-    def _held(self, plan: Node, what: str) -> HeldRows:
-        return held_rows(self._catalyst, self._build, plan, what, self._limits.rows)
+    def _collect(self, plan: Node, role: str) -> CollectedRows:
+        return collect_rows(self._catalyst, self._build, plan, role, self._limits.rows)
 
     def _insert_subqueries(self) -> None:
         """Make the condition use the evaluated rows of its subqueries."""
@@ -281,40 +276,41 @@ class _LocatedStatement:
             self._query = ChangeQuery(self._spark, self._statement)
             self._inserted = True
 
-    def _prepared(self, opened: OpenTable, target: WriteTarget) -> RowChange:
-        mode = self._checked(opened, target)
-        found = self._located_by(opened)
-        if isinstance(found, KeyValues):
-            by = self._index(opened, found) or list(found.names)
-            values = self._values(found, by)
-            keys = self._keys(opened, found, values, by)
+    def _prepare(self, opened: OpenTable, target: WriteTarget) -> RowChange:
+        mode = self._check_mode(opened, target)
+        keys_or_filter = self._find_keys_or_filter(opened)
+        if isinstance(keys_or_filter, KeyValues):
+            by = self._find_index_columns(opened, keys_or_filter) or list(keys_or_filter.names)
+            values = self._evaluate_keys(keys_or_filter, by)
+            keys = self._make_batch_keys(opened, keys_or_filter, values, by)
             scope = read_scope(keys, opened)
-            whole = found.whole and len(by) == len(found.names)
+            whole = keys_or_filter.whole and len(by) == len(keys_or_filter.names)
             names = [] if whole and self._statement.kind == DELETE else self._query.names(opened.schema)
             located = locate_by_keys(self._client, opened, keys, names, self._limits)
-            changes = self._changes_of_all(located, opened, found, keys, values) if whole else None
+            changes = self._change_all(located, opened, keys_or_filter, keys, values) if whole else None
         else:
-            scope, changes = found, None
+            scope, changes = keys_or_filter, None
             names = self._query.names(opened.schema)
-            located = locate_by_filter(self._client, opened, found, names, self._limits)
+            located = locate_by_filter(self._client, opened, keys_or_filter, names, self._limits)
         if changes is None:
             changes = self._query.run(located, opened, self._replacements())
         return write_changes(self._spark, changes, located, scope, opened, target, mode)
 
-    def _changes_of_all(
-        self, located: LocatedRows, opened: OpenTable, found: KeyValues, keys: BatchKeys, values: pa.Table
-    ) -> Changes | None:
-        """Return the changes of a statement whose condition is true for just the located rows.
+    def _change_all(
+        self, located: CandidateRows, opened: OpenTable, key_values: KeyValues, keys: BatchKeys, values: pa.Table
+    ) -> ChangedRows | None:
+        """Return the changes of a statement whose condition is true for exactly the located rows.
 
-        None if Spark must join.
+        Returns:
+            None if Spark must join.
         """
         if self._statement.kind == DELETE:
             return deletion_of(located)
         if self._statement.kind == UPDATE:
             return self._query.run_on_all(located, opened)
-        if self._source is None or not all(number in self._source.columns for number in found.numbers):
+        if self._source is None or not all(number in self._source.columns for number in key_values.numbers):
             return None
-        ordinals = ordinals_of(keys, values, found.columns)
+        ordinals = ordinals_of(keys, values, key_values.columns)
         return self._query.run_on_pairs(located, opened, self._source, ordinals, self._limits.rows)
 
     def _replacements(self) -> list[tuple[Node, Node]]:
@@ -324,8 +320,8 @@ class _LocatedStatement:
         self._insert_subqueries()
         return []
 
-    def _checked(self, opened: OpenTable, target: WriteTarget) -> str:
-        """Return the mode of the table's properties."""
+    def _check_mode(self, opened: OpenTable, target: WriteTarget) -> str:
+        """Check the table, and return the mode of its properties."""
         self.target.check(opened)
         properties = opened.metadata.properties
         mode = properties.get(f"write.{self._statement.kind.lower()}.mode", COPY_ON_WRITE).lower()
@@ -333,26 +329,28 @@ class _LocatedStatement:
             raise NotLocated(f"write.{self._statement.kind.lower()}.mode is {mode!r}")
         return mode
 
-    def _located_by(self, opened: OpenTable) -> KeyValues | Expression:
-        """Return what says which stored rows the statement can change."""
+    def _find_keys_or_filter(self, opened: OpenTable) -> KeyValues | Expression:
+        """Return the keys or the filter that select the stored rows that the statement can change."""
         columns = self._columns(opened)
         condition = self._statement.condition
         if self._statement.kind == MERGE:
-            found = keys_of_join(self._catalyst, self._build, condition, columns, self._source_ids(), self._source_plan)
-            if found is None:
+            key_values = keys_of_join(
+                self._catalyst, self._build, condition, columns, self._source_ids(), self._source_plan
+            )
+            if key_values is None:
                 raise NotLocated("its ON has no equality of a column of the table with a value of the source")
-            return self._explained(opened, found)
-        given = keys_of_condition(self._catalyst, self._build, condition, columns)
-        by_index = [one for one in given if self._index(opened, one)]
+            return self._explain_keys(opened, key_values)
+        candidates = keys_of_condition(self._catalyst, self._build, condition, columns)
+        by_index = [one for one in candidates if self._find_index_columns(opened, one)]
         if by_index:
-            return self._explained(opened, by_index[0])
+            return self._explain_keys(opened, by_index[0])
         read = [Conditions(self._catalyst).read(part, columns) for part in self._catalyst.operands(condition, "And")]
         where = limit_text(drop_functions(all_of(read)))
         if where is not None:
             self.reason = "the server plans its condition"
             return bind_exactly(sql_of(where), opened.schema)
-        if given:
-            return self._explained(opened, given[0])
+        if candidates:
+            return self._explain_keys(opened, candidates[0])
         raise NotLocated("its condition does not say which rows it can change")
 
     def _columns(self, opened: OpenTable) -> dict[int, SparkColumn]:
@@ -367,15 +365,17 @@ class _LocatedStatement:
                 columns[number] = SparkColumn(name, kind)
         return columns
 
-    def _explained(self, opened: OpenTable, found: KeyValues) -> KeyValues:
-        index = self._index(opened, found)
-        self.reason = f"keys in {', '.join(found.names)}" if index is None else f"a record index on {', '.join(index)}"
-        return found
+    def _explain_keys(self, opened: OpenTable, key_values: KeyValues) -> KeyValues:
+        index = self._find_index_columns(opened, key_values)
+        self.reason = (
+            f"keys in {', '.join(key_values.names)}" if index is None else f"a record index on {', '.join(index)}"
+        )
+        return key_values
 
-    def _index(self, opened: OpenTable, found: KeyValues) -> list[str] | None:
+    def _find_index_columns(self, opened: OpenTable, key_values: KeyValues) -> list[str] | None:
         """Return the columns of a record index whose values are among the keys."""
         by_name = {field.name: field for field in opened.schema.fields}
-        indexed = select_indexed_fields(opened.metadata, [by_name[name] for name in found.names])
+        indexed = select_indexed_fields(opened.metadata, [by_name[name] for name in key_values.names])
         return None if indexed is None else [field.name for field in indexed]
 
     def _index_name(self, opened: OpenTable, names: Sequence[str]) -> str | None:
@@ -392,24 +392,27 @@ class _LocatedStatement:
     def _source_plan(self) -> Node:
         return self._statement.source if self._source is None else self._source.plan
 
-    def _values(self, found: KeyValues, names: Sequence[str]) -> pa.Table:
-        """Return the values of these columns, possibly repeated; of a MERGE whose values are columns of its source,
-        in the order of the source's rows.
+    def _evaluate_keys(self, key_values: KeyValues, names: Sequence[str]) -> pa.Table:
+        """Return the values of these columns, possibly repeated.
+
+        If the values of a MERGE are columns of its source, they are in the order of the source's rows.
         """
-        held: dict[int, pa.ChunkedArray] = {}
+        collected: dict[int, pa.ChunkedArray] = {}
         for rows in (self._source, *(rows for _, rows in self._subqueries)):
-            held |= {} if rows is None else rows.columns
+            collected |= {} if rows is None else rows.columns
         columns = {
-            name: held[number]
-            for name, number in zip(found.names, found.numbers, strict=True)
-            if number is not None and number in held
+            name: collected[number]
+            for name, number in zip(key_values.names, key_values.numbers, strict=True)
+            if number is not None and number in collected
         }
         if all(name in columns for name in names):
             return pa.table({name: columns[name] for name in names})
-        return self._build.frame(found.plan).select(*(f"`{name}`" for name in names)).distinct().toArrow()
+        return self._build.frame(key_values.plan).select(*(f"`{name}`" for name in names)).distinct().toArrow()
 
-    def _keys(self, opened: OpenTable, found: KeyValues, values: pa.Table, names: Sequence[str]) -> BatchKeys:
-        columns = [column for column in found.columns if column.name in names]
+    def _make_batch_keys(
+        self, opened: OpenTable, key_values: KeyValues, values: pa.Table, names: Sequence[str]
+    ) -> BatchKeys:
+        columns = [column for column in key_values.columns if column.name in names]
         fitting = fitting_rows(values, columns).combine_chunks()
         return batch_of(fitting.to_batches(), opened.schema, names).keys
 
@@ -426,11 +429,11 @@ class _unprepared:  # noqa: N801
         if isinstance(error, NotLocated):
             raise _Unprepared(str(error)) from None
         if isinstance(error, PySparkException | Py4JError):
-            raise _Unprepared(f"Spark refuses it on the located rows: {_first_line(error)}") from error
+            raise _Unprepared(f"Spark refuses it on the located rows: {_summarize(error)}") from error
         if not isinstance(error, ClientError | ValueError):
             _log.warning("a statement cannot be located, because of a bug", exc_info=True)
         raise _Unprepared(f"its rows cannot be located: {str(error)[:500]}") from error
 
 
-def _first_line(error: Exception) -> str:
+def _summarize(error: Exception) -> str:
     return str(error).strip().partition("\n")[0][:500]

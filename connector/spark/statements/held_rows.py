@@ -21,7 +21,7 @@ from seamark.connector.spark.statements.targets import NotLocated
 from seamark.connector.write.latest_rows import column_of
 from seamark.connector.write.row_locations import BatchKeys
 
-_HELD = re.compile(
+_COLLECTED_TYPE = re.compile(
     r"boolean|tinyint|smallint|int|bigint|float|double|string|binary|date|timestamp|timestamp_ntz"
     r"|decimal\([0-9,]+\)|(?:struct|array|map)<(?!.*(?:collate|interval|variant)).*>",
     re.DOTALL,
@@ -30,7 +30,7 @@ _HELD = re.compile(
 
 
 @dataclass(frozen=True)
-class HeldRows:
+class CollectedRows:
     """Rows with the attributes `outputs`, a Scala Seq.
 
     `table` has them in this order, with the types of `schema`; None if Spark holds the rows, as `spark_plan`.
@@ -52,54 +52,53 @@ class HeldRows:
             return self.spark_plan
         assert self.table is not None
         local = self.build.local(self.table, self.schema)
-        given = zip(items(local.output()), items(self.outputs), self.names, strict=True)
-        return self.build.project([self.build.as_attribute(one, by, name) for one, by, name in given], local)
+        outputs = zip(items(local.output()), items(self.outputs), self.names, strict=True)
+        return self.build.project([self.build.as_attribute(one, by, name) for one, by, name in outputs], local)
 
     @property
     def columns(self) -> Mapping[int, pa.ChunkedArray]:
-        """By the ids of attributes; none if Spark holds the rows."""
+        """The columns by the ids of attributes; empty if Spark holds the rows."""
         return {} if self.table is None else dict(zip(self.ids, self.table.columns, strict=True))
 
 
-def held_rows(catalyst: Catalyst, build: PlanBuilder, plan: Node, what: str, rows_max: int) -> HeldRows:
-    """Evaluate a plan.
+def collect_rows(catalyst: Catalyst, build: PlanBuilder, plan: Node, role: str, rows_max: int) -> CollectedRows:
+    """Evaluate a plan. The driver holds rows of common types, and Spark holds other rows.
 
-    The driver holds rows of usual types, and Spark other rows.
+    Args:
+        role: The name of the rows in the error.
 
     Raises:
-        NotLocated: For more than `rows_max` rows of the `what`.
+        NotLocated: For more than `rows_max` rows.
     """
     attributes = catalyst.attributes(plan)
     ids, names = tuple(number for number, _ in attributes), tuple(name for _, name in attributes)
-    limited = build.limited(rows_max + 1, plan)
-    shown = limited
+    limited = build.limit(rows_max + 1, plan)
+    distinct = limited
     if len(set(names)) < len(names):
-        numbered = [build.named(one, f"c{number}") for number, one in enumerate(items(plan.output()))]
-        shown = build.project(numbered, limited)
-    frame = build.frame(shown)
-    if any(_HELD.fullmatch(one.dataType.simpleString()) is None for one in frame.schema.fields):
+        numbered = [build.name_output(one, f"c{number}") for number, one in enumerate(items(plan.output()))]
+        distinct = build.project(numbered, limited)
+    frame = build.frame(distinct)
+    if any(_COLLECTED_TYPE.fullmatch(one.dataType.simpleString()) is None for one in frame.schema.fields):
         frame = build.frame(limited).localCheckpoint()
-        _check_count(frame.count(), what, rows_max)
-        kept = frame._jdf.queryExecution().analyzed()
-        return HeldRows(build, plan.output(), ids, names, None, frame.schema, kept)
+        _check_count(frame.count(), role, rows_max)
+        checkpointed = frame._jdf.queryExecution().analyzed()
+        return CollectedRows(build, plan.output(), ids, names, None, frame.schema, checkpointed)
     table = frame.toArrow()
-    _check_count(len(table), what, rows_max)
-    return HeldRows(build, plan.output(), ids, names, table, frame.schema)
+    _check_count(len(table), role, rows_max)
+    return CollectedRows(build, plan.output(), ids, names, table, frame.schema)
 
 
-def _check_count(rows: int, what: str, rows_max: int) -> None:
+def _check_count(rows: int, role: str, rows_max: int) -> None:
     if rows > rows_max:
-        raise NotLocated(f"its {what} has more than {rows_max:,} rows")
+        raise NotLocated(f"its {role} has more than {rows_max:,} rows")
 
 
 def ordinals_of(keys: BatchKeys, values: pa.Table, columns: Iterable[SparkColumn]) -> Longs:
-    """Return int64[rows]: the ordinal of the key that is equal to each row's values, -1 for none, as where one is
-    null.
-    """
+    """Return the ordinal of the key that is equal to each row's values, int64[rows]; -1 if no key is, as for a null."""
     fits = np.ones(len(values), dtype=np.bool_)
     for column in columns:
         fits &= fits_column(values[column.name], column)
     fitting = values.filter(pa.array(fits))
-    found = np.full(len(values), -1, dtype=np.int64)
-    found[fits] = keys.match([column_of(fitting, field) for field in keys.fields])
-    return found
+    ordinals = np.full(len(values), -1, dtype=np.int64)
+    ordinals[fits] = keys.match([column_of(fitting, field) for field in keys.fields])
+    return ordinals

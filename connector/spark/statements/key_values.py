@@ -61,13 +61,11 @@ def keys_of_join(
     outputs: Iterable[int],
     source: Callable[[], Node],
 ) -> KeyValues | None:
-    """Return the values that the join's source has for columns of the target; None without an equality of such
-    columns.
-
-    `source` makes a plan of its rows.
+    """Return the values that the join's source has for columns of the target; None without an equality of such columns.
 
     Args:
         outputs: The ids of the source's attributes.
+        source: Makes a plan of the source's rows.
     """
     numbers = frozenset(outputs)
     pairs: dict[SparkColumn, Node] = {}
@@ -75,50 +73,52 @@ def keys_of_join(
     for part in parts:
         if catalyst.kind(part) != "EqualTo":
             continue
-        for one, other in ((part.left(), part.right()), (part.right(), part.left())):
-            column, used = _column(catalyst, one, columns), catalyst.reference_ids(other)
+        for side, other in ((part.left(), part.right()), (part.right(), part.left())):
+            column, used = _find_column(catalyst, side, columns), catalyst.reference_ids(other)
             if column is not None and used and used <= numbers and other.deterministic():
                 pairs.setdefault(column, other)
     if not pairs:
         return None
-    return _projected(catalyst, build, pairs, source, whole=len(pairs) == len(parts))
+    return _project_values(catalyst, build, pairs, source, whole=len(pairs) == len(parts))
 
 
 def keys_of_condition(
     catalyst: Catalyst, build: PlanBuilder, condition: Node, columns: Mapping[int, SparkColumn]
 ) -> list[KeyValues]:
     """Return the values that each part of a condition requires of columns of the target."""
-    found = []
+    key_values = []
     parts = catalyst.operands(condition, "And")
     whole = len(parts) == 1
     for part in parts:
         kind = catalyst.kind(part)
         if kind == "EqualTo":
-            for one, other in ((part.left(), part.right()), (part.right(), part.left())):
-                column = _column(catalyst, one, columns)
+            for side, other in ((part.left(), part.right()), (part.right(), part.left())):
+                column = _find_column(catalyst, side, columns)
                 if column is not None and catalyst.is_constant(other):
-                    found.append(_constants(build, column, build.seq([other]), whole=whole))
+                    key_values.append(_explode_constants(build, column, build.seq([other]), whole=whole))
         elif kind == "In":
-            column, values = _column(catalyst, part.value(), columns), part.list()
+            column, values = _find_column(catalyst, part.value(), columns), part.list()
             if column is not None and build.are_constants(values):
-                found.append(_constants(build, column, values, whole=whole))
+                key_values.append(_explode_constants(build, column, values, whole=whole))
         elif kind == "InSubquery":
-            sought = [_column(catalyst, one, columns) for one in items(part.values())]
+            sought = [_find_column(catalyst, side, columns) for side in items(part.values())]
             plan = part.query().plan()
             named = [column for column in sought if column is not None]
             if len(named) == len(sought) and part.query().outerAttrs().isEmpty() and plan.deterministic():
                 outputs = items(plan.output())
                 pairs = dict(zip(named, outputs, strict=True))
                 once = len(pairs) == len(named)
-                found.append(_projected(catalyst, build, pairs, partial(_same, plan), whole=whole and once))
-    return found
+                key_values.append(
+                    _project_values(catalyst, build, pairs, partial(_return_plan, plan), whole=whole and once)
+                )
+    return key_values
 
 
-def _same(plan: Node) -> Node:
+def _return_plan(plan: Node) -> Node:
     return plan
 
 
-def _projected(
+def _project_values(
     catalyst: Catalyst,
     build: PlanBuilder,
     pairs: Mapping[SparkColumn, Node],
@@ -127,7 +127,7 @@ def _projected(
     whole: bool,
 ) -> KeyValues:
     def plan() -> Node:
-        return build.project([build.named(value, column.name) for column, value in pairs.items()], child())
+        return build.project([build.name_output(value, column.name) for column, value in pairs.items()], child())
 
     numbers = [
         catalyst.id_of(value) if catalyst.kind(value) == "AttributeReference" else None for value in pairs.values()
@@ -135,9 +135,9 @@ def _projected(
     return KeyValues(tuple(pairs), plan, tuple(numbers), whole and _are_exact(pairs))
 
 
-def _constants(build: PlanBuilder, column: SparkColumn, values: Node, *, whole: bool) -> KeyValues:
+def _explode_constants(build: PlanBuilder, column: SparkColumn, values: Node, *, whole: bool) -> KeyValues:
     def plan() -> Node:
-        return build.exploded_values(values, column.name)
+        return build.explode_values(values, column.name)
 
     return KeyValues((column,), plan, (None,), whole and _are_exact([column]))
 
@@ -165,7 +165,7 @@ def fits_column(values: pa.ChunkedArray, column: SparkColumn) -> npt.NDArray[np.
     return mask
 
 
-def _column(catalyst: Catalyst, node: Node, columns: Mapping[int, SparkColumn]) -> SparkColumn | None:
+def _find_column(catalyst: Catalyst, node: Node, columns: Mapping[int, SparkColumn]) -> SparkColumn | None:
     """Return the target's column; also of an int column that is cast to bigint."""
     node = catalyst.uncast(node)
     kind = catalyst.type_of(node)

@@ -26,10 +26,11 @@ PLACE = "_pos"
 
 @dataclass(frozen=True)
 class StatementLimits:
-    """`rows`: located rows, and rows of a source, which are held in memory.
+    """The limits of a statement that changes located rows.
 
     Attributes:
-        read_rows: Rows of the files that are read to find them, if no record index locates them.
+        rows: Located rows, and rows of a source, which are held in memory.
+        read_rows: Rows of the files that are read to find the rows, if no record index locates them.
     """
 
     rows: int = 200_000
@@ -40,12 +41,11 @@ DEFAULT_LIMITS = StatementLimits()
 
 
 @dataclass(frozen=True)
-class LocatedRows:
-    """Row r is the row `positions[r]` of the file `tasks[files[r]]`.
-
-    `values` has the needed columns, and `PLACE`.
+class CandidateRows:
+    """The stored rows that a statement can change. Row r is the row `positions[r]` of the file `tasks[files[r]]`.
 
     Attributes:
+        values: The needed columns, and `PLACE`.
         read: Paths of files that were read to locate rows.
     """
 
@@ -57,49 +57,53 @@ class LocatedRows:
     keys: Longs | None = None
     """The ordinal of each row's key, if keys located it."""
 
-    def matched(self, rows: Longs) -> list[MatchedRows]:
+    def group_by_file(self, rows: Longs) -> list[MatchedRows]:
         """Return these rows by file."""
         chosen = np.unique(rows)
         order = chosen[np.lexsort((self.positions[chosen], self.files[chosen]))]
-        found = []
+        matched_rows = []
         for number in np.unique(self.files[order]):
             positions = self.positions[order[self.files[order] == number]]
-            found.append(MatchedRows(self.tasks[int(number)], positions, np.zeros_like(positions)))
-        return found
+            matched_rows.append(MatchedRows(self.tasks[int(number)], positions, np.zeros_like(positions)))
+        return matched_rows
 
 
 def locate_by_keys(
     client: SeamarkClient, opened: OpenTable, keys: BatchKeys, names: Sequence[str], limits: StatementLimits
-) -> LocatedRows:
-    """NotLocated if too many rows would be read."""
+) -> CandidateRows:
+    """Return the stored rows with these keys.
+
+    Raises:
+        NotLocated: If too many rows would be read.
+    """
     if keys.count and find_record_index(opened.metadata, keys.fields) is None:
         _check_read(plan(client, opened, keys.filter_expression(1_000, opened.metadata.partition_specs)), limits)
     located = locate(client, opened, keys)
     count = sum(len(file.positions) for file in located.files)
     _check_rows(count, limits)
-    known = {field.name: column for field, column in _known(keys) if field.name in names}
-    rest = [name for name in names if name not in known]
-    ordinals = _joined([file.keys for file in located.files])
-    positions = _joined([file.positions for file in located.files])
+    key_columns = {field.name: column for field, column in _find_exact_columns(keys) if field.name in names}
+    names_to_read = [name for name in names if name not in key_columns]
+    ordinals = _concatenate([file.keys for file in located.files])
+    positions = _concatenate([file.positions for file in located.files])
     files = np.repeat(np.arange(len(located.files)), [len(file.positions) for file in located.files])
-    reading = plan_read(opened, rest, TRUE)
+    reading = plan_read(opened, names_to_read, TRUE)
     values = reading.arrow.empty_table()
-    if rest:
+    if names_to_read:
         chosen = [(file.task, file.positions) for file in located.files]
         read = read_chosen(reading, opened.storage, chosen)
         values = pa.Table.from_batches([batch for batches in read for batch in batches], reading.arrow)
         if len(values) != count:
             raise NotLocated("the index names rows that are not stored")
-    columns = {name: values[name] for name in rest} | {
-        name: column.take(pa.array(ordinals)) for name, column in known.items()
+    columns = {name: values[name] for name in names_to_read} | {
+        name: column.take(pa.array(ordinals)) for name, column in key_columns.items()
     }
     table = pa.table({**{name: columns[name] for name in names}, PLACE: np.arange(count)})
-    return LocatedRows(tuple(file.task for file in located.files), files, positions, table, located.read, ordinals)
+    return CandidateRows(tuple(file.task for file in located.files), files, positions, table, located.read, ordinals)
 
 
 def locate_by_filter(
     client: SeamarkClient, opened: OpenTable, where: Expression, names: Sequence[str], limits: StatementLimits
-) -> LocatedRows:
+) -> CandidateRows:
     """Return the rows that match the filter.
 
     Raises:
@@ -120,26 +124,29 @@ def locate_by_filter(
     rows = pa.Table.from_batches(batches, reading.arrow)
     positions = rows.column(len(names)).to_numpy()
     values = rows.select(list(range(len(names)))).append_column(PLACE, pa.array(np.arange(count)))
-    return LocatedRows(tuple(tasks), _joined(files), positions, values, frozenset(task.path for task in tasks))
+    return CandidateRows(tuple(tasks), _concatenate(files), positions, values, frozenset(task.path for task in tasks))
 
 
-def _known(keys: BatchKeys) -> Iterator[tuple[Field, pa.Array]]:
-    """Key columns whose stored values are the keys' own: zeros of two signs are equal, and so are NaNs."""
+def _find_exact_columns(keys: BatchKeys) -> Iterator[tuple[Field, pa.Array]]:
+    """Yield the key columns whose stored values are identical to the keys.
+
+    Values of floats may differ, because equal floats include two zeros and several NaNs.
+    """
     for field, column in zip(keys.fields, keys.columns, strict=True):
         if str(field.type) not in FLOATS:
             yield field, column
 
 
 def _check_read(tasks: Iterator[ScanTask], limits: StatementLimits) -> list[ScanTask]:
-    found, rows = [], 0
+    checked_tasks, rows = [], 0
     for task in tasks:
-        found.append(task)
+        checked_tasks.append(task)
         rows += task.records
         if rows > limits.read_rows:
             raise NotLocated(
                 f"no index locates its rows: files with more than {limits.read_rows:,} rows would have to be read"
             )
-    return found
+    return checked_tasks
 
 
 def _check_rows(count: int, limits: StatementLimits) -> None:
@@ -147,5 +154,5 @@ def _check_rows(count: int, limits: StatementLimits) -> None:
         raise NotLocated(f"it can change more than {limits.rows:,} stored rows")
 
 
-def _joined(parts: Sequence[Longs]) -> Longs:
+def _concatenate(parts: Sequence[Longs]) -> Longs:
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)

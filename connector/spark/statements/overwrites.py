@@ -21,7 +21,7 @@ from seamark.connector.spark.scala import items
 from seamark.connector.spark.statements.plan_nodes import PlanBuilder
 from seamark.connector.spark.statements.targets import (
     NotLocated,
-    Target,
+    StatementTarget,
     check_session,
     commit_summary,
     reads_table,
@@ -40,20 +40,21 @@ _KINDS = ("OverwriteByExpression", "OverwritePartitionsDynamic")
 class OverwriteStatement:
     """One INSERT OVERWRITE.
 
-    NotLocated if Iceberg's own statement is to run.
+    Raises:
+        NotLocated: If Iceberg's own statement must run.
     """
 
     def __init__(self, spark: SparkSession, parsed: Node) -> None:
         check_session(spark)
         self._spark, self._catalyst, self._build = spark, Catalyst(spark), PlanBuilder(spark)
-        command = self._catalyst.analyzed(parsed)
+        command = self._catalyst.analyze(parsed)
         if self._catalyst.kind(command) not in _KINDS:
             raise NotLocated("Spark does not rewrite it to an overwrite of a table")
         if not command.writeOptions().isEmpty():
             raise NotLocated("it has write options")
         self._command = command
         self._relation = target_relation(spark, command.table())
-        self.target: Target = target_of_relation(self._catalyst, self._relation)
+        self.target: StatementTarget = target_of_relation(self._catalyst, self._relation)
         self.query: Node = command.query()
         if reads_table(self._catalyst, self.query, self.target):
             raise NotLocated("it also reads the table that it changes")
@@ -85,17 +86,22 @@ class OverwriteStatement:
         }
         texts = []
         for part in self._catalyst.operands(condition, "And"):
-            found = Conditions(self._catalyst).read(part, columns)
+            comparison = Conditions(self._catalyst).read(part, columns)
             # A condition may be weaker than the part; an equality of a column is the part.
-            if not isinstance(found, ColumnComparison) or found.op not in _EQUALITIES or found.transform != IDENTITY:
+            if (
+                not isinstance(comparison, ColumnComparison)
+                or comparison.op not in _EQUALITIES
+                or comparison.transform != IDENTITY
+            ):
                 raise NotLocated("its PARTITION is no equality of identity partitions")
-            texts.append(sql_of(found))
+            texts.append(sql_of(comparison))
         return " AND ".join(texts)
 
     def write(self, client: SeamarkClient, options: Mapping[str, Any]) -> WriteReport:
         names = [str(one.name()) for one in items(self._relation.output())]
         outputs = [
-            self._build.named(output, name) for output, name in zip(items(self.query.output()), names, strict=True)
+            self._build.name_output(output, name)
+            for output, name in zip(items(self.query.output()), names, strict=True)
         ]
         frame = self._build.frame(self._build.project(outputs, self.query))
         report: WriteReport = write(

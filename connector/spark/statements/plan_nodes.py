@@ -47,12 +47,12 @@ class PlanBuilder:
         return _to_seq(self._spark._sc, list(nodes))
 
     def project(self, outputs: Iterable[Node], child: Node) -> Node:
-        return self._new(_LOGICAL, "Project", self.seq(outputs), child)
+        return self._construct(_LOGICAL, "Project", self.seq(outputs), child)
 
-    def filtered(self, condition: Node, child: Node) -> Node:
-        return self._new(_LOGICAL, "Filter", condition, child)
+    def filter_rows(self, condition: Node, child: Node) -> Node:
+        return self._construct(_LOGICAL, "Filter", condition, child)
 
-    def limited(self, rows: int, child: Node) -> Node:
+    def limit(self, rows: int, child: Node) -> Node:
         return self._object(_LOGICAL, "Limit").apply(self.literal(rows), child)
 
     def literal(self, value: object) -> Node:
@@ -64,7 +64,7 @@ class PlanBuilder:
 
     def no_rows(self) -> DataFrame:
         """No rows of no columns."""
-        return self.frame(self.limited(0, self._one_row()))
+        return self.frame(self.limit(0, self._one_row()))
 
     def as_attribute(self, expression: Node, attribute: Node, name: str | None = None) -> Node:
         """Return the expression as the output that the attribute refers to.
@@ -74,7 +74,7 @@ class PlanBuilder:
         """
         return self._alias(expression, str(attribute.name()) if name is None else name, attribute.exprId())
 
-    def named(self, expression: Node, name: str) -> Node:
+    def name_output(self, expression: Node, name: str) -> Node:
         """Return the expression as a new output."""
         return self._alias(expression, name, self._object(_EXPRESSIONS, "NamedExpression").newExprId())
 
@@ -99,10 +99,10 @@ class PlanBuilder:
         array = self._array(values)
         return bool(array.foldable()) and bool(array.deterministic())
 
-    def exploded_values(self, values: Node, name: str) -> Node:
+    def explode_values(self, values: Node, name: str) -> Node:
         """Return a plan with a row for each of the constants."""
-        rows = self._new(_EXPRESSIONS, "Explode", self._array(values))
-        return self.project([self.named(rows, name)], self._one_row())
+        rows = self._construct(_EXPRESSIONS, "Explode", self._array(values))
+        return self.project([self.name_output(rows, name)], self._one_row())
 
     def _one_row(self) -> Node:
         return self._object(_LOGICAL, "OneRowRelation").apply()
@@ -112,9 +112,9 @@ class PlanBuilder:
 
     def _alias(self, expression: Node, name: str, number: Node) -> Node:
         none, no_items = self._object("scala.", "None"), self._object("scala.collection.immutable.", "Nil")
-        return self._new(_EXPRESSIONS, "Alias", expression, name, number, no_items, none, no_items)
+        return self._construct(_EXPRESSIONS, "Alias", expression, name, number, no_items, none, no_items)
 
-    def _new(self, package: str, kind: str, *arguments: Any) -> Node:
+    def _construct(self, package: str, kind: str, *arguments: Any) -> Node:
         return self._statics.class_of(f"{package}{kind}")(*arguments)
 
     def _object(self, package: str, name: str) -> Any:
@@ -126,10 +126,10 @@ class PlanBuilder:
 
     # Replacement
 
-    def replaced(self, plan: Node, new: Sequence[tuple[Node, Node]]) -> Node:
+    def replace_nodes(self, plan: Node, new: Sequence[tuple[Node, Node]]) -> Node:
         """Return the plan with new nodes for old nodes; not in subqueries."""
         for old, by in new:
             if plan.fastEquals(old):
                 return by
         children = items(plan.children())
-        return plan.withNewChildren(self.seq([self.replaced(one, new) for one in children])) if children else plan
+        return plan.withNewChildren(self.seq([self.replace_nodes(one, new) for one in children])) if children else plan

@@ -22,8 +22,8 @@ from seamark.connector.read.tables import OpenTable
 from seamark.connector.spark.frames.file_changes import FileChanges
 from seamark.connector.spark.query.catalyst import Catalyst, Node
 from seamark.connector.spark.scala import items
-from seamark.connector.spark.statements.held_rows import HeldRows
-from seamark.connector.spark.statements.located_rows import PLACE, LocatedRows
+from seamark.connector.spark.statements.held_rows import CollectedRows
+from seamark.connector.spark.statements.located_rows import PLACE, CandidateRows
 from seamark.connector.spark.statements.plan_nodes import PlanBuilder
 from seamark.connector.spark.statements.row_statements import RowStatement
 from seamark.connector.spark.statements.targets import OPERATION
@@ -44,10 +44,11 @@ _IS_STORED, _ROW = "is stored", "row"
 
 
 @dataclass(frozen=True)
-class Changes:
-    """`deleted`: numbers of located rows, int64, possibly repeated.
+class ChangedRows:
+    """The rows that a statement deletes and adds.
 
     Attributes:
+        deleted: Numbers of located rows, int64, possibly repeated.
         new: Rows to add, with the table's columns, and in a table with row lineage with `_row_id`, not null for updated
             rows.
     """
@@ -57,15 +58,15 @@ class Changes:
     updated: int
 
 
-def needed_columns(catalyst: Catalyst, statement: RowStatement) -> list[str]:
+def find_needed_columns(catalyst: Catalyst, statement: RowStatement) -> list[str]:
     """Return the columns of the stored rows that the query's expressions use; others only pass through it."""
     used: set[int] = set()
     left = [statement.query]
     while left:
         node = left.pop()
         if catalyst.kind(node) == "Project":
-            for one in items(node.projectList()):
-                used |= frozenset() if catalyst.kind(one) == "AttributeReference" else catalyst.reference_ids(one)
+            for output in items(node.projectList()):
+                used |= frozenset() if catalyst.kind(output) == "AttributeReference" else catalyst.reference_ids(output)
         else:
             used |= catalyst.reference_ids(node)
         if statement.join is not None and node.fastEquals(statement.join):  # the source uses no stored row
@@ -85,61 +86,68 @@ class ChangeQuery:
 
     @cached_property
     def _needed(self) -> list[str]:
-        return needed_columns(self._catalyst, self._statement)
+        return find_needed_columns(self._catalyst, self._statement)
 
     def names(self, schema: Schema) -> list[str]:
         """Return the columns of the table, and `_row_id`, that the query needs of the stored rows."""
-        known = {field.name for field in schema.fields} | {ROW_ID_NAME}
-        return [name for name in self._needed if name in known]
+        column_names = {field.name for field in schema.fields} | {ROW_ID_NAME}
+        return [name for name in self._needed if name in column_names]
 
-    def run(self, located: LocatedRows, opened: OpenTable, more: Sequence[tuple[Node, Node]]) -> Changes:
-        """`more`: other nodes of the query that are replaced, with their new nodes.
-
-        Spark's error if the statement fails.
-        """
-        return self._changes(opened, [(self._statement.stored, self._stored(located, opened)), *more])
-
-    def run_on_all(self, located: LocatedRows, opened: OpenTable) -> Changes:
-        """As `run`, for an UPDATE whose condition is true for all located rows, without its condition."""
-        condition = self._statement.filter
-        assert condition is not None
-        rows = self._build.replaced(condition.child(), [(self._statement.stored, self._stored(located, opened))])
-        return self._changes(opened, [(condition, rows)])
-
-    def run_on_pairs(
-        self, located: LocatedRows, opened: OpenTable, source: HeldRows, keys: Longs, pairs_max: int
-    ) -> Changes | None:
-        """As `run`, for a MERGE whose ON is true for the pairs of a located row and a source row with the same key,
-        without its join.
-
-        None for a join of a form that is not known, for too many pairs, and if a stored row is in several: Spark looks
-        for those only among the rows of a partition, where its join brings them together.
+    def run(self, located: CandidateRows, opened: OpenTable, more: Sequence[tuple[Node, Node]]) -> ChangedRows:
+        """Run the query on located rows. If the statement fails, the error is Spark's.
 
         Args:
-            keys: int64[rows of the source], the ordinal of the key, -1 for none.
+            more: Other nodes of the query that are replaced, with their new nodes.
+        """
+        return self._run_query(opened, [(self._statement.stored, self._plan_of_located(located, opened)), *more])
+
+    def run_on_all(self, located: CandidateRows, opened: OpenTable) -> ChangedRows:
+        """Run an UPDATE whose condition is true for all located rows, without the condition."""
+        condition = self._statement.filter
+        assert condition is not None
+        rows = self._build.replace_nodes(
+            condition.child(), [(self._statement.stored, self._plan_of_located(located, opened))]
+        )
+        return self._run_query(opened, [(condition, rows)])
+
+    def run_on_pairs(
+        self, located: CandidateRows, opened: OpenTable, source: CollectedRows, keys: Longs, pairs_max: int
+    ) -> ChangedRows | None:
+        """Run a MERGE without its join.
+
+        Its ON is true for the pairs of a located row and a source row with the same key.
+
+        Args:
+            keys: The ordinal of the key of each source row, int64[rows]; -1 for none.
+
+        Returns:
+            None for a join of an unknown form, for too many pairs, and if a stored row is in several pairs: Spark looks
+            for those only among the rows of a partition, where its join brings them together.
         """
         join = self._statement.join
         if join is None or located.keys is None or source.table is None:
             return None
         kind = str(join.joinType().toString())
-        marks = self._marks_of(join, kind)
-        pairs = matching_rows(located.keys, keys, pairs_max)
+        marks = self._find_marks(join, kind)
+        pairs = match_rows(located.keys, keys, pairs_max)
         if marks is None or pairs is None or len(np.unique(pairs[0])) < len(pairs[0]):
             return None
-        stored_rows, source_rows = joined_rows(kind, pairs, np.flatnonzero(~np.isin(keys, located.keys)))
+        stored_rows, source_rows = join_rows(kind, pairs, np.flatnonzero(~np.isin(keys, located.keys)))
         stored = located.values.take(pa.array(stored_rows, mask=stored_rows < 0))
-        given = source.table.take(pa.array(source_rows))
+        matched_source = source.table.take(pa.array(source_rows))
         fields, columns = self._for_spark(stored, opened.schema)
         mark = pa.array(stored_rows >= 0, mask=stored_rows < 0)
-        return self._changes(opened, [(join, self._beside(join, fields, [*columns, mark], source, given, marks))])
+        return self._run_query(
+            opened, [(join, self._join_side_by_side(join, fields, [*columns, mark], source, matched_source, marks))]
+        )
 
-    def _beside(
+    def _join_side_by_side(
         self,
         join: Node,
         fields: Sequence[spark_types.StructField],
         stored: Sequence[Any],
-        source: HeldRows,
-        given: pa.Table,
+        source: CollectedRows,
+        source_rows: pa.Table,
         marks: Mapping[int, str],
     ) -> Node:
         """Return the rows of the join: the columns of stored rows and the mark that there is one, beside rows of the
@@ -149,7 +157,7 @@ class ChangeQuery:
         kinds += [field.dataType for field in source.schema.fields]
         names = [f"c{number}" for number in range(len(kinds))]
         local = self._build.local(
-            pa.table([*stored, *given.columns], names=names),
+            pa.table([*stored, *source_rows.columns], names=names),
             spark_types.StructType(list(map(spark_types.StructField, names, kinds))),
         )
         outputs = items(local.output())
@@ -159,37 +167,38 @@ class ChangeQuery:
             by_id[number] = by_name[PLACE] if kind_of_mark == _ROW else outputs[len(fields)]
         return self._with_attributes(join, local, by_id)
 
-    def _marks_of(self, join: Node, kind: str) -> dict[int, str] | None:
+    def _find_marks(self, join: Node, kind: str) -> dict[int, str] | None:
         """Return what the join's side of the stored rows has besides their columns.
 
         None for a join that is not known.
         """
         if kind in (_INNER, _RIGHT_OUTER):
-            return self._marks(join.left())
+            return self._read_marks(join.left())
         return {} if kind == _LEFT_ANTI and self._is_stored(join.right()) else None
 
-    def _marks(self, side: Node) -> dict[int, str] | None:
-        """By the ids of attributes: a mark that a row is stored, and a number of the row.
+    def _read_marks(self, side: Node) -> dict[int, str] | None:
+        """Return the mark that a row is stored, and the number of the row, by the ids of attributes.
 
-        None for anything else, as parts of the ON in a filter of this side.
+        Returns:
+            None for any other column, such as a part of the ON in a filter of this side.
         """
         if self._catalyst.kind(side) != "Project" or not self._is_stored(side.child()):
             return None
         stored = {number for number, _ in self._catalyst.attributes(self._statement.stored)}
-        found = {}
+        marks = {}
         for place, (number, _) in enumerate(self._catalyst.attributes(side)):
             if number in stored:
                 continue
-            one = side.projectList().apply(place)
-            if self._catalyst.kind(one) != "Alias":
+            output = side.projectList().apply(place)
+            if self._catalyst.kind(output) != "Alias":
                 return None
-            if self._is_true(one.child()):
-                found[number] = _IS_STORED
-            elif self._catalyst.kind(one.child()) == "MonotonicallyIncreasingID":
-                found[number] = _ROW
+            if self._is_true(output.child()):
+                marks[number] = _IS_STORED
+            elif self._catalyst.kind(output.child()) == "MonotonicallyIncreasingID":
+                marks[number] = _ROW
             else:
                 return None
-        return found
+        return marks
 
     def _is_stored(self, node: Node) -> bool:
         """Return whether the node has all stored rows: Spark may put a filter above them that is true."""
@@ -200,7 +209,7 @@ class ChangeQuery:
     def _is_true(self, expression: Node) -> bool:
         return self._catalyst.kind(expression) == "Literal" and expression.value() is True
 
-    def _stored(self, located: LocatedRows, opened: OpenTable) -> Node:
+    def _plan_of_located(self, located: CandidateRows, opened: OpenTable) -> Node:
         """Return the located rows with the attributes of the stored rows."""
         fields, columns = self._for_spark(located.values, opened.schema)
         plan = self._build.local(
@@ -214,25 +223,25 @@ class ChangeQuery:
         attributes = self._catalyst.attributes(self._statement.stored)
         return {number: by_name[name] for number, name in attributes if name in by_name}
 
-    def _changes(self, opened: OpenTable, new: Sequence[tuple[Node, Node]]) -> Changes:
-        query = self._build.replaced(self._statement.query, new)
+    def _run_query(self, opened: OpenTable, new: Sequence[tuple[Node, Node]]) -> ChangedRows:
+        query = self._build.replace_nodes(self._statement.query, new)
         names = [field.name for field in opened.schema.fields]
         if self._statement.appends:
-            return Changes(np.zeros(0, dtype=np.int64), self._build.frame(query).toArrow().rename_columns(names), 0)
+            return ChangedRows(np.zeros(0, dtype=np.int64), self._build.frame(query).toArrow().rename_columns(names), 0)
         outputs = {name: place for place, (_, name) in enumerate(self._catalyst.attributes(query))}
         wanted = [OPERATION, *(name for name in (*names, PLACE, ROW_ID_NAME) if name in outputs)]
         output = query.output()
         plan = self._build.project([output.apply(outputs[name]) for name in wanted], query)
-        found = self._build.frame(plan).toArrow()
-        operation = found[OPERATION].to_numpy()
+        result = self._build.frame(plan).toArrow()
+        operation = result[OPERATION].to_numpy()
         deletes = np.isin(operation, (_DELETE, _UPDATE))
         adds = np.isin(operation, (_UPDATE, _INSERT, _REINSERT))
         if not (deletes | adds).all():
             raise ValueError(f"Spark's query has an operation that is not known: {sorted(set(operation.tolist()))}")
         new_names = [name for name in (*names, ROW_ID_NAME) if name in outputs]
-        new = found.select(new_names).filter(pa.array(adds)) if adds.any() else found.select([]).slice(0, 0)
-        return Changes(
-            found[PLACE].filter(pa.array(deletes)).to_numpy().astype(np.int64),
+        new = result.select(new_names).filter(pa.array(adds)) if adds.any() else result.select([]).slice(0, 0)
+        return ChangedRows(
+            result[PLACE].filter(pa.array(deletes)).to_numpy().astype(np.int64),
             new,
             int(np.count_nonzero(operation == _REINSERT) + np.count_nonzero(operation == _UPDATE)),
         )
@@ -267,27 +276,27 @@ class ChangeQuery:
         return self._build.project(outputs, plan)
 
 
-def deletion_of(located: LocatedRows) -> Changes:
-    """Of a DELETE whose condition is true for all located rows."""
-    return Changes(np.arange(len(located.positions)), pa.table({}), 0)
+def deletion_of(located: CandidateRows) -> ChangedRows:
+    """Return the changes of a DELETE whose condition is true for all located rows."""
+    return ChangedRows(np.arange(len(located.positions)), pa.table({}), 0)
 
 
-def matching_rows(stored: Longs, given: Longs, pairs_max: int) -> tuple[Longs, Longs] | None:
-    """Return the pairs of rows with equal keys: their positions in `stored` and in `given`, int64[pairs] each.
+def match_rows(stored: Longs, source: Longs, pairs_max: int) -> tuple[Longs, Longs] | None:
+    """Return the pairs of rows with equal keys: their positions in `stored` and in `source`, int64[pairs] each.
 
     A given key of -1 is equal to none. None for more than `pairs_max` pairs.
     """
     order = np.argsort(stored, kind="stable")
     ordered = stored[order]
-    first = np.searchsorted(ordered, given, "left")
-    counts = np.searchsorted(ordered, given, "right") - first
+    first = np.searchsorted(ordered, source, "left")
+    counts = np.searchsorted(ordered, source, "right") - first
     if (total := int(counts.sum())) > pairs_max:
         return None
     within = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
-    return order[np.repeat(first, counts) + within], np.repeat(np.arange(len(given)), counts)
+    return order[np.repeat(first, counts) + within], np.repeat(np.arange(len(source)), counts)
 
 
-def joined_rows(kind: str, pairs: tuple[Longs, Longs], alone: Longs) -> tuple[Longs, Longs]:
+def join_rows(kind: str, pairs: tuple[Longs, Longs], alone: Longs) -> tuple[Longs, Longs]:
     """Return the positions of the stored rows, -1 for none, and of the source rows that a join has.
 
     Args:
@@ -303,18 +312,15 @@ def joined_rows(kind: str, pairs: tuple[Longs, Longs], alone: Longs) -> tuple[Lo
 
 def write_changes(
     spark: SparkSession,
-    changes: Changes,
-    located: LocatedRows,
+    changes: ChangedRows,
+    located: CandidateRows,
     scope: Expression,
     opened: OpenTable,
     target: WriteTarget,
     mode: str,
 ) -> RowChange:
-    """Write the files of the change.
-
-    Files are deleted on an error.
-    """
-    matched = located.matched(changes.deleted)
+    """Write the files of the change. They are deleted if an error occurs."""
+    matched = located.group_by_file(changes.deleted)
     deleted = sum(len(file.positions) for file in matched)
     new = changes.new
     tracked = has_lineage(opened.metadata) and changes.updated > 0
@@ -328,11 +334,11 @@ def write_changes(
     )
     files = FileChanges(spark, opened, target)
     if mode == COPY_ON_WRITE:
-        data = files.copied(matched, new.to_batches(), tracked=tracked)
+        data = files.copy_files(matched, new.to_batches(), tracked=tracked)
         read = located.read | {file.task.path for file in matched if not file.is_whole}
         removed = tuple({"file-path": file.task.path} for file in matched)
         return RowChange(scope, replace(report, files_read=len(read)), data, removed=removed)
     data = write_batches(with_lineage(target) if tracked else target, new.to_batches())
     with discard_on_error([data], target.storage):
-        deletes = files.marked(matched) if matched else WrittenDeletes()
+        deletes = files.mark_deleted(matched) if matched else WrittenDeletes()
     return RowChange(scope, report, data, deletes)

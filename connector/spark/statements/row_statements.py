@@ -21,7 +21,7 @@ from seamark.connector.spark.statements.plan_nodes import PlanBuilder
 from seamark.connector.spark.statements.targets import (
     SPARK_TABLE,
     NotLocated,
-    Target,
+    StatementTarget,
     check_session,
     target_of_relation,
     target_relation,
@@ -37,17 +37,18 @@ _MODES = ("write.delete.mode", "write.update.mode", "write.merge.mode")
 
 @dataclass(frozen=True)
 class RowStatement:
-    """`query` returns the changes; `stored` is its leaf for the stored rows.
-
-    `source` and `on` of a MERGE: the source's node in the query, and the condition of the join. `condition` of an
-    UPDATE or DELETE.
+    """A statement that changes rows, as a query.
 
     Attributes:
-        appends: The query has only new rows, without operations.
+        query: Returns the changes.
+        stored: The query's leaf for the stored rows.
+        source: The node of a MERGE's source in the query.
+        condition: The ON of a MERGE, or the condition of an UPDATE or DELETE.
+        appends: Whether the query has only new rows, without operations.
     """
 
     kind: str
-    target: Target
+    target: StatementTarget
     query: Node
     stored: Node
     source: Node | None = None
@@ -63,7 +64,7 @@ class RowStatement:
         assert self.filter is not None
         condition = build.with_operands(self.condition, parts)
         changed = self.filter.copy(condition, self.filter.child())
-        query = build.replaced(self.query, [(self.filter, changed)])
+        query = build.replace_nodes(self.query, [(self.filter, changed)])
         return replace(self, query=query, condition=condition, filter=changed)
 
 
@@ -76,7 +77,11 @@ class RowStatementReader:
         self._build = PlanBuilder(spark)
 
     def read(self, parsed: Node) -> RowStatement:
-        """NotLocated, or Spark's error if it cannot analyse the statement."""
+        """Read a parsed statement. If Spark cannot analyse it, the error is Spark's.
+
+        Raises:
+            NotLocated: If Iceberg's own statement must run.
+        """
         kind = KINDS[self._catalyst.kind(parsed)]
         check_session(self._spark)
         if kind == MERGE and bool(parsed.withSchemaEvolution()):
@@ -84,7 +89,7 @@ class RowStatementReader:
         if kind == MERGE and not parsed.notMatchedBySourceActions().isEmpty():
             raise NotLocated("WHEN NOT MATCHED BY SOURCE can change every stored row")
         name = self._name_node(parsed.targetTable() if kind == MERGE else parsed.table())
-        table = self._catalyst.analyzed(name)
+        table = self._catalyst.analyze(name)
         relation = target_relation(self._spark, table)
         target = target_of_relation(self._catalyst, relation)
         copy = relation.copy(
@@ -95,9 +100,9 @@ class RowStatementReader:
             relation.options(),
             relation.timeTravelSpec(),
         ).newInstance()  # Spark keeps a node in the place of an equal one, and tables are equal by their names
-        known = self._build.replaced(table, [(relation, copy)])
-        plan = self._catalyst.analyzed(self._build.replaced(parsed, [(name, known)]))
-        return self._rewritten(kind, target, plan, copy)
+        resolved = self._build.replace_nodes(table, [(relation, copy)])
+        plan = self._catalyst.analyze(self._build.replace_nodes(parsed, [(name, resolved)]))
+        return self._read_rewritten(kind, target, plan, copy)
 
     # The target
 
@@ -124,53 +129,53 @@ class RowStatementReader:
 
     # The query
 
-    def _rewritten(self, kind: str, target: Target, plan: Node, copy: Node) -> RowStatement:
+    def _read_rewritten(self, kind: str, target: StatementTarget, plan: Node, copy: Node) -> RowStatement:
         catalyst = self._catalyst
-        plan = self._build.with_one_time(catalyst.inlined(plan))
+        plan = self._build.with_one_time(catalyst.inline_with(plan))
         command = catalyst.kind(plan)
         if command not in ("WriteDelta", "AppendData"):
             raise NotLocated(f"Spark does not rewrite it to changes of rows, but to {command or 'another command'}")
         query = plan.query()
-        stored = self._stored(query, target, copy)
+        stored = self._find_stored(query, target, copy)
         if kind == MERGE:
-            join = self._above(query, stored, "Join")
+            join = self._find_above(query, stored, "Join")
             source = join.left() if command == "AppendData" else join.right()
             appends = command == "AppendData"
             return RowStatement(kind, target, query, stored, source, join.condition().get(), appends, join=join)
-        node = self._above(query, stored, "Filter")
+        node = self._find_above(query, stored, "Filter")
         return RowStatement(kind, target, query, stored, None, node.condition(), filter=node)
 
-    def _stored(self, query: Node, target: Target, copy: Node) -> Node:
+    def _find_stored(self, query: Node, target: StatementTarget, copy: Node) -> Node:
         """Return the leaf of the stored rows.
 
         Raises:
             NotLocated: If the statement also reads the table elsewhere.
         """
-        found = []
+        stored_leaves = []
         for leaf in self._catalyst.leaves(query):
             if not self._catalyst.is_relation(leaf):
                 continue
             table, kind = leaf.table(), self._catalyst.class_of(leaf.table())
             if kind == _OPERATION_TABLE or leaf.fastEquals(copy):
-                found.append(leaf)
+                stored_leaves.append(leaf)
             elif kind == SPARK_TABLE and str(table.table().uuid()) == target.uuid:
                 raise NotLocated("it also reads the table that it changes")
-        if len(found) != 1:
+        if len(stored_leaves) != 1:
             raise NotLocated("it also reads the table that it changes")
-        return found[0]
+        return stored_leaves[0]
 
-    def _above(self, query: Node, leaf: Node, kind: str) -> Node:
+    def _find_above(self, query: Node, leaf: Node, kind: str) -> Node:
         """Return the lowest node of the kind above the leaf."""
-        node, found = query, None
+        node, ancestor = query, None
         while not node.fastEquals(leaf):
             if self._catalyst.kind(node) == kind:
-                found = node
+                ancestor = node
             for child in items(node.children()):
                 if any(one.fastEquals(leaf) for one in items(child.collectLeaves())):
                     node = child
                     break
             else:
                 raise NotLocated("the stored rows are read in a subquery")
-        if found is None:
+        if ancestor is None:
             raise NotLocated("it has no condition")
-        return found
+        return ancestor

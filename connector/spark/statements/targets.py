@@ -26,11 +26,11 @@ _FORMAT = "write.format.default"
 
 
 class NotLocated(Exception):
-    """Why a statement runs as Iceberg's own."""
+    """The reason why Iceberg's own statement runs."""
 
 
 @dataclass(frozen=True)
-class Target:
+class StatementTarget:
     """A table of a catalog of the session.
 
     Attributes:
@@ -53,7 +53,11 @@ class Target:
             spark.catalog.refreshTable(".".join(map(backquote, (self.catalog, *self.levels))))
 
     def check(self, opened: OpenTable) -> None:
-        """NotLocated for a table other than the table that was analysed, or that Seamark does not write."""
+        """Check that the table is the analysed table, and that Seamark can write it.
+
+        Raises:
+            NotLocated: If the table was altered, or does not have Parquet files.
+        """
         if (opened.metadata.table_uuid, opened.metadata.current_schema_id) != (self.uuid, self.schema_id):
             raise NotLocated("the table was altered meanwhile")
         properties = opened.metadata.properties
@@ -62,7 +66,11 @@ class Target:
 
 
 def check_session(spark: SparkSession) -> None:
-    """NotLocated if the session's settings give statements another meaning."""
+    """Check that the session's settings do not change the meaning of statements.
+
+    Raises:
+        NotLocated: If the session writes to another branch, or without publishing.
+    """
     if any(spark.conf.get(name, None) for name in _SETTINGS):
         raise NotLocated("the session writes to a branch to be audited")
 
@@ -70,10 +78,10 @@ def check_session(spark: SparkSession) -> None:
 def commit_summary(spark: SparkSession) -> dict[str, str]:
     """Return the summary of a statement's snapshot."""
     settings = str(spark._jsparkSession.sessionState().conf().getAllConfs().mkString("\0")).split("\0")
-    given = dict(
+    snapshot_properties = dict(
         text.removeprefix(SUMMARY_PREFIX).split(" -> ", 1) for text in settings if text.startswith(SUMMARY_PREFIX)
     )
-    return {"engine-name": "spark", "engine-version": spark.version, **given}
+    return {"engine-name": "spark", "engine-version": spark.version, **snapshot_properties}
 
 
 def target_relation(spark: SparkSession, table: Node) -> Node:
@@ -98,18 +106,20 @@ def target_relation(spark: SparkSession, table: Node) -> Node:
         raise NotLocated("its target is no table of a Seamark catalog")
     if table.table().branch() is not None:
         raise NotLocated("its target is a branch")
-    if taken := _RESERVED & {name for _, name in catalyst.attributes(table)}:
-        raise NotLocated(f"the table has a column {min(taken)}, a name that Iceberg or Spark reserves")
+    if reserved := _RESERVED & {name for _, name in catalyst.attributes(table)}:
+        raise NotLocated(f"the table has a column {min(reserved)}, a name that Iceberg or Spark reserves")
     return table
 
 
-def target_of_relation(catalyst: Catalyst, relation: Node) -> Target:
+def target_of_relation(catalyst: Catalyst, relation: Node) -> StatementTarget:
     levels, iceberg = catalyst.identifier_of(relation), relation.table().table()
     assert levels is not None
-    return Target(str(relation.catalog().get().name()), levels, str(iceberg.uuid()), int(iceberg.schema().schemaId()))
+    return StatementTarget(
+        str(relation.catalog().get().name()), levels, str(iceberg.uuid()), int(iceberg.schema().schemaId())
+    )
 
 
-def reads_table(catalyst: Catalyst, plan: Node, target: Target) -> bool:
+def reads_table(catalyst: Catalyst, plan: Node, target: StatementTarget) -> bool:
     """Return whether a leaf of the plan is the target."""
     return any(
         catalyst.is_relation(leaf)

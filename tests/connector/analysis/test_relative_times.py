@@ -8,7 +8,7 @@ from datetime import UTC, date, datetime, time, timedelta, timezone
 import pytest
 from sqlglot import parse_one
 
-from seamark.connector.analysis.literals import months_later
+from seamark.connector.analysis.literals import add_months
 from seamark.connector.analysis.relative_times import parse_span
 from tests.seeds import first_seed
 
@@ -33,7 +33,7 @@ def start_of(moment: datetime, unit: str) -> datetime:
 
 
 def months_from(moment: datetime, count: int) -> datetime:
-    return datetime.combine(months_later(moment.date(), "MONTH", count), moment.timetz())
+    return datetime.combine(add_months(moment.date(), "MONTH", count), moment.timetz())
 
 
 def drawn(rng: random.Random, now: datetime) -> tuple[str, list[datetime]]:
@@ -64,7 +64,7 @@ def test_the_value_is_within_the_span_in_every_zone() -> None:
         # Days near the ends of months more often.
         day = date(2023, 1, 1) + timedelta(days=rng.randrange(1200))
         if rng.random() < 0.5:
-            day = months_later(day.replace(day=1), "MONTH", 1) + timedelta(days=rng.randint(-4, 3))
+            day = add_months(day.replace(day=1), "MONTH", 1) + timedelta(days=rng.randint(-4, 3))
         moment = rng.choice([time(0), time(23, 59, 59), time(11, 59), time(12), time(10, 30)])
         analysed = datetime.combine(day, moment, UTC)
         # A plan in DuckDB and Spark lasts for a day.

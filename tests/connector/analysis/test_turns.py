@@ -11,7 +11,7 @@ import pytest
 
 from seamark.connector.analysis import statement_cache as reading
 from seamark.connector.analysis.lexer import parse_execute
-from seamark.connector.analysis.statement_cache import IN_LOOP_CHARACTERS, SHORT_CHARACTERS, on_behalf_of
+from seamark.connector.analysis.statement_cache import IN_LOOP_CHARACTERS_MAX, SHORT_CHARACTERS_MAX, on_behalf_of
 from seamark.connector.trino import rewriter as rewriting
 from seamark.connector.trino.protocol.sessions import Session
 from seamark.connector.trino.rewriter import RewriteLimits
@@ -30,7 +30,7 @@ async def test_a_long_text_is_read_at_a_time_and_short_ones_meanwhile(monkeypatc
     real, go, at_once = reading._read, threading.Event(), [0, 0]
 
     def read(text: Any, *given: Any) -> Any:
-        if len(text.text) <= SHORT_CHARACTERS:
+        if len(text.text) <= SHORT_CHARACTERS_MAX:
             return real(text, *given)
         at_once[0] += 1
         at_once[1] = max(at_once)
@@ -40,7 +40,9 @@ async def test_a_long_text_is_read_at_a_time_and_short_ones_meanwhile(monkeypatc
 
     monkeypatch.setattr(reading, "_read", read)
     async with rewriter(Seamark(), RewriteLimits(budget_s=WAIT_S)) as made:
-        long = [asyncio.create_task(made.rewrite(statement(number, SHORT_CHARACTERS), SESSION)) for number in range(3)]
+        long = [
+            asyncio.create_task(made.rewrite(statement(number, SHORT_CHARACTERS_MAX), SESSION)) for number in range(3)
+        ]
         done = await made.rewrite(statement(7), SESSION)
         assert done.statement is not None
         assert not any(one.done() for one in long)
@@ -85,7 +87,7 @@ async def test_a_long_text_is_not_split_into_tokens_in_the_event_loop(monkeypatc
     monkeypatch.setattr(rewriting, "parse_execute", parse)
     prepared = Session(catalog="lake", schema="db", prepared={"p": "SELECT * FROM t WHERE id = ?"})
     async with rewriter(Seamark(), RewriteLimits(budget_s=WAIT_S)) as made:
-        for text in ("EXECUTE p USING 1", f"EXECUTE p USING{' ' * IN_LOOP_CHARACTERS} 1"):
+        for text in ("EXECUTE p USING 1", f"EXECUTE p USING{' ' * IN_LOOP_CHARACTERS_MAX} 1"):
             assert (await made.rewrite(text, prepared)).statement is not None
     assert len(threads) == 2
     assert [thread == threading.get_ident() for thread in threads] == [True, False]

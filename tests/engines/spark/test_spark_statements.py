@@ -25,7 +25,7 @@ from seamark.connector.spark.statements.execution import (
     explain,
 )
 from seamark.connector.spark.statements.located_rows import StatementLimits
-from seamark.connector.spark.statements.row_changes import Changes, write_changes
+from seamark.connector.spark.statements.row_changes import ChangedRows, write_changes
 from seamark.connector.write.row_changes import Report
 from seamark.spark import sql
 from tests.engines.tables import SparkTables
@@ -248,15 +248,15 @@ def play(
 @contextmanager
 def counting_keys(told: Counter[str]) -> Iterator[None]:
     """Count the statements of each kind that are run without a condition or join of Spark's."""
-    real = _LocatedStatement._changes_of_all
+    real = _LocatedStatement._change_all
 
-    def counted(statement: _LocatedStatement, *given: Any) -> Changes | None:
+    def counted(statement: _LocatedStatement, *given: Any) -> ChangedRows | None:
         changes = real(statement, *given)
         told[f"{statement._statement.kind} by key"] += changes is not None
         return changes
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_LocatedStatement, "_changes_of_all", counted)
+        patch.setattr(_LocatedStatement, "_change_all", counted)
         yield
 
 

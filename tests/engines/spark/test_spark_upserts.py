@@ -113,7 +113,7 @@ def test_a_table_is_at_every_snapshot_what_its_history_says(
 def test_so_it_is_after_long_histories(rig: Rig, shape: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     version, spec, properties = SHAPES[shape]
     monkeypatch.setattr(upserting, "TASK_ROWS", 8)
-    monkeypatch.setattr(file_changes, "DRIVER_FILES", 2)
+    monkeypatch.setattr(file_changes, "DRIVER_FILES_MAX", 2)
     table = f"long_{list(SHAPES).index(shape)}_{seed}"
     rig.create(table, spec, *properties, version=version)
     play(rig, table, 1000 + seed, 12, shape)
@@ -188,7 +188,7 @@ def test_a_file_with_keys_of_several_tasks_gets_one_copy_or_one_vector(
 def test_deletes_of_many_files_are_written_by_tasks_and_each_file_has_one(
     rig: Rig, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_changes, "DRIVER_FILES", 2)
+    monkeypatch.setattr(file_changes, "DRIVER_FILES_MAX", 2)
     rig.create(f"many_{version}", BUCKETS, version=version)
     model: Model = dict.fromkeys(range(80), ("de", 0, 0))
     write(rig.frame(model), f"db.many_{version}", client=rig.client)
@@ -275,7 +275,7 @@ def test_a_small_frame_is_changed_by_the_driver_unless_many_bytes_are_to_be_copi
     jobs: list[str] = []
     spread = upserting.run_tasks
     monkeypatch.setattr(upserting, "run_tasks", lambda *given: jobs.append("tasks") or spread(*given))
-    monkeypatch.setattr(upserting, "COPIED_BYTES_MAX", most)
+    monkeypatch.setattr(upserting, "DRIVER_COPY_BYTES_MAX", most)
     given = rig.spark.range(0, 42, 3).selectExpr("int(id) id", "'x' land", "1 v", "int(null) ts")
     report = rig.upsert(given, table, **how)
     assert jobs == ["tasks"] * by_tasks
