@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from seamark.connector.spark.source.source import register
     from seamark.connector.spark.sql import sql
     from seamark.connector.spark.statements.execution import execute, explain
-    from seamark.connector.write.clustering import ClusteringJoin
+    from seamark.connector.write.clustering import JoinedTable
 
 __all__ = [
-    "ClusteringJoin",
+    "JoinedTable",
     "cluster",
     "connect",
     "execute",
@@ -44,7 +44,7 @@ __getattr__ = exports(
         "seamark.connector.spark.source.source": ("register",),
         "seamark.connector.spark.sql": ("sql",),
         "seamark.connector.spark.statements.execution": ("execute", "explain"),
-        "seamark.connector.write.clustering": ("ClusteringJoin",),
+        "seamark.connector.write.clustering": ("JoinedTable",),
     },
     extra="spark",
 )

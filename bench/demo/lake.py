@@ -24,7 +24,7 @@ from seamark.connector.client.engines import catalog_conf
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.spark.frames.clustering import cluster
 from seamark.connector.spark.session import iceberg_jars, open_session, session_conf
-from seamark.connector.write.clustering import ClusteringJoin
+from seamark.connector.write.clustering import JoinedTable
 from tests.services.process import CACHE
 
 NAMESPACE = "ssb"
@@ -33,9 +33,9 @@ WRITTEN, CLUSTERED = (NAMESPACE, FACT), ("clustered", FACT)
 INDEXED = ("lo_custkey", "lo_suppkey", "lo_partkey", "lo_orderdate", "lo_discount", "lo_quantity")
 """All columns that the queries join or compare."""
 JOINS = {
-    "customer": ClusteringJoin((NAMESPACE, "customer"), {"lo_custkey": "c_custkey"}),
-    "supplier": ClusteringJoin((NAMESPACE, "supplier"), {"lo_suppkey": "s_suppkey"}),
-    "part": ClusteringJoin((NAMESPACE, "part"), {"lo_partkey": "p_partkey"}),
+    "customer": JoinedTable((NAMESPACE, "customer"), {"lo_custkey": "c_custkey"}),
+    "supplier": JoinedTable((NAMESPACE, "supplier"), {"lo_suppkey": "s_suppkey"}),
+    "part": JoinedTable((NAMESPACE, "part"), {"lo_partkey": "p_partkey"}),
 }
 CLUSTERED_BY = ("lo_orderdate", "customer.c_city", "supplier.s_city", "part.p_brand1")
 OWN_PLANS = {"seamark.scan-planning-mode": "client"}

@@ -26,7 +26,7 @@ from seamark.connector.index.builds import build
 from seamark.connector.spark.frames.clustering import cluster
 from seamark.connector.spark.index_job import SparkWorkers
 from seamark.connector.spark.session import connect
-from seamark.connector.write.clustering import ClusteringJoin
+from seamark.connector.write.clustering import JoinedTable
 from tests.services.process import CACHE
 from tests.services.seamark import Seamark
 from tests.services.spark import spark_session
@@ -39,9 +39,9 @@ BASE_FILES = 16
 KEYS = ("lo_custkey", "lo_suppkey", "lo_partkey", "lo_orderdate")
 INDEXED = (*KEYS, "lo_discount", "lo_quantity")
 JOINS = {
-    "customer": ClusteringJoin((BASE, "customer"), {"lo_custkey": "c_custkey"}),
-    "supplier": ClusteringJoin((BASE, "supplier"), {"lo_suppkey": "s_suppkey"}),
-    "part": ClusteringJoin((BASE, "part"), {"lo_partkey": "p_partkey"}),
+    "customer": JoinedTable((BASE, "customer"), {"lo_custkey": "c_custkey"}),
+    "supplier": JoinedTable((BASE, "supplier"), {"lo_suppkey": "s_suppkey"}),
+    "part": JoinedTable((BASE, "part"), {"lo_partkey": "p_partkey"}),
 }
 SPARK = {"spark.driver.memory": "2g", "spark.driver.extraJavaOptions": "", "spark.sql.shuffle.partitions": "4"}
 

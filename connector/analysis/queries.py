@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from sqlglot import exp
 
-from seamark.connector.analysis.algebra.blocks import Block, InnerQuery
+from seamark.connector.analysis.algebra.blocks import InnerQuery, QueryBlock
 from seamark.connector.analysis.algebra.relations import (
     Columns,
     LiteralRows,
@@ -195,7 +195,7 @@ class Queries:
             reference for key in _grouping_keys(node) if (reference := names.resolve_node(key)) is not None
         )
         having, filters = node.args.get("having"), _filter_conditions(node)
-        block = Block(
+        block = QueryBlock(
             sources=[source.relation for source in tables.sources],
             tree=None if tables.tree is None else join_tree(tables.tree, predicates.predicate_on),
             outputs=names,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from sqlglot import exp
 
-from seamark.connector.analysis.algebra.blocks import Block, Extreme, exists_values, extreme_values
+from seamark.connector.analysis.algebra.blocks import Extreme, QueryBlock, exists_values, extreme_values
 from seamark.connector.analysis.algebra.equivalences import (
     Equality,
     Pair,
@@ -29,7 +29,7 @@ from seamark.formats.protocol.wire import MAXIMUM, MINIMUM
 class InnerSelect(NamedTuple):
     """A subquery that is a block, and what its own names mean."""
 
-    block: Block
+    block: QueryBlock
     names: SelectNames
     where: exp.Expr | None
 
@@ -265,7 +265,7 @@ def extremes_of(names: SelectNames) -> dict[str, Extreme]:
 
 def _kind_of_output(query: Relation, name: str) -> str | None:
     """Return the type of an output of a subquery: of a stored column, or of an extreme of one."""
-    extreme = query.extremes.get(name) if isinstance(query, Block) else None
-    if extreme is None or not isinstance(query, Block):
+    extreme = query.extremes.get(name) if isinstance(query, QueryBlock) else None
+    if extreme is None or not isinstance(query, QueryBlock):
         return query.kind(name)
     return query.kind_of(extreme.column)

@@ -46,7 +46,7 @@ from seamark.connector.read.tables import OpenTable, ScanTask, plan
 from seamark.connector.write.clustering import (
     Attributes,
     Clustering,
-    ClusteringJoin,
+    JoinedTable,
     choose_cell_bounds,
     choose_range_bounds,
     derive_layer_properties,
@@ -132,7 +132,7 @@ def cluster_incrementally(
         raise BadRequest(f"The table has no clustering columns; set the property {COLUMNS}")
     names = [field.name for field in opened.schema.fields]
     joins = joins_of({**inherited, **opened.metadata.properties})
-    tables = {name: ClusteringJoin(join.table, join.on) for name, join in joins.items()}
+    tables = {name: JoinedTable(join.table, join.on) for name, join in joins.items()}
     joined = read_joined_tables(client, layout.columns, tables, rows_max=JOINED_ROWS)
     attributes = Attributes(layout.columns, joined, plan_read(opened, names, TRUE).arrow)
     policy = CompactionPolicy.of(opened.metadata, inherited)

@@ -69,7 +69,7 @@ class JoinedRows:
 
 
 @dataclass(frozen=True)
-class ClusteringJoin:
+class JoinedTable:
     """A referenced table, and how rows refer to its rows: referring column → column of the table, one or more.
 
     A referring column may belong to an earlier table of the same joins, as in `customer.nation_id`.
@@ -80,7 +80,7 @@ class ClusteringJoin:
 
 
 def read_joined_tables(
-    client: SeamarkClient, by: Sequence[str], joins: Mapping[str, ClusteringJoin], *, rows_max: int | None = None
+    client: SeamarkClient, by: Sequence[str], joins: Mapping[str, JoinedTable], *, rows_max: int | None = None
 ) -> dict[str, JoinedRows]:
     """Return the columns that `by` and the join conditions name, of the tables' current snapshots.
 

@@ -133,13 +133,13 @@ class InnerQuery:
     """
 
     relation: Relation
-    block: Block | None = None
+    block: QueryBlock | None = None
     pairs: tuple[Equality, ...] = ()
     source: int | None = None
 
 
 @dataclass(eq=False)
-class Block:
+class QueryBlock:
     """One SELECT, or one node of a query plan.
 
     Attributes:
@@ -304,7 +304,7 @@ class Block:
 
     # Correlated subqueries
 
-    def _derive_correlated_condition(self, query: Block, pairs: Sequence[Equality]) -> Condition | None:
+    def _derive_correlated_condition(self, query: QueryBlock, pairs: Sequence[Equality]) -> Condition | None:
         """Return the condition on the rows of a subquery that the rows of this block imply.
 
         The subquery's WHERE compares columns of its sources with columns of this block, of which only rows are needed
@@ -322,7 +322,7 @@ class Block:
         return all_of(parts)
 
 
-def exists_values(query: Block, pairs: Sequence[Equality]) -> Iterator[SemiJoin]:
+def exists_values(query: QueryBlock, pairs: Sequence[Equality]) -> Iterator[SemiJoin]:
     """Yield semi-joins for columns of the outer block of a subquery that has a row.
 
     Nothing is known if the block has rows without rows of its sources.
@@ -344,8 +344,8 @@ def extreme_values(reference: ColumnReference, kind: str | None, query: Relation
 
     `kind` is the type of the column, and `column` the output of the query.
     """
-    extreme = query.extremes.get(column) if isinstance(query, Block) else None
-    if extreme is None or not isinstance(query, Block) or query.kind_of(extreme.column) != kind:
+    extreme = query.extremes.get(column) if isinstance(query, QueryBlock) else None
+    if extreme is None or not isinstance(query, QueryBlock) or query.kind_of(extreme.column) != kind:
         return
     is_whole = query.tree == 0 and query.where is None and query.keys is None and query.having is None
     source, name = extreme.column
@@ -357,7 +357,7 @@ def extreme_values(reference: ColumnReference, kind: str | None, query: Relation
 
 def _has_all_rows(relation: Relation) -> bool:
     """Return whether each row of the stored table is in the relation."""
-    if not isinstance(relation, Block):
+    if not isinstance(relation, QueryBlock):
         return isinstance(relation, Table)
     # A function in SELECT may return no row for a row of the source, as DuckDB's `unnest` does.
     is_projection = relation.needs_rows and relation.tree == 0 and relation.keys is None

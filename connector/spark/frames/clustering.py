@@ -2,7 +2,7 @@
 keys refer to (the city of an order's customer).
 
     cluster(spark, "db.orders", by=["ordered", "customer.city"], uri=…,
-            joins={"customer": ClusteringJoin("db.customers", on={"customer_id": "id"})})
+            joins={"customer": JoinedTable("db.customers", on={"customer_id": "id"})})
 
 The job reads one snapshot by the plan whose files the commit removes: the rows with all deletes applied and, for a
 table with row lineage, the id of each row. A first job takes a sample, from which the driver computes ranks. The driver
@@ -43,7 +43,7 @@ from seamark.connector.write.appends import commit
 from seamark.connector.write.clustering import (
     Attributes,
     Clustering,
-    ClusteringJoin,
+    JoinedTable,
     choose_range_bounds,
     derive_layer_properties,
     generate_layer_name,
@@ -75,7 +75,7 @@ def cluster(
     table: Name,
     by: Sequence[str],
     *,
-    joins: Mapping[str, ClusteringJoin] | None = None,
+    joins: Mapping[str, JoinedTable] | None = None,
     curve: str = HILBERT,
     files: int | None = None,
     target_file_bytes: int | None = None,

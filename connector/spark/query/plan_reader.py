@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from seamark.connector.analysis.algebra.blocks import Block, Extreme, SourceJoin, extreme_values
+from seamark.connector.analysis.algebra.blocks import Extreme, QueryBlock, SourceJoin, extreme_values
 from seamark.connector.analysis.algebra.equivalences import (
     Equality,
     Predicate,
@@ -207,14 +207,16 @@ class PlanReader:
         match kind:
             case "Filter":
                 where = self._read_predicate(node.condition(), child)
-                return self._with_same_columns(Block([child.relation], 0, AttributeOutputs(), where=where), child)
+                return self._with_same_columns(QueryBlock([child.relation], 0, AttributeOutputs(), where=where), child)
             case "Project":
                 return self._read_project(items(node.projectList()), child)
             case "Aggregate":
                 return self._read_aggregate(node, child)
             case "Window":
                 keys = self._find_references(items(node.partitionSpec()), child)
-                return self._with_same_columns(Block([child.relation], 0, AttributeOutputs(), partitions=[keys]), child)
+                return self._with_same_columns(
+                    QueryBlock([child.relation], 0, AttributeOutputs(), partitions=[keys]), child
+                )
             case "Expand":
                 return self._read_expand(node, children)
             case "Generate":
@@ -240,7 +242,7 @@ class PlanReader:
         self.tables[table] = marked.mark
         outputs = AttributeOutputs({str(number): (0, column.name) for number, column in marked.columns.items()})
         columns = {number: _rename(column, str(number)) for number, column in marked.columns.items()}
-        return _Rows(Block([table], 0, outputs), columns)
+        return _Rows(QueryBlock([table], 0, outputs), columns)
 
     def _read_constants(self, node: Node) -> _Rows:
         """Read the columns of VALUES, and of an array's elements."""
@@ -250,13 +252,13 @@ class PlanReader:
         rows = LiteralRows(tuple(values for _, _, values in columns))
         names = zip(columns, rows.names(), strict=True)
         outputs = AttributeOutputs({str(number): (0, name) for (number, _, _), name in names})
-        return _Rows(Block([rows], 0, outputs), {}, frozenset(number for number, _, _ in columns))
+        return _Rows(QueryBlock([rows], 0, outputs), {}, frozenset(number for number, _, _ in columns))
 
     # Nodes with a child
 
     def _read_project(self, outputs: Iterable[Node], child: _Rows) -> _Rows:
         columns, sources, references = self._pass_on(outputs, child)
-        return _Rows(Block([child.relation], 0, AttributeOutputs(references)), columns, sources)
+        return _Rows(QueryBlock([child.relation], 0, AttributeOutputs(references)), columns, sources)
 
     def _pass_on(
         self, outputs: Iterable[Node], child: _Rows
@@ -293,7 +295,7 @@ class PlanReader:
         filters = [] if groups else conditions_of_rows(self._catalyst, outputs)
         is_sure = bool(filters) and bool(node.deterministic())
         counted = any_of(self._read_condition([each], child.columns) for each in filters) if is_sure else None
-        block = Block(
+        block = QueryBlock(
             [child.relation],
             0,
             AttributeOutputs(references),
@@ -328,7 +330,7 @@ class PlanReader:
                 columns[number] = _rename(child.columns[source], str(number))
             else:
                 sources.add(number)
-        block = Block([child.relation], 0, AttributeOutputs(references, nullable=frozenset(nullable)))
+        block = QueryBlock([child.relation], 0, AttributeOutputs(references, nullable=frozenset(nullable)))
         return _Rows(block, columns, frozenset(sources))
 
     # Nodes with several children
@@ -345,7 +347,7 @@ class PlanReader:
         for attributes, child in zip(inputs, children, strict=True):
             positions = zip(order, attributes, strict=True)
             references = {name: (0, str(self._catalyst.id_of(attribute))) for name, attribute in positions}
-            block = Block([child.relation], 0, AttributeOutputs(references, order))
+            block = QueryBlock([child.relation], 0, AttributeOutputs(references, order))
             relation = block if relation is None else SetOperation(relation, block)
         columns, names = {}, {}
         for position, (output, attribute) in enumerate(zip(outputs, inputs[0], strict=True)):
@@ -355,7 +357,7 @@ class PlanReader:
                 columns[number] = _rename(column, str(number))
                 names[str(number)] = (0, str(position))
         rows: Relation = UnknownRelation() if relation is None else relation
-        return _Rows(Block([rows], 0, AttributeOutputs(names)), columns)
+        return _Rows(QueryBlock([rows], 0, AttributeOutputs(names)), columns)
 
     def _cross_join(self, left: _Rows, right: _Rows) -> _Rows:
         if not right.ids:
@@ -380,7 +382,7 @@ class PlanReader:
     def _join_rows(self, left: _Rows, right: _Rows, tree: SourceJoin) -> _Rows:
         source_of = _sources_by_id([left, right])
         references = {str(number): (source, str(number)) for number, source in source_of.items()}
-        block = Block([left.relation, right.relation], tree, AttributeOutputs(references))
+        block = QueryBlock([left.relation, right.relation], tree, AttributeOutputs(references))
         columns = {number: one for rows in (left, right) for number, one in rows.columns.items() if number in source_of}
         sources = frozenset(number for number in left.sources | right.sources if number in source_of)
         return _Rows(block, columns, sources)

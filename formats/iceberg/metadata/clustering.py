@@ -73,7 +73,7 @@ class ClusteringLayout:
         return f"-clustered-{self.digest}-{layer}.parquet"
 
 
-class JoinedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class JoinDefinition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`table`: its name with dots.
 
     Attributes:
@@ -84,7 +84,7 @@ class JoinedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     on: dict[str, str]
 
 
-def joins_of(properties: Mapping[str, str]) -> dict[str, JoinedTable]:
+def joins_of(properties: Mapping[str, str]) -> dict[str, JoinDefinition]:
     """Return the joined tables, by name; empty without the property.
 
     Raises:
@@ -94,7 +94,7 @@ def joins_of(properties: Mapping[str, str]) -> dict[str, JoinedTable]:
     if not text:
         return {}
     try:
-        tables = from_json(text, dict[str, JoinedTable])
+        tables = from_json(text, dict[str, JoinDefinition])
     except msgspec.MsgspecError as error:
         raise BadRequest(
             f'{JOINS} is invalid ({error}); it must be like {{"customer": {{"table": "db.customers", "on": '

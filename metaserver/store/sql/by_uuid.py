@@ -8,7 +8,7 @@ from seamark.formats.runtime.errors import NoSuchTable
 from seamark.metaserver.store.model import DroppedEntry
 from seamark.metaserver.store.operations import PRIORITY, REWRITE
 from seamark.metaserver.store.sql.rows import DROPPED, from_dropped
-from seamark.metaserver.store.sql.statement import SqlStatement, Steps, placeholders
+from seamark.metaserver.store.sql.statement import Steps, StoreStatement, placeholders
 
 _KEPT = ("index_files", "index_versions", "producers", "column_reads")
 _NAMED = ("entries", "dropped")
@@ -20,7 +20,7 @@ def hold_table(uuid: str) -> Steps[None]:
     """Keep the table's last name from being removed until this transaction ends."""
     # A rename deletes and inserts the row: a statement that has waited for it finds it the second time.
     for _ in range(2):
-        rows = yield SqlStatement("SELECT 1 FROM entries WHERE uuid = $1", (uuid,), lock="KEY SHARE")
+        rows = yield StoreStatement("SELECT 1 FROM entries WHERE uuid = $1", (uuid,), lock="KEY SHARE")
         if rows:
             return
     raise NoSuchTable(f"No table has the uuid {uuid}")
@@ -36,9 +36,9 @@ def forget_unnamed(gone: DroppedEntry, *, purged: bool = False) -> Steps[None]:
     if not purged:
         yield from retain(gone)
     for table in _KEPT:
-        yield SqlStatement(f"DELETE FROM {table} WHERE uuid = $1 AND {UNNAMED}", (uuid,))  # noqa: S608
+        yield StoreStatement(f"DELETE FROM {table} WHERE uuid = $1 AND {UNNAMED}", (uuid,))  # noqa: S608
     for lease in (f"{REWRITE}{uuid}", f"{PRIORITY}{uuid}"):
-        yield SqlStatement(f"DELETE FROM leases WHERE name = $2 AND {UNNAMED}", (uuid, lease))  # noqa: S608
+        yield StoreStatement(f"DELETE FROM leases WHERE name = $2 AND {UNNAMED}", (uuid, lease))  # noqa: S608
 
 
 def retain(gone: DroppedEntry) -> Steps[None]:
@@ -48,13 +48,13 @@ def retain(gone: DroppedEntry) -> Steps[None]:
     that were left there.
     """
     uuid = gone.entry.uuid
-    yield SqlStatement("SELECT turn FROM claim_turns", lock="UPDATE")  # an entry that is registered again waits
-    yield SqlStatement(f"DELETE FROM claims WHERE uuid = $1 AND shared = 2 AND {UNNAMED}", (uuid,))  # noqa: S608
-    rows = yield SqlStatement(f"SELECT 1 FROM claims WHERE uuid = $1 AND {UNNAMED} LIMIT 1", (uuid,))  # noqa: S608
+    yield StoreStatement("SELECT turn FROM claim_turns", lock="UPDATE")  # an entry that is registered again waits
+    yield StoreStatement(f"DELETE FROM claims WHERE uuid = $1 AND shared = 2 AND {UNNAMED}", (uuid,))  # noqa: S608
+    rows = yield StoreStatement(f"SELECT 1 FROM claims WHERE uuid = $1 AND {UNNAMED} LIMIT 1", (uuid,))  # noqa: S608
     if not rows:
         return
-    yield SqlStatement("DELETE FROM retained WHERE uuid = $1", (uuid,))
-    yield SqlStatement(
+    yield StoreStatement("DELETE FROM retained WHERE uuid = $1", (uuid,))
+    yield StoreStatement(
         f"INSERT INTO retained ({DROPPED}, checked_ms) VALUES ({placeholders(15)})",  # noqa: S608
         (*from_dropped(gone, gone.entry), 0),
     )

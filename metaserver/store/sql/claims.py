@@ -17,7 +17,7 @@ from seamark.formats.runtime.errors import BadRequest, CommitConflict
 from seamark.metaserver.store import model, operations
 from seamark.metaserver.store.sql.by_uuid import UNNAMED, retain
 from seamark.metaserver.store.sql.rows import pack
-from seamark.metaserver.store.sql.statement import Row, SqlStatement, Steps
+from seamark.metaserver.store.sql.statement import Row, Steps, StoreStatement
 
 _OWN, _SHARED, _ALLOWED = range(3)
 """Values of the column `shared`. An allowed location is not claimed: a table may name files of others there."""
@@ -26,21 +26,21 @@ _AFTER_SLASH = "0"
 
 
 def claim(op: operations.ClaimLocations, now_ms: int) -> Steps[None]:
-    rows = yield SqlStatement("SELECT location FROM claims WHERE uuid = $1 AND shared <> $2", (op.uuid, _ALLOWED))
+    rows = yield StoreStatement("SELECT location FROM claims WHERE uuid = $1 AND shared <> $2", (op.uuid, _ALLOWED))
     if op.fresh and rows:
         raise BadRequest(f"The UUID {op.uuid} is in use, or its files are being purged; choose another UUID")
     if op.returns and rows:
         yield from check_restored(op.uuid)
-        yield SqlStatement("DELETE FROM retained WHERE uuid = $1", (op.uuid,))
+        yield StoreStatement("DELETE FROM retained WHERE uuid = $1", (op.uuid,))
     claimed = [str(row[0]) for row in rows]
     missing = [each for each in op.locations if not any(_is_within(each.key, key) for key in claimed)]
     if not missing:
         return
-    yield SqlStatement("SELECT turn FROM claim_turns", lock="UPDATE")
+    yield StoreStatement("SELECT turn FROM claim_turns", lock="UPDATE")
     for each in missing:
         if op.checked:
             yield from _check(op, each)
-        yield SqlStatement(
+        yield StoreStatement(
             "INSERT INTO claims (location, uuid, shared, spelled) VALUES ($1, $2, $3, $4) "
             "ON CONFLICT (location, uuid) DO UPDATE SET shared = excluded.shared, spelled = excluded.spelled "
             "WHERE claims.shared > excluded.shared",
@@ -49,9 +49,9 @@ def claim(op: operations.ClaimLocations, now_ms: int) -> Steps[None]:
 
 
 def allow(op: operations.AllowLocations, now_ms: int) -> Steps[None]:
-    yield SqlStatement("DELETE FROM claims WHERE uuid = $1 AND shared = $2", (op.uuid, _ALLOWED))
+    yield StoreStatement("DELETE FROM claims WHERE uuid = $1 AND shared = $2", (op.uuid, _ALLOWED))
     for each in op.locations:
-        yield SqlStatement(
+        yield StoreStatement(
             "INSERT INTO claims (location, uuid, shared) VALUES ($1, $2, $3) ON CONFLICT (location, uuid) DO NOTHING",
             (each.key, op.uuid, _ALLOWED),
         )
@@ -62,11 +62,11 @@ def release(op: operations.ReleaseLocations, now_ms: int) -> Steps[None]:
         yield from retain(op.retained)
         return
     for table in ("claims", "retained"):
-        yield SqlStatement(f"DELETE FROM {table} WHERE uuid = $1 AND {UNNAMED}", (op.uuid,))  # noqa: S608
+        yield StoreStatement(f"DELETE FROM {table} WHERE uuid = $1 AND {UNNAMED}", (op.uuid,))  # noqa: S608
 
 
 def check_retained(op: operations.CheckRetained, now_ms: int) -> Steps[None]:
-    yield SqlStatement("UPDATE retained SET checked_ms = $2 WHERE uuid = $1", (op.uuid, op.now_ms))
+    yield StoreStatement("UPDATE retained SET checked_ms = $2 WHERE uuid = $1", (op.uuid, op.now_ms))
 
 
 def overlapping(keys: Sequence[str], uuid: str, limit: int, *, shared: bool = True) -> Steps[list[model.Claim]]:
@@ -90,7 +90,7 @@ def _overlapping(keys: Sequence[str], uuid: str, limit: int, first: int, last: i
 
 
 def of(uuid: str) -> Steps[list[model.Claim]]:
-    rows = yield SqlStatement(
+    rows = yield StoreStatement(
         "SELECT location, uuid, shared, spelled FROM claims WHERE uuid = $1 ORDER BY location", (uuid,)
     )
     return [msgspec.structs.replace(_claim(row), spelled=row[3] or "") for row in rows]
@@ -114,14 +114,14 @@ def is_name_released(uuid: str, namespace: model.NamespacePath, name: str) -> St
 
     Writers of the namespace can restore the entry, or could, so that its location gives them nothing new.
     """
-    rows = yield SqlStatement(
+    rows = yield StoreStatement(
         "SELECT 1 FROM dropped WHERE uuid = $1 AND namespace = $2 AND name = $3 "
         "AND NOT EXISTS (SELECT 1 FROM entries WHERE uuid = $1) "
         "AND NOT EXISTS (SELECT 1 FROM dropped WHERE uuid = $1 AND (namespace <> $2 OR name <> $3))",
         (uuid, pack(namespace), name),
     )
     if not rows:
-        rows = yield SqlStatement(
+        rows = yield StoreStatement(
             f"SELECT 1 FROM retained WHERE uuid = $1 AND namespace = $2 AND {UNNAMED}",  # noqa: S608
             (uuid, pack(namespace)),
         )
@@ -134,8 +134,8 @@ def check_restored(uuid: str) -> Steps[None]:
     Raises:
         CommitConflict: When one has.
     """
-    yield SqlStatement("SELECT turn FROM claim_turns", lock="UPDATE")
-    rows = yield SqlStatement(
+    yield StoreStatement("SELECT turn FROM claim_turns", lock="UPDATE")
+    rows = yield StoreStatement(
         "SELECT 1 FROM claims AS mine JOIN claims AS other ON other.location = mine.location "
         "WHERE mine.uuid = $1 AND other.uuid <> $1 AND mine.shared + other.shared < 2 "
         "AND EXISTS (SELECT 1 FROM entries WHERE uuid = other.uuid) LIMIT 1",
@@ -152,7 +152,7 @@ def _find_above(key: str, uuid: str, first: int, last: int) -> Steps[list[model.
     folders, at = [key], len(key)
     while (at := key.rfind("/", 0, at)) > 0:
         folders.append(key[:at])
-    rows = yield SqlStatement(
+    rows = yield StoreStatement(
         "SELECT location, uuid, shared FROM claims WHERE location IN {each_of_1} AND uuid <> $2 "
         "AND shared BETWEEN $3 AND $4",
         (json.dumps(folders), uuid, first, last),
@@ -161,7 +161,7 @@ def _find_above(key: str, uuid: str, first: int, last: int) -> Steps[list[model.
 
 
 def _find_below(key: str, uuid: str, limit: int, first: int, last: int) -> Steps[list[model.Claim]]:
-    rows = yield SqlStatement(
+    rows = yield StoreStatement(
         "SELECT location, uuid, shared FROM claims WHERE location > $1 AND location < $2 AND uuid <> $3 "
         "AND shared BETWEEN $4 AND $5 ORDER BY location LIMIT $6",
         (f"{key}/", f"{key}{_AFTER_SLASH}", uuid, first, last, limit),

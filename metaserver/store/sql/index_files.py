@@ -12,7 +12,7 @@ from seamark.metaserver.store import operations
 from seamark.metaserver.store.model import IndexFileState
 from seamark.metaserver.store.sql.by_uuid import hold_table
 from seamark.metaserver.store.sql.rows import INDEX_FILE, pack_json
-from seamark.metaserver.store.sql.statement import SqlStatement, Steps, batches
+from seamark.metaserver.store.sql.statement import Steps, StoreStatement, batches
 
 
 def replace(op: operations.ReplaceIndexFiles, now_ms: int) -> Steps[int]:
@@ -24,7 +24,7 @@ def replace(op: operations.ReplaceIndexFiles, now_ms: int) -> Steps[int]:
             raise CommitConflict(f"The index file {location} is registered for another index: {definition}")
     if op.add and len(there) == len({file.location for file in op.add}):
         return version  # a repeat; the files may have changed state since
-    removed = yield SqlStatement(
+    removed = yield StoreStatement(
         "UPDATE index_files SET state = 'superseded', changed_ms = $2 WHERE location IN {each_of_1} AND uuid = $3 "
         "AND definition = $4 AND state = 'live' RETURNING location",
         (pack_json(op.remove), op.now_ms, op.uuid, op.definition),
@@ -32,7 +32,7 @@ def replace(op: operations.ReplaceIndexFiles, now_ms: int) -> Steps[int]:
     if gone := sorted(set(op.remove) - {row[0] for row in removed}):
         raise CommitConflict(f"The index file {gone[0]} is no longer live: another request replaced it first")
     for values, params in batches([INDEX_FILE.encode(file) for file in op.add]):
-        yield SqlStatement(
+        yield StoreStatement(
             f"INSERT INTO index_files ({INDEX_FILE}) VALUES {values} ON CONFLICT (uuid, location) DO NOTHING",  # noqa: S608
             params,
         )
@@ -41,7 +41,7 @@ def replace(op: operations.ReplaceIndexFiles, now_ms: int) -> Steps[int]:
 
 def quarantine(op: operations.QuarantineIndexFile, now_ms: int) -> Steps[int]:
     version = yield from _raise_version(op.uuid, op.now_ms)
-    rows = yield SqlStatement(
+    rows = yield StoreStatement(
         "UPDATE index_files SET state = 'quarantined', changed_ms = $1, reason = $2 "
         "WHERE uuid = $3 AND location = $4 AND state = 'live' RETURNING 1",
         (op.now_ms, op.reason, op.uuid, op.location),
@@ -53,7 +53,7 @@ def quarantine(op: operations.QuarantineIndexFile, now_ms: int) -> Steps[int]:
 
 def forget(op: operations.ForgetIndexFile, now_ms: int) -> Steps[int]:
     version = yield from _raise_version(op.uuid, op.now_ms)
-    yield SqlStatement(
+    yield StoreStatement(
         "DELETE FROM index_files WHERE uuid = $1 AND location = $2 AND state <> 'live'", (op.uuid, op.location)
     )
     if (yield from _state(op.uuid, op.location)) is IndexFileState.LIVE:
@@ -62,7 +62,7 @@ def forget(op: operations.ForgetIndexFile, now_ms: int) -> Steps[int]:
 
 
 def _raise_version(uuid: str, now_ms: int) -> Steps[int]:
-    rows = yield SqlStatement(
+    rows = yield StoreStatement(
         "INSERT INTO index_versions (uuid, version) VALUES ($1, $2) ON CONFLICT (uuid) DO UPDATE SET version = "
         "CASE WHEN index_versions.version < excluded.version THEN excluded.version "
         "ELSE index_versions.version + 1 END RETURNING version",
@@ -72,7 +72,7 @@ def _raise_version(uuid: str, now_ms: int) -> Steps[int]:
 
 
 def _definitions(uuid: str, locations: list[str]) -> Steps[dict[str, str]]:
-    rows = yield SqlStatement(
+    rows = yield StoreStatement(
         "SELECT location, definition FROM index_files WHERE location IN {each_of_1} AND uuid = $2",
         (pack_json(locations), uuid),
     )
@@ -80,5 +80,5 @@ def _definitions(uuid: str, locations: list[str]) -> Steps[dict[str, str]]:
 
 
 def _state(uuid: str, location: str) -> Steps[IndexFileState | None]:
-    rows = yield SqlStatement("SELECT state FROM index_files WHERE uuid = $1 AND location = $2", (uuid, location))
+    rows = yield StoreStatement("SELECT state FROM index_files WHERE uuid = $1 AND location = $2", (uuid, location))
     return IndexFileState(rows[0][0]) if rows else None

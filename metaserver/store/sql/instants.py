@@ -9,13 +9,13 @@ from seamark.formats.runtime.errors import AlreadyExists, CommitConflict, NotFou
 from seamark.metaserver.store import operations
 from seamark.metaserver.store.model import InstantState
 from seamark.metaserver.store.sql.rows import INSTANT, NEW_INSTANT, pack_json
-from seamark.metaserver.store.sql.statement import SqlStatement, Steps
+from seamark.metaserver.store.sql.statement import Steps, StoreStatement
 
 _FINISHED = (InstantState.COMPLETED, InstantState.ROLLED_BACK)
 
 
 def record_instant(op: operations.RecordInstant, now_ms: int) -> Steps[None]:
-    rows = yield SqlStatement(
+    rows = yield StoreStatement(
         f"INSERT INTO instants ({NEW_INSTANT}, position) VALUES ({NEW_INSTANT.placeholders}, {{next_position}}) "  # noqa: S608
         "ON CONFLICT (id) DO NOTHING RETURNING 1",
         NEW_INSTANT.encode(op.instant),
@@ -39,14 +39,14 @@ def move_instant(op: operations.MoveInstant, now_ms: int) -> Steps[None]:
     if op.summary is not None:
         assign("summary", pack_json(op.summary))
     params += (op.id, op.expected.value)
-    rows = yield SqlStatement(
+    rows = yield StoreStatement(
         f"UPDATE instants SET {', '.join(assignments)} "  # noqa: S608
         f"WHERE id = ${len(params) - 1} AND state = ${len(params)} RETURNING 1",
         tuple(params),
     )
     if rows:
         return
-    rows = yield SqlStatement(
+    rows = yield StoreStatement(
         "SELECT state FROM instants WHERE id = $1 UNION ALL SELECT state FROM instants_archive WHERE id = $1", (op.id,)
     )
     if not rows:
@@ -56,7 +56,7 @@ def move_instant(op: operations.MoveInstant, now_ms: int) -> Steps[None]:
 
 def archive(ids: Sequence[str]) -> Steps[int]:
     """Archive those of the instants that are finished and not archived yet; returns their number."""
-    rows = yield SqlStatement(
+    rows = yield StoreStatement(
         "SELECT id FROM instants WHERE id IN {each_of_1} AND state IN ('completed', 'rolled_back')",
         (pack_json(list(ids)),),
         lock="UPDATE SKIP LOCKED",
@@ -64,9 +64,9 @@ def archive(ids: Sequence[str]) -> Steps[int]:
     if not rows:
         return 0
     finished = (pack_json([row[0] for row in rows]),)
-    yield SqlStatement(
+    yield StoreStatement(
         f"INSERT INTO instants_archive ({INSTANT}) SELECT {INSTANT} FROM instants WHERE id IN {{each_of_1}}",  # noqa: S608
         finished,
     )
-    yield SqlStatement("DELETE FROM instants WHERE id IN {each_of_1}", finished)
+    yield StoreStatement("DELETE FROM instants WHERE id IN {each_of_1}", finished)
     return len(rows)

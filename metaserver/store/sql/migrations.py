@@ -8,7 +8,7 @@ with a newer version is refused: writing to it could break what the newer code r
 from __future__ import annotations
 
 from seamark.formats.runtime.errors import ConfigError
-from seamark.metaserver.store.sql.statement import SqlDialect, SqlStatement, Steps
+from seamark.metaserver.store.sql.statement import SqlDialect, Steps, StoreStatement
 
 _INSTANT_COLUMNS = """
     position {text} PRIMARY KEY, id {text} NOT NULL UNIQUE, action {text} NOT NULL, state {text} NOT NULL,
@@ -193,8 +193,8 @@ def migrate(dialect: SqlDialect) -> Steps[int]:
     Raises:
         ConfigError: For a newer or foreign database.
     """
-    yield SqlStatement("CREATE TABLE IF NOT EXISTS schema_version (version {int} NOT NULL)")
-    rows = yield SqlStatement("SELECT version FROM schema_version")
+    yield StoreStatement("CREATE TABLE IF NOT EXISTS schema_version (version {int} NOT NULL)")
+    rows = yield StoreStatement("SELECT version FROM schema_version")
     if len(rows) > 1:
         raise ConfigError("The database's schema_version table has several rows; restore the database from a backup")
     version = int(rows[0][0]) if rows else 0
@@ -207,11 +207,11 @@ def migrate(dialect: SqlDialect) -> Steps[int]:
         raise ConfigError(f"The database has the invalid schema version {version}; restore it from a backup")
     for step in MIGRATIONS[version:]:
         for sql in (*step.get("", ()), *step.get(dialect.name, ())):
-            yield SqlStatement(sql)
+            yield StoreStatement(sql)
     if not rows:
-        yield SqlStatement("INSERT INTO schema_version (version) VALUES ($1)", (len(MIGRATIONS),))
+        yield StoreStatement("INSERT INTO schema_version (version) VALUES ($1)", (len(MIGRATIONS),))
     elif version < len(MIGRATIONS):
-        yield SqlStatement("UPDATE schema_version SET version = $1", (len(MIGRATIONS),))
+        yield StoreStatement("UPDATE schema_version SET version = $1", (len(MIGRATIONS),))
     return version
 
 
@@ -224,7 +224,7 @@ def renew_epoch() -> Steps[bool]:
     Returns:
         Whether a new epoch started.
     """
-    rows = yield SqlStatement(
+    rows = yield StoreStatement(
         "UPDATE timeline_epoch SET epoch = epoch + 1 WHERE lpad(to_hex(epoch), 4, '0') "
         "|| lpad(to_hex(pg_snapshot_xmax(pg_current_snapshot())::text::bigint), 16, '0') <= "
         "greatest((SELECT max(position) FROM instants), (SELECT max(position) FROM instants_archive)) RETURNING 1"

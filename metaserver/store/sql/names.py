@@ -38,7 +38,7 @@ from seamark.metaserver.store.sql.rows import (
     to_dropped,
     unpack,
 )
-from seamark.metaserver.store.sql.statement import Row, SqlStatement, Steps, placeholders
+from seamark.metaserver.store.sql.statement import Row, Steps, StoreStatement, placeholders
 
 DROPPED_MAX = 100_000
 """The maximum number of dropped and retained entries of a namespace."""
@@ -53,7 +53,7 @@ _MISSING = {EntryKind.TABLE: NoSuchTable, EntryKind.VIEW: NoSuchView, EntryKind.
 
 def _hold_namespace(path: NamespacePath) -> Steps[None]:
     """Keep the namespace from being dropped until this transaction ends."""
-    rows = yield SqlStatement("SELECT 1 FROM namespaces WHERE path = $1", (pack(path),), lock="KEY SHARE")
+    rows = yield StoreStatement("SELECT 1 FROM namespaces WHERE path = $1", (pack(path),), lock="KEY SHARE")
     if not rows:
         raise NoSuchNamespace(f"Namespace does not exist: {show(path)}")
 
@@ -62,7 +62,7 @@ def create_namespace(op: operations.CreateNamespace, now_ms: int) -> Steps[None]
     parent = op.path[:-1]
     if parent:
         yield from _hold_namespace(parent)
-    rows = yield SqlStatement(
+    rows = yield StoreStatement(
         "INSERT INTO namespaces (path, parent, properties, version) VALUES ($1, $2, $3, 1) "
         "ON CONFLICT (path) DO NOTHING RETURNING 1",
         (pack(op.path), pack(parent), pack_json(op.properties)),
@@ -72,7 +72,7 @@ def create_namespace(op: operations.CreateNamespace, now_ms: int) -> Steps[None]
 
 
 def replace_namespace_properties(op: operations.ReplaceNamespaceProperties, now_ms: int) -> Steps[None]:
-    rows = yield SqlStatement(
+    rows = yield StoreStatement(
         "UPDATE namespaces SET properties = $1, version = version + 1 WHERE path = $2 AND version = $3 RETURNING 1",
         (pack_json(op.properties), pack(op.path), op.expected_version),
     )
@@ -83,10 +83,10 @@ def replace_namespace_properties(op: operations.ReplaceNamespaceProperties, now_
 
 def drop_namespace(op: operations.DropNamespace, now_ms: int) -> Steps[None]:
     path = pack(op.path)
-    rows = yield SqlStatement("SELECT 1 FROM namespaces WHERE path = $1", (path,), lock="UPDATE")
+    rows = yield StoreStatement("SELECT 1 FROM namespaces WHERE path = $1", (path,), lock="UPDATE")
     if not rows:
         raise NoSuchNamespace(f"Namespace does not exist: {show(op.path)}")
-    rows = yield SqlStatement(
+    rows = yield StoreStatement(
         "SELECT 1 FROM entries WHERE namespace = $1 UNION ALL SELECT 1 FROM namespaces WHERE parent = $1 LIMIT 1",
         (path,),
     )
@@ -94,7 +94,7 @@ def drop_namespace(op: operations.DropNamespace, now_ms: int) -> Steps[None]:
         raise NamespaceNotEmpty(
             f"Namespace {show(op.path)} is not empty: drop its tables, views, functions and child namespaces first"
         )
-    yield SqlStatement("DELETE FROM namespaces WHERE path = $1", (path,))
+    yield StoreStatement("DELETE FROM namespaces WHERE path = $1", (path,))
 
 
 # Entries -------------------------------------------------------------------------------------------------------------
@@ -117,14 +117,14 @@ def _put_entry(
     space = space_of(entry.kind)
     # The existing entry may be gone when its kind is read: then the insert is tried again.
     for _ in range(3):
-        rows = yield SqlStatement(
+        rows = yield StoreStatement(
             f"INSERT INTO entries (space, {ENTRY}) VALUES ({placeholders(10)}) "  # noqa: S608
             "ON CONFLICT (namespace, space, name) DO NOTHING RETURNING 1",
             (space, *ENTRY.encode(entry)),
         )
         if rows:
             return
-        rows = yield SqlStatement(
+        rows = yield StoreStatement(
             "SELECT kind FROM entries WHERE namespace = $1 AND space = $2 AND name = $3",
             (pack(entry.namespace), space, entry.name),
         )
@@ -143,7 +143,7 @@ def _take_entry(
         if expected is not None:
             params.append(expected)
             sql += f" AND {column} = ${len(params)}"
-    rows = yield SqlStatement(f"{sql} RETURNING {ENTRY}", tuple(params))
+    rows = yield StoreStatement(f"{sql} RETURNING {ENTRY}", tuple(params))
     if not rows:
         yield from _require_entry(kind, path, name)
         raise CommitConflict(f"{_TITLES[kind]} {show(path, name)} was changed by another request; read it and retry")
@@ -152,7 +152,7 @@ def _take_entry(
 
 def _require_entry(kind: EntryKind, path: NamespacePath, name: str) -> Steps[Row]:
     """Return (uuid, metadata_location) of an existing entry."""
-    rows = yield SqlStatement(
+    rows = yield StoreStatement(
         "SELECT uuid, metadata_location FROM entries WHERE namespace = $1 AND space = $2 AND name = $3 AND kind = $4",
         (pack(path), space_of(kind), name, kind.value),
     )
@@ -166,7 +166,7 @@ def create_entry(op: operations.CreateEntry, now_ms: int) -> Steps[None]:
 
 
 def swap_pointer(op: operations.SwapPointer, now_ms: int) -> Steps[None]:
-    rows = yield SqlStatement(
+    rows = yield StoreStatement(
         "UPDATE entries SET previous_location = metadata_location, metadata_location = $1, version = version + 1, "
         "updated_ms = $2 WHERE namespace = $3 AND space = $4 AND name = $5 AND kind = $6 AND uuid = $7 "
         "AND metadata_location = $8 AND NOT EXISTS (SELECT 1 FROM leases WHERE leases.name = $9 "
@@ -214,7 +214,7 @@ def drop_entry(op: operations.DropEntry, now_ms: int) -> Steps[None]:
         gone = DroppedEntry(make_retained_id(entry.uuid), entry, purge=False, dropped_ms=now_ms, expires_ms=0, who="")
         yield from forget_unnamed(gone)
         return
-    rows = yield SqlStatement(
+    rows = yield StoreStatement(
         f"INSERT INTO dropped ({DROPPED}) VALUES ({placeholders(14)}) ON CONFLICT (id) DO NOTHING RETURNING 1",  # noqa: S608
         from_dropped(op.keep, entry),
     )
@@ -228,7 +228,7 @@ def _check_room(path: NamespacePath) -> Steps[None]:
     Raises:
         BadRequest: If too many entries of the namespace are dropped.
     """
-    rows = yield SqlStatement(
+    rows = yield StoreStatement(
         "SELECT (SELECT count(*) FROM dropped WHERE namespace = $1) "
         "+ (SELECT count(*) FROM retained WHERE namespace = $1)",
         (pack(path),),
@@ -241,7 +241,7 @@ def _check_room(path: NamespacePath) -> Steps[None]:
 
 
 def restore_entry(op: operations.RestoreEntry, now_ms: int) -> Steps[None]:
-    rows = yield SqlStatement(
+    rows = yield StoreStatement(
         f"DELETE FROM dropped WHERE id = $1 AND expires_ms > $2 RETURNING {DROPPED}",  # noqa: S608
         (op.dropped_id, -1 if op.is_kept else now_ms),
     )
@@ -259,7 +259,7 @@ def forget_dropped(op: operations.ForgetDropped, now_ms: int) -> Steps[None]:
     # A retained entry has only its files and claims left, so that it can only be purged.
     rows: Sequence[Row] = ()
     for table in ("dropped", "retained") if op.unshared else ("dropped",):
-        rows = yield SqlStatement(f"DELETE FROM {table} WHERE id = $1 RETURNING {DROPPED}", (op.dropped_id,))  # noqa: S608
+        rows = yield StoreStatement(f"DELETE FROM {table} WHERE id = $1 RETURNING {DROPPED}", (op.dropped_id,))  # noqa: S608
         if rows:
             break
     else:
@@ -268,7 +268,7 @@ def forget_dropped(op: operations.ForgetDropped, now_ms: int) -> Steps[None]:
     if op.unshared:
         # One statement reads both: an entry that is restored between two statements would be in neither result.
         name_selects = " UNION ALL ".join(f"SELECT namespace, name FROM {table} WHERE uuid = $1" for table in _NAMED)  # noqa: S608
-        live = yield SqlStatement(f"{name_selects} LIMIT 1", (gone.entry.uuid,))
+        live = yield StoreStatement(f"{name_selects} LIMIT 1", (gone.entry.uuid,))
         if live:
             raise CommitConflict(f"{show(unpack(live[0][0]), live[0][1])} has the same uuid, so its files are in use")
     yield from forget_unnamed(gone, purged=op.unshared)

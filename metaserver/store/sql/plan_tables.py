@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from seamark.metaserver.store import model, operations
 from seamark.metaserver.store.sql.rows import PLAN_TABLE, pack
-from seamark.metaserver.store.sql.statement import SqlStatement, Steps
+from seamark.metaserver.store.sql.statement import Steps, StoreStatement
 
 
 def keep(op: operations.KeepPlanTable, now_ms: int) -> Steps[model.StoredPlanTable]:
-    rows = yield SqlStatement(
+    rows = yield StoreStatement(
         f"INSERT INTO plan_tables ({PLAN_TABLE}) VALUES ({PLAN_TABLE.placeholders}) "  # noqa: S608
         "ON CONFLICT (namespace, name) DO UPDATE SET expires_ms = "
         "CASE WHEN plan_tables.expires_ms < excluded.expires_ms THEN excluded.expires_ms "
@@ -23,7 +23,7 @@ def keep(op: operations.KeepPlanTable, now_ms: int) -> Steps[model.StoredPlanTab
 
 
 def renew(op: operations.RenewPlanTable, now_ms: int) -> Steps[bool]:
-    rows = yield SqlStatement(
+    rows = yield StoreStatement(
         "UPDATE plan_tables SET expires_ms = CASE WHEN expires_ms < $1 THEN $1 ELSE expires_ms END "
         "WHERE id = $2 AND name IS NOT NULL RETURNING 1",
         (op.expires_ms, op.id),
@@ -35,7 +35,7 @@ def lease(op: operations.LeasePlanSnapshots, now_ms: int) -> Steps[int]:
     new = "$1" if op.withdraw else "CASE WHEN expires_ms < $1 THEN $1 ELSE expires_ms END"
     count = 0
     for shown_id in op.shown_ids:
-        rows = yield SqlStatement(
+        rows = yield StoreStatement(
             f"UPDATE plan_tables SET expires_ms = {new} WHERE namespace = $2 AND of_name = $3 AND audience = $4 "  # noqa: S608
             "AND shown_id = $5 AND name IS NOT NULL RETURNING 1",
             (op.expires_ms, pack(op.namespace), op.of_name, op.audience, shown_id),
@@ -47,7 +47,7 @@ def lease(op: operations.LeasePlanSnapshots, now_ms: int) -> Steps[int]:
 def drop(op: operations.DropPlanSnapshots, now_ms: int) -> Steps[int]:
     dropped = 0
     for shown_id in op.shown_ids:
-        rows = yield SqlStatement(
+        rows = yield StoreStatement(
             "UPDATE plan_tables SET name = NULL WHERE namespace = $1 AND of_name = $2 AND shown_id = $3 "
             "AND audience IS NOT NULL AND name IS NOT NULL RETURNING 1",
             (pack(op.namespace), op.of_name, shown_id),
@@ -58,7 +58,7 @@ def drop(op: operations.DropPlanSnapshots, now_ms: int) -> Steps[int]:
 
 def retire(op: operations.RetirePlanTables, now_ms: int) -> Steps[int]:
     # The condition occurs twice: under READ COMMITTED a row of the subquery may be renewed before the update.
-    rows = yield SqlStatement(
+    rows = yield StoreStatement(
         "UPDATE plan_tables SET name = NULL WHERE expires_ms < $1 AND name IS NOT NULL AND id IN "
         "(SELECT id FROM plan_tables WHERE expires_ms < $1 AND name IS NOT NULL ORDER BY expires_ms LIMIT $2) "
         "RETURNING 1",
@@ -68,4 +68,4 @@ def retire(op: operations.RetirePlanTables, now_ms: int) -> Steps[int]:
 
 
 def forget(op: operations.ForgetPlanTable, now_ms: int) -> Steps[None]:
-    yield SqlStatement("DELETE FROM plan_tables WHERE id = $1 AND name IS NULL", (op.id,))
+    yield StoreStatement("DELETE FROM plan_tables WHERE id = $1 AND name IS NULL", (op.id,))

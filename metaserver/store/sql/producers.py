@@ -6,12 +6,12 @@ from seamark.formats.runtime.errors import CommitConflict
 from seamark.metaserver.store import operations
 from seamark.metaserver.store.sql.by_uuid import hold_table
 from seamark.metaserver.store.sql.rows import PRODUCER
-from seamark.metaserver.store.sql.statement import SqlStatement, Steps
+from seamark.metaserver.store.sql.statement import Steps, StoreStatement
 
 
 def advance(op: operations.AdvanceProducer, now_ms: int) -> Steps[None]:
     yield from hold_table(op.uuid)
-    rows = yield SqlStatement(
+    rows = yield StoreStatement(
         f"INSERT INTO producers (uuid, producer, {PRODUCER}) VALUES ($1, $2, $3, $4, $5) "  # noqa: S608
         "ON CONFLICT (uuid, producer) DO UPDATE SET sequence = excluded.sequence, "
         "snapshot_id = excluded.snapshot_id, changed_ms = excluded.changed_ms "

@@ -48,7 +48,7 @@ from seamark.metaserver.store.sql.rows import (
     to_retained,
     unpack,
 )
-from seamark.metaserver.store.sql.statement import Row, SqlStatement, Steps, placeholders
+from seamark.metaserver.store.sql.statement import Row, Steps, StoreStatement, placeholders
 
 T = TypeVar("T")
 
@@ -56,22 +56,22 @@ _UNFINISHED = (InstantState.REQUESTED, InstantState.INFLIGHT)
 
 
 def _read_first(decode: Callable[[Row], T], sql: str, *params: Any) -> Steps[T | None]:
-    rows = yield SqlStatement(sql, params)
+    rows = yield StoreStatement(sql, params)
     return decode(rows[0]) if rows else None
 
 
 def _all(decode: Callable[[Row], T], sql: str, *params: Any) -> Steps[list[T]]:
-    rows = yield SqlStatement(sql, params)
+    rows = yield StoreStatement(sql, params)
     return [decode(row) for row in rows]
 
 
 def _count(sql: str, *params: Any) -> Steps[int]:
-    rows = yield SqlStatement(sql, params)
+    rows = yield StoreStatement(sql, params)
     return int(rows[0][0])
 
 
 def ping() -> Steps[None]:
-    yield SqlStatement("SELECT version FROM schema_version")
+    yield StoreStatement("SELECT version FROM schema_version")
 
 
 def namespace(path: NamespacePath) -> Steps[Namespace | None]:
@@ -99,7 +99,7 @@ def namespace_size(top: str) -> Steps[tuple[int, int]]:
     # Paths below `top` continue with the separator, and no name has a character as low as the separator.
     within = "BETWEEN $1 AND $2"
     params = (top, f"{top}{NAMESPACE_SEPARATOR}\U0010ffff")
-    rows = yield SqlStatement(
+    rows = yield StoreStatement(
         f"SELECT (SELECT COUNT(*) FROM namespaces WHERE path {within}) "  # noqa: S608
         f"+ (SELECT COUNT(*) FROM entries WHERE namespace {within}) "
         f"+ (SELECT COUNT(*) FROM dropped WHERE namespace {within}), "
@@ -187,7 +187,7 @@ def plan_table(namespace: NamespacePath, name: str) -> Steps[StoredPlanTable | N
 def plan_snapshots(
     namespace: NamespacePath, of_name: str, uuid: str, audience: str, now_ms: int, limit: int
 ) -> Steps[list[PlanSnapshot]]:
-    rows = yield SqlStatement(
+    rows = yield StoreStatement(
         "SELECT shown_id, shown FROM plan_tables WHERE namespace = $1 AND of_name = $2 AND audience = $3 AND uuid = $4 "
         "AND expires_ms > $5 AND audience IS NOT NULL AND name IS NOT NULL AND shown IS NOT NULL "
         "ORDER BY expires_ms DESC LIMIT $6",
@@ -201,7 +201,7 @@ def plan_table_count(now_ms: int) -> Steps[int]:
 
 
 def list_planned_snapshots(uuid: str, now_ms: int) -> Steps[set[int]]:
-    rows = yield SqlStatement(
+    rows = yield StoreStatement(
         "SELECT DISTINCT snapshot_id FROM plan_tables WHERE expires_ms > $2 AND name IS NOT NULL AND uuid = $1",
         (uuid, now_ms),
     )
@@ -254,7 +254,7 @@ def instants(where: InstantFilter, limit: int) -> Steps[list[Instant]]:
     before, in a separate statement: transactions in progress then are above it, and transactions that had ended are
     visible to the next statement.
     """
-    watermark = yield SqlStatement("SELECT {watermark}")
+    watermark = yield StoreStatement("SELECT {watermark}")
     terms, params = ["position < $1"], [watermark[0][0]]
 
     def term(sql: str, value: object) -> None:
@@ -287,7 +287,7 @@ def instants(where: InstantFilter, limit: int) -> Steps[list[Instant]]:
 
 def archivable(keep: int, limit: int) -> Steps[list[str]]:
     """Return ids of finished instants except each table's newest `keep`, oldest first."""
-    rows = yield SqlStatement(
+    rows = yield StoreStatement(
         "SELECT id FROM (SELECT id, position, row_number() OVER (PARTITION BY uuid ORDER BY position DESC) AS number "
         "FROM instants WHERE state IN ('completed', 'rolled_back')) AS ranked "
         "WHERE number > $1 ORDER BY position LIMIT $2",
@@ -346,7 +346,7 @@ def violations() -> Steps[list[str]]:
     """Violations of the store's invariants, one line each; empty for a sound database."""
     lines = []
     for invariant, sql in _INVARIANTS:
-        rows = yield SqlStatement(sql)
+        rows = yield StoreStatement(sql)
         lines += [f"{invariant}: {row[0]!r}" for row in rows]
     return lines
 

@@ -6,7 +6,7 @@ from seamark.formats.protocol.wire import show
 from seamark.formats.runtime.errors import AlreadyExists, CommitConflict, NotFound
 from seamark.metaserver.store import operations, port
 from seamark.metaserver.store.sql.rows import AUDIT, GRANT, IDEMPOTENCY, METRICS, TOKEN, pack
-from seamark.metaserver.store.sql.statement import SqlStatement, Steps, batches
+from seamark.metaserver.store.sql.statement import Steps, StoreStatement, batches
 
 _LEASES_COMPARED = 4
 """A lease that lasts this many times longer than a new one of its name is of a clock that was ahead."""
@@ -15,7 +15,7 @@ _CLOCKS_DIFFER_MS = 600_000
 
 
 def save_idempotency(op: operations.SaveIdempotency, now_ms: int) -> Steps[None]:
-    rows = yield SqlStatement(
+    rows = yield StoreStatement(
         f"INSERT INTO idempotency ({IDEMPOTENCY}) VALUES ({IDEMPOTENCY.placeholders}) ON CONFLICT (key) DO UPDATE SET "  # noqa: S608
         "scope = excluded.scope, request_hash = excluded.request_hash, status = excluded.status, "
         "body = excluded.body, metadata_location = excluded.metadata_location, expires_ms = excluded.expires_ms "
@@ -27,12 +27,12 @@ def save_idempotency(op: operations.SaveIdempotency, now_ms: int) -> Steps[None]
 
 
 def save_metrics_report(op: operations.SaveMetricsReport, now_ms: int) -> Steps[None]:
-    yield SqlStatement(
+    yield StoreStatement(
         f"INSERT INTO metrics ({METRICS}) VALUES ({METRICS.placeholders}) ON CONFLICT (id) DO NOTHING",  # noqa: S608
         METRICS.encode(op.report),
     )
     if op.keep is not None:
-        yield SqlStatement(
+        yield StoreStatement(
             "DELETE FROM metrics WHERE uuid = $1 AND id <= "
             "(SELECT id FROM metrics WHERE uuid = $1 ORDER BY id DESC LIMIT 1 OFFSET $2)",
             (op.report.uuid, op.keep),
@@ -42,11 +42,11 @@ def save_metrics_report(op: operations.SaveMetricsReport, now_ms: int) -> Steps[
 def save_token(op: operations.SaveToken, now_ms: int) -> Steps[None]:
     token = op.token
     # An expired token does not reserve its name.
-    yield SqlStatement(
+    yield StoreStatement(
         "UPDATE tokens SET revoked_ms = expires_ms WHERE name = $1 AND revoked_ms IS NULL AND expires_ms <= $2",
         (token.name, now_ms),
     )
-    rows = yield SqlStatement(
+    rows = yield StoreStatement(
         f"INSERT INTO tokens ({TOKEN}) VALUES ({TOKEN.placeholders}) ON CONFLICT DO NOTHING RETURNING 1",  # noqa: S608
         TOKEN.encode(token),
     )
@@ -55,7 +55,7 @@ def save_token(op: operations.SaveToken, now_ms: int) -> Steps[None]:
 
 
 def revoke_token(op: operations.RevokeToken, now_ms: int) -> Steps[None]:
-    rows = yield SqlStatement(
+    rows = yield StoreStatement(
         "UPDATE tokens SET revoked_ms = $1 WHERE name = $2 AND revoked_ms IS NULL "
         "AND (expires_ms IS NULL OR expires_ms > $1) RETURNING 1",
         (op.now_ms, op.name),
@@ -65,14 +65,14 @@ def revoke_token(op: operations.RevokeToken, now_ms: int) -> Steps[None]:
 
 
 def save_grant(op: operations.SaveGrant, now_ms: int) -> Steps[None]:
-    yield SqlStatement(
+    yield StoreStatement(
         f"INSERT INTO grants ({GRANT}) VALUES ({GRANT.placeholders}) ON CONFLICT DO NOTHING",  # noqa: S608
         GRANT.encode(op.grant),
     )
 
 
 def remove_grant(op: operations.RemoveGrant, now_ms: int) -> Steps[None]:
-    rows = yield SqlStatement(
+    rows = yield StoreStatement(
         "DELETE FROM grants WHERE principal = $1 AND namespace = $2 AND role = $3 RETURNING 1",
         (op.grant.principal, pack(op.grant.namespace), op.grant.role),
     )
@@ -84,17 +84,17 @@ def remove_grant(op: operations.RemoveGrant, now_ms: int) -> Steps[None]:
 def save_audit(op: operations.SaveAudit, now_ms: int) -> Steps[None]:
     """Store records. A batch with an unknown outcome may be sent again: existing ids are not changed."""
     for values, params in batches([AUDIT.encode(record) for record in op.records]):
-        yield SqlStatement(f"INSERT INTO audit ({AUDIT}) VALUES {values} ON CONFLICT (id) DO NOTHING", params)  # noqa: S608
+        yield StoreStatement(f"INSERT INTO audit ({AUDIT}) VALUES {values} ON CONFLICT (id) DO NOTHING", params)  # noqa: S608
 
 
 def save_cursor(op: operations.SaveCursor, now_ms: int) -> Steps[None]:
     if op.expected is None:
-        rows = yield SqlStatement(
+        rows = yield StoreStatement(
             "INSERT INTO cursors (consumer, position) VALUES ($1, $2) ON CONFLICT (consumer) DO NOTHING RETURNING 1",
             (op.consumer, op.position),
         )
     else:
-        rows = yield SqlStatement(
+        rows = yield StoreStatement(
             "UPDATE cursors SET position = $1 WHERE consumer = $2 AND position = $3 RETURNING 1",
             (op.position, op.consumer, op.expected),
         )
@@ -107,7 +107,7 @@ def take_lease(op: operations.TakeLease, now_ms: int) -> Steps[int]:
     # wrong: no other holder could take it for as long as that clock was ahead.
     lasts_ms = op.until_ms - op.now_ms
     longest_ms = op.now_ms + max(_LEASES_COMPARED * lasts_ms, _CLOCKS_DIFFER_MS) if lasts_ms > 0 else 1 << 62
-    rows = yield SqlStatement(
+    rows = yield StoreStatement(
         "INSERT INTO leases (name, holder, until_ms, fence, state) VALUES ($1, $2, $3, 1, $5) "
         "ON CONFLICT (name) DO UPDATE SET "
         "holder = excluded.holder, until_ms = excluded.until_ms, state = excluded.state, "
@@ -121,7 +121,7 @@ def take_lease(op: operations.TakeLease, now_ms: int) -> Steps[int]:
 
 
 def take_priority(op: operations.TakePriority, now_ms: int) -> Steps[None]:
-    rows = yield SqlStatement(
+    rows = yield StoreStatement(
         "INSERT INTO leases (name, holder, until_ms, fence, state) VALUES ($1, $2, {clock_ms} + $3, 1, '') "
         "ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, until_ms = excluded.until_ms "
         "WHERE leases.holder = excluded.holder OR leases.until_ms <= {clock_ms} "
@@ -133,18 +133,18 @@ def take_priority(op: operations.TakePriority, now_ms: int) -> Steps[None]:
 
 
 def end_priority(op: operations.EndPriority, now_ms: int) -> Steps[None]:
-    yield SqlStatement(
+    yield StoreStatement(
         "DELETE FROM leases WHERE name = $1 AND holder = $2", (f"{operations.PRIORITY}{op.uuid}", op.holder)
     )
 
 
 def lease_state(lease: str, now_ms: int) -> Steps[str]:
-    rows = yield SqlStatement("SELECT state FROM leases WHERE name = $1 AND until_ms > $2", (lease, now_ms))
+    rows = yield StoreStatement("SELECT state FROM leases WHERE name = $1 AND until_ms > $2", (lease, now_ms))
     return str(rows[0][0] or "") if rows else ""
 
 
 def fence_of(lease: str) -> Steps[int]:
-    rows = yield SqlStatement("SELECT fence FROM leases WHERE name = $1", (lease,))
+    rows = yield StoreStatement("SELECT fence FROM leases WHERE name = $1", (lease,))
     return int(rows[0][0]) if rows else 0
 
 
@@ -156,12 +156,12 @@ def check_fence(op: operations.CheckFence, now_ms: int) -> Steps[None]:
 
 def swap_secret(name: str, expected: bytes | None, value: bytes) -> Steps[bytes]:
     if expected is None:
-        yield SqlStatement(
+        yield StoreStatement(
             "INSERT INTO secrets (name, value) VALUES ($1, $2) ON CONFLICT (name) DO NOTHING", (name, value)
         )
     else:
-        yield SqlStatement("UPDATE secrets SET value = $1 WHERE name = $2 AND value = $3", (value, name, expected))
-    rows = yield SqlStatement("SELECT value FROM secrets WHERE name = $1", (name,))
+        yield StoreStatement("UPDATE secrets SET value = $1 WHERE name = $2 AND value = $3", (value, name, expected))
+    rows = yield StoreStatement("SELECT value FROM secrets WHERE name = $1", (name,))
     return bytes(rows[0][0]) if rows else b""
 
 
@@ -173,7 +173,7 @@ def prune(now_ms: int, *, audit_before_ms: int, metrics_before_ms: int, limit: i
         ("audit", "id", "at_ms", audit_before_ms),
         ("metrics", "id", "received_ms", metrics_before_ms),
     ):
-        rows = yield SqlStatement(
+        rows = yield StoreStatement(
             f"DELETE FROM {table} WHERE {key} IN "  # noqa: S608
             f"(SELECT {key} FROM {table} WHERE {time} < $1 ORDER BY {time} LIMIT $2) RETURNING 1",
             (before_ms, limit - removed),

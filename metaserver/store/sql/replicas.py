@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from seamark.metaserver.store import operations
 from seamark.metaserver.store.model import Replica
-from seamark.metaserver.store.sql.statement import Row, SqlStatement, Steps
+from seamark.metaserver.store.sql.statement import Row, Steps, StoreStatement
 
 _KEPT_MS = 3_600_000
 """Rows stay this long after their leases: the deletes are few, and an operator finds the row of a crashed replica."""
@@ -13,23 +13,23 @@ _KEPT_MS = 3_600_000
 
 def renew(op: operations.RenewReplica, now_ms: int) -> Steps[list[Replica]]:
     replica = op.replica
-    yield SqlStatement(
+    yield StoreStatement(
         "INSERT INTO replicas (address, weight, version, protocol, started_ms, until_ms) "
         "VALUES ($1, $2, $3, $4, $5, {clock_ms} + $6) ON CONFLICT (address) DO UPDATE SET weight = excluded.weight, "
         "version = excluded.version, protocol = excluded.protocol, started_ms = excluded.started_ms, "
         "until_ms = excluded.until_ms",
         (replica.address, replica.weight, replica.version, replica.protocol, replica.started_ms, op.lease_ms),
     )
-    yield SqlStatement("DELETE FROM replicas WHERE until_ms < {clock_ms} - $1", (_KEPT_MS,))
+    yield StoreStatement("DELETE FROM replicas WHERE until_ms < {clock_ms} - $1", (_KEPT_MS,))
     return (yield from live())
 
 
 def remove(op: operations.RemoveReplica, now_ms: int) -> Steps[None]:
-    yield SqlStatement("DELETE FROM replicas WHERE address = $1", (op.address,))
+    yield StoreStatement("DELETE FROM replicas WHERE address = $1", (op.address,))
 
 
 def live() -> Steps[list[Replica]]:
-    rows = yield SqlStatement(
+    rows = yield StoreStatement(
         "SELECT address, weight, version, protocol, started_ms, until_ms - {clock_ms} FROM replicas "
         "WHERE until_ms > {clock_ms} ORDER BY address"
     )

@@ -39,7 +39,7 @@ from seamark.formats.runtime.errors import (
 from seamark.metaserver.store.port import IdempotencyTaken, PointerStore
 from seamark.metaserver.store.sql.generator_store import GeneratorStore
 from seamark.metaserver.store.sql.migrations import migrate
-from seamark.metaserver.store.sql.statement import SQLITE, Rows, SqlStatement, Steps
+from seamark.metaserver.store.sql.statement import SQLITE, Rows, Steps, StoreStatement
 
 T = TypeVar("T")
 
@@ -94,7 +94,7 @@ def _connect(path: Path, *, read_only: bool, busy_timeout_s: float) -> sqlite3.C
 def _drive(connection: sqlite3.Connection, steps: Steps[T]) -> T:
     """Run a generator to its end on this connection."""
     try:
-        statement: SqlStatement = next(steps)
+        statement: StoreStatement = next(steps)
         while True:
             rows: Rows = connection.execute(_translate(statement.sql, statement.lock), statement.params).fetchall()
             statement = steps.send(rows)

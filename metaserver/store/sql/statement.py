@@ -22,7 +22,7 @@ Row = Sequence[Any]
 Rows = Sequence[Row]
 
 
-class SqlStatement(NamedTuple):
+class StoreStatement(NamedTuple):
     """A statement with its parameters.
 
     `lock` is a PostgreSQL row lock (the words after FOR). SQLite needs none: its writers are serialised.
@@ -33,7 +33,7 @@ class SqlStatement(NamedTuple):
     lock: str = ""
 
 
-Steps = Generator[SqlStatement, Rows, T]
+Steps = Generator[StoreStatement, Rows, T]
 """A transaction or a read: yields statements, receives the rows of each, returns its result or raises."""
 
 

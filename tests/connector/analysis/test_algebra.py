@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from seamark.connector.analysis.algebra.blocks import Block, Extreme, SourceJoin
+from seamark.connector.analysis.algebra.blocks import Extreme, QueryBlock, SourceJoin
 from seamark.connector.analysis.algebra.equivalences import Predicate, equivalence_classes
 from seamark.connector.analysis.algebra.needed_rows import common_joins, condition_of, joins_of
 from seamark.connector.analysis.algebra.relations import SetOperation, Table
@@ -19,9 +19,9 @@ def compare(column: str, op: str, *values: str) -> ColumnComparison:
     return ColumnComparison((0, column), op, tuple(Literal("integer", value) for value in values))
 
 
-def projection(table: Table, *names: str, nullable: frozenset[str] = frozenset()) -> Block:
+def projection(table: Table, *names: str, nullable: frozenset[str] = frozenset()) -> QueryBlock:
     outputs = AttributeOutputs({name: (0, name) for name in names}, names, nullable)
-    return Block([table], 0, outputs)
+    return QueryBlock([table], 0, outputs)
 
 
 def predicate_text(table: Table) -> str | None:
@@ -62,7 +62,7 @@ def test_two_extremes_are_not_of_one_row() -> None:
     table = Table({"a": "long", "b": "long", "k": "long"})
     outputs = AttributeOutputs({"k": (0, "k")})
     extremes = {name: Extreme((0, column), MINIMUM) for name, column in (("low", "a"), ("high", "b"))}
-    block = Block([table], 0, outputs, keys=frozenset({(0, "k")}), extremes=extremes)
+    block = QueryBlock([table], 0, outputs, keys=frozenset({(0, "k")}), extremes=extremes)
     assert block.origin(["k", "low"]) == (table, ("k", "a"))
     assert block.origin(["low", "high"]) is None
 
@@ -71,7 +71,7 @@ def test_an_anti_join_keeps_rows_of_the_left_side() -> None:
     """Conditions on the left side are pushed to both sides, and ON only to the right side."""
     left, right = Table({"a": "long"}), Table({"b": "long"})
     on = Predicate(ColumnComparison((1, "b"), ">", (Literal("integer", "3"),)), (((0, "a"), (1, "b")),))
-    block = Block([left, right], SourceJoin(0, 1, keeps_left=True, on=on), AttributeOutputs({"a": (0, "a")}))
+    block = QueryBlock([left, right], SourceJoin(0, 1, keeps_left=True, on=on), AttributeOutputs({"a": (0, "a")}))
     block.push_down(compare("a", "<", "9"))
     assert predicate_text(left) == '"a" < 9'
     assert predicate_text(right) == '("b" > 3 AND "b" < 9)'
