@@ -16,7 +16,7 @@ from seamark.connector.client.errors import BadRequest, Conflict
 from seamark.connector.spark.frames import clustering
 from seamark.connector.spark.frames.writes import WriteReport, decode_files
 from seamark.connector.write.appends import commit as commit_change
-from seamark.spark import ClusteringJoin, cluster, write
+from seamark.spark import JoinedTable, cluster, write
 from tests.engines.spark.test_spark_writing import COLUMNS, EVERYTHING
 from tests.engines.tables import SparkTables
 
@@ -26,7 +26,7 @@ pytestmark = [
 ]
 SALES = "id bigint, day int, customer int, quantity int, note string"
 CUSTOMERS = 200
-JOINS = {"customer": ClusteringJoin("db.customers", on={"customer": "id"})}
+JOINS = {"customer": JoinedTable("db.customers", on={"customer": "id"})}
 BY = ["day", "customer.city"]
 
 
@@ -206,7 +206,7 @@ def test_attributes_two_tables_away_count(rig: Rig) -> None:
     rig.sql("INSERT INTO {db}.nations VALUES (0, 'c'), (1, 'a'), (2, 'b'), (3, 'e'), (4, 'd')")
     rig.sales("far")
     before = rig.rows("far")
-    joins = {**JOINS, "nation": ClusteringJoin("db.nations", on={"customer.nation": "code"})}
+    joins = {**JOINS, "nation": JoinedTable("db.nations", on={"customer.nation": "code"})}
     rig.cluster("far", ["nation.name"], joins=joins, files=24)
     assert rig.rows("far") == before
     found = rig.sql(

@@ -214,9 +214,8 @@ class PlanReader:
                 return self._read_aggregate(node, child)
             case "Window":
                 keys = self._find_references(items(node.partitionSpec()), child)
-                return self._with_same_columns(
-                    QueryBlock([child.relation], 0, AttributeOutputs(), partitions=[keys]), child
-                )
+                window = QueryBlock([child.relation], 0, AttributeOutputs(), partitions=[keys])
+                return self._with_same_columns(window, child)
             case "Expand":
                 return self._read_expand(node, children)
             case "Generate":
