@@ -74,9 +74,9 @@ _CLIENT: ContextVar[tuple[str, str]] = ContextVar("client", default=("address", 
 
 @contextmanager
 def on_behalf_of(address: str, user: str) -> Iterator[None]:
-    """Read the statements within the block, and in the tasks that it starts, in the turn of a client.
+    """Name the client whose statements are read within the block, and in the tasks that it starts.
 
-    The turn is that of the address, and within it that of the user. The proxy does not check who the user is.
+    The lock is fair between addresses, and between the users of an address. The proxy does not check who the user is.
     """
     token = _CLIENT.set((f"address {address}", f"user {user} at {address}"))
     try:
