@@ -70,7 +70,7 @@ class FileRowReader:
         self._tested_outputs = [field.id for field in outputs if field.id in tested]
         self._other_outputs = [field.id for field in outputs if field.id not in tested]
         self._groups = RowGroups(self.file.metadata, fields, self.where)
-        self._mark_codes: dict[tuple[str, ...], pq.ParquetFile] = {}
+        self._coded: dict[tuple[str, ...], pq.ParquetFile] = {}
 
     def batches(self, chosen: Longs | None, counts: ReadCounts) -> Iterator[pa.RecordBatch]:
         first = 0

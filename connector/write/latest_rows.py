@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from seamark.connector.arrow.arrays import Longs, Mask
 from seamark.connector.arrow.casting import Unwritable, arrow_schema, conform
 from seamark.connector.write.row_locations import BatchKeys, find_key_fields, hashes_of
-from seamark.formats.iceberg.expressions.arrow import plain_type
+from seamark.formats.iceberg.expressions.arrow import to_row_type
 from seamark.formats.iceberg.types.schema import Field, Schema
 from seamark.formats.index.keys.arrow_keys import keys_of
 from seamark.formats.index.keys.delete_files import merge_zeros
@@ -103,7 +103,7 @@ def _check_columns(subject: str, names: Iterable[str], among: Collection[str]) -
 def _concatenate(batches: Sequence[pa.RecordBatch], fields: Sequence[Field]) -> pa.Table:
     """Return the rows as a table; without rows, an empty table with these columns."""
     if not batches:
-        return pa.schema([(field.name, plain_type(field.type)) for field in fields]).empty_table()
+        return pa.schema([(field.name, to_row_type(field.type)) for field in fields]).empty_table()
     try:
         return pa.concat_tables([pa.Table.from_batches([batch]) for batch in batches], promote_options="permissive")
     except pa.ArrowException as error:

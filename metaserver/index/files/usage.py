@@ -25,18 +25,18 @@ class Usage:
     """Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._note_use: OrderedDict[tuple[str, str], IndexUsage] = OrderedDict()
+        self._used: OrderedDict[tuple[str, str], IndexUsage] = OrderedDict()
 
     def note(self, uuid: str, definition_id: str, *, files_in: int, files_removed: int, now_ms: int) -> None:
         """Note that a plan probed the index for `files_in` files, and that it pruned `files_removed` of them."""
         key = (uuid, definition_id)
-        used = self._note_use.get(key)
+        used = self._used.get(key)
         if used is None:
-            used = self._note_use[key] = IndexUsage(now_ms)
-            if len(self._note_use) > KEPT_MAX:
-                self._note_use.popitem(last=False)
+            used = self._used[key] = IndexUsage(now_ms)
+            if len(self._used) > KEPT_MAX:
+                self._used.popitem(last=False)
         else:
-            self._note_use.move_to_end(key)
+            self._used.move_to_end(key)
         used.last_ms = now_ms
         used.plans += 1
         used.files_in += files_in
