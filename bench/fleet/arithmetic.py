@@ -84,7 +84,7 @@ class Lru:
     def __init__(self, budget_bytes: float) -> None:
         self._budget = budget_bytes
         self._sizes: OrderedDict[int, int] = OrderedDict()
-        self._note_use = 0
+        self._used = 0
 
     def has(self, key: int, size_bytes: int) -> bool:
         """Return whether it is there; afterwards it is, if it fits at all."""
@@ -93,9 +93,9 @@ class Lru:
             return True
         if size_bytes <= self._budget:
             self._sizes[key] = size_bytes
-            self._note_use += size_bytes
-            while self._note_use > self._budget:
-                self._note_use -= self._sizes.popitem(last=False)[1]
+            self._used += size_bytes
+            while self._used > self._budget:
+                self._used -= self._sizes.popitem(last=False)[1]
         return False
 
 

@@ -44,7 +44,7 @@ class PlanRequests:
         self._seamark = seamark
         self._kept_max = kept_max
         self._until_s = until_s
-        self._note_failure = False
+        self._failed = False
         self.why = ""
         self.made: set[tuple[Name, int]] = set()
         """Ids of all plans that the server returned, including unused plans."""
@@ -53,7 +53,7 @@ class PlanRequests:
 
     def has_failed(self) -> bool:
         """Return whether the server failed to answer; a refusal is an answer."""
-        return self._note_failure
+        return self._failed
 
     async def plans(
         self, planned_scans: Sequence[PlannedScan], dimensions: Mapping[PlannedScan, tuple[Dimension, ...]]
@@ -161,7 +161,7 @@ class PlanRequests:
             for task in tasks.values():
                 task.cancel()
         if late:
-            self._note_failure, self.why = True, "Seamark was too slow"
+            self._failed, self.why = True, "Seamark was too slow"
             await asyncio.wait(late)
         return {key: task.result() for key, task in tasks.items() if self._is_answered(task)}
 
@@ -175,7 +175,7 @@ class PlanRequests:
             case Refused():  # no such table, a view, a filter that cannot be bound
                 self.why = f"Seamark refused: {error.kind or error.status}"
             case ClientError():
-                self._note_failure, self.why = True, f"Seamark failed: {error.kind or type(error).__name__}"
+                self._failed, self.why = True, f"Seamark failed: {error.kind or type(error).__name__}"
                 _log.warning("not answered", error=error.message)
             case _:
                 raise error

@@ -73,7 +73,7 @@ class Oidc:
         self._keys: dict[str | None, VerifyKey] = {}
         self._fetched_s: float | None = None
         self._tried_s: float | None = None
-        self._note_failure = False
+        self._failed = False
         self._attempts = 0
         self._fetching = asyncio.Lock()
 
@@ -155,11 +155,11 @@ class Oidc:
             return  # a fetch is in progress; the issuer may be slow, and the old keys can still be used
         before = self._attempts
         async with self._fetching:
-            paused = self._note_failure and self._age_s(self._tried_s) < RETRY_S
+            paused = self._failed and self._age_s(self._tried_s) < RETRY_S
             if self._attempts == before and not paused:
                 await self._fetch()
                 self._attempts += 1
-        if not self._note_failure:
+        if not self._failed:
             return
         if self._age_s(self._fetched_s) >= STALE_S or self._lookup(kid) is None:
             raise RetryLater(f"The keys of the issuer {self._issuer} are unavailable; try again shortly", 5)
@@ -171,10 +171,10 @@ class Oidc:
             if not keys:
                 raise ValueError("the JWK set has no key for RS256, ES256 or EdDSA")
         except (aiohttp.ClientError, OSError, TimeoutError, BadRequest, ValueError) as error:
-            self._note_failure = True
+            self._failed = True
             _log.warning("cannot read the issuer's keys", issuer=self._issuer, error=str(error) or type(error).__name__)
         else:
-            self._note_failure = False
+            self._failed = False
             self._keys = keys
             self._fetched_s = self._clock.monotonic()
         finally:

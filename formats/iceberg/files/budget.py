@@ -59,20 +59,20 @@ class BudgetShare(Budget):
     """The charges of one piece of work; leaving the context returns them."""
 
     def __init__(self, whole: Budget) -> None:
-        self._read_whole = whole
+        self._whole = whole
         self._taken = 0
         self.limit_bytes = whole.limit_bytes
 
     @property
     def left_bytes(self) -> int:
-        return self._read_whole.left_bytes
+        return self._whole.left_bytes
 
     def take(self, size_bytes: int, path: str) -> None:
-        self._read_whole.take(size_bytes, path)
+        self._whole.take(size_bytes, path)
         self._taken += size_bytes
 
     def give_back(self, size_bytes: int) -> None:
-        self._read_whole.give_back(size_bytes)
+        self._whole.give_back(size_bytes)
         self._taken -= size_bytes
 
     def __enter__(self) -> BudgetShare:

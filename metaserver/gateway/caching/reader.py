@@ -253,17 +253,17 @@ class _Tries:
 
     def __init__(self, started: bool) -> None:
         self.started = started
-        self._note_failure = 0
+        self._failed = 0
 
     def note_progress(self) -> None:
-        self.started, self._note_failure = True, 0
+        self.started, self._failed = True, 0
 
     async def wait_after(self, error: RetryLater | RefusedRead) -> None:
         """Wait before the next try.
 
         Raises the error if there is none.
         """
-        self._note_failure += 1
-        if self._note_failure == _ATTEMPTS or (isinstance(error, RefusedRead) and not self.started):
+        self._failed += 1
+        if self._failed == _ATTEMPTS or (isinstance(error, RefusedRead) and not self.started):
             raise error
-        await asyncio.sleep(_PAUSE_S * self._note_failure)
+        await asyncio.sleep(_PAUSE_S * self._failed)

@@ -104,7 +104,7 @@ class StructColumns(Generic[T]):
         fields = [field for field in struct.__struct_fields__ if field not in without]
         self._struct = struct
         self._text = ", ".join((sql or {}).get(field, field) for field in fields)
-        self._mark_codes = [(fields.index(field), coding) for field, coding in coded.items()]
+        self._coded = [(fields.index(field), coding) for field, coding in coded.items()]
         self._values = attrgetter(*fields)
         self.placeholders = placeholders(len(fields))
         """The placeholders of `encode`."""
@@ -114,13 +114,13 @@ class StructColumns(Generic[T]):
 
     def decode(self, row: Row) -> T:
         values = list(row)
-        for position, coding in self._mark_codes:
+        for position, coding in self._coded:
             values[position] = coding.decode(values[position])
         return self._struct(*values)
 
     def encode(self, value: T) -> tuple[Any, ...]:
         values = list(self._values(value))
-        for position, coding in self._mark_codes:
+        for position, coding in self._coded:
             values[position] = coding.encode(values[position])
         return tuple(values)
 
