@@ -40,7 +40,7 @@ def check_binding(settings: Settings) -> None:
 
 
 async def check_logins(settings: Settings, store: PointerStore, clock: Clock) -> None:
-    """Check that somebody can log in; warn when no OIDC user has any right.
+    """Check that a principal can log in; warn when no OIDC user has any right.
 
     Raises:
         ConfigError: When only tokens are accepted and none is live.

@@ -126,7 +126,7 @@ class Deliverer:
     async def run(self) -> None:
         """Take the lease and deliver while this replica has it, until cancelled.
 
-        While another replica has the lease, this one waits.
+        While another replica has the lease, this replica waits.
         """
         while True:
             try:

@@ -302,7 +302,7 @@ async def fill(context: CatalogContext) -> int:
 
 
 async def fill_rest(context: CatalogContext) -> int:
-    """Return a round of housekeeping: calls `fill` if entries without claims are left."""
+    """Run a round of housekeeping: call `fill` if entries without claims are left."""
     return await fill(context) if context.unclaimed.unread or context.unclaimed.lost else 0
 
 
@@ -313,7 +313,7 @@ async def check_known(context: CatalogContext, keys: Iterable[str], uuid: str, *
         around: Also check that none may be inside them.
 
     Raises:
-        RetryLater: If one may.
+        RetryLater: If such an entry exists.
     """
     state, checked = context.unclaimed, list(keys)
     if not _may_be_taken(state, checked, uuid, around=around):

@@ -180,7 +180,7 @@ class ChangeApplication:
         """Check that no orphan removal has deleted an added file since it was written.
 
         Raises:
-            BadRequest: If one has.
+            BadRequest: If a removal has deleted such a file.
         """
         change = self._change
         if note is None or note == self._removal:

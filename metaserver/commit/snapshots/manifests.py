@@ -302,7 +302,7 @@ class Manifests:
     async def find_cached_listing(
         self, manifests: Sequence[ManifestFile], paths: Collection[str]
     ) -> list[ManifestFile]:
-        """Return the manifests that may list the paths, among those whose path hashes are in memory."""
+        """Return the manifests that may list the paths, of the manifests with path hashes in memory."""
         searched = await run_by_count(len(paths), partial(hashes_of, paths))
         hashes_by_manifest = [(manifest, self._names.get(manifest.manifest_path)) for manifest in manifests]
         return await _listing(

@@ -188,7 +188,7 @@ class FoundStatistics:
     def read(self, names: Sequence[str]) -> list[Longs | npt.NDArray[np.float64] | Strings]:
         """Read several columns at once, which is faster than separate calls.
 
-        The names lower and upper stand for `bounds`, every other name for `counts`.
+        The names lower and upper select `bounds`, and every other name selects `counts`.
         """
         files = self._files
         view, cached, column_id = files.view, files._layouts, self.column.id
@@ -328,7 +328,7 @@ def _of_form(sides: tuple[BoundColumn, ...], form: Form) -> BoundColumn | None:
 
 
 def _widen_decimals(strings: Strings, longs: Longs) -> Strings:
-    """Return all decimals in the 16-byte form: those with at most 18 digits, and the longer ones."""
+    """Return all decimals in the 16-byte form: those with at most 18 digits, and longer decimals."""
     short_present = longs != MISSING
     rows = len(longs)
     matrix = np.zeros((rows, 16), dtype=np.uint8)

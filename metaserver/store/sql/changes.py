@@ -16,7 +16,7 @@ _BUSY_TIMEOUT_S = 0.1
 
 
 class CommitCounter:
-    """Tells whether any connection has committed to a SQLite database.
+    """Reports whether any connection has committed to a SQLite database.
 
     It owns a connection that commits nothing, and belongs to one event loop.
     """

@@ -132,7 +132,7 @@ def check_restored(uuid: str) -> Steps[None]:
     """Check that no live entry has claimed the location of the entry that is restored.
 
     Raises:
-        CommitConflict: When one has.
+        CommitConflict: If a live entry has claimed it.
     """
     yield StoreStatement("SELECT turn FROM claim_turns", lock="UPDATE")
     rows = yield StoreStatement(
