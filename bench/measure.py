@@ -89,7 +89,7 @@ async def _work(connection: Connection, worker: Worker, deadline: float, sample:
 
 
 def repeat(wanted: Request, times: int | None = None) -> Worker:
-    """Return the same request, `times` times or without end."""
+    """Yield the same request `times` times, or without end."""
     while times is None or times > 0:
         yield wanted
         times = times and times - 1

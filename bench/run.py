@@ -50,7 +50,7 @@ def parser_of(module: str, about: str | None, benches: Mapping[str, Bench]) -> a
 def names_of(
     parser: argparse.ArgumentParser, chosen: argparse.Namespace, benches: Mapping[str, Bench]
 ) -> Sequence[str]:
-    """Return the chosen benches, all without a choice; ends the process for a name that there is not."""
+    """Return the chosen benches, all without a choice; end the process for an unknown name."""
     unknown = set(chosen.names) - set(benches)
     if unknown:
         parser.error(f"no bench {', '.join(sorted(unknown))}; there are {', '.join(benches)}")

@@ -270,7 +270,7 @@ class DiskTier:
         self._ledger.check_invariants()
 
     def _open(self, key: str) -> memoryview | None:
-        """Return a get that must read the disk."""
+        """Read the value from the disk."""
         payload, broken = None, False
         digest = key_digest(key)
         try:

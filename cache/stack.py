@@ -103,7 +103,7 @@ class Stack(Generic[V]):
         self._fetches = self._waits = self._overtaken = self._dropped = self._unreadable = 0
 
     def get_cached(self, key: str) -> V | None:
-        """Return the value if it is in memory; for callers with many keys that should not await each."""
+        """Return the value if it is in memory, without a wait for each of many keys."""
         return self._memory.get(key)
 
     async def get(self, key: str, fetch: Callable[[], Awaitable[Payload]], open: Callable[[memoryview], V]) -> V:

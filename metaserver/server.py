@@ -468,7 +468,7 @@ def run(
     *,
     is_first: bool = True,
 ) -> None:
-    """Run one worker on its own event loop; returns after the drain.
+    """Run one worker on its own event loop until it has drained.
 
     Parameters as in `serve`.
     """

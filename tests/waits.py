@@ -11,7 +11,7 @@ PATIENCE_S = 60.0
 
 
 async def until(holds: Callable[[], object], within_s: float = PATIENCE_S) -> None:
-    """Return when `holds()` is true.
+    """Wait until `holds()` is true.
 
     Raises:
         AssertionError: When it is not within `within_s`.

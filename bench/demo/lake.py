@@ -108,7 +108,7 @@ def define_indexes(client: IndexClient, table: tuple[str, str]) -> None:
 
 
 def wait_for_indexes(client: IndexClient, progress: Progress) -> None:
-    """Return when the server has built the indexes of both.
+    """Wait until the server has built the indexes of both.
 
     Raises:
         DemoFailed: If it gets stuck.

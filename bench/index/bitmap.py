@@ -231,7 +231,7 @@ def _one_cardinality(report: Report, folder: Path, rows: int, cardinality: int, 
 
 
 def _column(rng: np.random.Generator, rows: int, cardinality: int) -> Values:
-    """Return every value from 0 is there."""
+    """Every value from 0 occurs."""
     values = np.concatenate([np.arange(cardinality), rng.integers(0, cardinality, rows - cardinality)])
     return rng.permutation(values)
 

@@ -100,7 +100,7 @@ def _describe_progress(progress: Mapping[str, int]) -> str:
 
 
 def _result(totals: Mapping[str, Any]) -> str:
-    """Return a rewrite says what it read, wrote and saved; other jobs list their totals."""
+    """Return a job's result as text: files and bytes before and after a rewrite, otherwise its totals."""
     remaining = dict(totals)
     text = ""
     if "files_before" in remaining:

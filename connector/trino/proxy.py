@@ -162,7 +162,7 @@ class Proxy:
         self.draining = False
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer a request; counts and log it."""
+        """Answer a request, and count and log it."""
         begun_s = time.monotonic()
         self.answering += 1
         try:

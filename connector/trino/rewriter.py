@@ -192,7 +192,7 @@ class Rewriter:
             return await self.rewrite(statement, session, is_accepted)
 
     async def rewrite(self, statement: str, session: Session, is_accepted: IsAccepted | None = None) -> RewriteResult:
-        """Raise no error, and ends within the budget.
+        """Rewrite a statement within the budget, without raising errors.
 
         `is_accepted` says whether Trino accepts the sender's login. It is called before a request to Seamark, and its
         time does not count.

@@ -470,7 +470,7 @@ class CopyWriter:
         return WrittenFiles(tuple(self._files), index_files, skipped)
 
     def abort(self) -> None:
-        """Delete the written files; ignores errors of the storage.
+        """Delete the written files; ignore errors of the storage.
 
         Never raises.
         """

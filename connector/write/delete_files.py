@@ -108,7 +108,7 @@ class WrittenDeletes:
         )
 
     def discard(self, storage: Storage) -> None:
-        """Delete all files; ignores errors of the storage.
+        """Delete all files; ignore errors of the storage.
 
         Only for files that no commit has added or can still add.
         """

@@ -119,7 +119,7 @@ class WrittenFiles:
         raise RuntimeError(f"{rows:,} rows were read and {self.rows:,} written; nothing is committed")
 
     def discard(self, storage: Storage) -> None:
-        """Delete all files; ignores errors of the storage.
+        """Delete all files; ignore errors of the storage.
 
         Only for files that no commit has added or can still add.
         """
@@ -385,7 +385,7 @@ class TableWriter:
         return WrittenFiles(tuple(self._files), index_files, skipped)
 
     def abort(self) -> None:
-        """Delete the written files; ignores errors of the storage.
+        """Delete the written files; ignore errors of the storage.
 
         Never raises.
         """

@@ -174,7 +174,7 @@ class AuditLog:
                 return
 
     async def flush(self) -> None:
-        """Return when all records so far are in the store."""
+        """Wait until all records so far are in the store."""
         await self._queue.join()
 
     async def close(self, timeout_s: float) -> None:

@@ -77,7 +77,7 @@ class Dropped:
         return await self._context.page(read, lambda row: row.id, page_token, page_size)
 
     async def release(self, dropped_id: str) -> None:
-        """End the claims of an entry and leaves its files where they are.
+        """End the claims of an entry, and leave its files where they are.
 
         Raises:
             BadRequest: While it can be restored.

@@ -150,7 +150,7 @@ class CatalogContext:
                 await self.check_location(caller, properties[key], key, within)
 
     async def transact(self, operations: Sequence[Operation]) -> None:
-        """Run the operations in one transaction and wakes watchers of the timeline.
+        """Run the operations in one transaction and wake the watchers of the timeline.
 
         After a lost reply, the instant among the operations decides the outcome.
 

@@ -105,7 +105,7 @@ class ObjectStore(Protocol):
         """
 
     async def ping(self) -> None:
-        """Return if the storage answers; for readiness checks."""
+        """Check that the storage answers; for readiness checks."""
 
 
 async def no_uploads() -> AsyncIterator[Upload]:

@@ -21,7 +21,7 @@ _log = structlog.get_logger("seamark.server")
 
 
 async def report_unreachable(objects: ObjectStore, settings: Settings) -> None:
-    """Return when the storage answers.
+    """Wait until the storage answers.
 
     Log one warning if it does not at first, and then that it does.
     """

@@ -187,7 +187,7 @@ def _parse_query(raw: str) -> dict[str, str]:
 
 
 def check_request(method: str, address: Address, headers: dict[str, str], body: str | None, table: Location) -> None:
-    """Return if everything that the request touches is inside `table`, and `method` is permitted.
+    """Check that everything that the request touches is inside `table`, and that `method` is permitted.
 
     `headers` have lower-case names.
 

@@ -158,7 +158,7 @@ def _tighten_file(path: Path) -> list[Path]:
 
 
 def _tighten(path: Path) -> list[Path]:
-    """Remove all permissions of group and others; returns [path] if there were any."""
+    """Remove all permissions of group and others; return [path] if there were any."""
     # A path, not a descriptor: closing a descriptor of a database would release SQLite's locks in this process.
     try:
         mode = path.lstat().st_mode

@@ -242,7 +242,7 @@ class ColumnTtl(RewriteProposer):
         return NEVER if policy is None else _ttl_pause_s(policy)
 
     def find_problems(self, state: TableState) -> Iterator[Problem]:
-        """Yield that files of old partitions have values of expired columns."""
+        """Yield a problem if files of old partitions have values of expired columns."""
         metadata = state.metadata
         try:
             policy = TtlPolicy.of(metadata.properties)
@@ -333,7 +333,7 @@ class SnapshotExpiration(JobProposer):
         return self.make_job(entry, min(pause_s, self._PAUSE_MAX_S))
 
     def recheck_after_s(self, metadata: TableMetadata) -> float:
-        """Snapshots become old enough."""
+        """Return the seconds after which snapshots may have become old enough to expire."""
         return RECHECK_S if self.is_on(metadata) else NEVER
 
     def find_problems(self, state: TableState) -> Iterator[Problem]:
@@ -439,7 +439,7 @@ class ManifestRewriting(RewriteProposer):
         return self.make_job(entry, self._PAUSE_S, idle_pause_s=min(self._PAUSE_S, rewrite_pause_s(files)))
 
     def find_problems(self, state: TableState) -> Iterator[Problem]:
-        """Yield that many manifests list few files each."""
+        """Yield a problem if many manifests list few files each."""
         health = state.health
         if health.manifests >= _MANY_MANIFESTS and health.files < _FILES_PER_MANIFEST_MIN * health.manifests:
             yield self.make_problem(

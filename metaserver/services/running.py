@@ -179,7 +179,7 @@ async def load_jobs(store: PointerStore, now_ms: int) -> JobsState:
 
 
 def state_of_services(jobs: JobsState, status: ServicesStatus) -> ServicesState:
-    """Return whether table services run on any replica.
+    """Return the state of the table services: whether they run on any replica.
 
     Args:
         jobs: What the lease says.

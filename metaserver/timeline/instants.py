@@ -62,7 +62,10 @@ def check_invariants(instant: Instant) -> None:
 
 
 def matches(where: InstantFilter, instant: Instant) -> bool:
-    """Return the condition of the store's query for one instant, except `since`, which only the store can compare."""
+    """Return whether an instant meets the conditions of the store's query.
+
+    `since` is left out: only the store can compare it.
+    """
     return (
         (where.uuid is None or where.uuid == instant.uuid)
         and (where.namespace is None or where.namespace == instant.namespace)

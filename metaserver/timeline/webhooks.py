@@ -166,7 +166,11 @@ class Deliverer:
                         pass
 
     async def _deliver(self, instant: Instant) -> None:
-        """Return after a 2xx answer of the receiver; LeaseLost when the lease can no longer be guaranteed."""
+        """Deliver instants until the receiver answers 2xx.
+
+        Raises:
+            LeaseLost: If the lease can no longer be guaranteed.
+        """
         body = encode_json(cloud_event(instant, self._source))
         attempt = 0
         while True:

@@ -24,7 +24,7 @@ async def run(
     hints: tuple[str, ...] | None = None,
     with_gateway: bool = False,
 ) -> Campaign:
-    """Return each route once at least, where there are enough requests, and each crafted attack."""
+    """Run each route at least once if there are enough requests, and each crafted attack."""
     rng = random.Random(seed)
     async with open_world(home, rng, s3, with_gateway=with_gateway) as world:
         c = Campaign(world, rng, seed)

@@ -24,7 +24,7 @@ CONFINED = Caller(who="wa", request_id="r", confined_to=(("a",),), names_owners=
 
 
 async def prepared(it: Rig) -> str:
-    """Return a table that was made in `a` and moved to `b`; returns its location."""
+    """Create a table in `a`, move it to `b`, and return its location."""
     for path in (("a",), ("b",)):
         await it.catalog.namespaces.create(CALLER, path, {})
     await it.catalog.tables.create(CONFINED, ("a",), CreateTable(name="mine", schema=SCHEMA))

@@ -38,7 +38,7 @@ def _avro(schema: dict[str, Any], rows: list[dict[str, Any]]) -> bytes:
 
 
 async def _filled(it: Rig, name: str, foreign: str | None = None) -> set[str]:
-    """Return a table with one snapshot of two data files (and one it has no business with); returns its files."""
+    """Create a table with one snapshot of two data files and a foreign file; return its files."""
     await it.table(name)
     base = (await it.catalog.tables.load(DB, name)).metadata.location
     data = [f"{base}/data/a.parquet", f"{base}/data/b.parquet"]

@@ -97,7 +97,7 @@ def in_trinos_words(text: str, schema: str) -> str:
 
 
 def with_parameters(rng: random.Random, text: str) -> tuple[str, list[Any]]:
-    """Return some of the numbers that columns are compared with become parameters."""
+    """Replace some of the numbers with parameters; return the text and the values."""
     values: list[Any] = []
 
     def bind(found: re.Match[str]) -> str:

@@ -66,7 +66,7 @@ class SparkWriter:
 
 
 def _append_at_once(writers: Sequence[Callable[[int], None]], times: int) -> Counter[tuple[int, int]]:
-    """Return each writer appends `times` times, all beginning together; what must be there then."""
+    """Let each writer append `times` times at once; return the rows that must exist then."""
     start = Barrier(len(writers))
 
     def work(write: Callable[[int], None]) -> None:

@@ -42,7 +42,7 @@ def floats(shape: str, rows: int, rng: np.random.Generator) -> np.ndarray[Any, A
 
 
 def passes(op: int, value: float, literal: float) -> bool:
-    """Return what is absent, which is NaN, is kept."""
+    """Return whether the value passes; NaN, which means absent, always passes."""
     return math.isnan(value) or bool(OPS[op](value, literal))
 
 

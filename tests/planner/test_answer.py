@@ -265,7 +265,7 @@ def in_json(kind: str, value: Any) -> Any:
 
 
 def within_python(kind: str, value: Any) -> bool:
-    """Return values that Python's own types can say; and blocks say null by the least long."""
+    """Return whether Python's types can represent the values; blocks represent null by the least long."""
     if value == -(2**63):
         return False
     limits = {"date": 2_000_000, "timestamp": 2_000_000 * 86_400_000_000, "timestamptz": 2_000_000 * 86_400_000_000}

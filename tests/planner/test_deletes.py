@@ -249,8 +249,9 @@ class Situation:
         return listed.sequence if entry.sequence is None else entry.sequence
 
     def in_scope(self, delete: tuple[Listed, Entry], data: tuple[Listed, Entry]) -> bool:
-        """Return the specification's rules; a position delete that names its file goes by the name alone, as in
-        Java.
+        """Return whether the specification applies the delete.
+
+        For a position delete that names its file, only the name counts, as in Java.
         """
         removal, file = delete[1].file, data[1].file
         alike = removal.partition_key == file.partition_key

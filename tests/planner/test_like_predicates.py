@@ -22,7 +22,7 @@ def drawn_text(rng: random.Random, length: int) -> str:
 
 
 def drawn_pattern(rng: random.Random) -> str:
-    """Return the escape character # only where it escapes."""
+    """Return a random pattern in which # occurs only as the escape character."""
     parts = [rng.choice(["%", "_", "#%", "#_", "##", *LETTERS.replace("#", "")]) for _ in range(rng.randint(0, 4))]
     return "".join(parts)
 

@@ -64,7 +64,7 @@ class Postgres:
         return done.stdout.strip()
 
     def create_database(self, name: str = "") -> str:
-        """Return a new, empty database; returns its URL."""
+        """Create an empty database, and return its URL."""
         name = name or f"seamark_{next(self._numbers)}"
         self.sql(f'CREATE DATABASE "{name}"')
         return self.url(name)

@@ -108,7 +108,7 @@ class ManagedProcess:
         return self._child is not None and self._child.poll() is None
 
     def start(self, ready: Callable[[], bool], *, timeout_s: float) -> None:
-        """Start the child and returns once `ready()` is true; raises `ServiceFailed` with the log's tail otherwise."""
+        """Start the child, and return once `ready()` is true; raise `ServiceFailed` with the log's tail otherwise."""
         with self.log.open("ab") as out:
             self._child = fork(self.argv, self._env, self._cwd, out.fileno()) if self._forked else None
             self._child = self._child or subprocess.Popen(

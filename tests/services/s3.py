@@ -57,7 +57,7 @@ class S3:
         )
 
     def create_bucket(self, name: str = "") -> str:
-        """Return a new, empty bucket; returns its name."""
+        """Create an empty bucket, and return its name."""
         name = name or f"seamark-{next(self._numbers)}"
         client = self.client()
         try:

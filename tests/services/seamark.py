@@ -79,7 +79,7 @@ class Seamark:
         self._process.stop(first=signal.SIGKILL)
 
     def terminate(self, timeout_s: float = 40.0) -> int:
-        """Return a graceful drain; returns the exit code."""
+        """Drain the server, and return its exit code."""
         self._process.send(signal.SIGTERM)
         return self._process.wait(timeout_s)
 

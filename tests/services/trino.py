@@ -54,7 +54,7 @@ class Trino:
         self.process.start(lambda: http_ok(info, contains='"starting":false'), timeout_s=180)
 
     def rows(self, sql: str, session: dict[str, str] | None = None, *, catalog: str = CATALOG) -> list[list[Any]]:
-        """Return all rows of `sql`; raises the client's error, with Trino's message, when the statement fails.
+        """Return all rows of `sql`; raise the client's error, with Trino's message, when the statement fails.
 
         `session` are session properties.
         """

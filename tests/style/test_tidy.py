@@ -64,7 +64,7 @@ def findings(source: str, file: str) -> Iterator[str]:
 
 
 def _is_orphan_task(node: ast.AST) -> bool:
-    """Return a statement that starts a task and lets go of it; a task group keeps its own."""
+    """Return whether a statement starts a task and drops it; a task group keeps its tasks."""
     if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
         return False
     called = node.value.func

@@ -353,7 +353,7 @@ async def test_a_look_at_many_tables_pauses(tmp_path: Path, monkeypatch: pytest.
 
 
 async def test_a_sweep_looks_again_only_at_tables_that_changed_or_wait_for_another_look(tmp_path: Path) -> None:
-    """Return whether the table, a policy of a namespace, or its name changes; and after a refusal."""
+    """The sweep looks again after a change of the table, a namespace's policy or its name, and after a refusal."""
     async with running(tmp_path) as server:
         await create(server, "a")
         await create(server, "a\x1fdeep", "never", "changed", "renamed", "refused", "late")

@@ -240,7 +240,7 @@ def write_parts(df: DataFrame, target: WriteTarget, distribution: str | None = N
 
 
 def write_task(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the work of one task: writes its rows to files; its only result is the list of files."""
+    """Write the rows of one task to files, and yield the list of files."""
     rows = (batch.drop_columns([_PLACE]) if _PLACE in batch.schema.names else batch for batch in batches)
     written = write_batches(target, rows)
     if written.files:

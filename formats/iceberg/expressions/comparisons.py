@@ -147,7 +147,7 @@ class Comparisons:
         return predicate
 
     def among(self, term: ComparedTerm, literals: Sequence[TypedLiteral]) -> Expression:
-        """Return whether the term equals one of the literals.
+        """Return the condition that the term equals one of the literals.
 
         Raises Inconvertible.
         """

@@ -300,7 +300,7 @@ def _prefix(predicate: Bound, field: PartitionField, width: int) -> Expression:
 
 
 def _among(predicate: Bound, field: PartitionField, mapping: _Mapping, results: Iterable[Value | None]) -> Expression:
-    """Return the field has one of the results, none of which is null."""
+    """Return the condition that the field has one of the results; null is left out."""
     distinct = {result for result in results if result is not None}
     if mapping.is_rounded:
         distinct |= {result + 1 for result in distinct if isinstance(result, int) and result < 0}
@@ -344,7 +344,7 @@ def _ranges(predicate: Bound) -> list[Range]:
 
 
 def _match_ranges(template: Bound, ranges: Iterable[Range]) -> Expression:
-    """Return the template's term is in one of the ranges, which exclude null."""
+    """Return the condition that the template's term is in one of the ranges, which exclude null."""
     points: list[Value] = []
     conditions: list[Expression] = []
     for low, high in ranges:

@@ -269,9 +269,7 @@ def page_sizes(data: bytes, values: int) -> _Pages:
     """Page sizes of a column chunk with this many values, according to its page headers, as far as pyarrow reads.
 
     Raises:
-        ValueError: For invalid headers.
-        KeyError: For invalid headers.
-        TypeError: For invalid headers.
+        ValueError, KeyError, TypeError: For invalid headers.
     """
     at = seen = count = total = largest = 0
     view = memoryview(data)
@@ -342,7 +340,7 @@ def check_unsigned(footer: bytes, path: str) -> None:
 
 
 def _footer_of(source: pa.NativeFile, path: str, limit_bytes: int = FOOTER_LIMIT_BYTES) -> bytes:
-    """Return empty for a file whose end is not that of a Parquet file.
+    """Return the footer; empty if the file does not end like a Parquet file.
 
     Raises:
         Unreadable: For an encrypted footer, and for one above the limit.

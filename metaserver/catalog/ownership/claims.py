@@ -267,7 +267,7 @@ async def foreign_file_check(
 
 
 async def fill(context: CatalogContext) -> int:
-    """Create claims for entries from before claims existed; returns their number.
+    """Create claims for entries from before claims existed; return their number.
 
     An entry with unreadable metadata gets no claims, because a guess could claim another entry's location or miss its
     own; `context.unclaimed` lists these.

@@ -103,7 +103,7 @@ class Fetch:
                     future.set_result(None)
 
     async def until(self, offset: int) -> None:
-        """Return once a byte beyond `offset` has arrived.
+        """Wait until a byte beyond `offset` has arrived.
 
         The fetch's error if it ends before.
         """

@@ -81,7 +81,7 @@ async def open_postgres(
     timeout_s: float = 30.0,
     stale_reads: StaleReads | None = None,
 ) -> AsyncIterator[PointerStore]:
-    """Migrates the schema.
+    """Open the store, and migrate its schema.
 
     `timeout_s` bounds each statement and each wait for a connection.
 

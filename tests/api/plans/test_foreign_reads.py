@@ -33,7 +33,7 @@ def _written(path: Path) -> DataFile:
 
 
 async def _ask(lake: Lake, value: str, **body: Any) -> Answer:
-    """Return whether a row with this text was added since the table was empty."""
+    """Ask whether a row with this text was added since the table was empty."""
     mine = await lake.folder("mine")
     added = {"spec-id": 0, "content": "data", "file-path": f"file://{mine}/data/x{value}.parquet", "partition": []}
     added |= {"file-format": "parquet", "file-size-in-bytes": 100, "record-count": 1}

@@ -197,7 +197,7 @@ class Comparisons:
         return f"{self.reference(one, both)} = {self.reference(other, both)}"
 
     def periods(self, left: Scope, right: Scope, both: Scope) -> list[str]:
-        """Return the day, month or year of a column of one side is a column of the other."""
+        """Return conditions that the day, month or year of a column equals a column of the other side."""
         found = []
         for one, other in (*((a, b) for a in left for b in right), *((b, a) for a in left for b in right)):
             if one.kind in ("date", "timestamp") and self.can_name(one, both) and self.can_name(other, both):

@@ -33,7 +33,7 @@ RED = "\"color\" = 'red'"
 
 
 def used(wanted: TablePlanRequest) -> dict[str, Any]:
-    """Return all joins are, at the snapshots that were named."""
+    """Return the answer in which all joins are used, at the snapshots that were named."""
 
     def told(joins: tuple[JoinRequest, ...]) -> list[JoinResult]:
         return [each for one in joins for each in (JoinResult(one.snapshot_id, 77, True), *told(one.joins))]

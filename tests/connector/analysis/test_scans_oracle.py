@@ -246,7 +246,7 @@ def test_on_sees_the_sources_of_its_join_and_else_those_of_an_outer_query() -> N
 
 
 def test_lateral_sees_the_left_side_of_its_join() -> None:
-    """Return whether it also sees what stands before a comma depends on the engine."""
+    """Whether LATERAL sees the tables before a comma depends on the engine."""
     lateral = "LATERAL (SELECT c.k FROM u AS c WHERE c.k = a.k) AS q"
 
     def joins(sources: str) -> int:

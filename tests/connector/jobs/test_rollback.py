@@ -45,7 +45,7 @@ def lineage(client: IndexClient) -> set[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("version", quick([3, 2], 1))
 def test_random_histories_around_a_job_and_its_rollback(client: IndexClient, served: Served, version: int) -> None:
-    """Return whether the rollback is possible or refused, the rows are those of the model, and each row keeps its
+    """Whether or not the rollback is possible, the rows are those of the model, and each row keeps its
     id.
     """
     rng = random.Random(f"{first_seed()} {version}")

@@ -56,7 +56,7 @@ class Writers:
     _lock: Lock = field(default_factory=Lock)
 
     def run(self, made: Callable[[int], Step], write: Callable[[IndexClient, Step], Report | None]) -> int:
-        """Return one writer: step after step until it is told to stop; how many."""
+        """Run one writer until it is told to stop; return its number of steps."""
         client, count = IndexClient(self.url), 0
         try:
             while not self.stop.is_set():

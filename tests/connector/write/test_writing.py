@@ -40,7 +40,7 @@ INDEXED = {
 
 
 def rows(count: int, seed: int = 1) -> pa.Table:
-    """Return the ids are unique, so that rows are told apart."""
+    """Return rows with unique ids, so that a test can identify each row."""
     rng = random.Random(seed)
     return pa.table(
         {

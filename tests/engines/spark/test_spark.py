@@ -28,7 +28,7 @@ def catalog(spark: SparkSession, lake: Lake) -> Iterator[str]:
 
 @pytest.fixture
 def sql(spark: SparkSession, catalog: str) -> Any:
-    """Runs a statement with `{db}` standing for catalog and namespace; returns its rows."""
+    """Run a statement with `{db}` in the place of catalog and namespace; return its rows."""
 
     def run(statement: str) -> list[tuple[Any, ...]]:
         return rows(spark.sql(statement.replace("{db}", f"{catalog}.db").replace("{cat}", catalog)))

@@ -332,7 +332,7 @@ def test_a_stream_whose_table_is_replaced_while_it_writes_puts_nothing_into_the_
     made = json.dumps({"name": "replaced", "schema": schema}).encode()
 
     def replacing(batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield the last row is given and the sink writes; then it is another's table."""
+        """Yield the batches, then replace the table with another one."""
         yield from batches
         for request in (
             urllib.request.Request(f"{tables}/replaced", method="DELETE"),

@@ -59,7 +59,7 @@ def violations(chain: list[int], events: list[Event], initial: int | None = None
 
 
 def _against_real_time(chain: list[int], appends: dict[int | None, Event]) -> list[str]:
-    """Return one that ended before another began must come before it."""
+    """Return the violations of real time: an append that ended before another began must precede it."""
     found = []
     latest_began, who = float("-inf"), 0
     for value in chain:

@@ -391,8 +391,9 @@ def sent_json(sent: Sent) -> Any:
 
 
 def meant(sent: Sent, row: Mapping[str, tuple[Any, Exact]], *, negated: bool = False) -> bool:
-    """Return what Iceberg says: a negation is of the predicates, so that null stays outside of a comparison either
-    way.
+    """Return whether Iceberg's rules keep the row.
+
+    A negation applies to the predicates, so null is outside of a comparison either way.
     """
     match sent:
         case (bool(constant),):
@@ -423,7 +424,7 @@ def meant(sent: Sent, row: Mapping[str, tuple[Any, Exact]], *, negated: bool = F
 
 
 def holds(expression: Expression, row: Mapping[int, Any]) -> bool:
-    """Return a bound filter on one row of bound values; NaN above all, as `meant` has it."""
+    """Return whether a bound filter keeps one row; NaN is above all values, as in `meant`."""
     match expression:
         case Always(value):
             return value

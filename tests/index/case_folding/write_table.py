@@ -74,7 +74,7 @@ class Equations:
 
 
 def _rank(point: int) -> tuple[bool, bool, int]:
-    """Return the least represents its class: a letter of ASCII, otherwise a small letter."""
+    """Return a sort key: the least character, an ASCII or a small letter, represents its class."""
     text = chr(point)
     return not (text.isascii() and text.islower()), unicodedata.category(text) != "Ll", point
 

@@ -297,7 +297,7 @@ class JobMetrics:
         self._failing.labels(service).set(failing)
 
     def services_state(self, *, leading: bool, blocked: bool) -> None:
-        """Return whether this server runs table services, and whether its jobs cannot reach it or the storage."""
+        """Set whether this server runs table services, and whether its jobs cannot reach it or the storage."""
         self._leading.set(leading)
         self._blocked.set(blocked)
 
