@@ -32,6 +32,7 @@ METHODS = frozenset({"match", "fullmatch", "search", "finditer"})
 """The ways to apply an expression; the others search as `finditer` does."""
 VARIABLES: dict[str, dict[str, Any]] = {
     "connector/spark/query/name_positions.py": {"either": "first|second"},
+    "formats/index/keys/case_folding.py": {"spans": ("\u0378-\u0379", "\ud800-\udfff")},
     "connector/trino/rewriter.py": {"self": SimpleNamespace(_catalogs=("iceberg", "seamark"))},
 }
 """Examples of the variables of functions that expressions of a file use."""

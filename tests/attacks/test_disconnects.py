@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from seamark.metaserver.api import app
+from seamark.metaserver import server as server_module
 from seamark.metaserver.api.http.slots import WorkerLimits
 from tests.api.client import SCHEMA, Api
 from tests.api.plans.planned import append, tens
@@ -100,7 +100,7 @@ async def test_clients_that_leave_at_any_point_hold_nothing_afterwards(
         limits.append(WorkerLimits(**given))
         return limits[-1]
 
-    monkeypatch.setattr(app, "WorkerLimits", recorded)
+    monkeypatch.setattr(server_module, "WorkerLimits", recorded)
     secrets = await make_tokens(tmp_path)
     async with running(tmp_path, auth="token", requests_limit=16) as server:
         api = Api(server)

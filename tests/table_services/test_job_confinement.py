@@ -18,9 +18,9 @@ from seamark.metaserver.services.launching.launchers import JobRequest
 SCRIPT = """
 import json, os, socket, subprocess, sys, tempfile, threading
 from seamark.connector.client.storage import Storage, confine
-from seamark.connector.client.values import LoadedTable
+from seamark.connector.client.values import EngineTable
 from seamark.commands.confinement import jobs
-from seamark.formats.iceberg.metadata.new_table import new_table
+from seamark.formats.iceberg.metadata.new_table import build_table_metadata
 from seamark.formats.iceberg.metadata.table_json import encode_table
 from seamark.metaserver.services.launching.launchers import JobRequest
 
@@ -35,11 +35,11 @@ class Client:
     def load_table(self, name):
         name = name if isinstance(name, str) else name[-1]
         name = name.rpartition(".")[2]
-        metadata = new_table(
+        metadata = build_table_metadata(
             uuid="3f2504e0-4f89-41d3-9a0c-0305e82c3301", location=f"file://{folder}/{name}", partition_spec=None,
             schema={"type": "struct", "fields": fields}, sort_order=None, properties=kinds[name], now_ms=1,
         )
-        return LoadedTable(encode_table(metadata), metadata.location, {})
+        return EngineTable(encode_table(metadata), metadata.location, {})
 
 jobs.effective_properties = lambda client, table: {
     "seamark.clustering.joins": '{"j": {"table": "db.joined", "on": {"id": "id"}}}'

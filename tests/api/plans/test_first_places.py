@@ -91,7 +91,10 @@ async def test_malformed_updates_are_the_clients_mistake(lake: Lake) -> None:
     ):
         answer = await _create(lake, "x", *updates)
         assert answer.status == 400, answer.raw
-        for wanted, status in (([], 400), ([{"type": "assert-table-uuid", "uuid": str(uuid4())}], 409)):
+        for wanted in (
+            [],
+            [{"type": "assert-table-uuid", "uuid": str(uuid4())}],
+        ):  # a body is read before it is checked
             body = {"requirements": wanted, "updates": updates}
             answer = await lake("wendy", "POST", "/v1/namespaces/mine/tables/t", body)
-            assert answer.status == status, answer.raw
+            assert answer.status == 400, answer.raw

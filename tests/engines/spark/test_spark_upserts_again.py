@@ -119,7 +119,7 @@ def test_of_a_task_that_is_run_twice_one_result_counts(
 
     def tasks(df: DataFrame, work: Any) -> Any:
         given = df.toArrow()
-        places = work.distribution.places([column_of(given, one) for one in work.distribution.fields])
+        places = work.distribution.assign_tasks([column_of(given, one) for one in work.distribution.fields])
         given = given.append_column("_seamark_task", pa.array(places))
         results = []
         for number in range(work.distribution.tasks):
