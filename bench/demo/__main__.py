@@ -86,7 +86,8 @@ def run(options: Options, console: Console) -> list[Comparison]:
                 written, clustered = (data_paths(client, table) for table in (lake.WRITTEN, lake.CLUSTERED))
                 bounds = _bounds(clustered, data, progress)
                 oracle = answered.result()
-                compared = [compare("Spark", spark_asks(spark), oracle, bounds, progress, rounds=options.rounds)]
+                asks = spark_asks(spark)
+                compared = [compare("Spark", asks, oracle, bounds, progress, rounds=options.rounds, warm_up=FLIGHTS)]
             if options.trino and trino.is_installed():
                 compared.append(_in_trino(server, folder, oracle, bounds, progress))
             oracle.close()

@@ -125,7 +125,7 @@ def compare(
     progress: Progress,
     *,
     rounds: int,
-    warm_up: Sequence[str] = tuple(QUERIES),
+    warm_up: Sequence[str],
 ) -> Comparison:
     """Ask the queries `rounds` times, in each way.
 
