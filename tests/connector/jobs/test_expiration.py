@@ -220,9 +220,7 @@ def test_reference_that_is_created_during_an_expiration_keeps_its_snapshot(
 def test_housekeeping_continues_an_interrupted_deletion(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The storage fails for some files. Housekeeping finds the remaining files, although files between them are
-    missing.
-    """
+    """The storage fails for some files. Housekeeping finds the rest, although files before them are missing."""
     with catalog_at(served.url) as catalog:
         table = history(client, catalog, 8)
         objects = served.server.components.objects
@@ -367,9 +365,7 @@ def test_plan_that_is_made_during_an_expiration_keeps_its_files(
 def test_expiration_succeeds_while_writers_keep_committing(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A writer commits between each plan of the expiration and its commit, until the expiration takes the commit
-    lock.
-    """
+    """A writer commits during each attempt of the expiration, until the expiration takes the commit lock."""
     with catalog_at(served.url) as catalog:
         table = history(client, catalog)
         plan, attempts = server.Expiration._plan, []
