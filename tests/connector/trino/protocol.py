@@ -1,6 +1,4 @@
-"""A coordinator that speaks Trino's client protocol, and a Seamark that makes plan tables, for scripts of
-tests.
-"""
+"""A coordinator that speaks Trino's client protocol, and a Seamark that makes plan tables; tests script both."""
 
 from __future__ import annotations
 
