@@ -322,7 +322,7 @@ def test_policy_is_set_listed_shown_and_dropped(shop: IndexClient) -> None:
     assert [one["table"] for one in printed(shop, "policy", "list")] == [["shop", "orders"], ["shop", "returns"]]
     done(shop, "policy", "drop", "shop", inherited, "--namespace")
     assert printed(shop, "policy", "list") == []
-    assert printed(shop, "namespace", "show", "shop")["properties"]["owner"] == "ann", "other properties stay"
+    assert printed(shop, "namespace", "show", "shop")["properties"]["owner"] == "ann", "other properties stay unchanged"
 
 
 @pytest.mark.parametrize(

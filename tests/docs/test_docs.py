@@ -74,7 +74,7 @@ def test_python_block_can_be_pasted_into_an_interactive_interpreter() -> None:
                     pasted = []
             except SyntaxError as error:
                 pytest.fail(f"{page}:{number}: {error.msg}; put an empty line before it")
-        assert not any(pasted), f"{page}:{block.line}: it does not end"
+        assert not any(pasted), f"{page}:{block.line}: the last statement is incomplete"
 
 
 def test_page_that_fills_the_home_asks_for_a_new_folder() -> None:
@@ -174,13 +174,13 @@ def test_seamark_commands_of_the_pages_exist_with_their_flags() -> None:
         command: click.Command = cli
         at = 0
         while isinstance(command, click.Group):
-            assert words[at : at + 1], f"{where}: {words} is no whole command"
+            assert words[at : at + 1], f"{where}: {words} is an incomplete command"
             assert words[at] in subcommands(command), f"{where}: no such command: {words}"
             command, at = subcommands(command)[words[at]], at + 1
         flags = {flag for param in command.params for flag in (*param.opts, *param.secondary_opts)} | {"--help", "-h"}
         for word in words[at:]:
             if word.startswith("--"):
-                assert word.partition("=")[0] in flags, f"{where}: {' '.join(words[:at])} has no {word}"
+                assert word.partition("=")[0] in flags, f"{where}: {' '.join(words[:at])} has no option {word}"
 
 
 def test_spark_configuration_of_the_page_is_that_of_the_tests_and_the_demo() -> None:
@@ -206,9 +206,11 @@ def test_statements_of_a_page_suit_the_shell_that_it_opens() -> None:
             if block.mark == "run: spark-catalog":
                 shell = block.text.split()[0]
             elif block.mark == "run: spark" and shell == "spark-sql":
-                assert block.text.rstrip().endswith(";"), f"{page}:{block.line}: without a semicolon"
+                assert block.text.rstrip().endswith(";"), f"{page}:{block.line}: a semicolon is missing"
             elif block.mark == "run: spark":
-                assert "by `spark.sql(" in page.text, f"{page}:{block.line}: SQL in a shell for Python"
+                assert "by `spark.sql(" in page.text, (
+                    f"{page}:{block.line}: the block has SQL, but the shell expects Python"
+                )
 
 
 def test_trino_properties_of_the_page_are_those_of_the_tests() -> None:

@@ -157,9 +157,9 @@ def test_production_servers_index_and_maintain_tables(production: Production) ->
     with closing(IndexClient(url, token=token)) as client:
 
         def is_maintained(appended: int) -> bool:
-            """Return whether all of these files of one row are indexed, and some are compacted.
+            """Return True if all files of one row are indexed, and some are compacted.
 
-            Others may come meanwhile.
+            Other files may be added in the meantime.
             """
             index, health = client.index("db.t", "by_name"), client.health("db.t")
             is_compacted = health["records"] == appended and health["files"] < appended

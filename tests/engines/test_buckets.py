@@ -118,7 +118,7 @@ def test_spark_session_that_loaded_the_table_before_a_doubling_still_appends(lak
         resize(lake.client, "db.open", buckets=count)
         ids = range(10 * step + 1, 10 * step + 10)
         lake.sql("INSERT INTO {old}.open VALUES " + ", ".join(f"({one}, {step})" for one in ids))
-        assert lake.specs("open") == {step}, "by the spec that it has loaded, one behind"
+        assert lake.specs("open") == {step}, "Spark writes with the spec that it has loaded, one behind the current one"
         model |= dict.fromkeys(ids, step)
         assert lake.held("open") == model
     upsert(lake.client, "db.open", given(list(range(15)), 99), keys=["id"])

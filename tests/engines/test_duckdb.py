@@ -305,7 +305,7 @@ def test_equality_deletes_that_duckdb_misreads_are_refused(con: duckdb.DuckDBPyC
         keys = pa.table({"id": pa.array([0], pa.int64()), "x": pa.array([1], pa.int32())})
         seamark.delete(client, "parts.keyed", keys=keys, key=["id", "x"], strategy="equality")
         found = seamark.duckdb.sql(con, "SELECT id FROM sea.parts.keyed WHERE id < 2").fetchall()
-        assert found == [(1,)], "keys with the columns of the partition delete no row of another partition"
+        assert found == [(1,)], "keys that include the partition columns delete no row of another partition"
 
 
 def test_table_whose_partition_column_was_dropped_is_read(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:

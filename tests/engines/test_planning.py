@@ -264,7 +264,9 @@ def test_pyiceberg_reads_only_the_files_that_the_server_returns(engines: Engines
         assert _rows(scan.to_arrow()) == expected
         assert sorted(task.file.file_path for task in scan.plan_files()) == sorted(kept)
         count = scan.count()
-    assert count == alone.count(), "which for p != 'a' is not the number of its rows: it counts nulls without a look"
+    assert count == alone.count(), (
+        "for p != 'a' this is not the number of rows, because PyIceberg counts nulls without reading them"
+    )
     assert expected
     assert "planTableScan" in asked
 
@@ -468,7 +470,7 @@ def test_filters_on_partitions_with_swapped_names_return_the_right_rows(engines:
     by_partition = "SELECT id FROM {db}.crossed WHERE a < '2026-02-01' ORDER BY id"
     with engines.requests() as seen:
         assert engines.sql(by_partition) == engines.sql_by_itself(by_partition) != []
-    assert "planTableScan" not in seen, "who loads the table by now plans alone"
+    assert "planTableScan" not in seen, "a client that loads the table now plans itself"
     engines.sql("ALTER TABLE {db}.crossed SET TBLPROPERTIES ('seamark.scan-planning-mode'='server')")
     with pytest.raises(Exception, match="ambiguous"):
         engines.sql(by_partition)

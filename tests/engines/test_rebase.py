@@ -199,7 +199,7 @@ def test_rows_of_rebased_appends_have_unique_row_ids_in_version_3(
     expected = _append_at_once([SparkWriter(spark, server, name, writer) for writer in range(6)], times=4)
     metadata = _metadata(server, name)
     assert _check_files(metadata, appends=24) > 3
-    assert _unnamed(metadata) == set(), "Java has deleted what it wrote in vain"
+    assert _unnamed(metadata) == set(), "Java has deleted the manifests of its failed attempts"
     select = "SELECT writer, number, _row_id, _last_updated_sequence_number FROM "
     found = rows(spark.sql(f"{select}{new_catalog(spark, server.base_url)}.db.{name}"))
     assert Counter(row[:2] for row in found) == expected
@@ -207,7 +207,7 @@ def test_rows_of_rebased_appends_have_unique_row_ids_in_version_3(
     assert len(set(ids)) == len(ids)
     assert ids[-1] < metadata["next-row-id"]
     if not merge:
-        assert ids == list(range(len(ids))), "each append's ids follow those of the one before"
+        assert ids == list(range(len(ids))), "the ids of each append follow those of the append before"
         assert metadata["next-row-id"] == len(ids)
     head = max(metadata["snapshots"], key=lambda one: one["sequence-number"])
     assert {row[3] for row in found} == {file.sequence_number for file in read_snapshot(head).values()}

@@ -29,7 +29,7 @@ class Lake(SparkTables):
         found = self.sql(f"SELECT id, land, v, {', '.join(NAMES)} FROM {{db}}.{name}")
         ours = scan(self.client, f"db.{name}", ["id", "land", "v", *NAMES]).to_arrow().to_pylist()
         assert sorted(tuple(one.values()) for one in ours) == sorted(found)
-        assert len({one[3] for one in found}) == len(found), "two rows have one id"
+        assert len({one[3] for one in found}) == len(found), "two rows have the same id"
         return {one[0]: one[1:] for one in found}
 
 
@@ -87,11 +87,11 @@ def test_spark_and_seamark_read_each_others_row_lineage(lake: Lake, mode: str, p
         assert now.keys() == was.keys() | given.keys(), note
         for one, row in now.items():
             if one not in given:
-                assert row == was[one], f"{note}: row {one} was only carried over"
+                assert row == was[one], f"{note}: row {one} was only copied"
             else:
-                assert (row[:2], row[3]) == (given[one], number), f"{note}: row {one} was written"
+                assert (row[:2], row[3]) == (given[one], number), f"{note}: row {one} was changed"
                 if one in was:
-                    assert row[2] == was[one][2], f"{note}: row {one} is another now"
+                    assert row[2] == was[one][2], f"{note}: row {one} has another id now"
                 else:
                     assert row[2] > max(each[2] for each in was.values()), f"{note}: row {one} is new"
         was = now

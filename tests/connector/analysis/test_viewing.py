@@ -61,7 +61,7 @@ async def test_view_is_read_over_the_plans_of_its_tables() -> None:
 async def test_summary_names_the_view_but_not_its_tables_and_all_plans_are_renewed() -> None:
     done, _ = await rewritten("SELECT * FROM lake.db.v WHERE k = 4", views={"v": PLAIN})
     assert done.summary.startswith("rewritten; scans=1; files=0/0; views=db.v; ms=")
-    assert (done.files, done.considered_files) == (1, 100), "of which the operator is told"
+    assert (done.files, done.considered_files) == (1, 100), "the operator sees the counts, clients do not"
     assert done.plans == [(("db", "t"), 101), (("db", "v"), 200)]
 
 
@@ -192,7 +192,7 @@ async def test_known_nested_views_are_requested_without_asking_for_tables() -> N
         before = len(server.asked), len(server.views_read)
         done = await made.rewrite("SELECT * FROM lake.db.top WHERE k = 5", SESSION)
     assert done.statement is not None
-    assert [one.table[-1] for one in server.asked[before[0] :]] == ["u", "t"], "none of them for a table"
+    assert [one.table[-1] for one in server.asked[before[0] :]] == ["u", "t"], "no view is requested as a table"
     assert sorted(server.views_read[before[1] :]) == [("db", "mid"), ("db", "top"), ("db", "v")]
 
 
@@ -203,11 +203,15 @@ async def test_views_keep_their_plans_if_a_nested_view_has_none() -> None:
             done = await made.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
         assert (done.statement is None) == (refused == "top")
         asked = [name[-1] for name, *_ in server.views_asked if name[-1] != refused]
-        assert asked == [one for one in others if (refused, one) != ("v", "mid")], "nothing else is behind that one"
+        assert asked == [one for one in others if (refused, one) != ("v", "mid")], (
+            "mid contains v, so without a plan of mid, v needs none"
+        )
         if refused != "top":
             ((_, _, _, references),) = [one for one in server.views_asked if one[0][-1] == "top"]
             assert [(one.table, one.plan) for one in references] == [(("db", "u"), ())]
-            assert {of for of, _ in done.plans} == {("db", "top"), ("db", "u")}, "of no view that is not read"
+            assert {of for of, _ in done.plans} == {("db", "top"), ("db", "u")}, (
+                "plans of views that are not read are not held"
+            )
 
 
 def naming(refused: str) -> Callable[[Name], str | None]:
@@ -230,7 +234,7 @@ async def test_table_in_nested_views_is_read_at_one_snapshot() -> None:
     assert [one.table[1] for one in server.views_asked[-1][3]] == ["u"]
     done, server = await rewritten(f"{statement} AND k IN (SELECT id FROM lake.db.t)", views=views, answer=naming("v"))
     assert done.statement is not None
-    assert done.statement.endswith("(SELECT id FROM lake.db.t)"), "and none beside them"
+    assert done.statement.endswith("(SELECT id FROM lake.db.t)"), "the table beside the view has no plan either"
 
     def turning(wanted: TablePlanRequest) -> dict[str, Any]:
         return {"snapshot_id": 1 if "'x'" in repr(wanted.filter) else 2}
@@ -260,7 +264,7 @@ async def test_nested_views_are_analysed_to_a_maximum_depth_and_number() -> None
     two = {f"v{number}": view(f"SELECT a.k FROM v{number + 1} a, v{number + 1} b", k="long") for number in range(7)}
     two["v7"] = view("SELECT id AS k FROM t", k="long")
     done, server = await rewritten("SELECT * FROM lake.db.v0 WHERE k = 4", views=two)
-    assert done.statement is None, "it would be 255 of them"
+    assert done.statement is None, "the statement would need 255 plan views"
     assert server.views_asked == []
 
 
@@ -278,7 +282,7 @@ async def test_changed_nested_view_is_read_again() -> None:
         assert [one[0][-1] for one in server.views_asked[-3:]] == ["new", "mid", "top"]
         del server.views["new"]
         before = len(server.views_asked)
-        assert (await made.rewrite(statement, SESSION)).statement is None, "nothing is known of the column any more"
+        assert (await made.rewrite(statement, SESSION)).statement is None, "the column of the deleted view is unknown"
         assert len(server.views_asked) == before
 
 
@@ -311,7 +315,7 @@ async def test_user_without_the_right_to_plan_views_sends_one_request_for_many_s
             done = await made.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)
             assert done.statement is None
     assert len(server.views_asked) == 1
-    assert len(server.views_read) == 2, "what it is, and whether it is the same still"
+    assert len(server.views_read) == 2, "one request reads the view, one checks whether it has changed"
 
 
 async def test_changed_view_is_read_again() -> None:
@@ -331,7 +335,7 @@ async def test_known_view_is_not_requested_as_a_table() -> None:
     async with rewriter(server) as made:
         for _ in range(4):
             await made.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)
-    assert len(server.views_read) == 1 + 4, "whether it is the same still"
+    assert len(server.views_read) == 1 + 4, "each statement checks whether the view has changed"
     assert [one.table[-1] for one in server.asked] == ["v", *["t"] * 4]
 
 
@@ -347,7 +351,7 @@ async def test_table_within_and_beside_a_view_is_read_at_one_snapshot() -> None:
     done, _ = await rewritten(statement, views={"v": PLAIN}, plan=turning)
     assert done.statement is None
     done, _ = await rewritten(statement, views={"v": PLAIN}, answer=lambda _: None)
-    assert done.statement is None, "the view reads the table as it is, so all do"
+    assert done.statement is None, "the view reads the current table, so all places of the table must"
 
 
 async def test_view_in_two_places_has_a_plan_for_each() -> None:

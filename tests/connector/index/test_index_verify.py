@@ -132,7 +132,7 @@ def test_index_file_that_does_not_match_the_data_is_quarantined(client: IndexCli
     first, second, _ = index_paths(client, kind)
     swap_blobs(first, second)
     audit = audit_index(client, "db.t", kind, sample=2, seed=7)
-    assert audit.problems, "a sound file of wrong content is found out"
+    assert audit.problems, "the file is well-formed, but its content is wrong"
     wrong = {Path(location).name for location, state in audit.states.items() if state == "quarantined"}
     assert wrong
     assert wrong <= {first.name, second.name}

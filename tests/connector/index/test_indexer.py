@@ -117,7 +117,7 @@ def test_merge_drops_entries_of_files_that_no_snapshot_has(client: IndexClient) 
     done = Indexer(client, in_process, limits=one_each).round()
     assert (done.builds, done.merges, done.failed) == (1, 1, 0)
     live = [one for one in client.index("db.t", "i").json["index-files"] if one["state"] == "live"]
-    assert sum(one["files"] for one in live) < 9, "not one of the first five is left in what was merged"
+    assert sum(one["files"] for one in live) < 9, "entries of the first five files remain in the merged file"
     assert client.index("db.t", "i").health == "ok"
 
 
@@ -173,7 +173,7 @@ def test_indexer_finds_a_damaged_index_file_and_builds_it_again(client: IndexCli
     ms = [1_800_000_000_000]
     keeper = Indexer(client, in_process, limits=GroupLimits(files=1), audit=day, now_ms=lambda: ms[0])
     first = keeper.round()
-    assert (first.builds, first.verified, first.damaged) == (1, 0, 0), "what was built just now is audited next"
+    assert (first.builds, first.verified, first.damaged) == (1, 0, 0), "a new index file is audited in the next round"
     second = keeper.round()
     assert (second.verified, second.damaged, second.failed) == (3, 0, 0)
     audited_ms = client.index("db.t", "i").audited_ms

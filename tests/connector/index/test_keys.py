@@ -100,7 +100,7 @@ def test_both_zeros_are_one_key_and_all_nans_are_one_key(
     assert numbers(client) == [("0.0", 2), ("1.5", 1), (repr(nan), 2)]
     report = upsert(client, "db.t", doubles((0.0, 0.0, 3), (-0.0, -0.0, 4)), keys=names, mode=mode)
     assert (report.inserted, report.updated) == (0, 1)
-    assert numbers(client) == [("-0.0", 4), ("1.5", 1), (repr(nan), 2)], "stored data keep their sign"
+    assert numbers(client) == [("-0.0", 4), ("1.5", 1), (repr(nan), 2)], "stored rows keep the sign of zero"
     gone = delete(client, "db.t", keys=doubles((0.0, 0.0, 0), (nan, 0.0, 0)), key=names, mode=mode)
     assert gone.deleted == 2
     assert numbers(client) == [("1.5", 1)]

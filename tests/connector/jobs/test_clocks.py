@@ -52,7 +52,7 @@ class MachineClock(SystemClock):
     def __init__(self) -> None:
         self._passed_ms = 0
         self._moves: list[tuple[int, int]] = [(0, 0)]
-        """Since when, by the system's clock, and by how much the clock was ahead of it."""
+        """Pairs: a time of the system's clock, and how far this clock is ahead from then on."""
 
     def now_ms(self) -> int:
         return super().now_ms() + self._moves[-1][1]

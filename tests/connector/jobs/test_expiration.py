@@ -113,7 +113,7 @@ def test_age_of_a_snapshot_counts_from_the_commit_that_replaced_it(client: Index
         times = [snapshot.timestamp_ms for snapshot in table.metadata.snapshots]
         assert expire(client, "db.t", older_than_ms=times[2], dry_run=True).snapshots == 1
         assert expire(client, "db.t", older_than_ms=times[2] + 1, dry_run=True).snapshots == 2
-        assert expire(client, "db.t", dry_run=True).snapshots == 0, "five days by default"
+        assert expire(client, "db.t", dry_run=True).snapshots == 0, "the default age is five days"
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_random_histories_with_branches_tags_and_expirations_keep_needed_files(
                 stay = {one.snapshot_id for one in table.metadata.snapshots if one.timestamp_ms >= older}
                 expired += expire(client, "db.t", older_than_ms=older, retain_last=rng.randint(1, 3)).snapshots
                 table.refresh()
-                assert heads | stay <= set(snapshots(table)), "Iceberg's own policy keeps these"
+                assert heads | stay <= set(snapshots(table)), "Iceberg's own policy keeps these snapshots"
                 assert stored(table) & named == needed(table) & named
                 assert needed(table) <= stored(table)
                 for snapshot_id in snapshots(table):
@@ -242,7 +242,9 @@ def test_housekeeping_continues_an_interrupted_deletion(
             table.refresh()
             assert stored(table) > needed(table)
             upsert(client, "db.t", rows([3], f"{works}"), keys=["id"])
-            assert served.run(served.server.components.expiration.resume()) == 0, "its own server may still be at work"
+            assert served.run(served.server.components.expiration.resume()) == 0, (
+                "the server that began the deletion may still be running"
+            )
             monkeypatch.setattr(server, "_RESUMED_AFTER_MS", -1)
             assert served.run(served.server.components.expiration.resume()) == 1
             monkeypatch.undo()

@@ -329,7 +329,7 @@ def test_merge_refuses_encrypted_files_without_keys_and_keeps_them(client: Index
         assert "encrypted" in errors[0]
         with pytest.raises(Unreadable, match="encrypted"):
             drop_columns(client, "db.t", ["payload"])
-    assert client.files("db.t").num_rows == before - 1, "the other partition was merged"
+    assert client.files("db.t").num_rows == before - 1, "only the other partition is merged"
 
 
 class _Kms(encryption.KmsClient):

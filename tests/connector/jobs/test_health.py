@@ -64,7 +64,7 @@ def test_health_finds_each_problem_until_its_remedy_has_run(
         assert problems(client) == []
         assert "No problems found" in shown(client)
         printed = CliRunner().invoke(cli, ["health", "db.t", "--json"], env={"SEAMARK_URL": client.url}).output
-        assert json.loads(printed[printed.index("{\n") :])["problems"] == [], "after the log of the server"
+        assert json.loads(printed[printed.index("{\n") :])["problems"] == [], "the JSON follows the logs of the server"
 
 
 def test_health_says_whether_the_server_repairs_a_problem_itself(client: IndexClient, served: Served) -> None:
@@ -95,5 +95,5 @@ def test_health_judges_files_of_a_sorted_table_as_compaction_does(client: IndexC
             upsert(client, "db.t", rows([number]), keys=["id"])
         assert "small files" in problems(client)
         catalog.load_table("db.t").update_sort_order().asc("id", IdentityTransform()).commit()
-        assert "small files" not in problems(client), "files of about 1,000 bytes are above a tenth"
+        assert "small files" not in problems(client), "files of about 1,000 bytes are above a tenth of the target size"
         assert compact(client, "db.t", dry_run=True).files_before == 0

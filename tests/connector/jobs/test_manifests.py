@@ -131,7 +131,9 @@ def test_rewrites_in_random_histories_keep_the_live_entries(
                     report["manifests"] - report["manifests-before"] + report["manifests-after"]
                 )
                 assert report["manifests-after"] < report["manifests-before"]
-                assert rewrite_manifests(client, "db.t", min_count=2)["snapshot-id"] is None, "it comes to an end"
+                assert rewrite_manifests(client, "db.t", min_count=2)["snapshot-id"] is None, (
+                    "a repeated rewrite has nothing to do"
+                )
         assert rewritten > 1
 
 
@@ -206,7 +208,9 @@ def test_rewrite_keeps_the_changes_of_concurrent_writers(
         for snapshot in catalog.load_table("db.t").metadata.snapshots:
             named.add(Path(snapshot.manifest_list.removeprefix("file://")))
             named |= {Path(manifest.manifest_path.removeprefix("file://")) for manifest in snapshot.manifests(table.io)}
-        assert {path for path in all_files(table) if path.suffix == ".avro"} == named, "given up files are deleted"
+        assert {path for path in all_files(table) if path.suffix == ".avro"} == named, (
+            "files of discarded attempts are deleted"
+        )
 
 
 class _Unlocked:
@@ -227,7 +231,7 @@ def test_policy_sets_the_number_of_manifests_that_is_too_high(client: IndexClien
         create(catalog, 2, **NO_MERGE, **{"seamark_manifests_min-count": "5"})
         for number in range(4):
             append(client, "db.t", rows([number]))
-        assert run_manifests(client, ("db", "t")) != {}, "a partition is in four of them"
+        assert run_manifests(client, ("db", "t")) != {}, "each partition is in four manifests"
         for number in range(3):
             append(client, "db.t", rows([10 + number]))
         append(client, "db.t", rows([20]))

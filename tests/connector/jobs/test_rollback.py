@@ -92,7 +92,9 @@ def test_rows_stay_the_same_in_random_histories_with_a_job_and_its_rollback(
                     outcomes["undone"] += 1
                     live, removed = entries_by_state(catalog.load_table("db.t"))
                     assert history.items() <= contents_of(catalog.load_table("db.t")).items()
-                    assert not live & removed, "Iceberg's incremental clean-up would delete these with their snapshots"
+                    assert not live & removed, (
+                        "Iceberg's incremental clean-up would delete these files with their snapshots"
+                    )
                     assert paths(client) == (before - (compacted - now)) | (now - compacted)
                 assert not kept or lineage(client) == kept
                 assert read(client) == Counter((one, one % 3, text) for one, text in model.items())

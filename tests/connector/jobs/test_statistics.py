@@ -84,7 +84,7 @@ def test_statistics_in_random_histories_are_within_the_error_of_the_sketches(
                 error = 0 if count <= 4096 else 0.05 * count
                 removed = 0 if report.columns_read else 0.25 * max(1, report.rows + len(ever))
                 assert count - error <= found[column] <= count + error + removed, (step, column, count, found)
-        assert incremental, "no statistics were computed from those before"
+        assert incremental, "no statistics were computed from earlier ones"
 
 
 def test_incremental_statistics_read_only_new_files_and_equal_a_full_run(client: IndexClient, served: Served) -> None:

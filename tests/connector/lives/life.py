@@ -60,7 +60,7 @@ class Life:
         self._snapshots: dict[int, tuple[list[Column], Counter[Any]]] = {}
         self._row_ids: dict[Any, tuple[int, int]] = {}
         self._touched: set[Any] | None = None
-        """The keys whose rows the step may have given other ids; None for all."""
+        """The keys whose rows may have other ids after the step. None means all keys."""
         self._spec: list[dict[str, Any]] = []
         self._create()
 

@@ -14,7 +14,7 @@ from tests.planner.lakes.literal_forms import render
 _WORDS = {"date": "DATE", "timestamp": "TIMESTAMP", "timestamptz": "TIMESTAMP"}
 _KINDS = ("boolean", "int", "long", "double", "string", *_WORDS)
 _DAYS_MIN, _DAYS_MAX = -719_162, 2_932_896
-"""Days of the years 1 and 9999, which literals can state."""
+"""Days of the years 1 and 9999, the first and the last that literals can express."""
 
 
 @dataclass

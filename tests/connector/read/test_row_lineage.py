@@ -52,14 +52,14 @@ class Model:
         assert found.keys() == self.rows.keys() == kept | changed | new, note
         now = sequence(client)
         for one in kept:
-            assert found[one] == self.ids[one], f"{note}: row {one} was only carried over"
+            assert found[one] == self.ids[one], f"{note}: row {one} was only copied"
         for one in changed:
             assert found[one] == (self.ids[one][0], now), f"{note}: row {one} was updated"
         for one in new:
             row_id, number = found[one]
             assert number == now, f"{note}: row {one} is new"
             assert row_id is not None, note
-            assert row_id not in self.used, f"{note}: row {one} has an id that another had"
+            assert row_id not in self.used, f"{note}: row {one} has an id that another row had"
             self.used.add(row_id)
         self.ids = {one: (row_id or 0, number or 0) for one, (row_id, number) in found.items()}
         assert len({row_id for row_id, _ in found.values()}) == len(found), note
@@ -127,7 +127,7 @@ def test_rows_from_before_an_upgrade_receive_ids_when_they_are_rewritten(client:
     assert lineage(client) == dict.fromkeys((1, 2, 3), (None, None))
     upsert(client, "db.t", rows((2, "fr", 2, "B")), keys=["id"], mode=COPY_ON_WRITE)
     first = lineage(client)
-    assert {one: number for one, (_, number) in first.items()} == {1: 3, 2: 3, 3: 2}, "3 stays in its file"
+    assert {one: number for one, (_, number) in first.items()} == {1: 3, 2: 3, 3: 2}, "row 3 stays in its file"
     assert sorted(row_id for row_id, _ in first.values() if row_id is not None) == [0, 1, 2]
     upsert(client, "db.t", rows((1, "fr", 3, "A"), (3, "fr", 3, "C")), keys=["id"], mode=COPY_ON_WRITE)
     assert lineage(client) == {1: (first[1][0], 4), 2: first[2], 3: (first[3][0], 4)}

@@ -74,7 +74,7 @@ def test_upsert_is_repeated_after_a_concurrent_swap_and_append(
 
     meanwhile(monkeypatch, other)
     assert upsert(client, "db.t", pa.table({"a": [1], "b": [7]}), keys=["a"], mode=mode).attempts == 2
-    assert held(client) == [(5, 50), (7, 1)], "the key is the second column by now, and there is one row of it"
+    assert held(client) == [(5, 50), (7, 1)], "the key is the second column now, and one row has it"
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -84,7 +84,7 @@ def test_append_with_too_many_index_files_succeeds_with_fewer(
     into.commit(client, written)
     assert seen(client) == {"de": list(range(tasks))}
     puffins = [one for one in served.written_files() if one.suffix == ".puffin"]
-    assert len(puffins) == limit, "those that no commit names are deleted"
+    assert len(puffins) == limit, "index files that no commit names are deleted"
     told = client.indexes("db.t")
     assert sum(one.files for one in told) == limit
     assert sum(one.lag_files for one in told) == tasks * len(INDEXED) - limit
@@ -107,7 +107,7 @@ def test_append_with_a_repeated_producer_sequence_is_committed_once(client: Inde
     first = append(client, "db.t", rows(1), producer=("job", 1))
     before = served.written_files()
     again = append(client, "db.t", rows(1), producer=("job", 1))
-    assert served.written_files() == before, "of the second write no file is left"
+    assert served.written_files() == before, "the repeated write leaves no file"
     assert first is not None
     assert again is not None
     assert (first["duplicate"], again["duplicate"]) == (False, True)

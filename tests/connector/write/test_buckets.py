@@ -108,7 +108,7 @@ def test_advised_bucket_count_is_the_doubling_nearest_to_the_target_size(client:
     total = int(bucket_sizes(client, "db.t")[0].bytes.sum())
     for share, advice in ((1, 4), (4, 4), (5, 4), (6, 8), (11, 8), (12, 16), (64, 64), (100, 128)):
         (found,) = bucket_sizes(client, "db.t", target_bytes=total // share)
-        assert found.advice == advice, f"buckets of a {share}th of the table"
+        assert found.advice == advice, f"the target is a {share}th of the table"
     with pytest.raises(ValueError, match="target_bytes is 0"):
         bucket_sizes(client, "db.t", target_bytes=0)
 

@@ -155,7 +155,7 @@ def judge_rows(client: IndexClient, taken: Mapping[int, Taken], version: int, no
             if version == 2:  # PyIceberg reads the deletes of version 2.
                 found = theirs.scan(snapshot_id=one["snapshot-id"]).to_arrow().select(COLUMNS).sort_by("id")
                 assert [tuple(values.values()) for values in found.to_pylist()] == wanted, told
-    assert left == {}, f"{note}: lost"
+    assert left == {}, f"{note}: these steps are lost"
 
 
 def judge_files(client: IndexClient, taken: Mapping[int, Taken], note: str) -> None:
@@ -171,7 +171,7 @@ def judge_files(client: IndexClient, taken: Mapping[int, Taken], note: str) -> N
             keys = pq.read_table(file["file_path"].removeprefix("file://"), columns=["id"], partitioning=None)
             assert {bucket(counts[file["spec_id"]], key) for key in keys["id"].to_pylist()} == {number}, note
             of_spec[file["spec_id"]] += 1
-    assert all(of_spec.values()), f"{note}: each of the specs has files"
+    assert all(of_spec.values()), f"{note}: not every spec has files"
 
 
 def judge_plans(client: IndexClient, note: str) -> None:
@@ -209,7 +209,7 @@ def test_doubling_from_8_to_64_buckets_delays_no_writer_and_keeps_all_rows(
             writers.stop.set()
         counts = [one.result(60) for one in running]
     assert min(counts) > 3, note
-    assert {one.attempts for one in writers.taken.values()} == {1}, f"{note}: a resize is no reason to do it again"
+    assert {one.attempts for one in writers.taken.values()} == {1}, f"{note}: a resize must not cause a second attempt"
     judge_rows(client, writers.taken, version, note)
     judge_files(client, writers.taken, note)
     judge_plans(client, note)

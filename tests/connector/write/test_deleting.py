@@ -292,7 +292,9 @@ def test_data_file_without_remaining_rows_is_removed(tmp_path: Path, version: in
     before = {one: [file for file in first.files if file.get("referenced-data-file") in (one, None)] for one in (a, b)}
     known = files_in(tmp_path)
     second = write_deletes(made, [DeletedRows(a, 0, [], longs(1, 3), before[a], 4)], reader)
-    assert (second.files, second.removed) == ((), ({"file-path": a},)), "with the deletes that are its own"
+    assert (second.files, second.removed) == ((), ({"file-path": a},)), (
+        "the data file's own deletes are removed with it"
+    )
     assert files_in(tmp_path) == known
     rows = [DeletedRows(a, 0, [], longs(1), before[a], 4), DeletedRows(b, 0, [], longs(0), before[b], 2)]
     third = write_deletes(made, rows, reader)

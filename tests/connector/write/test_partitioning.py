@@ -136,7 +136,7 @@ def test_every_row_is_in_the_partition_of_its_values(fields: list[tuple[str, int
                 assert typed.all_same([column[row] for column in columns], list(partition)), (seed, row)
         assert sorted(seen) == list(range(count))
         keys = [repr([column[row] for column in columns]) for row in range(count)]
-        assert len(split) == len(set(keys)), "a partition was cut in two"
+        assert len(split) == len(set(keys)), "a partition was split in two"
 
 
 def test_partition_values_are_written_in_the_json_of_the_specification() -> None:

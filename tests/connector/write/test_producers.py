@@ -81,7 +81,9 @@ def test_repeat_of_a_change_without_effect_changes_no_later_rows(client: IndexCl
     append(client, "db.t", rows((5, "new", 7)))
     again = CHANGES[name](client, producer=("job", 1))
     assert again["duplicate"] if isinstance(again, dict) else again.duplicate
-    assert delete(client, "db.t", where="id = 5 or id = 9", producer=("job", 1)).duplicate, "whatever the repeat is"
+    assert delete(client, "db.t", where="id = 5 or id = 9", producer=("job", 1)).duplicate, (
+        "the number decides, not the kind of the repeated change"
+    )
     assert [one[0] for one in held(client)] == [5, 9]
 
 

@@ -80,4 +80,4 @@ def test_puffin_file_is_marked_as_removed_with_its_last_vector(client: IndexClie
             assert not found.marked & found.live.keys(), step
             assert found.all - found.live.keys() <= found.marked, step
         assert read(client) == Counter((one, one % 3, text) for one, text in model.items())
-        assert shared, "no Puffin file with two live vectors"
+        assert shared, "no Puffin file had two live vectors"

@@ -29,7 +29,7 @@ def filled(client: IndexClient, version: int, spec: str, **table: Any) -> None:
 
 def lands(client: IndexClient) -> dict[int, str]:
     found = scan(client, "db.t", ["id", "land"]).to_arrow().to_pylist()
-    assert len(found) == len({one["id"] for one in found}), "each key once"
+    assert len(found) == len({one["id"] for one in found}), "a key occurs twice"
     return {one["id"]: one["land"] for one in found}
 
 

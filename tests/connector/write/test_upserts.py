@@ -437,7 +437,9 @@ def test_change_with_too_many_index_files_succeeds_with_fewer(
         delete(client, "db.t", keys=pa.table({"id": [2]}), mode=mode)
     assert [one[:2] for one in held(client)] == [(1, "b"), (3, "a")]
     brought = [one for one in served.written_files() if "_seamark" in one.parts]
-    assert len(brought) == (3 if mode == "copy-on-write" else 2), "one of each commit; the others are deleted"
+    assert len(brought) == (3 if mode == "copy-on-write" else 2), (
+        "each commit keeps one index file, and the others are deleted"
+    )
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ class Step:
     def repeat(self, client: IndexClient, name: str) -> None:
         """Repeat the step, and check that it is a duplicate."""
         again = self.take(client, name)
-        assert again["duplicate"] if isinstance(again, dict) else again.duplicate, f"{self} is done again"
+        assert again["duplicate"] if isinstance(again, dict) else again.duplicate, f"{self} was committed again"
 
     def on(self, model: dict[int, Row]) -> dict[int, Row]:
         made = dict(model)
@@ -164,7 +164,7 @@ def judge(
             snapshots = sorted(loaded.get("snapshots", []), key=lambda one: one["sequence-number"])
             for place, snapshot in enumerate(snapshots):
                 number = int(snapshot["summary"]["step"])
-                assert number not in seen, f"{note}: step {number} is there twice"
+                assert number not in seen, f"{note}: step {number} is in two snapshots"
                 seen.add(number)
                 model = taken[number].on(model)
                 wanted, snapshot_id = in_model(model), snapshot["snapshot-id"]
@@ -177,7 +177,7 @@ def judge(
                     assert [tuple(one.values()) for one in found.select(COLUMNS).sort_by("id").to_pylist()] == wanted, (
                         told
                     )
-    assert taken.keys() == seen, f"{note}: lost are {[taken[one] for one in sorted(taken.keys() - seen)]}"
+    assert taken.keys() == seen, f"{note}: these steps are lost: {[taken[one] for one in sorted(taken.keys() - seen)]}"
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,7 @@ def play(
                 for step, future in zip(mine[start:], futures, strict=False):
                     assert future.exception(120) is None, f"{note}, {step}: {future.exception()!r}"
                     attempts = getattr(future.result(), "attempts", 1)
-                    assert attempts <= ATTEMPTS_MAX, f"{note}, {step}: starved for {attempts} attempts"
+                    assert attempts <= ATTEMPTS_MAX, f"{note}, {step}: it needed {attempts} attempts"
                 if start and rng.random() < 0.3:
                     rng.choice(mine[:start]).repeat(clients[0], f"db.{name}")
     for one in clients:

@@ -176,7 +176,7 @@ def test_files_have_the_target_size(tmp_path: Path) -> None:
         sizes = sorted(file["file-size-in-bytes"] for file in written.files)
         assert len(sizes) > 6
         assert sizes[-1] < 2 * size
-        assert sizes[2] > size / 2, "all but the last of each bucket are full"
+        assert sizes[2] > size / 2, "all files but the last of each bucket are full"
         groups = [len(file["split-offsets"]) for file in written.files]
         assert max(groups) >= 3
 
@@ -201,7 +201,7 @@ def test_memory_of_a_writer_is_bounded(tmp_path: Path) -> None:
             most = max(most, pa.total_allocated_bytes() - before)
         written = writer.close()
     assert written.rows == 600_000
-    assert most < 40 << 20, "70 MB were given"
+    assert most < 40 << 20, "the input has 70 MB"
     del writer
     assert pa.total_allocated_bytes() - before < 1 << 20
 
@@ -230,7 +230,7 @@ def test_writer_of_many_partitions_has_few_open_files(tmp_path: Path, monkeypatc
     written = write_batches(target(metadata), given.to_batches(max_chunksize=100), limits=limits)
     check(metadata, written, given)
     assert most == 7
-    assert len(written.files) < 400, "not a file for each batch and partition"
+    assert len(written.files) < 400, "there must not be a file for each batch and partition"
 
 
 def test_zeros_of_two_signs_are_two_partitions_and_nan_is_one(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def test_icebergs_clean_up_keeps_puffin_files_with_a_live_vector(lake: Lake, rou
             expected = Counter((one, one % 3, text) for one, text in model.items())
             assert read(lake.client) == lake.rows() == expected
             catalog.drop_table("db.t")
-    assert shared, "no Puffin file with two live vectors"
+    assert shared, "no Puffin file had two live vectors"
 
 
 def _change(client: IndexClient, rng: random.Random, model: dict[int, str], text: str) -> None:

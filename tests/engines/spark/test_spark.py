@@ -173,7 +173,7 @@ def test_spark_renames_and_drops_a_table_that_is_then_restored_and_purged(sql: A
         sql("SELECT * FROM {db}.e")
     _, body = client.call("GET", "/api/v1/dropped")
     dropped = next(row for row in body["dropped"] if row["name"] == "e")
-    assert dropped["purge"], "Spark asked the catalog to purge (rest-catalog-purge), and left the files alone"
+    assert dropped["purge"], "with rest-catalog-purge, Spark asks the catalog to purge and deletes no files itself"
     assert client.call("POST", f"/api/v1/dropped/{dropped['id']}/undrop", {})[0] == 200
     assert sql("SELECT count(*) FROM {db}.e") == [(5,)]
     client.close()
