@@ -52,9 +52,9 @@ NOT_SETTINGS = {
         "list_contains",
     ),  # DuckDB
     *("timeout_s", "size_bytes"),  # examples of names
-    *("memory_eviction", "memory_rejection", "disk_eviction", "disk_damage"),  # values of a label
+    *("memory_eviction", "memory_rejection", "disk_eviction", "disk_damage"),  # Values of a metric's label.
     *("disk_write_dropped", "served_bytes", "preloaded_file", "preloaded_byte", "hedged_read"),
-    *("bytes_wasted", "wasted_by"),  # totals of a job
+    *("bytes_wasted", "wasted_by"),  # Totals of a job.
     *("wrap_key", "unwrap_key"),  # pyarrow's KmsClient
 }
 """Words in inline code that look like settings but are not."""
@@ -119,8 +119,8 @@ def test_every_page_is_linked_from_the_readme() -> None:
 
 def test_environment_variables_of_the_pages_are_settings() -> None:
     known = {environment_name(name) for name in FIELDS} | {CONFIG_VARIABLE, CA_VARIABLE, "SEAMARK_TOKEN", "SEAMARK_URL"}
-    known |= {"SEAMARK_SQL_TRINO", "SEAMARK_SQL_SPARK", "SEAMARK_TRINO_PASSWORD"}  # variables of seamark sql
-    known |= {"SEAMARK_PLANS", "SEAMARK_URI"}  # variables of seamark trino-proxy and of deploy/trino/run.sh
+    known |= {"SEAMARK_SQL_TRINO", "SEAMARK_SQL_SPARK", "SEAMARK_TRINO_PASSWORD"}  # They are variables of seamark sql.
+    known |= {"SEAMARK_PLANS", "SEAMARK_URI"}  # They are variables of seamark trino-proxy and of deploy/trino/run.sh.
     named = {(str(page), name) for page in PAGES for name in re.findall(r"\bSEAMARK_[A-Z0-9_]+\b", page.text)}
     assert {(page, name) for page, name in named if name not in known} == set()
 

@@ -1,7 +1,7 @@
 """The number of buckets doubles while unmodified Spark uses the table.
 
-A session that has loaded the table still writes to it. Its reader returns the rows of a plain dict,
-whatever specs the files have.
+A session that has loaded the table before can still write to it. Its reader returns the rows of a plain dict from files
+of all specs.
 """
 
 from __future__ import annotations

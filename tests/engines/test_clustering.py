@@ -1,6 +1,6 @@
 """Tables that Spark's tasks cluster, checked with Iceberg's own reader in the same Spark.
 
-The rows stay the same, whatever changed the table before, and their files follow the clustering columns.
+The rows stay the same after any earlier changes, and the files follow the clustering columns.
 """
 
 from __future__ import annotations

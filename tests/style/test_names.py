@@ -15,7 +15,7 @@ import pytest
 
 REPO = Path(__file__).resolve().parents[2]
 PACKAGES = [REPO / "commands", REPO / "metaserver", REPO / "connector", REPO / "formats", REPO / "cache"]
-"""In each of these packages, a public class name is defined once."""
+"""The packages in each of which a public class name is defined only once."""
 FILES = sorted(path for package in PACKAGES for path in package.rglob("*.py"))
 COINED = re.compile(
     r"is_beyond_us|has_cold_door|_chilling|suspect_soon|in_vain|fate|told|untold|unsaid|afar|asked_by_java|marks_of"

@@ -114,7 +114,10 @@ class Column:
     kind: str
     owner: str | None
     plain: bool = True
-    """Whether the column's name may stand without an alias. False if USING merges the column in an outer join."""
+    """True if the column's name may stand without an alias.
+
+    It is False if USING merges the column in an outer join.
+    """
 
 
 Scope = list[Column]

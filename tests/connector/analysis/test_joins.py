@@ -1,4 +1,4 @@
-"""Which scans of a statement limit the rows of another scan to those with a partner, case by case."""
+"""Joins that limit the rows of a scan to those with a partner in another scan, case by case."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which statements are analysed at all, and which text changes if a table is read from a view."""
+"""Statements that are analysed at all, and the text that changes if a table is read from a view."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tables a statement reads, and which of their rows it needs: joins, subqueries, merged columns."""
+"""The tables that a statement reads, and the rows that it needs: joins, subqueries, merged columns."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def check(
     if done.statement is not None:
         try:
             rows = Counter(map(repr, con.sql(done.statement).fetchall()))
-        except duckdb.InternalException:  # a fault of DuckDB's optimizer; it returns no rows
+        except duckdb.InternalException:  # A fault of DuckDB's optimizer returns no rows.
             told["internal errors"] += 1
             return
         assert rows == expected, f"{seed}\n{text}\n-- became\n{done.statement}\n{done.summary}"

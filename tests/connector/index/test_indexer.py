@@ -33,7 +33,10 @@ def in_process() -> AbstractContextManager[Workers]:
 
 
 def table(client: IndexClient, name: str, files: int = 3, **indexes: tuple[str, str]) -> None:
-    """Create a table with `files` files, and indexes that cover none of them; `indexes` has name=(kind, column)."""
+    """Create a table with `files` files, and indexes that cover none of them.
+
+    `indexes` has (kind, column) by the name of the index.
+    """
     create(client.url, name)
     append(client.url, name, spread(files))
     for index, (kind, column) in indexes.items():
@@ -278,7 +281,7 @@ def test_damaged_index_file_stops_merges_but_not_builds(client: IndexClient) -> 
         if number == 6:
             damaged = Path(first.removeprefix("file://"))
             data = bytearray(damaged.read_bytes())
-            data[40] ^= 1  # a byte of the first blob
+            data[40] ^= 1  # This byte is in the first blob.
             damaged.write_bytes(data)
         done = Indexer(client, in_process).round()
         assert done.builds == 1

@@ -401,7 +401,7 @@ def test_expiration_succeeds_while_writers_keep_committing(
 
 
 @pytest.mark.parametrize("obstacle", ["gc.enabled", "entries"])
-def test_continued_deletion_obeys_the_tables_current_properties(
+def test_continued_deletion_obeys_the_current_rules(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, obstacle: str
 ) -> None:
     with catalog_at(served.url) as catalog:

@@ -212,7 +212,7 @@ def test_removal_keeps_files_of_an_interrupted_expiration_and_of_indexes(
         indexed = {path for path in all_files(table) if "_seamark" in path.parts}
         assert indexed
         age_all(table)
-        age(before)  # older than the newest file by more than the minimum age
+        age(before)  # The file becomes older than the minimum age, counted from the newest file.
         remove_orphan_files(client, "db.t")
         assert before.exists()
         assert indexed <= all_files(table)

@@ -96,9 +96,7 @@ def test_policy_command_sets_properties_of_a_namespace_and_a_table(nested: Index
     call(nested, "a.b", "--namespace", "--set", "seamark.compaction.enabled=false")
     assert sources(nested)["seamark.compaction.enabled"] == ("false", "namespace", ["a", "b"])
     shown = call(nested, "a.b.t", "--set", "seamark.compaction.enabled=true", "--json")
-    printed, _ = json.JSONDecoder().raw_decode(
-        shown.stdout[shown.stdout.index("{\n") :]
-    )  # the server's logs are there, too
+    printed, _ = json.JSONDecoder().raw_decode(shown.stdout[shown.stdout.index("{\n") :])  # The output also has logs.
     assert printed["properties"][0]["source"] == "table"
     assert effective_properties(nested, "a.b.t") == {"seamark.compaction.enabled": "true"}
     call(nested, "a.b.t", "--unset", "seamark.compaction.enabled")
@@ -155,7 +153,7 @@ def test_tables_below_a_thousand_namespaces_are_examined(served: Served) -> None
 
     served.run(make())
     served.run(watch.sweep(look))
-    # pytest deletes the folders of earlier runs by recursion, which fails at this depth.
+    # The clean-up of earlier runs by pytest is recursive, and fails at this depth.
     subprocess.run(["rm", "-rf", served.home], check=True)
     assert "t0" in seen
 

@@ -62,7 +62,7 @@ def test_batch_counts_once_with_or_without_progress_of_its_files() -> None:
         with part(2, 20):
             advance(1, 10)
             advance(1, 10)
-        with part(2, 20):  # as on a cluster
+        with part(2, 20):  # A task on a cluster does not report its files.
             pass
     assert seen[-1] == WorkProgress(4, 4, 40, 40)
     advance(1, 1)  # No listener is active.

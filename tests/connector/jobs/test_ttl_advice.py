@@ -180,6 +180,6 @@ def test_counters_are_bounded_and_excess_reads_count_for_every_column(client: In
     }
     assert columns_of(range(1, COLUMNS_MAX + 2)) == {EVERY_COLUMN}
     usage._limit = 20
-    for number in range(3):  # each of them as much as seven reads of few columns
+    for number in range(3):  # Each of these reads counts as much as seven reads of few columns.
         usage.add(ColumnRead(uuid, columns_of(range(1000 * number + 1, 1000 * number + 101)), 0), "rita")
     assert [EVERY_COLUMN in read.columns for read in usage._counts] == [False, True]

@@ -199,7 +199,7 @@ def kinds(version: int) -> list[str]:
 
 def draw_value(rng: random.Random, kind: str) -> Any:
     """Return an edge value of the type, or a value out of few, so that rows match each other."""
-    if kind not in typed.SAMPLES:  # a type after promotion
+    if kind not in typed.SAMPLES:  # The type is the result of a promotion.
         return rng.randint(-500, 500)
     if rng.random() < 0.5:
         return rng.choice(typed.SAMPLES[kind])

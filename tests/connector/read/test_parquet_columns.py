@@ -150,7 +150,7 @@ def test_plain_columns_of_encrypted_files_are_read_without_keys(
     for column_id in secret:
         with pytest.raises(Unreadable, match=r"it encrypts its column (id|st\.a), whose values an index would show"):
             read_with_keys(2, column_id)
-    # pyarrow aborts the process if it reads an encrypted column without its key.
+    # The process aborts if pyarrow reads an encrypted column without its key.
     for column_id in (1, 2):
         with pytest.raises(Unreadable, match="it is encrypted, and this process has no key"):
             read_with_keys(column_id, keys=lambda: None)

@@ -1,4 +1,4 @@
-"""Which time zones of sessions are UTC."""
+"""Time zones of sessions that count as UTC, and zones that do not."""
 
 from __future__ import annotations
 

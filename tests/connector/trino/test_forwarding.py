@@ -180,7 +180,7 @@ async def test_large_answer_is_fetched_at_the_speed_of_the_client() -> None:
         await got.content.readexactly(MIB)
         await asyncio.sleep(0.5)
         held = sent - MIB
-        assert held < 24 * MIB, held  # mostly buffers of sockets
+        assert held < 24 * MIB, held  # Most of it is in buffers of sockets.
         size = MIB
         async for chunk in got.content.iter_any():
             size += len(chunk)

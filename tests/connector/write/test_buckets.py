@@ -164,7 +164,7 @@ def test_resize_changes_one_field_of_the_spec_and_nothing_else(client: IndexClie
 
 def test_repeated_resize_changes_nothing(client: IndexClient) -> None:
     create(client, spec=[("bucket[8]", 1)])
-    resize(client, "db.t", buckets=64)  # one resize by three doublings
+    resize(client, "db.t", buckets=64)  # A resize can double the buckets several times.
     location = loaded(client)
     assert resize(client, "db.t", buckets=64) == ResizeResult("id", 64, 64, 1)
     assert loaded(client) == location

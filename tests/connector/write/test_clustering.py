@@ -161,7 +161,7 @@ def test_joined_row_is_found_by_its_whole_key(seed: int) -> None:
         return pa.array(drawn, pa.int64()).cast(kind)
 
     table = [column(kind, count) for kind in kinds]
-    # An integer is found whatever its width is.
+    # Integers of different widths are equal.
     given = [column(pa.int64() if kind == pa.int32() else kind, 200) for kind in kinds]
     keys = list(zip(*(one.to_pylist() for one in table), strict=True))
     asked = zip(*(one.to_pylist() for one in given), strict=True)

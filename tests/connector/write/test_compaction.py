@@ -1,4 +1,4 @@
-"""Compaction against a model: the rows stay the same, whatever writers do before and during it."""
+"""Compaction against a model: the rows stay the same, before and during any changes of writers."""
 
 from __future__ import annotations
 

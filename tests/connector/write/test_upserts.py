@@ -257,10 +257,10 @@ def test_row_with_the_latest_precombine_value_wins(client: IndexClient, mode: st
     create(client)
     upsert(client, "db.t", rows((1, "a", 5), (2, "a", None), (3, "a", 5), (4, "a", None), (6, "a", 5)), keys=["id"])
     given = rows(
-        (1, "b", 4),  # older than the stored row
-        (2, "b", None),  # as late as the stored row
+        (1, "b", 4),  # This row is older than the stored row.
+        (2, "b", None),  # It is as late as the stored row.
         (3, "x", 9),
-        (3, "b", 9),  # the last of the latest rows
+        (3, "b", 9),  # It is the last of the latest rows.
         (3, "x", 8),
         (3, "x", None),
         (4, "b", 0),  # later than null

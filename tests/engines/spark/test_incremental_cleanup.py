@@ -41,7 +41,7 @@ pytestmark = pytest.mark.spark
 SMALL = CompactionPolicy(1 << 20, 2)
 FUTURE_MS = 1 << 45
 BEHIND_MS = 1000 * UNDONE_KEPT_MS
-"""How far the server's clock is behind at first, because Iceberg refuses to write metadata with a future time."""
+"""The time by which the server's clock is slow at first, because Iceberg writes no metadata of the future."""
 
 
 class Lake:

@@ -98,7 +98,7 @@ def test_daemon_has_no_other_threads_when_it_forks(spark: SparkSession) -> None:
 
     threads, sockets = told(spark, ask)
     assert len(threads) == 1
-    assert len(sockets) == 1  # the socket on which it listens
+    assert len(sockets) == 1  # The daemon listens on it.
 
 
 # The test takes 20 s. Other tests of the fast tier check that workers are complete and that the

@@ -66,9 +66,9 @@ def test_remove_orphan_files_keeps_index_files_and_plan_files(spark: SparkSessio
 def test_expiration_removes_only_snapshots_that_iceberg_would_expire(
     spark: SparkSession, tmp_path: Path, names: str
 ) -> None:
-    """Spark then expires at most one snapshot more, because it counts a snapshot's age from its own commit.
+    """Spark then expires at most one more snapshot for each branch, and reads all that remain.
 
-    Spark reads every remaining snapshot.
+    It counts a snapshot's age from the snapshot's own commit, and Seamark from the commit that replaced it.
     """
     rng, removed = random.Random(7), 0
     with SparkTables.served(spark, tmp_path) as tables:

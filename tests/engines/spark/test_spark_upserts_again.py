@@ -164,7 +164,7 @@ def test_stream_upserts_each_batch_once_and_again_with_a_new_checkpoint(rig: Rig
     assert [(one.inserted, one.updated, one.duplicate) for one in reports] == [(10, 0, False), (5, 5, False)]
     files, snapshots = rig.files("stream"), rig.sql("SELECT snapshot_id FROM {db}.stream.snapshots")
     last = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
-    last.unlink()  # as if Spark had died after Seamark's commit and before it recorded the batch
+    last.unlink()  # This simulates that Spark died after Seamark's commit and before it recorded the batch.
     last.with_name(f".{last.name}.crc").unlink()
     run()
     assert (len(reports), reports[-1].duplicate) == (3, True)

@@ -288,7 +288,7 @@ def test_restarted_stream_commits_every_row_once(rig: Rig, tmp_path: Path) -> No
     files, snapshots = rig.files("stream"), rig.sql("SELECT * FROM {db}.stream.snapshots").count()
     assert snapshots == 2
     last = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
-    last.unlink()  # as if Spark had died after Seamark's commit and before it recorded the batch
+    last.unlink()  # This simulates that Spark died after Seamark's commit and before it recorded the batch.
     last.with_name(f".{last.name}.crc").unlink()
     run()
     assert (rig.files("stream"), rig.sql("SELECT * FROM {db}.stream.snapshots").count()) == (files, snapshots)

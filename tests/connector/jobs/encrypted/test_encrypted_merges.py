@@ -182,9 +182,9 @@ def test_scan_reads_encrypted_files_only_with_explicit_keys(client: IndexClient,
     # its jobs.
     with pytest.raises(Unreadable, match="encrypted"):
         scan(client, "db.t", ["id", "payload"]).to_arrow()
-    # pyarrow aborts the process if it reads the statistics of an encrypted column without its key.
+    # The process aborts if pyarrow reads the statistics of an encrypted column without its key.
     with pytest.raises(Unreadable, match="encrypted"):
-        scan(client, "db.t", ["id"], "payload = 'a'").to_arrow()  # within the bounds of the values
+        scan(client, "db.t", ["id"], "payload = 'a'").to_arrow()  # The literal is within the column's bounds.
 
 
 @pytest.mark.parametrize("version", [2, 3])

@@ -154,7 +154,7 @@ def test_long_values_in_sealed_files_are_split_into_short_blocks(
         data, at, blocks = path.read_bytes(), 0, 0
         while at < len(data):
             size = int.from_bytes(data[at : at + 4], "little")
-            assert size <= 1000 + 16  # a block and its tag
+            assert size <= 1000 + 16  # 16 bytes are the tag.
             at, blocks = at + 4 + size, blocks + 1
         assert (at, blocks > 50) == (len(data), True)
     assert [part.column(0).to_pylist() for part, _, _ in spill.ranges()] == [[text], [text[::-1]]]
@@ -221,7 +221,7 @@ def test_change_of_rows_from_differently_encrypted_files_is_refused(
         upsert(client, "db.t", rows(rng, range(60, 61)), keys=["id"], strategy="equality", file_keys=keys)
     assert sorted(paths(client)) == files
     change(60, 61)
-    change(2, 110)  # rows of a plain and of an encrypted file
+    change(2, 110)  # One row is in a plain file, the other in an encrypted one.
     for number in (2, 60, 61, 110):
         before[number]["payload"] = "new"
     owners[2] = owners[110]
