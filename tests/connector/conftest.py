@@ -1,4 +1,4 @@
-"""A server for each test, reached over its port alone."""
+"""A server for each test, which the tests reach only over its port."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.connector.served import Served
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    server = Served(tmp_path, warehouse=tmp_path.as_uri(), services_workers=0)  # none run in this process
+    server = Served(tmp_path, warehouse=tmp_path.as_uri(), services_workers=0)  # No worker process starts.
     server.start()
     yield server
     server.stop()

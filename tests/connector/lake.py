@@ -1,4 +1,4 @@
-"""Tables of real Parquet files, written by PyIceberg, for tests of those who build indexes of them."""
+"""Tables of Parquet files that PyIceberg writes, for tests of index builds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCHEMA = pa.schema([("id", pa.int64()), ("country", pa.string()), ("discount", p
 
 @contextmanager
 def catalog_at(url: str) -> Iterator[RestCatalog]:
-    """PyIceberg leaves sockets to the garbage collector; its warnings are not ours to mend."""
+    """Yield a PyIceberg catalog without its warnings about sockets that PyIceberg leaves open."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with RestCatalog("sea", uri=url) as catalog:
@@ -23,14 +23,17 @@ def catalog_at(url: str) -> Iterator[RestCatalog]:
 
 
 def create(url: str, name: str = "db.t") -> None:
-    """Empty."""
+    """Create an empty table, and its namespace if it is missing."""
     with catalog_at(url) as catalog:
         catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
         catalog.create_table(name, schema=SCHEMA)
 
 
 def append(url: str, name: str, parts: Sequence[Sequence[int]]) -> None:
-    """One data file a part, of these ids; all files span the same range of all columns as far as they can."""
+    """Append one data file with the given ids for each part.
+
+    All files span the same range of all columns, as far as possible.
+    """
     with catalog_at(url) as catalog:
         table = catalog.load_table(name)
         for ids in parts:
@@ -42,5 +45,5 @@ def rows(ids: Sequence[int]) -> dict[str, list[Any]]:
 
 
 def spread(parts: int, rows_each: int = 20) -> list[list[int]]:
-    """Return ids such that each part spans the range of all."""
+    """Return ids for each part; each part spans the range of all ids."""
     return [[part + parts * number for number in range(rows_each)] for part in range(parts)]

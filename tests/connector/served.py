@@ -1,4 +1,4 @@
-"""A server in a thread of its own: the client is synchronous, and is tested as its users have it."""
+"""A server in its own thread, because the client is synchronous and tests use it as users do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.server.rig import Running, running
 
 
 class Served:
-    """`url`, and `run` for what has to happen on the server's event loop."""
+    """A server in its own thread: `url` is its address, and `run` executes a coroutine on its event loop."""
 
     def __init__(self, home: Path, **settings: Any) -> None:
         self.home = home

@@ -39,7 +39,7 @@ def printed(client: IndexClient, *arguments: str) -> Any:
 
 @pytest.fixture
 def shop(client: IndexClient) -> IndexClient:
-    """`shop.orders` of two snapshots."""
+    """Return a client of a server that has `shop.orders` with two snapshots."""
     done(client, "namespace", "create", "shop", "--property", "owner=ann")
     columns = ["id:long!", "price:decimal(9,2)", "at:timestamptz"]
     options = [text for column in columns for text in ("--column", column)]
@@ -49,7 +49,7 @@ def shop(client: IndexClient) -> IndexClient:
     return client
 
 
-def test_a_namespace_is_created_shown_changed_and_dropped(client: IndexClient) -> None:
+def test_namespace_is_created_shown_changed_and_dropped(client: IndexClient) -> None:
     assert "created" in done(client, "namespace", "create", "a")
     done(client, "namespace", "create", "a.b\\.c", "--property", "k=v")
     assert ["a", "b.c"] in printed(client, "namespace", "list")
@@ -65,7 +65,7 @@ def test_a_namespace_is_created_shown_changed_and_dropped(client: IndexClient) -
     assert ["a"] not in printed(client, "namespace", "list")
 
 
-def test_changes_of_a_command_are_printed_as_json(client: IndexClient) -> None:
+def test_each_change_command_prints_json(client: IndexClient) -> None:
     assert printed(client, "namespace", "create", "a", "--property", "k=v")["properties"]["k"] == "v"
     assert printed(client, "namespace", "set", "a", "k=w")["properties"]["k"] == "w"
     created = printed(client, "table", "create", "a.t", "--column", "id:long")
@@ -106,14 +106,14 @@ def test_views_are_listed_shown_renamed_and_dropped(shop: IndexClient) -> None:
     assert printed(shop, "view", "list") == [["shop", "sums"]]
 
 
-def test_a_namespace_that_is_spelled_wrong_gets_a_suggestion(shop: IndexClient) -> None:
+def test_misspelled_namespace_gets_a_suggestion(shop: IndexClient) -> None:
     for words in (("namespace", "show", "shp"), ("table", "list", "shp"), ("view", "list", "shp")):
         result = call(shop, *words)
         assert result.exit_code == 1
         assert "Did you mean shop?" in result.output, words
 
 
-def test_a_table_is_listed_and_shown(shop: IndexClient) -> None:
+def test_table_is_listed_and_shown(shop: IndexClient) -> None:
     assert printed(shop, "table", "list") == printed(shop, "table", "list", "shop") == [["shop", "orders"]]
     text = done(shop, "table", "show", "shop.orders")
     assert "partitioned by bucket[4](id)" in text
@@ -126,12 +126,12 @@ def test_a_table_is_listed_and_shown(shop: IndexClient) -> None:
     assert printed(shop, "table", "show", "shop.orders")["properties"]["a"] == "d"
 
 
-def test_a_value_that_an_engine_wrote_and_no_service_understands_is_told(shop: IndexClient) -> None:
+def test_policy_command_shows_an_invalid_value_that_an_engine_wrote(shop: IndexClient) -> None:
     change_table_properties(shop, "shop.orders", {"seamark.compaction.enabled": "maybe"}, ())
     assert "maybe (it must be true or false)" in done(shop, "policy", "shop.orders")
 
 
-def test_a_dropped_table_is_restored(shop: IndexClient) -> None:
+def test_dropped_table_is_restored(shop: IndexClient) -> None:
     done(shop, "table", "rename", "shop.orders", "shop.sales")
     assert call(shop, "table", "drop", "shop.sales", answer="n\n").exit_code == 1
     assert printed(shop, "table", "list") == [["shop", "sales"]]
@@ -155,9 +155,9 @@ def test_a_dropped_table_is_restored(shop: IndexClient) -> None:
 
 
 def _retain(client: IndexClient, name: str, *, is_view: bool = False) -> Path:
-    """Drop and purge a table or a view, so that a file stays in its location.
+    """Drop and purge a table or view whose location contains a foreign file, and return that file.
 
-    Returns the file.
+    The foreign file makes the entry keep its location.
     """
     kind = "view" if is_view else "table"
     metadata = printed(client, kind, "show", name)
@@ -169,7 +169,7 @@ def _retain(client: IndexClient, name: str, *, is_view: bool = False) -> Path:
     return foreign_file
 
 
-def test_entries_that_keep_their_locations_are_listed_and_released(shop: IndexClient) -> None:
+def test_retained_entries_are_listed_and_released(shop: IndexClient) -> None:
     assert done(shop, "retained", "list").strip() == "No dropped table or view keeps its location."
     foreign_file = _retain(shop, "shop.orders")
     (entry,) = printed(shop, "retained", "list")
@@ -186,7 +186,7 @@ def test_entries_that_keep_their_locations_are_listed_and_released(shop: IndexCl
     assert "No dropped table or view shop.orders keeps its location; seamark retained list lists them" in refused.output
 
 
-def test_one_of_several_entries_of_a_name_is_chosen_by_its_id(shop: IndexClient) -> None:
+def test_retained_entry_is_chosen_by_id_if_several_have_the_name(shop: IndexClient) -> None:
     _retain(shop, "shop.orders")
     done(shop, "table", "create", "shop.orders", "--column", "id:long")
     foreign_file = _retain(shop, "shop.orders")
@@ -208,7 +208,7 @@ def test_one_of_several_entries_of_a_name_is_chosen_by_its_id(shop: IndexClient)
     assert printed(shop, "retained", "list") == []
 
 
-def test_a_dropped_view_that_keeps_its_location_is_released(shop: IndexClient) -> None:
+def test_dropped_view_that_keeps_its_location_is_purged(shop: IndexClient) -> None:
     body = {"name": "v", "schema": {"type": "struct", "fields": []}, "properties": {}, "view-version": VIEW_VERSION}
     shop._request("POST", "/v1/namespaces/shop/views", {}, json.dumps(body).encode())
     _retain(shop, "shop.v", is_view=True)
@@ -238,7 +238,7 @@ def test_snapshots_and_instants_are_listed(shop: IndexClient) -> None:
     assert "No instant has the action nap." in done(shop, "timeline", "--action", "nap")
 
 
-def test_a_mistake_is_told_in_one_sentence(shop: IndexClient) -> None:
+def test_mistake_is_reported_in_one_sentence(shop: IndexClient) -> None:
     cases: list[tuple[list[str], int, str]] = [
         (["table", "show", "shop.order"], 1, "Did you mean shop.orders?"),
         (["snapshot", "list", "shpo.orders"], 1, "Did you mean shop.orders?"),
@@ -277,7 +277,7 @@ def test_a_mistake_is_told_in_one_sentence(shop: IndexClient) -> None:
         assert "Traceback" not in result.output, arguments
 
 
-def test_a_server_that_does_not_run_is_told_in_one_line() -> None:
+def test_unreachable_server_is_reported_in_one_line() -> None:
     result = CliRunner().invoke(cli, ["table", "list", "--url", "http://127.0.0.1:1"])
     assert result.exit_code == 1
     assert "No answer from http://127.0.0.1:1" in result.output
@@ -285,11 +285,12 @@ def test_a_server_that_does_not_run_is_told_in_one_line() -> None:
 
 
 @pytest.mark.parametrize("levels", [("a",), ("a.b", "c"), ("a\\", "b.", "\\.")])
-def test_joined_names_are_split_again(levels: tuple[str, ...]) -> None:
+def test_joined_names_are_split_into_the_same_levels(levels: tuple[str, ...]) -> None:
     assert split_name(join_name(levels)) == levels
 
 
-def test_jobs_find_a_table_whose_namespace_has_a_dot_and_say_when_nothing_is_to_do(client: IndexClient) -> None:
+def test_jobs_find_a_table_whose_namespace_has_a_dot(client: IndexClient) -> None:
+    """A job without work says that nothing is to do."""
     done(client, "namespace", "create", r"shop\.eu")
     done(client, "table", "create", r"shop\.eu.orders", "--column", "id:long")
     assert "are complete" in done(client, "run", "index", r"shop\.eu.orders")
@@ -298,7 +299,7 @@ def test_jobs_find_a_table_whose_namespace_has_a_dot_and_say_when_nothing_is_to_
     assert "No file needs a change." in done(client, "run", "statement", "ALTER TABLE shop.orders MERGE FILES")
 
 
-def test_a_policy_is_set_listed_shown_and_dropped(shop: IndexClient) -> None:
+def test_policy_is_set_listed_shown_and_dropped(shop: IndexClient) -> None:
     columns = ("--column", "id:long")
     done(shop, "table", "create", "shop.returns", *columns)
     own, inherited = "seamark.compaction.enabled", "seamark.statistics.enabled"
@@ -321,7 +322,7 @@ def test_a_policy_is_set_listed_shown_and_dropped(shop: IndexClient) -> None:
     assert [one["table"] for one in printed(shop, "policy", "list")] == [["shop", "orders"], ["shop", "returns"]]
     done(shop, "policy", "drop", "shop", inherited, "--namespace")
     assert printed(shop, "policy", "list") == []
-    assert printed(shop, "namespace", "show", "shop")["properties"]["owner"] == "ann", "other properties stay"
+    assert printed(shop, "namespace", "show", "shop")["properties"]["owner"] == "ann", "other properties stay unchanged"
 
 
 @pytest.mark.parametrize(
@@ -333,14 +334,12 @@ def test_a_policy_is_set_listed_shown_and_dropped(shop: IndexClient) -> None:
         (("drop", "shop.orders", "owner"), "no property of a policy"),
     ],
 )
-def test_a_policy_that_cannot_be_is_refused_before_a_request(
-    client: IndexClient, arguments: tuple[str, ...], said: str
-) -> None:
+def test_invalid_policy_is_refused_before_a_request(client: IndexClient, arguments: tuple[str, ...], said: str) -> None:
     result = call(client, "policy", *arguments)
     assert (result.exit_code, said in result.output) == (2, True), result.output
 
 
-def test_the_policy_command_of_earlier_versions_works(shop: IndexClient) -> None:
+def test_policy_command_of_earlier_versions_works(shop: IndexClient) -> None:
     own = "seamark.compaction.enabled"
     done(shop, "policy", "shop.orders", "--set", f"{own}=true")
     done(shop, "policy", "--namespace", "shop", "--set", f"{own}=false")

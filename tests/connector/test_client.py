@@ -1,4 +1,4 @@
-"""The synchronous client: whole listings out of pages, errors by type, patience within bounds, pickles."""
+"""The synchronous client: it joins pages, raises errors by type, retries within bounds, and can be pickled."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from tests.planner.lakes.history import random_lake
 
 
 def tens(count: int, first: int = 0) -> list[Any]:
-    """File n holds the ids from 10 n to 10 n + 9."""
+    """Return files; file n contains the ids from 10 n to 10 n + 9."""
     return [file_of(f"file:///t/{n:03d}.parquet", 10 * n, 10 * n + 9) for n in range(first, first + count)]
 
 
 @pytest.fixture
 def client(served: Served) -> Iterator[SeamarkClient]:
-    """Of a server with `db.t`: 7 files in 2 manifests."""
+    """Yield a client of a server that has `db.t` with 7 files in 2 manifests."""
     served.run(served.api.table())
     served.run(append(served.api, "t", tens(7), snapshot_id=1, manifests=2))
     made = SeamarkClient(served.url)
@@ -47,7 +47,7 @@ def client(served: Served) -> Iterator[SeamarkClient]:
     made.close()
 
 
-def test_files_statistics_and_partitions_come_as_tables(client: SeamarkClient) -> None:
+def test_files_statistics_and_partitions_are_returned_as_tables(client: SeamarkClient) -> None:
     files = client.files("db.t")
     assert files.column("file_path").to_pylist() == [f"file:///t/{n:03d}.parquet" for n in range(7)]
     assert files.schema.metadata == {b"snapshot-id": b"1"}
@@ -58,7 +58,7 @@ def test_files_statistics_and_partitions_come_as_tables(client: SeamarkClient) -
     assert partitions.to_pylist()[0]["record_count"] == 700
 
 
-def test_pages_are_followed_and_stay_with_their_snapshot(served: Served, client: SeamarkClient) -> None:
+def test_pages_of_a_listing_are_from_one_snapshot(served: Served, client: SeamarkClient) -> None:
     pages = client.iter_files("db.t", page_files=3)
     first = next(pages)
     served.run(append(served.api, "t", tens(2, 100), snapshot_id=2, parent=1))
@@ -71,7 +71,7 @@ def test_pages_are_followed_and_stay_with_their_snapshot(served: Served, client:
     assert client.files("db.t", at=At(ref="main")).num_rows == 9
 
 
-def test_pages_whose_few_values_differ_are_one_table(served: Served) -> None:
+def test_pages_with_different_dictionaries_are_joined_to_one_table(served: Served) -> None:
     lake = random_lake(3, served.home / "lake")
     body = {"name": "lake", "metadata-location": lake.metadata_location}
     assert served.run(served.api("POST", "/v1/namespaces/db/register", body)).status == 200
@@ -83,7 +83,7 @@ def test_pages_whose_few_values_differ_are_one_table(served: Served) -> None:
     with_client.close()
 
 
-def test_an_explanation_says_what_was_left_and_what_was_not_used(client: SeamarkClient) -> None:
+def test_explanation_has_the_files_left_and_the_unused_conditions(client: SeamarkClient) -> None:
     found = client.explain("db.t", "id BETWEEN 25 AND 31 AND length(data) = 3", files=True, limit=1)
     assert (found.files, found.records, found.delete_files) == (2, 200, 0)
     assert found.stages[0].files_in == 7
@@ -97,7 +97,7 @@ def test_an_explanation_says_what_was_left_and_what_was_not_used(client: Seamark
     assert (same.files, same.kept) == (1, None)
 
 
-def test_the_timeline_is_read_to_its_end(client: SeamarkClient) -> None:
+def test_timeline_is_read_to_its_end(client: SeamarkClient) -> None:
     found = list(client.timeline("db.t"))
     assert [one.action for one in found] == ["create", "commit"]
     assert found[1].snapshot_id == 1
@@ -106,7 +106,7 @@ def test_the_timeline_is_read_to_its_end(client: SeamarkClient) -> None:
     assert next(client.timeline(action="create")).name == "t"
 
 
-def test_errors_come_by_type_with_what_the_server_said(client: SeamarkClient) -> None:
+def test_errors_are_raised_by_type_with_the_servers_message(client: SeamarkClient) -> None:
     with pytest.raises(NotFound, match="no_such") as gone:
         client.files("db.no_such")
     assert (gone.value.status, gone.value.kind) == (404, "NoSuchTableException")
@@ -121,7 +121,7 @@ def test_errors_come_by_type_with_what_the_server_said(client: SeamarkClient) ->
     assert (type(copied), copied.message, copied.status) == (NotFound, gone.value.message, 404)
 
 
-def test_a_client_is_pickled_without_its_connections(client: SeamarkClient) -> None:
+def test_client_is_pickled_without_its_connections(client: SeamarkClient) -> None:
     client.partitions("db.t")
     copied = pickle.loads(pickle.dumps(client))
     assert copied.files("db.t").equals(client.files("db.t"))
@@ -129,7 +129,7 @@ def test_a_client_is_pickled_without_its_connections(client: SeamarkClient) -> N
     copied.close()
 
 
-def test_names_of_several_levels_may_hold_dots() -> None:
+def test_name_with_several_levels_can_contain_dots() -> None:
     assert split_name("a.b.t") == ("a", "b", "t")
     assert split_name(r"a\.b.t") == ("a.b", "t")
     for wrong in ("", ".", "a..t", "a.", "a\\"):
@@ -142,7 +142,10 @@ def test_names_of_several_levels_may_hold_dots() -> None:
 
 @contextmanager
 def answering(*answers: tuple[int, dict[str, str], bytes]) -> Iterator[tuple[str, list[str]]]:
-    """(a server's URL, what it was asked): gives the answers one after another, the last one again and again."""
+    """Yield the URL of a server and a list of the tokens that it received.
+
+    The server gives the answers one after another, and then repeats the last one.
+    """
     asked: list[str] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -158,7 +161,7 @@ def answering(*answers: tuple[int, dict[str, str], bytes]) -> Iterator[tuple[str
             self.wfile.write(body)
 
         def log_message(self, *_: Any) -> None:
-            """Quiet."""
+            """Log nothing."""
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)
@@ -175,7 +178,7 @@ BUSY = (503, {"Retry-After": "0"}, b'{"error":{"message":"busy","type":"ServiceU
 NOTHING = (200, {}, json.dumps({"instants": [], "next-since": None}).encode())
 
 
-def test_a_busy_server_is_asked_again_with_the_token() -> None:
+def test_busy_server_is_asked_again_with_the_token() -> None:
     with answering(BUSY, BUSY, NOTHING) as (url, asked):
         client = SeamarkClient(url, token="hunter2")
         assert list(client.timeline()) == []
@@ -183,8 +186,8 @@ def test_a_busy_server_is_asked_again_with_the_token() -> None:
     assert asked == ["Bearer hunter2"] * 3
 
 
-def test_an_empty_token_is_none() -> None:
-    """A shell passes a variable that is not set as an empty text; `Bearer` alone would be refused as malformed."""
+def test_empty_token_is_not_sent() -> None:
+    """A shell passes an unset variable as an empty text. A server refuses `Bearer` without a token as malformed."""
     with answering(NOTHING) as (url, asked):
         client = SeamarkClient(url, token="")
         assert list(client.timeline()) == []
@@ -204,7 +207,7 @@ def test_an_empty_token_is_none() -> None:
         ((200, {}, b"not json"), ServerFailed),
     ],
 )
-def test_an_invalid_answer_raises_the_error_of_its_kind(
+def test_invalid_answer_raises_the_error_of_its_kind(
     answer: tuple[int, dict[str, str], bytes], expected: type[ClientError]
 ) -> None:
     with answering(answer) as (url, asked):
@@ -216,7 +219,7 @@ def test_an_invalid_answer_raises_the_error_of_its_kind(
     assert len(asked) == (3 if expected is Unavailable else 1)
 
 
-def test_no_message_shows_the_password_of_a_url() -> None:
+def test_messages_hide_the_password_of_a_url() -> None:
     client = SeamarkClient("http://ann:hunter2@127.0.0.1:9", retries=0)
     with pytest.raises(Unreachable, match=r"^No answer from http://127\.0\.0\.1:9: "):
         list(client.timeline())
@@ -227,8 +230,8 @@ def test_no_message_shows_the_password_of_a_url() -> None:
         assert hide_credentials(plain) == plain
 
 
-def test_a_time_is_read_to_the_millisecond() -> None:
-    """As a float of seconds, each of these is a millisecond less: the snapshot before would be read."""
+def test_as_of_time_is_parsed_to_the_millisecond() -> None:
+    """As a float of seconds, each of these times would lose a millisecond, and name the snapshot before."""
     for wanted in (1_079_337_347_472, 2_165_497_250_429, 2_183_226_373_411):
         at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=wanted)
         assert parse_as_of(at.isoformat()) == wanted
@@ -237,7 +240,7 @@ def test_a_time_is_read_to_the_millisecond() -> None:
     assert parse_as_of("2026-10-25T02:30+02:00") == parse_as_of("2026-10-25T00:30")
 
 
-def test_the_page_of_another_server_is_reported_as_such() -> None:
+def test_page_of_another_server_is_reported_as_such() -> None:
     page = b"<!DOCTYPE html>\n<html><title>404 Not\nFound</title></html>"
     with answering((404, {}, page)) as (url, _):
         with SqlSession(url) as session, pytest.raises(NotFound) as raised:
@@ -249,7 +252,7 @@ def test_the_page_of_another_server_is_reported_as_such() -> None:
     assert raised.value.message == "HTTP 404, in the form of another server or of a proxy: 404 Not Found"
 
 
-def test_a_listing_that_is_no_arrow_is_the_servers_failure() -> None:
+def test_listing_that_is_not_arrow_is_a_server_failure() -> None:
     with answering((200, {}, b"no arrow")) as (url, _):
         client = SeamarkClient(url)
         with pytest.raises(ServerFailed, match="Arrow"):
@@ -257,7 +260,7 @@ def test_a_listing_that_is_no_arrow_is_the_servers_failure() -> None:
         client.close()
 
 
-def test_nobody_there_is_told_with_the_address() -> None:
+def test_error_of_an_unreachable_server_names_its_address() -> None:
     with answering(NOTHING) as (url, _):
         pass
     client = SeamarkClient(url, retries=0, timeout_s=2)

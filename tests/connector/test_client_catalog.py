@@ -1,4 +1,4 @@
-"""What the client says of a catalog: its namespaces and tables, page by page, and how a table's files are reached."""
+"""The client's access to a catalog: namespaces and tables page by page, and the storage of a table's files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.connector.lake import SCHEMA, append, catalog_at, create
 from tests.connector.served import Served
 
 
-def test_namespaces_of_all_levels_and_their_tables_are_walked_page_by_page(
+def test_namespaces_of_all_levels_and_their_tables_are_listed_page_by_page(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("seamark.connector.client.client._PAGE_NAMES", 2)
@@ -34,7 +34,7 @@ def test_namespaces_of_all_levels_and_their_tables_are_walked_page_by_page(
     client.close()
 
 
-def test_a_table_is_loaded_below_the_servers_prefix_with_the_keys_that_it_hands_out(tmp_path: Path) -> None:
+def test_table_is_loaded_below_the_servers_prefix_with_vended_credentials(tmp_path: Path) -> None:
     served = Served(tmp_path, warehouse=tmp_path.as_uri(), prefix="main")
     served.start()
     try:
@@ -55,7 +55,7 @@ def test_a_table_is_loaded_below_the_servers_prefix_with_the_keys_that_it_hands_
         served.stop()
 
 
-def test_keys_of_the_longest_prefix_win_and_are_in_no_repr(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_of_the_longest_prefix_win_and_are_in_no_repr(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = (
         b'{"metadata":{"location":"s3://lake/db/t"},"config":{"s3.endpoint":"http://s3","s3.access-key-id":"any"},'
         b'"storage-credentials":[{"prefix":"s3://lake/db/t/","config":{"s3.access-key-id":"mine"}},'

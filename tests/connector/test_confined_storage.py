@@ -1,4 +1,4 @@
-"""`confine`: a process that works for others opens no file that one of them makes it reach by a symbolic link."""
+"""`confine`: a process that works for several users opens no file that a user's symbolic link leads to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from seamark.formats.iceberg.files.parquet import Unreadable
 
 @pytest.fixture
 def warehouse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A warehouse that a symbolic link leads to, as operators have it, and a secret beside it."""
+    """Return a warehouse behind a symbolic link, as operators may have it; a secret is beside it."""
     (tmp_path / "disk" / "t").mkdir(parents=True)
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / "f").write_text("secret")
@@ -39,7 +39,7 @@ def test_own_files_are_read_and_written(warehouse: Path) -> None:
     "place",
     ["t/link", "t/folder/f", "t/table/f", "../secret/f", "t/../../secret/f", "t/folder/../f"],
 )
-def test_links_and_files_elsewhere_are_refused(warehouse: Path, place: str) -> None:
+def test_links_and_files_outside_the_folder_are_refused(warehouse: Path, place: str) -> None:
     secret = warehouse.parent / "secret"
     (warehouse / "t" / "link").symlink_to(secret / "f")
     (warehouse / "t" / "folder").symlink_to(secret)
@@ -47,7 +47,9 @@ def test_links_and_files_elsewhere_are_refused(warehouse: Path, place: str) -> N
     with pytest.raises(PermissionError, match="outside the warehouse"):
         Storage().read(f"file://{warehouse}/{place}")
     if place == "t/link":
-        Storage().delete(f"file://{warehouse}/{place}")  # the link itself, which is in the own folder
+        Storage().delete(
+            f"file://{warehouse}/{place}"
+        )  # This deletes the link itself, which is in the table's own folder.
         assert not os.path.lexists(warehouse / place)
     else:
         with pytest.raises(PermissionError, match="outside the warehouse"):
@@ -55,17 +57,15 @@ def test_links_and_files_elsewhere_are_refused(warehouse: Path, place: str) -> N
     assert (secret / "f").read_text() == "secret"
 
 
-def test_other_processes_are_not_confined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_without_confinement_follow_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "_confined_to", None)
     (tmp_path / "f").write_text("own")
     (tmp_path / "link").symlink_to(tmp_path / "f")
     assert bytes(Storage().read(f"file://{tmp_path}/link")) == b"own"
 
 
-def test_a_folder_of_its_own_that_a_link_replaces_gives_nothing_of_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A worker of statements is confined to the folders of tables, which their writers can replace."""
+def test_own_folder_that_a_link_replaces_gives_no_access(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker of statements is confined to table folders, which writers of the tables can replace."""
     monkeypatch.setattr(storage, "_confined_to", None)
     (tmp_path / "disk/d/t").mkdir(parents=True)
     (tmp_path / "disk/d/t/f").write_text("another table's")
@@ -91,14 +91,14 @@ def test_a_folder_of_its_own_that_a_link_replaces_gives_nothing_of_another(
         assert os.listdir(folders[0]) == ["f"]
 
 
-def test_a_file_is_read_as_it_was_opened(warehouse: Path) -> None:
+def test_open_file_stays_readable_after_it_is_replaced_by_a_link(warehouse: Path) -> None:
     with Storage().open_input_file(f"file://{warehouse}/t/f") as file:
         (warehouse / "t/f").unlink()
         (warehouse / "t/f").symlink_to(warehouse.parent / "secret/f")
         assert file.read() == b"own"
 
 
-def test_a_pipe_in_the_place_of_a_file_does_not_hang(warehouse: Path) -> None:
+def test_pipe_in_the_place_of_a_file_does_not_block(warehouse: Path) -> None:
     (warehouse / "t/f").unlink()
     os.mkfifo(warehouse / "t/f")
     for call in (Storage().read, Storage().open_input_file):
@@ -106,7 +106,7 @@ def test_a_pipe_in_the_place_of_a_file_does_not_hang(warehouse: Path) -> None:
             call(f"file://{warehouse}/t/f")
 
 
-def test_new_files_replace_nothing_and_leave_nothing_behind(warehouse: Path) -> None:
+def test_new_file_replaces_no_file_and_a_failure_leaves_none(warehouse: Path) -> None:
     storage = Storage()
     with pytest.raises(FileExistsError):
         storage.write(f"file://{warehouse}/t/f", [b"other"])
@@ -123,8 +123,8 @@ def test_new_files_replace_nothing_and_leave_nothing_behind(warehouse: Path) -> 
     assert sorted(os.listdir(warehouse / "t")) == ["f"]
 
 
-def test_a_client_follows_no_link_in_the_folder_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without `confine`: a link on the way to the table is the operator's, one in its folder may be a tenant's."""
+def test_client_follows_no_link_in_the_folder_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`confine` is not active. A link to the table is the operator's, but a link in its folder may be a tenant's."""
     monkeypatch.setattr(storage, "_confined_to", None)
     (tmp_path / "disk/ns/t/data").mkdir(parents=True)
     (tmp_path / "disk/ns/t/data/f").write_text("own")

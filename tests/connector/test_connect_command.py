@@ -1,4 +1,4 @@
-"""`seamark connect`: what it prints is what tests and docs use, and runs."""
+"""`seamark connect` prints texts that run and that match the tests and the documentation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def call(url: str, engine: str, *arguments: str) -> Result:
     return CliRunner().invoke(cli, ["connect", engine, "--url", url, *arguments])
 
 
-def test_the_text_for_pyiceberg_runs(client: IndexClient, tmp_path: Path) -> None:
+def test_pyiceberg_script_runs(client: IndexClient, tmp_path: Path) -> None:
     done = call(client.url, "pyiceberg")
     assert done.exit_code == 0, done.output
     script = tmp_path / "script.py"
@@ -41,7 +41,7 @@ def test_the_text_for_pyiceberg_runs(client: IndexClient, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("has_token", [False, True])
-def test_scripts_are_python_and_take_the_token_from_the_environment(has_token: bool) -> None:
+def test_python_scripts_compile_and_take_the_token_from_the_environment(has_token: bool) -> None:
     for engine in ("pyspark", "pyiceberg"):
         text = connection_text(engine, "sea", URI, has_token=has_token)
         compile(text, engine, "exec")
@@ -52,7 +52,7 @@ def test_scripts_are_python_and_take_the_token_from_the_environment(has_token: b
     assert conf == {"spark.jars.packages": RUNTIME, "spark.sql.extensions": EXTENSIONS, **catalog_conf("sea", URI)}
 
 
-def test_spark_is_configured_as_in_the_tests() -> None:
+def test_spark_configuration_is_that_of_the_tests() -> None:
     text = connection_text("spark", "sea", URI, has_token=False)
     assert text.startswith(f"spark-sql --packages {RUNTIME} ")
     assert spark_conf(text) == {**NO_HIVE, "spark.sql.extensions": EXTENSIONS, **catalog_conf("sea", URI)}
@@ -68,7 +68,7 @@ def test_spark_is_configured_as_in_the_tests() -> None:
     assert "spark.sql.catalog.sea.token=smk_x" in shown.stdout.splitlines()
 
 
-def test_trino_is_configured_as_in_the_how_to() -> None:
+def test_trino_configuration_is_that_of_the_how_to() -> None:
     blocks = [
         block.text for block in Page(REPO / "docs/how-to/connect-trino.md").blocks if block.language == "properties"
     ]
@@ -78,20 +78,20 @@ def test_trino_is_configured_as_in_the_how_to() -> None:
     assert {line.partition("=")[0] for line in of_s3} == documented - {"iceberg.metadata-cache.enabled"}
 
 
-def test_duckdb_is_configured_as_in_the_how_to() -> None:
+def test_duckdb_configuration_is_that_of_the_how_to() -> None:
     statement = next(
         line for line in connection_text("duckdb", "sea", URI, has_token=False).splitlines() if "ATTACH" in line
     )
     assert statement in (REPO / "docs/how-to/connect-duckdb.md").read_text()
 
 
-def test_duckdbs_shell_takes_the_token_from_the_environment() -> None:
+def test_duckdb_text_takes_the_token_from_the_environment() -> None:
     assert "TOKEN getenv('SEAMARK_TOKEN')" in connection_text("duckdb", "sea", URI, has_token=True)
     assert "TOKEN" not in connection_text("duckdb", "sea", URI, has_token=False)
 
 
-def test_the_text_for_duckdb_runs(served: Served, tmp_path: Path) -> None:
-    """PyPI's extensions stand where INSTALL would put them, so that the text runs without a download."""
+def test_duckdb_text_runs(served: Served, tmp_path: Path) -> None:
+    """PyPI's extensions are where INSTALL would put them, so the text runs without a download."""
     version, platform = _duckdb_platform()
     folder = tmp_path / "extensions" / version / platform
     folder.mkdir(parents=True)
@@ -115,7 +115,7 @@ def _duckdb_platform() -> tuple[str, str]:
     return f"v{duckdb.__version__}", platform
 
 
-def test_the_runtime_is_that_of_the_tests() -> None:
+def test_iceberg_runtime_is_that_of_the_tests() -> None:
     pom = (REPO / "deploy" / "jars" / "pom.xml").read_text()
     version = re.search(r"<iceberg.version>(.*)</", pom)
     assert version is not None
@@ -130,14 +130,16 @@ def test_the_runtime_is_that_of_the_tests() -> None:
         (["trino", "--url", "http://127.0.0.1:1"], 1, "No answer from http://127.0.0.1:1"),
     ],
 )
-def test_mistakes_are_named(client: IndexClient, arguments: list[str], code: int, message: str) -> None:
+def test_connect_command_reports_each_mistake(
+    client: IndexClient, arguments: list[str], code: int, message: str
+) -> None:
     done = call(client.url, *arguments)
     assert done.exit_code == code
     assert message in done.output
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_every_engine_has_a_text(client: IndexClient, engine: str) -> None:
+def test_connect_command_has_a_text_for_every_engine(client: IndexClient, engine: str) -> None:
     done = call(client.url, engine)
     assert done.exit_code == 0, done.output
     assert client.url in done.output

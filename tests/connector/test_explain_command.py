@@ -1,4 +1,4 @@
-"""`seamark explain`: what it shows, where it finds the server, and its exit codes."""
+"""`seamark explain`: its output, how it finds the server, and its exit codes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def seamark(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, st
 
 @pytest.fixture
 def url(served: Served) -> str:
-    """Of a server with `db.t`."""
+    """Return the URL of a server that has `db.t`."""
     served.run(served.api.table())
     files = [file_of(f"file:///t/[{n}].parquet", 10 * n, 10 * n + 9) for n in range(4)]
     served.run(append(served.api, "t", files, snapshot_id=1))
     return served.url
 
 
-def test_the_command_shows_stages_and_what_was_not_used(url: str) -> None:
+def test_explain_shows_stages_and_unused_conditions(url: str) -> None:
     code, text = seamark("db.t", "id > 15 AND length(data) = 1", "--url", url)
     assert code == 0
     for part in (
@@ -47,7 +47,7 @@ def test_the_command_shows_stages_and_what_was_not_used(url: str) -> None:
     assert "[3]" not in text
 
 
-def test_a_term_that_did_not_prune_says_why_and_what_would_help(url: str) -> None:
+def test_explain_says_why_a_condition_did_not_prune_and_what_would_help(url: str) -> None:
     _, text = seamark("db.t", "id >= 1 AND data = 'x' AND id <> 'abc'", "--url", url)
     for part in (
         "id did not prune: bounds of id allow it in 4 of 4 files",
@@ -69,7 +69,7 @@ def test_a_term_that_did_not_prune_says_why_and_what_would_help(url: str) -> Non
     assert "check the rows of 1 file by" in text
 
 
-def test_a_column_without_bounds_is_told(served: Served) -> None:
+def test_explain_reports_a_column_without_bounds(served: Served) -> None:
     served.run(served.api.table())
     files = [file_of(f"file:///t/{n}.parquet", n, n) for n in range(4)]
     for file in files:
@@ -80,7 +80,7 @@ def test_a_column_without_bounds_is_told(served: Served) -> None:
     assert "Sorted by" not in text
 
 
-def test_a_suggested_command_quotes_the_names_that_writers_chose() -> None:
+def test_suggested_command_quotes_the_names_that_writers_chose() -> None:
     term = {"column": "a; rm -rf ~", "files-in": 4, "files-left": 4, "has-bounds": True, "index": None}
     layout = {"columns": ["a; rm -rf ~"], "files-in": 4, "files": 1}
     terms = (term | {"index-kind": "bitmap", "index-files": 0, "index-note": None},)
@@ -91,7 +91,7 @@ def test_a_suggested_command_quotes_the_names_that_writers_chose() -> None:
         assert words[-1] in ("`a; rm -rf ~`", "seamark.clustering.columns=a; rm -rf ~")
 
 
-def test_a_predicate_of_which_nothing_is_used_has_an_exit_code(url: str) -> None:
+def test_predicate_without_a_usable_part_has_exit_code_3(url: str) -> None:
     for more in ((), ("--json",)):
         code, text = seamark("db.t", "id = 'abc'", *more, "--url", url)
         assert code == 3
@@ -100,14 +100,14 @@ def test_a_predicate_of_which_nothing_is_used_has_an_exit_code(url: str) -> None
     assert "Not used: id = 'abc': 'abc' is not a literal of id" in text
 
 
-def test_the_command_gives_the_answer_itself_as_json(url: str) -> None:
+def test_explain_prints_the_servers_answer_as_json(url: str) -> None:
     code, text = seamark("db.t", "--json", "--ref", "main", env={"SEAMARK_URL": url})
     assert code == 0
-    _, _, answer = text.partition("\n{")  # the server in this process logs to the same output
+    _, _, answer = text.partition("\n{")  # The server in this process logs to the same output.
     assert json.loads("{" + answer)["files"] == 4
 
 
-def test_the_command_shows_what_joins_leave(url: str) -> None:
+def test_explain_shows_the_results_of_joins(url: str) -> None:
     join = {"table": ["db", "t"], "on": {"id": "id"}, "predicate": "id > 15"}
     nested = {"table": ["db", "t"], "on": {"id": "id"}, "joins": [join]}
     code, text = seamark("db.t", "--join", json.dumps(join), "--join", json.dumps(nested), "--url", url)
@@ -116,7 +116,7 @@ def test_the_command_shows_what_joins_leave(url: str) -> None:
     assert "To read: 4 files" in text
 
 
-def test_a_whole_query_is_explained_table_by_table(url: str) -> None:
+def test_query_is_explained_table_by_table(url: str) -> None:
     query = "SELECT count(*) FROM db.t a JOIN db.t b ON a.data = b.data WHERE a.id > 15 AND a.id + 1 > b.id"
     code, text = seamark("--sql", query, "--url", url)
     assert code == 0, text
@@ -131,7 +131,7 @@ def test_a_whole_query_is_explained_table_by_table(url: str) -> None:
     assert json.loads("{" + text.partition("\n{")[2])["tables"][0]["plan"]["files"] == 3
 
 
-def test_a_query_is_not_said_to_match_all_rows_where_a_condition_is_not_used(url: str) -> None:
+def test_query_with_unused_conditions_is_not_said_to_match_all_rows(url: str) -> None:
     for where, told in (
         ("id = 'abc'", "Not used: \"id\" = 'abc': 'abc' is not a literal of id, which is long; write a number"),
         ("id > 15 AND idd = 1", "Not used: idd: no table of the query has such a column; did you mean id."),
@@ -143,7 +143,7 @@ def test_a_query_is_not_said_to_match_all_rows_where_a_condition_is_not_used(url
         assert "all rows match" not in text
 
 
-def test_a_query_is_refused_with_what_is_wrong(url: str) -> None:
+def test_refused_query_is_reported_with_the_reason(url: str) -> None:
     for arguments, code, told in (
         ((), 2, "Give a TABLE, or a query with --sql"),
         (("db.t", "--sql", "SELECT 1 FROM db.t"), 2, "Give a TABLE, or a query with --sql"),
@@ -182,11 +182,11 @@ def test_a_query_is_refused_with_what_is_wrong(url: str) -> None:
         ),
     ],
 )
-def test_an_expression_is_shown_as_sql(given: object, text: str) -> None:
+def test_expression_is_shown_as_sql(given: object, text: str) -> None:
     assert expression_text(given) == text
 
 
-def test_the_command_finds_the_server_of_a_home(url: str, tmp_path: Path) -> None:
+def test_explain_finds_the_server_of_a_home_folder(url: str, tmp_path: Path) -> None:
     home = tmp_path / "a-home"
     code, text = seamark("db.t", "--home", str(home))
     assert code == 2
@@ -196,7 +196,7 @@ def test_the_command_finds_the_server_of_a_home(url: str, tmp_path: Path) -> Non
     assert seamark("db.t", "--home", str(home))[0] == 0
 
 
-def test_the_command_fails_with_a_code_that_says_whose_fault_it_is(url: str) -> None:
+def test_exit_code_of_explain_distinguishes_the_causes_of_failure(url: str) -> None:
     for arguments, code, told in (
         (("db.t", "id ="), 2, "line 1, column 4"),
         (("db.t", "nope = 1"), 2, "nope"),

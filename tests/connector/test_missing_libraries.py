@@ -1,4 +1,4 @@
-"""Without the library of an engine, its module says in one sentence what to install."""
+"""Without an engine's library, the engine's module says in one sentence what to install."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ for name in [one for one in sys.modules if one.startswith({library!r} + ".")]:
         ("duckdb", "import seamark.duckdb; seamark.duckdb.connect", "pip install 'seamark[duckdb]'"),
     ],
 )
-def test_the_command_is_named(library: str, statement: str, extra: str) -> None:
+def test_error_of_a_missing_library_names_the_install_command(library: str, statement: str, extra: str) -> None:
     code = BLOCKED.format(library=library, statement=statement)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 1

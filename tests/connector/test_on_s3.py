@@ -1,4 +1,4 @@
-"""Writers, commits and rebased appends where everything lies in an S3 store: the same rows, and nothing left behind."""
+"""Writers, commits and rebased appends in an S3 store: the rows are correct, and no file is left over."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Lake:
         return {f"s3://{self.bucket}/{key}" for key in keys if key.endswith(ending)}
 
     def unfinished(self) -> list[str]:
-        """Return keys of uploads that were begun and neither completed nor aborted."""
+        """Return the keys of uploads that are neither completed nor aborted."""
         found = self.s3.client().list_multipart_uploads(Bucket=self.bucket)
         return [upload["Key"] for upload in found.get("Uploads", ())]
 
@@ -84,7 +84,7 @@ def lake(s3: S3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
 
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("mode", MODES)
-def test_rows_are_written_changed_and_read(lake: Lake, mode: str, version: int) -> None:
+def test_rows_in_s3_are_written_changed_and_read(lake: Lake, mode: str, version: int) -> None:
     table = f"t{version}{mode[:1]}"
     client, name = lake.client, f"db.{table}"
     create(client, table, version=version, properties=BY_ID)
@@ -97,18 +97,18 @@ def test_rows_are_written_changed_and_read(lake: Lake, mode: str, version: int) 
     overwrite(client, name, rows((5, "ch", 5)), where="ts >= 1")
     wanted = [(5, "ch", 5, None)]
     assert held(client, name) == wanted
-    if version == 2:  # whose deletes PyIceberg applies, too
+    if version == 2:  # PyIceberg applies the deletes of version 2, too.
         with lake.catalog() as catalog:
             read = catalog.load_table(name).scan().to_arrow().sort_by("id").to_pylist()
         assert [tuple(one.values()) for one in read] == wanted
 
 
-def test_of_two_stock_appends_to_one_parent_both_are_there_and_no_file_too_many(lake: Lake) -> None:
+def test_concurrent_engine_appends_both_commit_and_leave_no_extra_file(lake: Lake) -> None:
     create(lake.client, "stock", version=2, properties={"seamark.commit.rebase": "append"})
     append(lake.client, "db.stock", rows((0, "de", 0)))
     with lake.catalog() as catalog:
         handles = [catalog.load_table("db.stock") for _ in range(3)]
-        for number, handle in enumerate(handles, start=1):  # each on what stood before any of them
+        for number, handle in enumerate(handles, start=1):  # Each append is based on the snapshot before all of them.
             handle.append(rows((number, "fr", number)).cast(handle.schema().as_arrow()))
         table = catalog.load_table("db.stock")
         found = table.scan().to_arrow()
@@ -123,7 +123,7 @@ def test_of_two_stock_appends_to_one_parent_both_are_there_and_no_file_too_many(
 
 
 def test_unfinished_uploads_of_killed_writers_are_aborted(lake: Lake) -> None:
-    """Those of the table's files that are old enough; no others, and the table stays."""
+    """Only uploads of the table's files that are old enough are aborted, and the table stays unchanged."""
     for name in ("uploads", "neighbour"):
         create(lake.client, name, version=2)
         append(lake.client, f"db.{name}", rows((1, "de", 1)))
@@ -155,14 +155,14 @@ def test_unfinished_uploads_of_killed_writers_are_aborted(lake: Lake) -> None:
         assert remove_orphan_files(lake.client, "db.uploads").uploads == len(aborted)
         assert unfinished() == {*kept, young}
         assert remove_orphan_files(lake.client, "db.uploads").uploads == 0
-        for upload in s3.list_multipart_uploads(Bucket=lake.bucket)["Uploads"]:  # other tests share the bucket
+        for upload in s3.list_multipart_uploads(Bucket=lake.bucket)["Uploads"]:  # Other tests share the bucket.
             s3.abort_multipart_upload(Bucket=lake.bucket, Key=upload["Key"], UploadId=upload["UploadId"])
     assert lake.files("") == before
     assert held(lake.client, "db.uploads") == [(1, "de", 1, None)]
 
 
 def age_uploads(lake: Lake) -> None:
-    """A week: the store takes the time of an upload from its folder."""
+    """Make the uploads a week old. The store takes the time of an upload from its folder."""
     week_ago = time.time() - 7 * 86_400
     for path in (lake.s3.root / lake.bucket).glob(".sgwtmp/multipart/*/*"):
         os.utime(path, (week_ago, week_ago))
@@ -172,7 +172,7 @@ def age_uploads(lake: Lake) -> None:
 
 
 def many_rows(seed: int, first: int) -> pa.Table:
-    """About 14 MB in two partitions: more than one part of an upload."""
+    """Return about 14 MB of rows in two partitions, which is more than one part of an upload."""
     rng = random.Random(seed)
     values = [
         {
@@ -197,14 +197,14 @@ def table_of_parts(lake: Lake, version: int) -> None:
 
 
 def read_table(client: IndexClient) -> dict[int, dict[str, Any]]:
-    """With the keys of the environment."""
+    """Return the rows by id, decrypted with the keys of the environment."""
     opened = open_table(client, "db.t", At(ref=MAIN))
     reader = TaskReader(plan_read(opened, ARROW.names, TRUE), opened.storage, keys=encrypted.keys())
     return {row["id"]: row for batch in reader.read_all(plan(client, opened)) for row in batch.to_pylist()}
 
 
 def encrypt_all(lake: Lake, configuration: Any) -> None:
-    """In place: no writer of tables encrypts."""
+    """Replace the files by encrypted copies, because no writer of tables encrypts."""
     storage = open_table(lake.client, "db.t", At(ref=MAIN)).storage
     for location in lake.client.files("db.t", content="data")["file_path"].to_pylist():
         filesystem, path = storage.open(location)
@@ -216,10 +216,10 @@ def encrypt_all(lake: Lake, configuration: Any) -> None:
 
 
 @pytest.mark.parametrize("is_encrypted", quick([True, False], 1))
-def test_statements_merge_and_trim_objects(
+def test_statements_merge_files_and_drop_columns_in_s3(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_encrypted: bool
 ) -> None:
-    """By ranged reads, and in several parts; the rows of a column that is left out are not read."""
+    """Files are read by ranges and written in several parts. The values of a dropped column are not read."""
     monkeypatch.setenv(KEY_FILE, encrypted.key_file(tmp_path, "db"))
     monkeypatch.setenv(KMS_CLASS, "tests.connector.parquet.encrypted:PyArrowKms")
     table_of_parts(lake, 3 if is_encrypted else 2)
@@ -254,8 +254,8 @@ def test_statements_merge_and_trim_objects(
     assert known <= {path for path in lake.files(".parquet") if path.startswith(location)}
 
 
-def test_columns_of_old_partitions_are_dropped_in_objects(lake: Lake) -> None:
-    """As the service of column TTL does it."""
+def test_columns_of_old_partitions_are_dropped_in_s3(lake: Lake) -> None:
+    """The service of column TTL drops them in this way."""
     table_of_parts(lake, 2)
     append(lake.client, "db.t", many_rows(5, 0))
     before = read_table(lake.client)
@@ -269,10 +269,10 @@ def test_columns_of_old_partitions_are_dropped_in_objects(lake: Lake) -> None:
     assert again.commits == 0
 
 
-@pytest.mark.slow  # 50 s a step; files on a local disk are tested always, in tests/connector/jobs/test_statements.py
+@pytest.mark.slow  # 50 s a step; tests/connector/jobs/test_statements.py always tests files on a local disk
 @pytest.mark.parametrize("step", [23, 2])
-def test_a_statement_that_is_killed_shows_no_part_of_a_file(lake: Lake, step: int) -> None:
-    """An object is there as a whole or not at all; what is left over is an orphan file, or an unfinished upload."""
+def test_killed_statement_leaves_no_partial_file_in_s3(lake: Lake, step: int) -> None:
+    """An object exists completely or not at all. What remains is an orphan file or an unfinished upload."""
     table_of_parts(lake, 3)
     for number in range(2):
         append(lake.client, "db.t", many_rows(number, number * 10_000))

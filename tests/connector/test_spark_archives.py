@@ -1,4 +1,7 @@
-"""Archives of modules, as Spark's workers have `pyspark`: changes are seen; where there are none, nothing is read."""
+"""Archives of modules, such as Spark's workers have for `pyspark`.
+
+Changes of an archive are seen, and unchanged archives are not read again.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ def write(path: Path, modules: Iterable[str]) -> None:
             made.writestr(f"{one}.py", f"name = {one!r}\n")
 
 
-def test_a_module_that_came_into_the_archive_is_found(tmp_path: Path) -> None:
+def test_module_that_was_added_to_the_archive_is_found(tmp_path: Path) -> None:
     path = tmp_path / "modules.zip"
     write(path, ["one"])
     found = ArchiveFinder(str(path))
@@ -32,7 +35,7 @@ def test_a_module_that_came_into_the_archive_is_found(tmp_path: Path) -> None:
     assert found.find_spec("two") is not None
 
 
-def test_the_modules_of_an_archive_that_is_gone_are_not_found_until_it_is_back(tmp_path: Path) -> None:
+def test_modules_of_a_deleted_archive_are_found_again_when_it_returns(tmp_path: Path) -> None:
     path = tmp_path / "modules.zip"
     write(path, ["one"])
     found = ArchiveFinder(str(path))
@@ -44,23 +47,23 @@ def test_the_modules_of_an_archive_that_is_gone_are_not_found_until_it_is_back(t
     assert found.find_spec("one") is not None
 
 
-def test_an_archive_that_did_not_change_is_not_read_again(tmp_path: Path) -> None:
+def test_unchanged_archive_is_not_read_again(tmp_path: Path) -> None:
     path = tmp_path / "modules.zip"
     write(path, ["one"])
     ours, pythons = ArchiveFinder(str(path)), zipimporter(str(path))
     before = path.stat()
-    with path.open("r+b") as file:  # in its place, of the same size and time
+    with path.open("r+b") as file:  # The new content has the same size and time.
         file.write(b"\0" * before.st_size)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     ours.invalidate_caches()
     assert ours.find_spec("one") is not None
-    if sys.version_info < (3, 12):  # whoever reads it finds that it is none
+    if sys.version_info < (3, 12):  # A finder that reads it again finds no archive.
         pythons.invalidate_caches()
         assert pythons.find_spec("one") is None
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_finders_are_replaced_only_where_pyspark_comes_from_an_archive(zipped: bool, tmp_path: Path) -> None:
+def test_finders_are_replaced_only_if_pyspark_comes_from_an_archive(zipped: bool, tmp_path: Path) -> None:
     write(tmp_path / "pyspark.zip", ["pyspark"])
     write(tmp_path / "other.zip", ["other", "another"])
     script = (

@@ -1,4 +1,7 @@
-"""What is asked before a reader is chosen is what the table holds, and small and scattered reads are not ours."""
+"""The choice of a reader in Spark.
+
+The row counts equal those of the table, and Seamark leaves small and scattered reads to Iceberg's reader.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ FIELDS = [
 
 
 @pytest.mark.parametrize("indexed", [True, False])
-def test_rows_and_pages_are_counted_as_the_files_hold_them(
+def test_counts_of_rows_and_pages_equal_those_of_the_files(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch, indexed: bool
 ) -> None:
     monkeypatch.setattr(choosing, "PAGE_ROWS", 100)
@@ -60,7 +63,7 @@ def test_rows_and_pages_are_counted_as_the_files_hold_them(
         assert found == wanted, seed
 
 
-def test_a_reader_is_taken_by_the_pages_that_it_need_not_read() -> None:
+def test_seamark_reader_is_chosen_by_the_share_of_pages_that_it_skips() -> None:
     large = 100 * EVEN_ROWS
     assert RemainingRows(planned=large, touched=EVEN_ROWS, chosen=1).suits_seamark
     assert RemainingRows(planned=large, touched=int(EVEN_SHARE * large) - EVEN_ROWS - 1, chosen=1).suits_seamark

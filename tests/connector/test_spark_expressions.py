@@ -1,4 +1,4 @@
-"""Which conditions of Spark the shared rules get."""
+"""The conditions of Spark that the shared rules accept."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def equals_in_upper_case(text: str) -> exp.Expr:
     return exp.EQ(this=exp.Upper(this=column("c")), expression=exp.Literal.string(text))
 
 
-def test_no_rule_gets_a_text_that_upper_may_make_of_fewer_characters() -> None:
-    """The rules know no text with ǰ for `upper(c) = 'J̌ANE'`: they would take beginnings with j and J alone."""
+def test_conditions_on_expanding_upper_case_texts_are_left_to_spark() -> None:
+    """For `upper(c) = 'J̌ANE'`, the rules would search only prefixes with j and J, and miss a text with ǰ."""
     longer = {one.upper() for one in map(chr, range(sys.maxunicode)) if len(one.upper()) > 1}
     of_letters = {text for text in longer if text[0].isascii()}
     assert {"SS", "J\u030c"} <= of_letters

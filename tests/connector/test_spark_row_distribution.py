@@ -1,4 +1,4 @@
-"""Which rows of an upsert go to which task of Spark, and how many tasks there are."""
+"""The distribution of an upsert's rows over Spark tasks, and the number of tasks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from seamark.formats.iceberg.metadata.partition import PartitionField, Partition
 from seamark.formats.iceberg.types.schema import Field
 
 
-def test_a_task_owns_files_of_which_it_has_all_keys() -> None:
+def test_task_owns_files_only_if_it_has_all_their_keys() -> None:
     field = Field(1, "id", True, "long")
     keys = pa.array(range(5000))
     seen = set()
@@ -32,8 +32,8 @@ def test_a_task_owns_files_of_which_it_has_all_keys() -> None:
     assert seen == {True, False}
 
 
-def test_rows_of_one_bucket_and_many_keys_are_shared_among_all_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those of one tenant in a table that is in buckets by tenant, with keys of tenant and number."""
+def test_rows_of_one_bucket_with_many_keys_are_spread_over_all_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An example is one tenant in a table with buckets by tenant, whose keys are tenant and number."""
     monkeypatch.setattr(upserting, "find_record_index", lambda *_: None)
     spec = PartitionSpec(0, (PartitionField("b", "bucket[16]", 1),))
     opened: Any = SimpleNamespace(metadata=SimpleNamespace(default_spec=spec, partition_specs=(spec,)))
@@ -50,7 +50,7 @@ def test_rows_of_one_bucket_and_many_keys_are_shared_among_all_tasks(monkeypatch
     assert (alone.tasks, alone.owns(spec)) == (16, True)
 
 
-def test_where_keys_are_looked_up_few_rows_have_few_tasks_however_many_cores_there_are(
+def test_number_of_tasks_depends_on_the_rows_if_keys_are_looked_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(upserting, "find_record_index", lambda *_: "record(id)")

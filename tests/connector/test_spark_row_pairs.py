@@ -1,4 +1,4 @@
-"""Which rows a MERGE joins, against every pair of rows compared with each other."""
+"""The pairs of rows that a MERGE joins, against a comparison of every pair."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_pairs_are_all_rows_with_equal_keys() -> None:
 
 
 def test_rows_have_the_ordinal_of_their_key() -> None:
-    """Of two columns, one of them an int that is compared with bigints, which it cannot all hold."""
+    """The key has two columns. One is an int that is compared with bigints, some of which do not fit."""
     seed = first_seed()
     rng = random.Random(seed)
     schema = Schema((Field(1, "a", False, "int"), Field(2, "b", False, "string"), Field(3, "c", False, "int")), 0)

@@ -1,4 +1,4 @@
-"""Where jobs read and write; the S3 part against a real server."""
+"""The storage that jobs read and write; the S3 part against a real server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from seamark.connector.client.storage import Storage
 from tests.services.s3 import S3
 
 
-def test_local_locations_in_every_spelling_are_one_file(tmp_path: Path) -> None:
+def test_all_spellings_of_a_local_location_name_one_file(tmp_path: Path) -> None:
     name = "100%20 a#b.bin"
     path = f"{tmp_path}/{name}"
     assert Storage().write(f"file://{path}", [b"ab", memoryview(b"cd")]) == 4
@@ -21,7 +21,7 @@ def test_local_locations_in_every_spelling_are_one_file(tmp_path: Path) -> None:
         assert Storage().read(location) == b"abcd"
 
 
-def test_a_file_is_never_overwritten_and_nothing_is_left_of_the_attempt(tmp_path: Path) -> None:
+def test_write_overwrites_no_file_and_a_failure_leaves_none(tmp_path: Path) -> None:
     location = f"file://{tmp_path}/folder/x"
     Storage().write(location, [b"first"])
     with pytest.raises(FileExistsError):
@@ -30,7 +30,7 @@ def test_a_file_is_never_overwritten_and_nothing_is_left_of_the_attempt(tmp_path
     assert (tmp_path / "folder" / "x").read_bytes() == b"first"
 
 
-def test_a_deleted_file_is_gone_and_may_be_deleted_again(tmp_path: Path) -> None:
+def test_file_can_be_deleted_twice(tmp_path: Path) -> None:
     location = f"file://{tmp_path}/x"
     Storage().write(location, [b"first"])
     Storage().delete(location)
@@ -38,12 +38,12 @@ def test_a_deleted_file_is_gone_and_may_be_deleted_again(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unknown_storage_is_named() -> None:
+def test_error_of_an_unknown_storage_names_the_location() -> None:
     with pytest.raises(ValueError, match="hdfs://x/y"):
         Storage().open("hdfs://x/y")
 
 
-def test_s3_is_reached_by_what_the_catalog_says(s3: S3, s3_bucket: str) -> None:
+def test_s3_is_accessed_with_the_properties_of_the_catalog(s3: S3, s3_bucket: str) -> None:
     storage = Storage(
         {
             "s3.endpoint": s3.endpoint,

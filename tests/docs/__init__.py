@@ -1,1 +1,1 @@
-"""What the documentation says is run, compared and followed."""
+"""Tests of the documentation: its commands run, its lists match the code, and its links lead somewhere."""

@@ -6,7 +6,10 @@ import click
 
 
 def subcommands(command: click.Command) -> dict[str, click.Command]:
-    """By name, in the order of the help; without hidden ones; empty for a command that is no group."""
+    """Return the visible subcommands by name, in the order of the help.
+
+    The result is empty for a command that is not a group.
+    """
     if not isinstance(command, click.Group):
         return {}
     context = click.Context(command)

@@ -1,15 +1,13 @@
-"""Markdown as far as our pages use it: fenced blocks with what is to be done with them, headings, links, inline code.
+"""The Markdown that the pages use: fenced blocks and what tests do with them, headings, links, inline code.
 
 A comment alone on the line above a fence says what the tests do with the block:
 
-| comment | block | what happens |
-|---|---|---|
-| `<!-- run -->` | bash, python | runs; a bash block leaves its environment to the ones after it |
-| `<!-- run: server -->` | bash | started in the background; goes on once `/readyz` answers, ends with the page |
-| `<!-- run: spark-catalog -->` | bash | its `--conf` lines are the catalog that later Spark blocks use |
-| `<!-- run: spark -->` | sql | runs in Spark, statement by statement |
-| `<!-- file: name -->` | any | written to `name` in the page's folder |
-| `<!-- output -->` | text | what the block before it printed; `…` stands for anything |
+| comment | block | what happens | |---|---|---| | `<!-- run -->` | bash, python | runs; a bash block leaves
+its environment to the ones after it | | `<!-- run: server -->` | bash | started in the background; goes on
+once `/readyz` answers, ends with the page | | `<!-- run: spark-catalog -->` | bash | its `--conf` lines are
+the catalog that later Spark blocks use | | `<!-- run: spark -->` | sql | runs in Spark, statement by
+statement | | `<!-- file: name -->` | any | written to `name` in the page's folder | | `<!-- output -->` |
+text | the output of the block before it; `…` stands for anything |
 """
 
 from __future__ import annotations
@@ -28,10 +26,7 @@ _CODE = re.compile(r"`([^`\n]+)`")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block; `mark` is what its comment says, empty without one.
-
-    `line` counts from 1.
-    """
+    """A fenced block. `mark` is the text of its comment, or empty. `line` counts from 1."""
 
     language: str
     mark: str
@@ -52,7 +47,11 @@ class Page:
 
     @cached_property
     def blocks(self) -> list[Block]:
-        """ValueError for a fence that is not closed or a comment that no block follows."""
+        """Return the fenced blocks of the page.
+
+        Raises:
+            ValueError: A fence is not closed, or no block follows a comment.
+        """
         found: list[Block] = []
         inside: tuple[str, str, int] | None = None
         mark, body = "", list[str]()
@@ -77,12 +76,12 @@ class Page:
 
     @cached_property
     def prose(self) -> str:
-        """Everything outside of fenced blocks."""
+        """Return the text outside of fenced blocks."""
         return re.sub(r"^\s*```\w*\s*$.*?^\s*```\s*$", "", self.text, flags=re.MULTILINE | re.DOTALL)
 
     @property
     def links(self) -> list[str]:
-        return _LINK.findall(_CODE.sub("", self.prose))  # `bucket[16](id)` is none
+        return _LINK.findall(_CODE.sub("", self.prose))  # `bucket[16](id)` is not a link.
 
     @property
     def inline_code(self) -> list[str]:
@@ -90,7 +89,10 @@ class Page:
 
     @cached_property
     def anchors(self) -> set[str]:
-        """As GitHub makes them from headings: lower case, spaces to dashes; only letters, digits, - and _ stay."""
+        """Return the anchors that GitHub makes from headings.
+
+        They are in lower case, with dashes for spaces, and keep only letters, digits, - and _.
+        """
         headings = re.findall(r"^#+ (.+)$", self.prose, flags=re.MULTILINE)
         return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 

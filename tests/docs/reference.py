@@ -1,9 +1,9 @@
-"""Writes the reference pages that are lists of what the code has: `python -m tests.docs.reference` in the checkout.
+"""Write the reference pages that list parts of the code: `python -m tests.docs.reference` in the checkout.
 
-docs/reference/cli.md comes from the commands, errors.md from the tree of errors, rest-operations.md from Iceberg's
-specification and our router, and the list in docs/how-to/table-services.md from the declarations of services. A test
-compares them with what is committed. What only a person can say about an item stands in the dictionaries below; an item
-without a line there fails the test.
+docs/reference/cli.md comes from the commands, errors.md from the tree of errors, rest-operations.md from
+Iceberg's specification and the router, and the list in docs/how-to/table-services.md from the declarations
+of services. A test compares them with the committed pages. The dictionaries below have the texts that a
+person must write; the test fails if an item has no text there.
 """
 
 from __future__ import annotations
@@ -117,7 +117,8 @@ def cli_page() -> str:
         context = click.Context(
             command, info_name=path, terminal_width=WIDTH, max_content_width=WIDTH, help_option_names=names
         )
-        command._help_option = None  # click keeps the option of the first context, which a test may have made
+        # Reset it, because click keeps the option of the first context, which another test may have created.
+        command._help_option = None
         text = command.get_help(context)
         if path == "seamark serve":
             text = text[: text.index("Options:")] + "Options: --config FILE, and a flag for each setting."
@@ -163,7 +164,7 @@ def errors_page() -> str:
 
 
 def _tree(root: type[errors.SeamarkError]) -> Iterator[type[errors.SeamarkError]]:
-    """Below `root`, depth first, in order of definition."""
+    """Yield the errors below `root`, depth first, in order of definition."""
     for kind in root.__subclasses__():
         if kind.__module__ == errors.__name__:
             yield kind
@@ -171,7 +172,7 @@ def _tree(root: type[errors.SeamarkError]) -> Iterator[type[errors.SeamarkError]
 
 
 def served_operations() -> set[str]:
-    """`METHOD template` of those operations of the specification that the router has."""
+    """Return `METHOD template` of each operation of the specification that the router serves."""
     app = web.Application()
     add_routes(app, EXTENSIONS)
     return set(list_served_endpoints(app)) & {one.endpoint for one in operations()}
@@ -221,7 +222,7 @@ def services_table() -> str:
 
 
 def services_page() -> str:
-    """Return the page on table services, with the table that is generated."""
+    """Return the page on table services with the generated table."""
     head, rest = SERVICES_PAGE.read_text().split(BEGIN)
     return f"{head}{BEGIN}\n{services_table()}{END}{rest.split(END)[1]}"
 

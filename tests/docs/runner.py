@@ -1,7 +1,7 @@
-"""Runs a page from top to bottom, as a reader with a terminal would: its commands, its Python, its Spark SQL.
+"""Run a page from top to bottom, as a reader with a terminal would: its commands, its Python, its Spark SQL.
 
-What the pages cannot know is put in their place before a block runs: free ports for 8181 and 8182, this test's bucket,
-store and database for the example's. Nothing else of a block is changed.
+Before a block runs, some texts are replaced: the ports 8181 and 8182 by free ports, and the example's
+bucket, store and database by those of the test. The rest of a block stays unchanged.
 """
 
 from __future__ import annotations
@@ -37,19 +37,22 @@ SLOW = {
         *("table-services", "undrop-and-purge", "upsert-without-looking", "webhooks", "write-from-spark"),
     )
 }
-"""Pages of single features, each with tests of its own. What every reader comes upon first is in the fast tier: how to
-connect, log in, write, index and ask in SQL."""
+"""Pages of single features, which have their own tests.
+
+The fast tier runs the pages that every reader needs first: how to connect, log in, write, index and query
+with SQL.
+"""
 
 
 @dataclass
 class Run:
-    """One page in `folder`; `replace` are texts of the page and what stands for them here."""
+    """A run of one page in `folder`. `replace` maps texts of the page to their replacements."""
 
     page: Page
     folder: Path
     replace: Mapping[str, str]
     spark: Callable[[], Any]
-    """The session, asked for only by pages that need it."""
+    """Return the Spark session; only pages that need Spark call it."""
     running: contextlib.ExitStack
     port: int = field(default_factory=free_port)
     gateway_port: int = field(default_factory=free_port)
@@ -62,8 +65,8 @@ class Run:
         bin_folder.mkdir()
         self.running.enter_context(forking_command(bin_folder))
         path = f"{bin_folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-        # The port where a page leaves it to its default.
-        # A page shows what its own commands do: table services would race with them.
+        # Pages that do not set the port use this one. Table services are off, because they would race with
+        # the commands of the page.
         services = {"SEAMARK_SERVICES_WORKERS": "0"}
         self.environment = {**os.environ, "PATH": path, "SEAMARK_PORT": str(self.port), **services}
         self.steps: dict[str, Callable[[str], str]] = {
@@ -75,7 +78,11 @@ class Run:
         }
 
     def block(self, block: Block) -> None:
-        """AssertionError, naming the line, when the block fails or printed something else than the page says."""
+        """Run the block.
+
+        Raises:
+            AssertionError: The block fails, or its output differs from the page; the message has the line.
+        """
         text = self._here(block.text)
         try:
             if block.mark == "output":
@@ -128,11 +135,11 @@ class Run:
         return process.log.read_text()
 
     def _spark_catalog(self, text: str) -> str:
-        """Spark runs already, so only the catalog's part of the command counts; under a name no other page has."""
+        """Add the catalog of the command to the running Spark session, under a name that no other page uses."""
         self.catalog = f"{CATALOG}{self.port}"
         conf = spark_conf(text)
         prefix = f"spark.sql.catalog.{CATALOG}"
-        from seamark.connector.spark.session import add_catalog  # PySpark takes a second to import
+        from seamark.connector.spark.session import add_catalog  # The import of PySpark takes a second.
 
         ours = {key.replace(prefix, f"spark.sql.catalog.{self.catalog}"): conf[key] for key in conf if prefix in key}
         add_catalog(self.spark(), ours)
@@ -155,7 +162,10 @@ def spark_conf(command: str) -> dict[str, str]:
 
 
 def check_output(printed: str, expected: str) -> None:
-    """Line by line, spaces at the ends aside; `…` in `expected` is anything within a line, alone on one any lines."""
+    """Compare the output line by line, without spaces at the ends.
+
+    `…` in `expected` matches any text within a line, and any lines if it is alone on a line.
+    """
     pattern = []
     for line in expected.strip().splitlines():
         if line.strip() == "…":
@@ -164,12 +174,12 @@ def check_output(printed: str, expected: str) -> None:
             pattern.append(".*?".join(re.escape(part.strip(" ")) for part in line.split("…")) + r"\s*\n")
     text = "\n".join(line.strip() for line in printed.strip().splitlines()) + "\n"
     if not re.fullmatch("".join(pattern), text):
-        raise AssertionError(f"the page says\n{expected}\nand this was printed\n{printed}")
+        raise AssertionError(f"the page says\n{expected}\nbut the output is\n{printed}")
 
 
 @contextlib.contextmanager
 def page_run(page: Page, folder: Path, replace: Mapping[str, str], spark: Callable[[], Any]) -> Iterator[Run]:
-    """What the page started ends with the block; clients that leave sockets to the garbage collector are collected."""
+    """Yield a run of the page, and end its processes afterwards. Sockets that clients leave open are collected."""
     with contextlib.ExitStack() as running:
         run = Run(page, folder, replace, spark, running)
         yield run
@@ -178,7 +188,7 @@ def page_run(page: Page, folder: Path, replace: Mapping[str, str], spark: Callab
 
 
 def run_page(page: Page, folder: Path, request: pytest.FixtureRequest) -> None:
-    """With this test's bucket, store and database where the page names an example's."""
+    """Run the page with the test's bucket, store and database in place of the example's."""
     replace: dict[str, str] = {}
     runs = "".join(block.text for block in page.blocks if block.mark)
     if "s3://lake" in runs:
@@ -201,7 +211,7 @@ def run_page(page: Page, folder: Path, request: pytest.FixtureRequest) -> None:
 
 
 def running_pages(*, with_spark: bool) -> list[ParameterSet]:
-    """Parameters of the pages that ask for Spark, or of the others."""
+    """Return the parameters of the pages that need Spark, or of the other pages."""
     pages = [page for page in RUNNING if asks_for_spark(page) is with_spark]
     return [pytest.param(page, marks=[pytest.mark.slow] if str(page) in SLOW else []) for page in pages]
 

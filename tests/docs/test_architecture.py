@@ -20,21 +20,21 @@ def _paths(page: Page) -> set[str]:
 
 
 @pytest.mark.parametrize(("name", "least"), [("ARCHITECTURE.md", 30), ("CONTRIBUTING.md", 5)])
-def test_every_path_of_the_page_exists(name: str, least: int) -> None:
+def test_paths_of_the_page_exist(name: str, least: int) -> None:
     paths = _paths(Page(REPO / name))
     assert len(paths) >= least
     assert {path for path in paths if not (REPO / path).exists()} == set()
 
 
 @pytest.mark.parametrize("name", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
-def test_every_decorator_of_the_page_exists(name: str) -> None:
+def test_decorators_of_the_page_exist(name: str) -> None:
     named = set(re.findall(r"`@(\w+)", (REPO / name).read_text()))
     defined = set(re.findall(r"^(?:class|def) (\w+)", _code(), flags=re.MULTILINE))
     assert named or name != "ARCHITECTURE.md"
     assert named - defined == set()
 
 
-def test_the_map_names_every_package() -> None:
+def test_architecture_page_names_every_package() -> None:
     text = (REPO / "ARCHITECTURE.md").read_text()
     layers = (REPO / ".importlinter").read_text()
     named = set(re.findall(r"\w+", text))
@@ -42,10 +42,10 @@ def test_the_map_names_every_package() -> None:
         section = layers.partition(f"[importlinter:contract:{contract}]")[2].partition("\nexhaustive")[0]
         packages = set(re.findall(r"\w+", section.partition("layers =")[2]))
         assert packages
-        assert packages - named - {"app", "openapi"} == set(), contract  # the last two are modules
+        assert packages - named - {"app", "openapi"} == set(), contract  # The last two are modules.
 
 
-def test_every_target_of_the_contributors_page_is_in_the_makefile() -> None:
+def test_make_targets_of_the_contributing_page_exist() -> None:
     text = (REPO / "CONTRIBUTING.md").read_text()
     made = set(re.findall(r"^([\w-]+):", (REPO / "Makefile").read_text(), flags=re.MULTILINE))
     named = set(re.findall(r"\bmake ([\w-]+)", "\n".join(Page(REPO / "CONTRIBUTING.md").inline_code)))
@@ -55,15 +55,15 @@ def test_every_target_of_the_contributors_page_is_in_the_makefile() -> None:
 
 
 def _rows() -> list[tuple[str, str, str]]:
-    """Return (term, meaning, source) of all tables of the glossary."""
+    """Return (term, meaning, source) of all rows of the glossary."""
     rows = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \|$", GLOSSARY.read_text(), flags=re.MULTILINE)
     return [row for row in rows if row[0] != "term"]
 
 
 def _named_classes() -> list[str]:
-    """Classes in the first two columns: ours.
+    """Return the class names in the first two columns of the glossary.
 
-    The third column says where a term comes from.
+    The third column, the source, may name classes of other projects.
     """
     texts = " ".join(f"{term} {meaning}" for term, meaning, _ in _rows())
     return sorted({name for name in re.findall(r"`(\w+)`", texts) if name[0].isupper()})
@@ -77,17 +77,17 @@ def _code() -> str:
 
 @cache
 def _sources() -> str:
-    """Code and documents, without the glossary, as one text in lower case."""
+    """Return the code and the documents without the glossary, as one text in lower case."""
     pages = [page.text for page in all_pages() if page.path != GLOSSARY]
     return "\n".join((_code(), *pages)).lower()
 
 
 @pytest.mark.parametrize("name", _named_classes())
-def test_a_class_of_the_glossary_exists(name: str) -> None:
+def test_class_of_the_glossary_exists(name: str) -> None:
     assert re.search(rf"^class {name.lower()}\b", _sources(), flags=re.MULTILINE)
 
 
-def test_the_terms_of_the_glossary_are_used() -> None:
+def test_terms_of_the_glossary_are_used() -> None:
     patterns = {
         term: re.escape(term.strip("`").lower()).replace(r"\ ", r"[\s_-]*").replace(r"\-", r"[\s_-]*")
         for term, _, _ in _rows()
@@ -95,7 +95,7 @@ def test_the_terms_of_the_glossary_are_used() -> None:
     assert [term for term, pattern in patterns.items() if not re.search(pattern, _sources())] == []
 
 
-def test_the_glossary_names_each_term_once_with_its_meaning_and_source() -> None:
+def test_glossary_has_each_term_once_with_meaning_and_source() -> None:
     rows = _rows()
     assert len(rows) > 60
     assert len({term for term, _, _ in rows}) == len(rows)

@@ -1,4 +1,4 @@
-"""The commands of the page by which an operator backs SQLite up and restores it."""
+"""The page's commands for the back-up and the restore of SQLite."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.services.seamark import Seamark
 
 
 def run_block(text: str, folder: Path) -> None:
-    """Run the block of the page that has this text."""
+    """Run the page's block that contains this text."""
     blocks = Page(REPO / "docs" / "how-to" / "operate.md").blocks
     (command,) = (block.text for block in blocks if block.language == "bash" and text in block.text)
     subprocess.run(["bash", "-ec", command], cwd=folder, check=True, timeout=60)
@@ -30,7 +30,7 @@ def namespaces(server: Seamark) -> list[list[str]]:
         return found
 
 
-def test_a_backup_is_restored_over_the_database_that_a_killed_server_left(tmp_path: Path) -> None:
+def test_backup_is_restored_over_the_database_of_a_killed_server(tmp_path: Path) -> None:
     with Seamark(tmp_path / "seamark-home") as server:
         create_namespace(server, "before")
         run_block("VACUUM INTO", tmp_path)

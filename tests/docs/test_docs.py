@@ -1,4 +1,4 @@
-"""The pages do what they say: their commands run, their links lead somewhere, their settings exist."""
+"""The pages are correct: their commands run, their links lead somewhere, their settings exist."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OF_FIELDS = {
     "database-schema.md",
     "glossary.md",
 }
-"""Pages that speak of fields and columns, which look like settings; other tests hold them."""
+"""Pages with names of fields and columns, which look like settings. Other tests check these pages."""
 SETTING_LIKE = re.compile(r"([a-z0-9]+(?:_[a-z0-9]+)+)(?: = .*)?$")
 NOT_SETTINGS = {
     *("client_id", "client_secret", "error_description"),  # OAuth
@@ -52,16 +52,16 @@ NOT_SETTINGS = {
         "list_contains",
     ),  # DuckDB
     *("timeout_s", "size_bytes"),  # examples of names
-    *("memory_eviction", "memory_rejection", "disk_eviction", "disk_damage"),  # values of a label
+    *("memory_eviction", "memory_rejection", "disk_eviction", "disk_damage"),  # Values of a metric's label.
     *("disk_write_dropped", "served_bytes", "preloaded_file", "preloaded_byte", "hedged_read"),
-    *("bytes_wasted", "wasted_by"),  # totals of a job
+    *("bytes_wasted", "wasted_by"),  # Totals of a job.
     *("wrap_key", "unwrap_key"),  # pyarrow's KmsClient
 }
-"""Words of inline code that look like settings and are none."""
+"""Words in inline code that look like settings but are not."""
 
 
-def test_a_block_of_python_can_be_pasted_into_an_interactive_interpreter() -> None:
-    """Before Python 3.13 an empty line must end a loop there, and no empty line may be inside of it."""
+def test_python_block_can_be_pasted_into_an_interactive_interpreter() -> None:
+    """Before Python 3.13, an empty line must end a loop there, and a loop must not contain an empty line."""
     blocks = [(page, block) for page in PAGES for block in page.blocks if block.language == "python"]
     assert len(blocks) > 50
     for page, block in blocks:
@@ -74,10 +74,10 @@ def test_a_block_of_python_can_be_pasted_into_an_interactive_interpreter() -> No
                     pasted = []
             except SyntaxError as error:
                 pytest.fail(f"{page}:{number}: {error.msg}; put an empty line before it")
-        assert not any(pasted), f"{page}:{block.line}: it does not end"
+        assert not any(pasted), f"{page}:{block.line}: the last statement is incomplete"
 
 
-def test_a_page_that_fills_the_home_asks_for_a_folder_of_its_own() -> None:
+def test_page_that_fills_the_home_asks_for_a_new_folder() -> None:
     """Two pages in one folder would both create `shop.orders`."""
     for page in RUNNING:
         serves = any(block.mark == "run: server" and "./seamark-home" in block.text for block in page.blocks)
@@ -100,12 +100,12 @@ def _wrong_links(page: Page, pages: dict[Path, Page]) -> Iterator[str]:
             yield f"{page}: {link}: no such heading"
 
 
-def test_every_relative_link_leads_to_a_file_and_a_heading() -> None:
+def test_relative_links_lead_to_a_file_and_a_heading() -> None:
     pages = {page.path: page for page in PAGES}
     assert [wrong for page in PAGES for wrong in _wrong_links(page, pages)] == []
 
 
-def test_every_page_is_reached_from_the_readme() -> None:
+def test_every_page_is_linked_from_the_readme() -> None:
     seen: set[Path] = set()
     waiting = [REPO / "README.md"]
     while waiting:
@@ -117,15 +117,15 @@ def test_every_page_is_reached_from_the_readme() -> None:
     assert {page.path for page in PAGES} - seen == set()
 
 
-def test_every_variable_is_a_settings() -> None:
+def test_environment_variables_of_the_pages_are_settings() -> None:
     known = {environment_name(name) for name in FIELDS} | {CONFIG_VARIABLE, CA_VARIABLE, "SEAMARK_TOKEN", "SEAMARK_URL"}
-    known |= {"SEAMARK_SQL_TRINO", "SEAMARK_SQL_SPARK", "SEAMARK_TRINO_PASSWORD"}  # of seamark sql
-    known |= {"SEAMARK_PLANS", "SEAMARK_URI"}  # of seamark trino-proxy, of deploy/trino/run.sh
+    known |= {"SEAMARK_SQL_TRINO", "SEAMARK_SQL_SPARK", "SEAMARK_TRINO_PASSWORD"}  # They are variables of seamark sql.
+    known |= {"SEAMARK_PLANS", "SEAMARK_URI"}  # They are variables of seamark trino-proxy and of deploy/trino/run.sh.
     named = {(str(page), name) for page in PAGES for name in re.findall(r"\bSEAMARK_[A-Z0-9_]+\b", page.text)}
     assert {(page, name) for page, name in named if name not in known} == set()
 
 
-def test_every_name_that_looks_like_a_setting_is_one() -> None:
+def test_names_that_look_like_settings_are_settings() -> None:
     kinds = {kind.kind for kind in vars(errors).values() if isinstance(kind, type) and hasattr(kind, "kind")}
     known = FIELDS.keys() | kinds | NOT_SETTINGS
     words = {
@@ -146,7 +146,7 @@ TOML = [pytest.param(*one, id=f"{one[0]}:{one[1].line}") for one in _toml_blocks
 
 
 @pytest.mark.parametrize(("page", "block"), TOML)
-def test_a_settings_file_in_the_pages_is_accepted(page: Page, block: Block, tmp_path: Path) -> None:
+def test_settings_file_in_the_pages_is_accepted(page: Page, block: Block, tmp_path: Path) -> None:
     file = tmp_path / "seamark.toml"
     file.write_text(block.text)
     load({}, {}, file)
@@ -167,26 +167,26 @@ def _commands() -> list[tuple[str, list[str]]]:
     return found
 
 
-def test_every_seamark_command_has_its_flags() -> None:
+def test_seamark_commands_of_the_pages_exist_with_their_flags() -> None:
     commands = _commands()
     assert len(commands) > 5
     for where, words in commands:
         command: click.Command = cli
         at = 0
         while isinstance(command, click.Group):
-            assert words[at : at + 1], f"{where}: {words} is no whole command"
+            assert words[at : at + 1], f"{where}: {words} is an incomplete command"
             assert words[at] in subcommands(command), f"{where}: no such command: {words}"
             command, at = subcommands(command)[words[at]], at + 1
         flags = {flag for param in command.params for flag in (*param.opts, *param.secondary_opts)} | {"--help", "-h"}
         for word in words[at:]:
             if word.startswith("--"):
-                assert word.partition("=")[0] in flags, f"{where}: {' '.join(words[:at])} has no {word}"
+                assert word.partition("=")[0] in flags, f"{where}: {' '.join(words[:at])} has no option {word}"
 
 
-def test_spark_is_configured_as_the_tests_and_the_demo_configure_it() -> None:
+def test_spark_configuration_of_the_page_is_that_of_the_tests_and_the_demo() -> None:
     page = Page(REPO / "docs" / "how-to" / "connect-spark.md")
     first = next(block for block in page.blocks if block.mark == "run: spark-catalog")
-    purge = {"spark.sql.catalog.sea.rest-catalog-purge": "true"}  # of no effect before Iceberg 1.12
+    purge = {"spark.sql.catalog.sea.rest-catalog-purge": "true"}  # It has no effect before Iceberg 1.12.
     wanted = {**NO_HIVE, "spark.sql.extensions": EXTENSIONS, **catalog_conf("sea", "http://127.0.0.1:8181"), **purge}
     assert spark_conf(first.text) == wanted
     pom = (DEPLOY / "jars" / "pom.xml").read_text()
@@ -198,20 +198,22 @@ def test_spark_is_configured_as_the_tests_and_the_demo_configure_it() -> None:
             assert used == version[1], f"{page}: {artifact} {used}"
 
 
-def test_statements_of_a_page_run_in_the_shell_that_it_opens() -> None:
-    """`spark-sql` waits for a semicolon; `pyspark` takes Python."""
+def test_statements_of_a_page_suit_the_shell_that_it_opens() -> None:
+    """`spark-sql` waits for a semicolon, and `pyspark` accepts Python."""
     for page in PAGES:
         shell = ""
         for block in page.blocks:
             if block.mark == "run: spark-catalog":
                 shell = block.text.split()[0]
             elif block.mark == "run: spark" and shell == "spark-sql":
-                assert block.text.rstrip().endswith(";"), f"{page}:{block.line}: without a semicolon"
+                assert block.text.rstrip().endswith(";"), f"{page}:{block.line}: a semicolon is missing"
             elif block.mark == "run: spark":
-                assert "by `spark.sql(" in page.text, f"{page}:{block.line}: SQL in a shell for Python"
+                assert "by `spark.sql(" in page.text, (
+                    f"{page}:{block.line}: the block has SQL, but the shell expects Python"
+                )
 
 
-def test_trinos_properties_are_those_that_the_tests_start_it_with() -> None:
+def test_trino_properties_of_the_page_are_those_of_the_tests() -> None:
     page = Page(REPO / "docs" / "how-to" / "connect-trino.md")
     tested = (DEPLOY / "trino" / "etc" / "catalog" / "seamark.properties").read_text() + trino_snippet("", "t")
     known = {line.partition("=")[0] for line in tested.splitlines() if "=" in line}
@@ -226,7 +228,7 @@ def test_trinos_properties_are_those_that_the_tests_start_it_with() -> None:
     assert documented - known - of_gateway == {"iceberg.rest-catalog.oauth2.credential"}
 
 
-def test_the_operators_page_names_every_metric() -> None:
+def test_operators_page_names_every_metric() -> None:
     text = (REPO / "docs" / "how-to" / "operate.md").read_text()
     exposed = {
         family.name + ("_total" if family.type == "counter" else "") for family in ServerMetrics().registry.collect()
@@ -235,7 +237,7 @@ def test_the_operators_page_names_every_metric() -> None:
     assert set(re.findall(r"`(seamark_\w+)`", text)) - exposed == set()
 
 
-def test_output_that_differs_is_seen() -> None:
+def test_check_output_detects_a_difference() -> None:
     check_output("a\nb 12 c\n", "a\nb … c")
     check_output("a\nx\ny\nz\n", "a\n…\nz")
     for printed in ("a\nb 12 d\n", "b 1 c\n", "a\nb 1 c\nd\n"):
@@ -243,7 +245,7 @@ def test_output_that_differs_is_seen() -> None:
             check_output(printed, "a\nb … c")
 
 
-def test_a_broken_link_is_seen(tmp_path: Path) -> None:
+def test_page_lists_its_links_and_anchors(tmp_path: Path) -> None:
     page = Page(tmp_path / "page.md")
     page.path.write_text("# One two\n[a](#one-two) [b](gone.md)\n```bash\n[c](not-a-link)\n```\n")
     assert page.links == ["#one-two", "gone.md"]

@@ -10,17 +10,17 @@ from tests.docs.pages import Block, Page
 from tests.docs.runner import RUNNING, SLOW, page_run, run_page, running_pages
 
 
-@pytest.mark.filterwarnings("ignore")  # clients' own; ours are errors in every other test
+@pytest.mark.filterwarnings("ignore")  # These are clients' warnings; every other test treats Seamark's as errors.
 @pytest.mark.parametrize("page", running_pages(with_spark=False), ids=str)
-def test_a_page_runs_from_top_to_bottom(page: Page, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_page_runs_from_top_to_bottom(page: Page, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     run_page(page, tmp_path, request)
 
 
-def test_pages_that_are_slow_exist() -> None:
+def test_slow_pages_exist() -> None:
     assert SLOW - {str(page) for page in RUNNING} == set()
 
 
-def test_a_command_that_fails_fails_its_page(tmp_path: Path) -> None:
+def test_failing_command_fails_its_page(tmp_path: Path) -> None:
     page = RUNNING[0]
     with page_run(page, tmp_path, {}, lambda: None) as run:
         run.block(Block("bash", "run", "seamark --version | grep seamark", 1))

@@ -1,8 +1,8 @@
-"""The production set-up of the README runs as printed: PostgreSQL, S3, TLS of a private authority, a token, two
-servers.
+"""The production set-up of the README runs as printed: PostgreSQL, S3, TLS, a token, two servers.
 
-Only what the README cannot know is put in its place, as for other pages. The certificate names no address, but the host
-of the clients: the workers of table services reach a server that they cannot verify by its name.
+Only texts that depend on the machine are replaced, as for other pages. The certificate is of a private
+authority and names no address, but the host of the clients: the workers of table services connect to a
+server whose name they cannot verify.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HOST = "localhost"
 
 
 def production_blocks() -> tuple[Block, Block, Block]:
-    """Return the variables, the command that creates the token, and the server, of the README."""
+    """Return three blocks of the README: the variables, the command that creates the token, and the server."""
     page = Page(REPO / "README.md")
     lines = page.text.splitlines()
     begin = lines.index("## Production")
@@ -48,7 +48,7 @@ def production_blocks() -> tuple[Block, Block, Block]:
 
 @dataclass
 class Production:
-    """`replace`: texts of the README, and what stands for them here."""
+    """The production set-up of the README. `replace` maps texts of the README to their replacements."""
 
     folder: Path
     replace: dict[str, str]
@@ -67,7 +67,7 @@ class Production:
         return text
 
     def start(self, **further: str) -> str:
-        """Return the URL of another server, with a home and a port of its own, as on another machine."""
+        """Start another server with its own home and port, as on another machine, and return its URL."""
         number, port = len(self.servers), free_port()
         home = self.folder / f"server-{number}"
         own = {"SEAMARK_HOME": str(home), "SEAMARK_PORT": str(port), **further}
@@ -84,7 +84,7 @@ class Production:
         return self.urls[-1]
 
     def seamark(self, *arguments: str, url: str) -> tuple[int, str]:
-        """Return (exit code, output) of a command of a client."""
+        """Run a client command, and return (exit code, output)."""
         environment = {**self.environment, "SEAMARK_URL": url}
         done = subprocess.run(
             ["seamark", *arguments], env=environment, cwd=self.folder, capture_output=True, text=True, timeout=60
@@ -106,7 +106,7 @@ def production(
         "the-secret-key": s3.secret_key,
         "http://s3.example:9000": s3.endpoint,
         "s3://lake": f"s3://{s3_bucket}",
-        "0.0.0.0": "127.0.0.1",  # tests open no port to others
+        "0.0.0.0": "127.0.0.1",  # Tests open no port to other machines.
         "--workers 4": "--workers 2",
     }
     with ExitStack() as running:
@@ -124,9 +124,10 @@ def production(
         made.environment["SEAMARK_TOKEN"] = done.stdout.split()[-1]
         for name in ("SEAMARK_CA", "SEAMARK_TOKEN"):
             monkeypatch.setenv(name, made.environment[name])
-        # As docs/how-to/authentication.md says for PyIceberg and s3fs.
+        # docs/how-to/authentication.md recommends this for PyIceberg and s3fs.
         monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(authority.file))
-        # The variable FSSPEC_S3_SKIP_INSTANCE_CACHE, for a process that has imported fsspec before.
+        # This has the effect of the variable FSSPEC_S3_SKIP_INSTANCE_CACHE, because the process has already
+        # imported fsspec.
         monkeypatch.setitem(fsspec.config.conf, "s3", {"skip_instance_cache": True})
         yield made
     shutil.rmtree(tmp_path, ignore_errors=True)
@@ -146,9 +147,9 @@ def append(production: Production, name: str, *numbers: int) -> None:
             table.append(pa.table({"id": [number], "name": [f"name {number}"]}, schema=SCHEMA))
 
 
-@pytest.mark.filterwarnings("ignore")  # clients' own
-def test_the_production_block_indexes_and_maintains_tables(production: Production) -> None:
-    """Two servers; when the one that runs table services ends, the other does."""
+@pytest.mark.filterwarnings("ignore")  # These are clients' warnings.
+def test_production_servers_index_and_maintain_tables(production: Production) -> None:
+    """There are two servers. When the one that runs table services ends, the other takes over."""
     production.start()
     url = production.start()
     append(production, "db.t", 1, 2, 3)
@@ -156,9 +157,9 @@ def test_the_production_block_indexes_and_maintains_tables(production: Productio
     with closing(IndexClient(url, token=token)) as client:
 
         def is_maintained(appended: int) -> bool:
-            """Return whether all of these files of one row are indexed, and some are compacted.
+            """Return True if all files of one row are indexed, and some are compacted.
 
-            Others may come meanwhile.
+            Other files may be added in the meantime.
             """
             index, health = client.index("db.t", "by_name"), client.health("db.t")
             is_compacted = health["records"] == appended and health["files"] < appended

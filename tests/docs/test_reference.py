@@ -1,4 +1,4 @@
-"""Reference pages that are lists say what the code has; those written by hand leave nothing out."""
+"""Reference pages that are lists match the code, and pages that are written by hand are complete."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ INSTANT = Instant(
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_generated_page_is_what_the_code_says(name: str) -> None:
+def test_generated_page_matches_the_code(name: str) -> None:
     assert (REFERENCE / name).read_text() == PAGES[name](), "run `python -m tests.docs.reference`"
 
 
-def test_the_list_of_table_services_is_what_the_code_declares() -> None:
+def test_list_of_table_services_matches_the_declarations() -> None:
     assert SERVICES_PAGE.read_text() == services_page(), "run `python -m tests.docs.reference`"
 
 
@@ -50,7 +50,7 @@ def test_every_table_of_the_database_is_explained() -> None:
     assert explained == made
 
 
-def test_the_timeline_page_shows_instants_and_events_as_they_are() -> None:
+def test_timeline_page_shows_instants_and_events_in_their_format() -> None:
     shown = [json.loads(block.text) for block in Page(REFERENCE / "timeline.md").blocks if block.language == "json"]
     instants = next(one for one in shown if "instants" in one)["instants"]
     assert instants
@@ -60,7 +60,7 @@ def test_the_timeline_page_shows_instants_and_events_as_they_are() -> None:
     assert event["type"] == cloud_event(INSTANT, "file:///w")["type"]
 
 
-def test_the_timeline_page_names_every_state_and_parameter() -> None:
+def test_timeline_page_names_every_state_and_parameter() -> None:
     app = web.Application()
     add_routes(app, EXTENSIONS)
     document = build_document(app)
@@ -70,7 +70,7 @@ def test_the_timeline_page_names_every_state_and_parameter() -> None:
     assert {name for name in wanted if f"`{name}`" not in text} == set()
 
 
-def test_the_readme_counts_as_the_code_does() -> None:
+def test_numbers_of_the_readme_match_the_code() -> None:
     text = " ".join(Page(REPO / "README.md").text.split())
     assert f"**{len(served_operations())} of the {len(operations())} operations**" in text
     words = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")

@@ -1,4 +1,4 @@
-"""Each attack on the security page has a test that exists, by the name that stands there."""
+"""Each attack on the security page names a test that exists."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _DEFINED = re.compile(r"^(?:async )?def (test_\w+)\(", re.MULTILINE)
 
 
 def _rows() -> list[str]:
-    """Of the table of attacks, without its head."""
+    """Return the rows of the table of attacks, without its head."""
     section = PAGE.read_text().partition("\n## Attacks and answers\n")[2].partition("\n## ")[0]
     return [line for line in section.splitlines() if line.startswith("|")][2:]
 
 
-def test_each_attack_names_its_answer_and_one_test() -> None:
+def test_each_attack_has_an_answer_and_one_test() -> None:
     rows = _rows()
     assert len(rows) > 50
     for row in rows:
@@ -27,7 +27,7 @@ def test_each_attack_names_its_answer_and_one_test() -> None:
         assert _NAMED.fullmatch(cells[2]), row
 
 
-def test_each_test_that_the_page_names_exists() -> None:
+def test_each_test_that_the_security_page_names_exists() -> None:
     named = _NAMED.findall(PAGE.read_text())
     assert len(named) == len(_rows())
     missing = [

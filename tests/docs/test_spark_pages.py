@@ -1,4 +1,4 @@
-"""The pages that run statements in Spark, in a file of their own: only they wait for the session."""
+"""The pages that run statements in Spark. They have their own file, because only they wait for the session."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.docs.runner import run_page, running_pages
 
 
 @pytest.mark.spark
-@pytest.mark.filterwarnings("ignore")  # clients' own; ours are errors in every other test
+@pytest.mark.filterwarnings("ignore")  # These are clients' warnings; every other test treats Seamark's as errors.
 @pytest.mark.parametrize("page", running_pages(with_spark=True), ids=str)
-def test_a_page_with_spark_runs_from_top_to_bottom(page: Page, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_page_with_spark_runs_from_top_to_bottom(page: Page, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     run_page(page, tmp_path, request)

@@ -1,1 +1,1 @@
-"""Unmodified engines at a real server, on local files and on a real S3 store."""
+"""Unmodified engines on a running server, with local files and with a real S3 store."""

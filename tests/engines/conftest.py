@@ -1,4 +1,4 @@
-"""One server per kind of storage for the whole module: starting Spark and servers is what costs."""
+"""One server for each kind of storage in a module, because Spark and servers are slow to start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STORAGES = ("local files", "S3, signed by the server", "S3, keys from the server
 
 @dataclass(frozen=True)
 class Lake:
-    """A server over one kind of storage, and what a client needs besides its URI."""
+    """A server on one kind of storage, and the settings that a client needs besides its URI."""
 
     server: Seamark
     storage: str
@@ -39,32 +39,38 @@ def lake(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield Lake(server, request.param, properties)
 
 
-BY_VENDED_KEYS = {"test_create_insert_and_ctas", "test_create_append_scan_delete_overwrite"}
+BY_VENDED_KEYS = {
+    "test_spark_creates_inserts_and_creates_tables_as_select",
+    "test_pyiceberg_creates_appends_scans_deletes_and_overwrites",
+}
 ONLY_LOCAL = {
-    "test_create_insert_and_ctas",
-    "test_maintenance_procedures",
-    "test_rename_drop_undrop_and_purge",
-    "test_schema_evolution",
-    "test_partition_evolution",
-    "test_branches_tags_and_time_travel",
-    "test_views",
-    "test_a_metadata_table_named_too_short_is_not_found_rather_than_an_error",
-    "test_scan_reports_of_engines_are_kept",
-    "test_evolution_of_schema_and_partitions",
-    "test_time_travel_branches_and_tags",
-    "test_a_commit_on_an_old_base_is_retried_by_the_client_and_fails_without_retries",
-    "test_upsert",
-    "test_nested_namespaces_listings_rename_and_drop",
+    "test_spark_creates_inserts_and_creates_tables_as_select",
+    "test_sparks_maintenance_procedures_rewrite_and_expire",
+    "test_spark_renames_and_drops_a_table_that_is_then_restored_and_purged",
+    "test_spark_reads_rows_of_evolved_schemas",
+    "test_spark_reads_rows_of_evolved_partition_specs",
+    "test_spark_reads_branches_tags_and_earlier_snapshots",
+    "test_spark_creates_replaces_renames_and_drops_views",
+    "test_metadata_table_without_its_namespace_is_not_found",
+    "test_scan_and_commit_reports_of_spark_are_kept",
+    "test_pyiceberg_evolves_schema_and_partitions",
+    "test_pyiceberg_reads_earlier_snapshots_branches_and_tags",
+    "test_conflicting_commit_of_pyiceberg_is_retried_or_fails_without_retries",
+    "test_pyiceberg_upserts_rows",
+    "test_pyiceberg_lists_renames_and_drops_in_nested_namespaces",
 }
 SIGNED_MERGE = {"version": 3, "mode": "merge-on-read"}
-"""Over signed S3, where the table is also created and filled: over local files these are twins, and so are modes that
-differ by the version alone."""
+"""The MERGE case over signed S3, where the table is also created and filled.
+
+Over local files, tests with the same access are twins. Modes that differ only in the version are twins,
+too.
+"""
 LOCAL_MERGES = ({"version": 2, "mode": "copy-on-write"}, {"version": 2, "mode": "merge-on-read"})
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Each test runs over local files; over S3 it is slow where it accesses files as another test does there."""
+    """Mark twins as slow: every test runs over local files, and over S3 only if no other test has the same access."""
     for item in items:
         if isinstance(item, pytest.Function) and hasattr(item, "callspec") and _is_twin(item):
             item.add_marker(pytest.mark.slow)
@@ -73,17 +79,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _is_twin(item: pytest.Function) -> bool:
     given, name = item.callspec.params, item.originalname
     if given.get("lake") == STORAGES[2]:
-        return name not in BY_VENDED_KEYS and not name.startswith("test_a_plan_table")
+        return name not in BY_VENDED_KEYS and not name.startswith("test_plan_table")
     if given.get("lake") == STORAGES[1]:
-        return name in ONLY_LOCAL or (name == "test_merge_update_delete" and not SIGNED_MERGE.items() <= given.items())
-    if given.get("lake") == STORAGES[0] and name == "test_merge_update_delete":
+        return name in ONLY_LOCAL or (
+            name == "test_spark_merges_updates_and_deletes" and not SIGNED_MERGE.items() <= given.items()
+        )
+    if given.get("lake") == STORAGES[0] and name == "test_spark_merges_updates_and_deletes":
         return not any(one.items() <= given.items() for one in LOCAL_MERGES)
     return False
 
 
 @pytest.fixture
 def quiet_network() -> Iterator[None]:
-    """For clients that leave sockets to the garbage collector; their warnings are not ours to mend."""
+    """Ignore warnings about sockets that some clients leave to the garbage collector."""
     import warnings
 
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Random queries over a small star, for an oracle: whatever they mean, each has one answer, in any order of rows."""
+"""Random queries on a small star schema for an oracle: each has one answer, in any order of rows."""
 
 from __future__ import annotations
 
@@ -35,12 +35,14 @@ _KINDS = ("JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN", "LEFT SEMI JOIN", "LEF
 
 
 _WIDER = (("item", "store", "bigint"), ("price", "id", "decimal(9,2)"), ("day", "nt", "timestamp_ntz"))
-"""Columns of the facts that set operations convert, and the type of both together."""
+"""Pairs of fact columns that a set operation converts, with their common type."""
 
 
 class Queries:
-    """`past`: in the place of `VERSION AS OF 1` and its like, of the facts at earlier times; without it these are
-    not asked for.
+    """Draws random queries.
+
+    `past` has clauses that name earlier snapshots of the facts, such as `VERSION AS OF 1`. Without it, no query
+    reads them.
     """
 
     def __init__(self, rng: random.Random, db: str, past: Sequence[str] = ()) -> None:
@@ -84,7 +86,7 @@ class Queries:
         return f"t{self._aliases}"
 
     def _lateral(self) -> str:
-        """Aggregates, groups, or the first rows, of what is equal to a column of the outer rows; also joined below."""
+        """Return aggregates, groups or first rows that equal a column of the outer row; some are joined below."""
         rng = self._rng
         inner, columns = self._select(1)
         pairs = [
@@ -136,7 +138,7 @@ class Queries:
         return f"SELECT * FROM ({text}) h WHERE {self._condition(keys, 'h')}" if rng.random() < 0.6 else text
 
     def _windowed(self) -> str:
-        """Return the latest row of each key, and other windows, filtered on the key; also below a join."""
+        """Return the latest row of each key or other window functions, filtered by the key; some are below a join."""
         rng = self._rng
         inner, columns = self._select(1)
         keys = rng.sample(list(columns), rng.choice([1, 1, 2]))
@@ -155,7 +157,7 @@ class Queries:
         return f"SELECT w.* FROM {text} WHERE {first}{where}"
 
     def _shadowed(self) -> str:
-        """Return names of WITH that are those of tables and of each other."""
+        """Return names in WITH that hide tables and each other."""
         rng = self._rng
         where = [self._of("sales", "sales") for _ in range(4)]
         inner = f"(WITH sales AS (SELECT * FROM sales WHERE {where[1]}) SELECT * FROM sales WHERE {where[2]})"
@@ -168,7 +170,7 @@ class Queries:
         )
 
     def _converted(self) -> str:
-        """Set operations over columns of two types."""
+        """Return a set operation on columns of two types."""
         rng = self._rng
         one, other, kind = rng.choice(_WIDER)
         sides = [
@@ -180,7 +182,7 @@ class Queries:
         return f"SELECT * FROM ({sides[0]} {word} {sides[1]}) u WHERE {self._condition(columns, 'u')}"
 
     def _earlier(self) -> str:
-        """Return the facts as of another time, in WITH or in FROM, alone or with the current ones."""
+        """Return a query on earlier facts, in WITH or in FROM, alone or with the current facts."""
         rng = self._rng
         past = f"{self._db}.sales{rng.choice(self._past)}"
         named = rng.random() < 0.5
@@ -202,7 +204,7 @@ class Queries:
         return f"SELECT g.{key}, count(*) AS n FROM ({inner}) g {group} HAVING {having}"
 
     def _counted(self) -> str:
-        """Aggregates over some of the rows."""
+        """Return aggregates of some of the rows."""
         rng = self._rng
         table, alias = rng.choice(["sales", "sales", "items"]), self._alias()
         number = rng.choice([name for name, kind in TABLES[table].items() if kind in ("int", "bigint")])
@@ -219,7 +221,7 @@ class Queries:
         return f"SELECT {chosen} FROM {self._source(table, 1)} {alias}{more}"
 
     def _select(self, depth: int = 0) -> tuple[str, dict[str, str]]:
-        """And the columns that come out."""
+        """Return a query and the types of its columns."""
         rng = self._rng
         table = rng.choice(["sales", "sales", "sales", "items", "stores"])
         alias = self._alias()
@@ -268,7 +270,7 @@ class Queries:
         return text, {name: columns[name][1] for name in chosen}
 
     def _side(self, alias: str, column: str) -> str:
-        """Return an operand of a join."""
+        """Return an operand of a join condition."""
         if column != "day" or self._rng.random() < 0.5:
             return f"{alias}.{column}"
         return self._rng.choice([f"CAST({alias}.at AS date)", f"CAST({alias}.nt AS date)", f"trunc({alias}.day, 'MM')"])
@@ -407,7 +409,7 @@ class Queries:
         return rng.choice([column, f"{column} {op} true", f"{column} IS NOT TRUE"])
 
     def _function(self, column: str, kind: str) -> str | None:
-        """Return a comparison of a function of the column."""
+        """Return a comparison of a function of the column, or None."""
         rng = self._rng
         op = rng.choice(["=", "<", "<=", ">", ">=", "<>", "="])
         day = rng.choice([*_DAYS, "2026-01-01", "2026-03-01"])

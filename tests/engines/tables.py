@@ -1,4 +1,4 @@
-"""Tables of a server of their own, which Spark's Iceberg writes and reads beside us."""
+"""Tables of a separate server, which Spark's Iceberg and Seamark both write and read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.services.seamark import Seamark
 
 @dataclass(frozen=True)
 class SparkTables:
-    """Of the server's namespace `db`; SQL names it `{db}`, Spark as `db` says."""
+    """Tables in the namespace `db` of a server. SQL statements name it `{db}`, and `db` is its name in Spark."""
 
     client: IndexClient
     spark: SparkSession
@@ -41,7 +41,7 @@ class SparkTables:
         return rows(self.spark.sql(text.replace("{db}", self.db)))
 
     def files(self, table: str) -> set[str]:
-        """Data, delete and index files that are on storage, whoever wrote them."""
+        """Return the data, delete and index files on storage, whether or not a table names them."""
         target = WriteTarget.of(self.client.load_table(f"db.{table}"))
         location = Path(urlsplit(target.location).path)
         data = {str(path) for path in (location / "data").rglob("*") if path.suffix in (".parquet", ".puffin")}

@@ -1,5 +1,8 @@
-"""Buckets doubled below unmodified Spark: whoever has the table open still writes to it, and its reader sees what a
-plain dict says, whichever of the specs files are of."""
+"""The number of buckets doubles while unmodified Spark uses the table.
+
+A session that has loaded the table before can still write to it. Its reader returns the rows of a plain dict from files
+of all specs.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ class Lake:
     spark: SparkSession
     db: str
     old: str
-    """Of a catalog that keeps the tables that it has loaded, as sessions do by Iceberg's defaults."""
+    """The name of a catalog that caches loaded tables, as sessions do by Iceberg's defaults."""
 
     def sql(self, text: str) -> list[tuple[Any, ...]]:
         return rows(self.spark.sql(text.format(db=self.db, old=self.old)))
@@ -47,7 +50,7 @@ class Lake:
         return model
 
     def specs(self, name: str) -> set[int]:
-        """Of the data files that the last snapshot added."""
+        """Return the specs of the data files that the last snapshot added."""
         metadata = json.loads(self.client.load_table(f"db.{name}").metadata)
         files = self.client.files(f"db.{name}", content="data").to_pylist()
         return {one["spec_id"] for one in files if one["snapshot_id"] == metadata["current-snapshot-id"]}
@@ -72,10 +75,11 @@ def create(lake: Lake, name: str, version: int) -> None:
     )
 
 
-# The same growth without Spark, and a Spark that has loaded the table before it, are in the fast tier.
+# The fast tier tests the same growth without Spark, and a Spark that has loaded the table before
+# it.
 @pytest.mark.slow
 @pytest.mark.parametrize("version", [2, 3])
-def test_spark_and_we_write_to_one_table_from_8_buckets_to_64(lake: Lake, version: int) -> None:
+def test_spark_and_seamark_write_to_one_table_from_8_to_64_buckets(lake: Lake, version: int) -> None:
     rng, name, model = random.Random(version), f"changed_{version}", Model()
     create(lake, name, version)
     for step, count in enumerate((8, 16, 32, 64)):
@@ -99,14 +103,14 @@ def test_spark_and_we_write_to_one_table_from_8_buckets_to_64(lake: Lake, versio
         for one in rng.sample(range(100), 3):
             wanted = [(model[one],)] if one in model else []
             assert lake.sql(f"SELECT v FROM {{db}}.{name} WHERE id = {one}") == wanted
-    # partitions of all specs stand in one struct, whose names may not clash
+    # One struct holds the partitions of all specs, so field names must differ.
     (columns,) = {tuple(row[0].asDict()) for row in lake.sql(f"SELECT _partition FROM {{db}}.{name}")}
     assert set(columns) == {"id_bucket", "id_bucket_16", "id_bucket_32", "id_bucket_64"}
     counted = sum(row[0] for row in lake.sql(f"SELECT record_count FROM {{db}}.{name}.partitions"))
     assert counted == sum(lake.client.files(f"db.{name}", content="data")["record_count"].to_pylist())
 
 
-def test_a_spark_that_has_loaded_the_table_before_a_doubling_still_appends(lake: Lake) -> None:
+def test_spark_session_that_loaded_the_table_before_a_doubling_still_appends(lake: Lake) -> None:
     create(lake, "open", 2)
     lake.sql("INSERT INTO {old}.open VALUES (0, 0)")
     model = {0: 0}
@@ -114,7 +118,7 @@ def test_a_spark_that_has_loaded_the_table_before_a_doubling_still_appends(lake:
         resize(lake.client, "db.open", buckets=count)
         ids = range(10 * step + 1, 10 * step + 10)
         lake.sql("INSERT INTO {old}.open VALUES " + ", ".join(f"({one}, {step})" for one in ids))
-        assert lake.specs("open") == {step}, "by the spec that it has loaded, one behind"
+        assert lake.specs("open") == {step}, "Spark writes with the spec that it has loaded, one behind the current one"
         model |= dict.fromkeys(ids, step)
         assert lake.held("open") == model
     upsert(lake.client, "db.open", given(list(range(15)), 99), keys=["id"])

@@ -1,5 +1,7 @@
-"""Tables clustered by Spark's tasks, as Iceberg's own reader in the same Spark finds them: the same rows, whatever had
-been done to them, in files by what was asked for."""
+"""Tables that Spark's tasks cluster, checked with Iceberg's own reader in the same Spark.
+
+The rows stay the same after any earlier changes, and the files follow the clustering columns.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ class Rig(SparkTables):
         return cluster(self.spark, f"db.{table}", by, client=self.client, **given)
 
     def sales(self, table: str, more: str = "", version: int = 2, count: int = 4000) -> None:
-        """Rows in no order, over four files; customers' cities know nothing of their ids."""
+        """Create unordered rows in four files. A customer's city does not depend on the customer's id."""
         self.sql(
             f"CREATE TABLE {{db}}.{table} ({SALES}) USING iceberg {more} TBLPROPERTIES ('format-version'='{version}')"
         )
@@ -61,7 +63,7 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield made
 
 
-# The same rows
+# Unchanged rows
 
 
 @pytest.mark.slow
@@ -74,7 +76,7 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         (3, ""),
     ],
 )
-def test_rows_of_every_type_are_the_same_and_so_is_which_row_each_is(rig: Rig, version: int, partitioned: str) -> None:
+def test_clustering_keeps_rows_of_every_type_and_their_row_ids(rig: Rig, version: int, partitioned: str) -> None:
     table = f"everything_{version}_{len(partitioned)}"
     rig.sql(
         f"CREATE TABLE {{db}}.{table} ({COLUMNS}) USING iceberg {partitioned} "
@@ -101,7 +103,7 @@ def test_rows_of_every_type_are_the_same_and_so_is_which_row_each_is(rig: Rig, v
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", [2, 3])
-def test_deleted_rows_stay_away_and_their_delete_files_go(rig: Rig, version: int) -> None:
+def test_clustering_applies_deletes_and_removes_their_files(rig: Rig, version: int) -> None:
     table = f"deleted_{version}"
     rig.sales(table, version=version)
     rig.sql(f"ALTER TABLE {{db}}.{table} SET TBLPROPERTIES ('write.delete.mode'='merge-on-read')")
@@ -118,7 +120,7 @@ def test_deleted_rows_stay_away_and_their_delete_files_go(rig: Rig, version: int
 
 
 @pytest.mark.slow
-def test_rows_are_by_the_schema_of_now_though_no_snapshot_has_it_yet(rig: Rig) -> None:
+def test_clustering_uses_the_current_schema_before_a_snapshot_has_it(rig: Rig) -> None:
     rig.sales("evolved")
     rig.sql("ALTER TABLE {db}.evolved RENAME COLUMN day TO weekday")
     rig.sql("ALTER TABLE {db}.evolved ALTER COLUMN quantity TYPE bigint")
@@ -130,7 +132,7 @@ def test_rows_are_by_the_schema_of_now_though_no_snapshot_has_it_yet(rig: Rig) -
 
 
 @pytest.mark.slow
-def test_the_commit_says_that_rows_are_the_same_and_the_past_stays(rig: Rig) -> None:
+def test_clustering_commit_is_a_replace_and_earlier_snapshots_stay(rig: Rig) -> None:
     rig.sales("told")
     before = rig.rows("told")
     (then,) = rig.sql("SELECT snapshot_id FROM {db}.told.snapshots")[0]
@@ -146,7 +148,7 @@ def test_the_commit_says_that_rows_are_the_same_and_the_past_stays(rig: Rig) -> 
 
 
 @pytest.mark.slow
-def test_a_branch_is_clustered_by_itself(rig: Rig) -> None:
+def test_clustering_of_a_branch_changes_only_the_branch(rig: Rig) -> None:
     rig.sales("branched")
     rig.sql("ALTER TABLE {db}.branched CREATE BRANCH other")
     rig.sql("INSERT INTO {db}.branched.branch_other VALUES (-1, 3, 3, 3, 'other')")
@@ -157,13 +159,13 @@ def test_a_branch_is_clustered_by_itself(rig: Rig) -> None:
     assert len(rig.sql("SELECT * FROM {db}.branched.files")) == 4
 
 
-# What it is for
+# The effect of clustering
 
 
 def test_rows_of_a_city_and_some_days_are_in_fewer_files(rig: Rig) -> None:
-    """By the rows of each file, as Iceberg's reader tells it.
+    """Iceberg's reader says in which file each row is.
 
-    Files are as many, sorted by what nobody asks for.
+    The compared table has as many files and is sorted by a column that the queries do not use.
     """
     rig.sales("sorted")
     rig.sales("clustered")
@@ -190,7 +192,7 @@ def test_rows_of_a_city_and_some_days_are_in_fewer_files(rig: Rig) -> None:
     assert sum(ratios) / len(ratios) > 3
 
 
-def test_indexes_are_built_of_the_new_files_on_the_way(rig: Rig) -> None:
+def test_clustering_builds_index_files_of_the_new_files(rig: Rig) -> None:
     rig.sales("indexed")
     rig.client.put_index("db.indexed", "of_customers", kind="bitmap", columns=["customer"])
     report = rig.cluster("indexed", BY, joins=JOINS, files=40)
@@ -201,7 +203,7 @@ def test_indexes_are_built_of_the_new_files_on_the_way(rig: Rig) -> None:
 
 
 @pytest.mark.slow
-def test_attributes_two_tables_away_count(rig: Rig) -> None:
+def test_clustering_uses_attributes_that_are_two_joins_away(rig: Rig) -> None:
     rig.sql("CREATE TABLE {db}.nations (code int, name string) USING iceberg")
     rig.sql("INSERT INTO {db}.nations VALUES (0, 'c'), (1, 'a'), (2, 'b'), (3, 'e'), (4, 'd')")
     rig.sales("far")
@@ -216,11 +218,13 @@ def test_attributes_two_tables_away_count(rig: Rig) -> None:
     assert sum(names > 1 for _, names in found) <= 5
 
 
-# Others, and what goes wrong
+# Concurrent writers and failures
 
 
 @pytest.mark.slow
-def test_rows_appended_meanwhile_stay_and_a_delete_is_a_conflict(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_appended_during_clustering_stay_and_a_delete_is_a_conflict(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rig.sales("busy")
     meanwhile = ""
 
@@ -246,7 +250,7 @@ def test_rows_appended_meanwhile_stay_and_a_delete_is_a_conflict(rig: Rig, monke
     assert rig.sql("SELECT quantity FROM {db}.busy WHERE id = 77") == [(9,)]
 
 
-def test_nothing_is_committed_where_a_row_was_lost(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clustering_commits_nothing_if_a_row_is_lost(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.sales("lossy")
     before, stored = rig.rows("lossy"), rig.files("lossy")
     decoded, losing = decode_files, [True]

@@ -1,4 +1,4 @@
-"""Snapshots that the server made, read and continued by unmodified Spark: deletes of all kinds, row ids, manifests."""
+"""Snapshots that the server commits, which unmodified Spark reads and continues: deletes, row ids, manifests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _in_order(found: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 
 
 class Table:
-    """One table through both doors: changes, and Spark's SQL."""
+    """One table with two interfaces: changes through the API, and Spark's SQL."""
 
     def __init__(self, served: Served, spark: SparkSession, version: int) -> None:
         self.served, self.spark = served, spark
@@ -47,7 +47,7 @@ class Table:
         return rows(self.spark.sql(statement.replace("{t}", self.name)))
 
     def agree(self) -> list[tuple[Any, ...]]:
-        """Return what Spark and the specification's reader both see."""
+        """Check that Spark and a reader of the specification see the same rows, and return these rows."""
         self.sql("REFRESH TABLE {t}")
         metadata = self.run(self.lake.metadata())
         snapshot = snapshot_of(metadata)
@@ -73,7 +73,8 @@ def test_spark_reads_and_continues_what_the_server_committed(served: Served, spa
     table.commit(add=[lake.equality_deletes([10, 31], 1), lake.data([(10, 1, "upserted")])])
     assert (10, 1, "upserted") in table.agree()
 
-    # Spark deletes by position and inserts; both go on from the server's manifests, row ids and sequence numbers.
+    # Spark deletes by position and inserts. Both continue from the server's manifests, row ids and
+    # sequence numbers.
     table.sql("REFRESH TABLE {t}")
     table.sql("DELETE FROM {t} WHERE id IN (1, 22)")
     table.sql("INSERT INTO {t} VALUES (100, 0, 'by spark')")

@@ -1,4 +1,4 @@
-"""DuckDB 1.5.5, unmodified, end to end; and what it writes, PyIceberg reads, and the other way round."""
+"""Unmodified DuckDB 1.5.5; PyIceberg reads what it writes, and the reverse."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def people(con: duckdb.DuckDBPyConnection, name: str, version: int = 2) -> str:
 
 
 def read(con: duckdb.DuckDBPyConnection, text: str) -> list[tuple[Any, ...]]:
-    """By DuckDB's own plan, and by Seamark's."""
+    """Return the rows of the query, and check that DuckDB's own plan and Seamark's plan give the same rows."""
     direct = sorted(con.sql(text).fetchall(), key=repr)
     assert sorted(seamark.duckdb.sql(con, text).fetchall(), key=repr) == direct
     return direct
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_rows_are_inserted_updated_and_deleted(con: duckdb.DuckDBPyConnection, server: Seamark, version: int) -> None:
+def test_duckdb_inserts_updates_and_deletes_rows(con: duckdb.DuckDBPyConnection, server: Seamark, version: int) -> None:
     table = people(con, f"people_v{version}", version)
     con.execute(f"UPDATE {table} SET name = 'bo' WHERE id = 2")
     con.execute(f"DELETE FROM {table} WHERE id = 1")
@@ -77,11 +77,11 @@ def test_rows_are_inserted_updated_and_deleted(con: duckdb.DuckDBPyConnection, s
     with RestCatalog("sea", uri=server.base_url) as catalog:
         loaded = catalog.load_table(f"shop.people_v{version}")
         assert loaded.format_version == version
-        if version == 2:  # PyIceberg reads no deletion vectors
+        if version == 2:  # PyIceberg does not read deletion vectors.
             assert sorted(loaded.scan().to_arrow().column("id").to_pylist()) == [2, 3]
 
 
-def test_a_schema_evolves(con: duckdb.DuckDBPyConnection) -> None:
+def test_duckdb_reads_rows_of_an_evolved_schema(con: duckdb.DuckDBPyConnection) -> None:
     table = people(con, "evolving")
     con.execute(f"ALTER TABLE {table} ADD COLUMN note VARCHAR")
     con.execute(f"ALTER TABLE {table} RENAME COLUMN name TO title")
@@ -92,7 +92,7 @@ def test_a_schema_evolves(con: duckdb.DuckDBPyConnection) -> None:
     assert read(con, f"SELECT id FROM {table} WHERE note IS NULL AND id < 2") == [(1,)]
 
 
-def test_a_table_is_read_at_an_earlier_snapshot(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:
+def test_duckdb_reads_an_earlier_snapshot(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:
     table = people(con, "travel")
     with RestCatalog("sea", uri=server.base_url) as catalog:
         before = catalog.load_table("shop.travel").current_snapshot()
@@ -126,7 +126,9 @@ def test_each_reads_what_the_other_wrote(con: duckdb.DuckDBPyConnection, server:
     assert read(con, "SELECT id FROM sea.shop.shared WHERE seen >= '2020-01-01 00:00:00+00'") == [(9,)]
 
 
-def test_an_overtaken_insert_of_a_transaction_is_not_lost(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:
+def test_conflicting_insert_of_a_transaction_is_not_lost_silently(
+    con: duckdb.DuckDBPyConnection, server: Seamark
+) -> None:
     table = people(con, "race")
     with closing(seamark.duckdb.connect(server.base_url)) as other:
         con.begin()
@@ -136,20 +138,20 @@ def test_an_overtaken_insert_of_a_transaction_is_not_lost(con: duckdb.DuckDBPyCo
         try:
             con.commit()
             mine = 1
-        except duckdb.Error:  # a conflict is told
+        except duckdb.Error:  # DuckDB reports a conflict.
             mine = 0
     ids = [row[0] for row in read(con, f"SELECT id FROM {table} WHERE id >= 10")]
     assert ids == ([10, 11] if mine else [11])
 
 
-def test_a_table_is_dropped(con: duckdb.DuckDBPyConnection) -> None:
+def test_duckdb_drops_a_table(con: duckdb.DuckDBPyConnection) -> None:
     table = people(con, "gone")
     con.execute(f"DROP TABLE {table}")
     with pytest.raises(duckdb.CatalogException):
         con.sql(f"FROM {table}")
 
 
-def test_a_token_is_sent(tmp_path: Path) -> None:
+def test_duckdb_sends_the_token_and_does_not_show_it(tmp_path: Path) -> None:
     command = [str(Path(sys.executable).parent / "seamark"), "token", "create", "admin", "--role", "admin"]
     made = subprocess.run([*command, "--home", str(tmp_path)], check=True, capture_output=True, text=True)
     token = made.stdout.strip()
@@ -164,7 +166,7 @@ def test_a_token_is_sent(tmp_path: Path) -> None:
             assert token not in repr(con.sql("FROM duckdb_secrets()").fetchall())
 
 
-def test_tables_in_s3_are_written_and_read(s3: S3, tmp_path: Path) -> None:
+def test_duckdb_writes_and_reads_tables_in_s3(s3: S3, tmp_path: Path) -> None:
     env = {**s3.seamark_env(), "SEAMARK_S3_CLIENT_ACCESS": "static"}
     with (
         Seamark(tmp_path, warehouse=f"s3://{s3.create_bucket()}/lake", env=env) as server,
@@ -178,9 +180,9 @@ def test_tables_in_s3_are_written_and_read(s3: S3, tmp_path: Path) -> None:
         assert read(con, f"SELECT id FROM {table} WHERE id <= 2") == [(2,)]
 
 
-def test_indexes_prune_for_duckdb(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:
+def test_indexes_leave_files_out_for_duckdb(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:
     con.execute("CREATE TABLE sea.shop.keyed (id VARCHAR, land VARCHAR)")
-    for start in range(4):  # the ranges of all files overlap
+    for start in range(4):  # The ranges of all files overlap.
         con.execute(f"INSERT INTO sea.shop.keyed SELECT (range * 4 + {start})::VARCHAR, 'de' FROM range(100)")
     text = "FROM sea.shop.keyed WHERE id = '42'"
     assert seamark.duckdb.rewritten(con, text).summary == "unchanged; plans keep too many of the files"
@@ -195,10 +197,7 @@ def test_indexes_prune_for_duckdb(con: duckdb.DuckDBPyConnection, server: Seamar
 def test_sql_on_encrypted_files_is_refused_with_the_reason(
     con: duckdb.DuckDBPyConnection, server: Seamark, footer: str
 ) -> None:
-    """SQL refuses encrypted files.
-
-    The rows stay when a statement is refused.
-    """
+    """A refused statement changes no row."""
     table = people(con, f"secret_{footer}").removeprefix("sea.")
     client = IndexClient(server.base_url)
     for location in client.files(table, content="data")["file_path"].to_pylist():
@@ -216,7 +215,7 @@ def test_sql_on_encrypted_files_is_refused_with_the_reason(
 
 
 def create_partitioned(server: Seamark, name: str, kind: str, transform: str, values: list[Any]) -> None:
-    """A table whose files have one value each."""
+    """Create a partitioned table; each of its files has one value."""
     with RestCatalog("sea", uri=server.base_url) as catalog:
         catalog.create_namespace_if_not_exists("parts")
     fields = [{"id": 1, "name": "id", "required": False, "type": "long"}]
@@ -252,7 +251,7 @@ LAYOUTS: list[tuple[str, str, list[Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("kind", "transform", "values", "literals"), LAYOUTS, ids=[one[0] for one in LAYOUTS])
-def test_partitions_do_not_mislead_duckdb(
+def test_partition_values_do_not_make_duckdb_lose_rows(
     con: duckdb.DuckDBPyConnection, server: Seamark, kind: str, transform: str, values: list[Any], literals: list[str]
 ) -> None:
     con.execute("SET TimeZone = 'UTC'")
@@ -267,8 +266,8 @@ def test_partitions_do_not_mislead_duckdb(
             assert sorted(seamark.duckdb.sql(con, text).fetchall()) == expected, text
 
 
-def test_nan_does_not_mislead_duckdb(con: duckdb.DuckDBPyConnection) -> None:
-    """DuckDB orders NaN above all numbers, and compares with bounds, which have no NaN.
+def test_nan_does_not_make_duckdb_lose_rows(con: duckdb.DuckDBPyConnection) -> None:
+    """DuckDB orders NaN above all numbers and compares with bounds, which do not include NaN.
 
     It writes no counts of NaN.
     """
@@ -281,7 +280,7 @@ def test_nan_does_not_mislead_duckdb(con: duckdb.DuckDBPyConnection) -> None:
 
 
 def test_equality_deletes_that_duckdb_misreads_are_refused(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:
-    """It ends with a segmentation fault for a column that was added again.
+    """DuckDB ends with a segmentation fault if a column of the deletes was added again.
 
     `seamark sql` changes such tables.
     """
@@ -306,10 +305,10 @@ def test_equality_deletes_that_duckdb_misreads_are_refused(con: duckdb.DuckDBPyC
         keys = pa.table({"id": pa.array([0], pa.int64()), "x": pa.array([1], pa.int32())})
         seamark.delete(client, "parts.keyed", keys=keys, key=["id", "x"], strategy="equality")
         found = seamark.duckdb.sql(con, "SELECT id FROM sea.parts.keyed WHERE id < 2").fetchall()
-        assert found == [(1,)], "keys with the columns of the partition delete no row of another partition"
+        assert found == [(1,)], "keys that include the partition columns delete no row of another partition"
 
 
-def test_a_table_whose_partition_column_was_dropped_is_read(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:
+def test_table_whose_partition_column_was_dropped_is_read(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:
     rows = pa.table({"id": pa.array([1, 2], pa.int64()), "k": pa.array([1, 2], pa.int32())})
     with RestCatalog("sea", uri=server.base_url) as catalog:
         table = catalog.create_table("shop.unparted", schema=rows.schema)

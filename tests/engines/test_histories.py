@@ -1,7 +1,7 @@
-"""Tables with a random history of upserts and deletes, read by Iceberg's own reader in Spark and by ours in Spark.
+"""Tables with a random history of upserts and deletes, read by Iceberg's and by Seamark's reader in Spark.
 
-The histories are those of `tests/connector/write/test_upserts_history.py`. That test compares every snapshot, as plain
-Python reads it, with a dict; here Spark reads some of the same snapshots.
+The histories are those of `tests/connector/write/test_upserts_history.py`. That test compares every
+snapshot, as plain Python reads it, with a dict; here Spark reads some of the same snapshots.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def sparks_agree(client: IndexClient, spark: SparkSession, seed: int, number: in
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 4])
-def test_both_readers_of_spark_find_the_rows_of_each_snapshot(
+def test_both_readers_in_spark_return_the_rows_of_each_snapshot(
     client: IndexClient, spark: SparkSession, number: int
 ) -> None:
     sparks_agree(client, spark, 700 + number, number, count=16, every=7)
@@ -61,5 +61,7 @@ def test_both_readers_of_spark_find_the_rows_of_each_snapshot(
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("number", range(len(SHAPES)))
-def test_so_it_is_with_long_histories(client: IndexClient, spark: SparkSession, number: int) -> None:
+def test_both_readers_in_spark_return_the_rows_of_long_histories(
+    client: IndexClient, spark: SparkSession, number: int
+) -> None:
     sparks_agree(client, spark, 800 + number, number, count=120, every=10)

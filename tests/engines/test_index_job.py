@@ -1,7 +1,7 @@
-"""Indexes built by a real Spark job over what Spark wrote, and unmodified Spark and PyIceberg that read fewer files.
+"""Indexes that a Spark job builds on Spark's files; unmodified Spark and PyIceberg then read fewer files.
 
-The proof is that of `test_planning.py`: data files that the plan leaves out are taken away while an engine runs its
-query. In `db.wide` minima and maxima leave out nothing: every file spans the range of every column.
+The proof is that of `test_planning.py`: data files that the plan leaves out are moved away while an engine
+runs its query. In `db.wide`, bounds leave no file out, because every file spans the range of every column.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ pytestmark = [
 
 FILES, STEP = 6, 6
 OF_BRANCH = 2
-"""Files that only a branch has."""
+"""The number of files that only a branch has."""
 BY_SPARK = {"ids": "bloom(id, fpp=0.0001)", "land": "bitmap(land)", "key": "record(st.b, small)"}
 HERE = {
     "decimals": "bloom(n, fpp=0.0001)",
@@ -51,7 +51,7 @@ HERE = {
     "flags": "bitmap(flag)",
     "lowered": "bitmap(lower(land))",
 }
-"""Built by the test's own process, which takes less time."""
+"""Indexes that the test's own process builds, which takes less time."""
 INDEXES = BY_SPARK | HERE
 
 
@@ -60,7 +60,7 @@ class Lake:
     engines: Engines
     client: IndexClient
     before_rename: int
-    """A snapshot of 4 files, of a time when `land` was `country` and `extra` was not there."""
+    """A snapshot with 4 files from before `country` became `land` and `extra` was added."""
     built: tuple[Any, ...]
 
     def explain(self, where: str, table: str = "wide") -> Explanation:
@@ -68,7 +68,7 @@ class Lake:
 
 
 class Meanwhile(SparkWorkers):
-    """Spark's workers; before the n-th wave something else happens."""
+    """Spark's workers, which run a function before the n-th wave."""
 
     def __init__(self, spark: SparkSession, **waves: Callable[[], Any]) -> None:
         super().__init__(spark)
@@ -113,9 +113,9 @@ def wide(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def _fill(engines: Engines) -> int:
-    """3 snapshots of 2 files; file k has the ids k, k + 6, …, k + 294.
+    """Create 3 snapshots with 2 files each, and a branch with two more files.
 
-    A branch has two more.
+    File k has the ids k, k + 6, …, k + 294.
     """
     engines.sql(
         "CREATE TABLE {db}.wide (id bigint, p string, country string, discount int, qty int, "
@@ -136,7 +136,7 @@ def _fill(engines: Engines) -> int:
 
 
 def _rows(part: int) -> str:
-    """Of discount and qty a value of one goes with one value of the other only."""
+    """Return a query for the rows of a part. Each value of discount occurs with only one value of qty."""
     middle = "CASE j WHEN 0 THEN 'Aa' WHEN 49 THEN 'Zz' WHEN 10 THEN NULL ELSE concat('M', k) END"
     extra = f", {middle}" if part >= 2 else ""
     return (
@@ -148,7 +148,7 @@ def _rows(part: int) -> str:
     )
 
 
-def test_the_job_built_every_index_of_all_files(wide: Lake) -> None:
+def test_job_builds_every_index_for_all_files(wide: Lake) -> None:
     for report in wide.built:
         assert report.json["state"] == "completed"
         assert (report.progress.files_done, report.files_not_indexed, report.progress.index_files) == (
@@ -215,7 +215,7 @@ CASES = (
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.index}: {case.sql}")
-def test_spark_and_pyiceberg_read_fewer_files_because_of_each_kind(wide: Lake, case: Case) -> None:
+def test_spark_and_pyiceberg_read_fewer_files_with_each_kind_of_index(wide: Lake, case: Case) -> None:
     engines = wide.engines
     query = f"SELECT * FROM {{db}}.wide WHERE {case.sql} ORDER BY id"
     expected = engines.sql_by_itself(query)
@@ -235,7 +235,7 @@ def test_spark_and_pyiceberg_read_fewer_files_because_of_each_kind(wide: Lake, c
     assert asked.count("planTableScan") == (1 if case.python is None else 2)
 
 
-def test_two_values_that_are_in_every_file_but_never_in_one_row_read_no_file(wide: Lake) -> None:
+def test_two_values_that_never_occur_in_one_row_read_no_file(wide: Lake) -> None:
     engines = wide.engines
     for term, value in (("discount", 3), ("qty", 6), ("qty", 7)):
         assert wide.explain(f"{term} = {value}").files == FILES
@@ -266,7 +266,7 @@ def test_older_snapshots_and_branches_use_the_same_index_files(wide: Lake) -> No
 
 
 def _small(lake: Lake, name: str) -> None:
-    """6 files, each spanning the ids of all, and a Bloom filter `i` that covers none."""
+    """Create 6 files, each spanning all ids, and a Bloom filter `i` that covers none of them."""
     lake.engines.sql(f"CREATE TABLE {{db}}.{name} (id bigint) USING iceberg")
     for part in range(6):
         _add(lake, name, part)
@@ -277,7 +277,7 @@ def _add(lake: Lake, name: str, part: int) -> None:
     lake.engines.sql(f"INSERT INTO {{db}}.{name} SELECT /*+ COALESCE(1) */ {part} + 100 * id FROM range(20)")
 
 
-def test_a_job_that_is_killed_is_gone_on_with_and_catches_up_with_a_writer(wide: Lake, spark: SparkSession) -> None:
+def test_killed_build_is_continued_and_includes_files_of_a_writer(wide: Lake, spark: SparkSession) -> None:
     class Killed(Exception):
         pass
 
@@ -300,7 +300,7 @@ def test_a_job_that_is_killed_is_gone_on_with_and_catches_up_with_a_writer(wide:
     assert len(kept) == 1
 
 
-def test_a_task_that_fails_is_reported_in_one_line_and_rolls_the_build_back(wide: Lake, spark: SparkSession) -> None:
+def test_failed_task_is_reported_in_one_line_and_rolls_the_build_back(wide: Lake, spark: SparkSession) -> None:
     class Unwritable(SparkWorkers):
         def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> list[WrittenIndex]:
             return super().run(replace(task, folder="file:///proc/nowhere"), groups)
@@ -313,9 +313,7 @@ def test_a_task_that_fails_is_reported_in_one_line_and_rolls_the_build_back(wide
     wide.client.drop_index("db.wide", "more")
 
 
-def test_after_compaction_by_spark_results_are_right_and_a_build_covers_the_new_files(
-    wide: Lake, spark: SparkSession
-) -> None:
+def test_results_are_right_after_a_compaction_and_a_build_covers_the_new_files(wide: Lake, spark: SparkSession) -> None:
     _small(wide, "compacted")
     build(wide.client, "db.compacted", "i", SparkWorkers(spark))
     assert wide.explain("id = 1003", "compacted").files == 1
@@ -332,9 +330,7 @@ def test_after_compaction_by_spark_results_are_right_and_a_build_covers_the_new_
     assert wide.engines.sql("SELECT id FROM {db}.compacted WHERE id = 1050") == []
 
 
-def test_keys_that_the_server_hands_out_reach_files_on_s3(
-    s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vended_credentials_give_access_to_files_in_s3(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name, raising=False)
     env = {**s3.seamark_env(), "SEAMARK_S3_CLIENT_ACCESS": "static"}
@@ -351,7 +347,7 @@ def test_keys_that_the_server_hands_out_reach_files_on_s3(
 
 
 @pytest.mark.slow
-def test_the_command_brings_a_spark_of_its_own(wide: Lake) -> None:
+def test_build_command_starts_its_own_spark(wide: Lake) -> None:
     _small(wide, "own")
     argv = [str(Path(sys.executable).parent / "seamark"), "index", "build", "db.own", "i", "--engine", "spark"]
     environment = {**os.environ, "SEAMARK_URL": wide.engines.server.base_url, "SPARK_MASTER": "local[2]"}

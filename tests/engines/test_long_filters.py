@@ -1,5 +1,8 @@
-"""Filters of thousands of values, planned by a server that shortens every long residual for whoever filters rows again:
-Spark, PyIceberg and Iceberg's own reader in Java read and count the rows that match and no others."""
+"""Filters of thousands of values on a server that shortens every long residual.
+
+Spark, PyIceberg and Iceberg's own reader in Java filter the rows again, and read and count exactly the
+matching rows.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +41,9 @@ def residuals(server: Seamark, table: str, where: Any, headers: dict[str, str]) 
 
 
 def read_by_generics(spark: SparkSession, uri: str, table: str, name: str, values: list[Any]) -> list[Any]:
-    """Return the ids that Java's `IcebergGenerics`, which filters rows by residuals alone, reads by an IN of these
-    values.
+    """Return the ids that Java's `IcebergGenerics` reads for an IN of these values.
+
+    It filters rows by residuals alone.
     """
     jvm: Any = spark._jvm
     iceberg = jvm.org.apache.iceberg
@@ -49,7 +53,7 @@ def read_by_generics(spark: SparkSession, uri: str, table: str, name: str, value
     catalog.initialize("generics", properties)
     try:
         opened = catalog.loadTable(iceberg.catalog.TableIdentifier.parse(f"db.{table}"))
-        # Values and rows cross over in one text each: thousands of calls of Java take seconds.
+        # Values and rows are passed as one text each, because thousands of calls into Java take seconds.
         text = json.dumps({"type": "in", "term": name, "values": values})
         where = iceberg.expressions.ExpressionParser.fromJson(text, opened.schema())
         records = iceberg.data.IcebergGenerics.read(opened).where(where).build()
@@ -63,9 +67,10 @@ def read_by_generics(spark: SparkSession, uri: str, table: str, name: str, value
 
 
 @pytest.mark.slow
-def test_rows_are_right_where_long_residuals_are_shortened(spark: SparkSession, tmp_path: Path) -> None:
-    """Every fourth id matches; the others lie in the same files and ranges, so a weaker residual taken for the
-    filter would show.
+def test_rows_are_right_if_long_residuals_are_shortened(spark: SparkSession, tmp_path: Path) -> None:
+    """Every fourth id matches, and the others are in the same files and ranges.
+
+    So a reader that uses a weaker residual as the filter returns too many rows.
     """
     with (
         Seamark(tmp_path / "home", env={"SEAMARK_PLAN_RESIDUAL_BYTES": "0"}) as server,

@@ -1,7 +1,6 @@
-"""Spark and PyIceberg, unmodified, read plan tables: the rows are those of the table with the filter, and the files are
-those of the plan.
+"""Unmodified Spark and PyIceberg read plan tables: the rows of the filtered table, from the files of the plan.
 
-The proof: every data file that the plan left out is taken away while the engine reads the plan table.
+The proof: every data file that the plan left out is moved away while the engine reads the plan table.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Engines:
         return rows(self.spark.sql(statement.replace("{db}", self.db)))
 
     def files(self, table: str, at: int | None = None) -> set[str]:
-        """Data files, as Spark finds them in the manifests."""
+        """Return the data files that Spark finds in the manifests."""
         version = "" if at is None else f" VERSION AS OF {at}"
         return {path for (path,) in self.sql(f"SELECT file_path FROM {{db}}.`{table}`.data_files{version}")}
 
@@ -69,7 +68,7 @@ def engines(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> It
         client.close()
 
 
-def test_spark_and_pyiceberg_read_a_plan_table_without_the_files_that_the_plan_left_out(engines: Engines) -> None:
+def test_spark_and_pyiceberg_read_only_the_files_of_a_plan_table(engines: Engines) -> None:
     engines.sql("CREATE TABLE {db}.ranges (id bigint, s string) USING iceberg")
     for first in range(0, 60, 10):
         engines.sql(
@@ -113,11 +112,11 @@ TABLES = {
 }
 
 
-# Of each version, but against Iceberg's own planner, are the cases of tests/planner/test_plan_writer.py.
+# tests/planner/test_plan_writer.py covers each format version against Iceberg's own planner.
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", TABLES)
-def test_rows_row_ids_and_files_are_those_of_the_table_with_the_filter(engines: Engines, kind: str) -> None:
-    """Of a table with rows deleted and updated, columns added and dropped, and partitioned in three ways over time."""
+def test_plan_table_has_the_rows_row_ids_and_files_of_the_filtered_table(engines: Engines, kind: str) -> None:
+    """The table has deleted and updated rows, added and dropped columns, and three partition specs."""
     seed = len(kind)
     rng = random.Random(seed)
     name = f"kept{seed}"
@@ -169,7 +168,7 @@ def test_rows_row_ids_and_files_are_those_of_the_table_with_the_filter(engines: 
     assert pruned > 30
 
 
-def test_spark_neither_changes_a_plan_table_nor_cleans_it_up(engines: Engines) -> None:
+def test_spark_can_neither_change_nor_clean_up_a_plan_table(engines: Engines) -> None:
     engines.sql("CREATE TABLE {db}.safe (id bigint) USING iceberg")
     for first in (0, 10):
         engines.sql(f"INSERT INTO {{db}}.safe SELECT /*+ COALESCE(1) */ id FROM range({first}, {first + 10})")
@@ -193,8 +192,8 @@ def test_spark_neither_changes_a_plan_table_nor_cleans_it_up(engines: Engines) -
     assert name not in {row[1] for row in engines.sql("SHOW TABLES IN {db}")}
 
 
-def test_a_plan_table_is_read_with_the_keys_of_its_table(lake: Lake, spark: SparkSession) -> None:
-    """Also where each request is signed by the server: for the table, by its own name."""
+def test_plan_table_is_read_with_the_credentials_of_its_table(lake: Lake, spark: SparkSession) -> None:
+    """This includes remote signing, where the server signs each request for the table under its own name."""
     db = f"{new_catalog(spark, lake.server.base_url, extra=lake.client_properties)}.db"
     spark.sql(f"CREATE NAMESPACE {db}")
     spark.sql(f"CREATE TABLE {db}.t (id bigint, s string) USING iceberg TBLPROPERTIES ('format-version'='3')")

@@ -1,7 +1,7 @@
-"""Spark and PyIceberg, unmodified, have their scans planned by the server, and open the returned files only.
+"""The server plans the scans of unmodified Spark and PyIceberg, which open only the returned files.
 
-The proof: every data file of the table that the server leaves out of a plan is taken away while the engine runs its
-query, and the rows are right all the same. What is right is asked of the same engine planning by itself.
+The proof: every data file that the plan leaves out is moved away while the engine runs its query, and the
+rows are still right. The expected rows are those of the same engine when it plans itself.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ pytestmark = [
 
 @dataclass(frozen=True)
 class Engines:
-    """A server, and one over the same tables that leaves planning to its clients; Spark and PyIceberg at both."""
+    """A server, and a second one on the same tables that leaves planning to its clients.
+
+    Spark and PyIceberg use both servers.
+    """
 
     server: Seamark
     spark: SparkSession
@@ -41,18 +44,18 @@ class Engines:
     python_by_itself: Catalog
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
-        """By a Spark whose scans the server plans.
+        """Run the statement in a Spark whose scans the server plans.
 
         `{db}` stands for catalog and namespace.
         """
         return rows(self.spark.sql(statement.replace("{db}", f"{self.catalog}.db").replace("{cat}", self.catalog)))
 
     def sql_by_itself(self, statement: str) -> list[tuple[Any, ...]]:
-        """By a Spark that plans."""
+        """Run the statement in a Spark that plans itself."""
         return rows(self.spark.sql(statement.replace("{db}", f"{self.by_itself}.db").replace("{cat}", self.by_itself)))
 
     def plan(self, table: str, where: Any = True, **more: Any) -> list[str]:
-        """Return the data files of the server's plan, of all its pages."""
+        """Return the data files of the server's plan from all its pages."""
         path = f"/v1/namespaces/db/tables/{table}"
         answer = self._post(f"{path}/plan", {"filter": where, **more})
         assert answer["status"] == "completed"
@@ -66,7 +69,7 @@ class Engines:
 
     @contextmanager
     def requests(self) -> Iterator[list[str]]:
-        """The operations that the server answers within the block, in order; there when it is left."""
+        """Yield a list that, after the block, has the operations that the server answered in the block, in order."""
         size = self.server.log.stat().st_size
         found: list[str] = []
         yield found
@@ -78,10 +81,7 @@ class Engines:
 
     @contextmanager
     def without_others(self, table: str, kept: list[str]) -> Iterator[int]:
-        """Within the block no data file of the table is there but `kept`.
-
-        How many were taken away.
-        """
+        """Move away all data files of the table except `kept` within the block, and yield their number."""
         every = {path for (path,) in self.sql_by_itself(f"SELECT file_path FROM {{db}}.{table}.all_data_files")}
         assert set(kept) <= every
         gone = [Path(path.removeprefix("file:")) for path in every - set(kept)]
@@ -96,7 +96,7 @@ class Engines:
 
 @pytest.fixture(scope="module")
 def engines(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    """Of more than three files a plan is cut into pages of two, so that both kinds of answers are met."""
+    """Yield the engines. A plan of more than three files has pages of two, so that both kinds of answers occur."""
     home = tmp_path_factory.mktemp("planned")
     pages = {"SEAMARK_PLAN_INLINE_LIMIT": "3", "SEAMARK_PLAN_PAGE_SIZE": "2"}
     with Seamark(home, env={"SEAMARK_LOG_FORMAT": "json", **pages}) as server:
@@ -119,7 +119,7 @@ def engines(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def _fill(engines: Engines) -> None:
-    """`ranges` has six files of ten ids each; the fifth has no text, the last no struct."""
+    """Create the tables. `ranges` has six files with ten ids each; the fifth has no text, the last no struct."""
     engines.sql(
         "CREATE TABLE {db}.ranges (id bigint, s string, st struct<a: int>, d date, at timestamp, n decimal(9, 2)) "
         "USING iceberg"
@@ -148,14 +148,14 @@ def _and(left: Any, right: Any, kind: str = "and") -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Case:
-    """One filter, as SQL, as the JSON of a plan and, where PyIceberg can say it, in its own words."""
+    """One filter as SQL, as the JSON of a plan and, if PyIceberg supports it, in PyIceberg's syntax."""
 
     name: str
     table: str
     sql: str
     json: dict[str, Any]
     files: int
-    """How many the server keeps."""
+    """The number of files that the server keeps."""
     python: str | None
 
 
@@ -227,7 +227,10 @@ CASES = (
 
 
 SPARKS = {"eq", "in", "starts-with", "is-null", "not", "a transform", "nested", "a timestamp"}
-"""What Spark asks for otherwise than PyIceberg, which has all cases: the others are slow with Spark."""
+"""The cases in which Spark's requests differ from PyIceberg's.
+
+PyIceberg runs all cases. The others are slow in Spark.
+"""
 
 
 @pytest.mark.parametrize(
@@ -261,7 +264,9 @@ def test_pyiceberg_reads_only_the_files_that_the_server_returns(engines: Engines
         assert _rows(scan.to_arrow()) == expected
         assert sorted(task.file.file_path for task in scan.plan_files()) == sorted(kept)
         count = scan.count()
-    assert count == alone.count(), "which for p != 'a' is not the number of its rows: it counts nulls without a look"
+    assert count == alone.count(), (
+        "for p != 'a' this is not the number of rows, because PyIceberg counts nulls without reading them"
+    )
     assert expected
     assert "planTableScan" in asked
 
@@ -270,8 +275,8 @@ def _rows(table: Any) -> list[dict[str, Any]]:
     return sorted(table.to_pylist(), key=lambda row: row["id"])
 
 
-def test_sparks_own_metrics_count_the_rows_of_the_returned_file_only(engines: Engines) -> None:
-    """Those of Iceberg's on files and manifests are of its own planner, and stay zero."""
+def test_sparks_metrics_count_the_rows_of_the_returned_file_only(engines: Engines) -> None:
+    """Iceberg's metrics on files and manifests come from its own planner, and stay zero."""
     buckets = engines.sql_by_itself("SELECT file_path, record_count FROM {db}.hashed.files")
     (kept,) = engines.plan("hashed", _eq("id", 42))
     frame = engines.spark.sql(f"SELECT * FROM {engines.catalog}.db.hashed WHERE id = 42")
@@ -282,7 +287,7 @@ def test_sparks_own_metrics_count_the_rows_of_the_returned_file_only(engines: En
 
 
 def _metric(plan: Any, name: str, node: str) -> int:
-    """Of the plan's one node whose name begins so."""
+    """Return a metric of the plan's node whose name begins with `node`."""
     if plan.nodeName().startswith("AdaptiveSparkPlan"):
         return _metric(plan.executedPlan(), name, node)
     if plan.nodeName().startswith(node):
@@ -291,8 +296,8 @@ def _metric(plan: Any, name: str, node: str) -> int:
     return sum(_metric(children.apply(number), name, node) for number in range(children.size()))
 
 
-def test_aggregates_that_files_answer_are_right(engines: Engines) -> None:
-    """Spark asks for the bounds of the columns and plans anew."""
+def test_aggregates_that_file_metrics_answer_are_right(engines: Engines) -> None:
+    """Spark requests the bounds of the columns in a second plan."""
     query = "SELECT count(*), min(id), max(id), max(d) FROM {db}.ranges"
     with engines.requests() as asked:
         found = engines.sql(query)
@@ -300,7 +305,7 @@ def test_aggregates_that_files_answer_are_right(engines: Engines) -> None:
     assert "planTableScan" in asked
 
 
-def test_a_limit_is_planned(engines: Engines) -> None:
+def test_limit_returns_the_requested_number_of_rows(engines: Engines) -> None:
     assert len(engines.sql("SELECT * FROM {db}.ranges LIMIT 12")) == 12
     assert len(engines.sql("SELECT * FROM {db}.ranges LIMIT 1000")) == 60
 
@@ -332,7 +337,7 @@ def test_deleted_rows_stay_deleted(engines: Engines, mode: str) -> None:
     assert found == [(n,) for n in (1, 2, 3, 4, 5, 7, 8)]
 
 
-def test_snapshots_branches_and_tags_are_planned_as_they_were(engines: Engines) -> None:
+def test_snapshots_branches_and_tags_are_planned_with_their_own_schema(engines: Engines) -> None:
     engines.sql("CREATE TABLE {db}.history (id int, v string) USING iceberg")
     engines.sql("INSERT INTO {db}.history VALUES (1, 'a')")
     first = engines.sql("SELECT snapshot_id FROM {db}.history.snapshots")[0][0]
@@ -355,8 +360,8 @@ def test_snapshots_branches_and_tags_are_planned_as_they_were(engines: Engines) 
     assert asked.count("planTableScan") == 3
 
 
-def test_partitions_of_every_kind_reach_the_engines(engines: Engines) -> None:
-    """Spark takes partition values for the columns' where it can; PyIceberg fails on what it cannot parse."""
+def test_engines_read_partition_values_of_every_kind(engines: Engines) -> None:
+    """Spark uses partition values as column values if possible. PyIceberg fails on values that it cannot parse."""
     engines.sql(
         "CREATE TABLE {db}.kinds (id bigint, d date, at timestamp, n decimal(9, 2), s string, b boolean, x binary,"
         " f double) USING iceberg PARTITIONED BY (d, days(at), n, s, b, x, f, truncate(2, s))"
@@ -377,7 +382,7 @@ def test_partitions_of_every_kind_reach_the_engines(engines: Engines) -> None:
     assert _rows(planned) == _rows(engines.python_by_itself.load_table("db.kinds").scan().to_arrow())
 
 
-def test_tables_of_version_3_are_planned_by_spark_and_read_by_both(engines: Engines) -> None:
+def test_version_3_tables_are_planned_by_spark_and_read_by_both(engines: Engines) -> None:
     engines.sql(
         "CREATE TABLE {db}.v3 (id bigint) USING iceberg "
         "TBLPROPERTIES ('format-version'='3', 'write.delete.mode'='merge-on-read')"
@@ -394,7 +399,7 @@ def test_tables_of_version_3_are_planned_by_spark_and_read_by_both(engines: Engi
     assert "planTableScan" in asked
 
 
-def test_a_property_leaves_one_table_to_spark(engines: Engines) -> None:
+def test_property_leaves_the_planning_of_a_table_to_spark(engines: Engines) -> None:
     engines.sql(
         "CREATE TABLE {db}.own USING iceberg TBLPROPERTIES ('seamark.scan-planning-mode'='client') AS SELECT 1 AS id"
     )
@@ -403,7 +408,7 @@ def test_a_property_leaves_one_table_to_spark(engines: Engines) -> None:
     assert "planTableScan" not in asked
 
 
-def test_a_plan_that_is_answered_later_is_waited_for(
+def test_engines_wait_for_a_plan_that_is_answered_later(
     engines: Engines, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     home = tmp_path_factory.mktemp("later")
@@ -421,8 +426,8 @@ def test_a_plan_that_is_answered_later_is_waited_for(
 
 
 @pytest.mark.slow
-def test_a_snapshot_from_before_a_rename_is_filtered_by_its_own_names(engines: Engines) -> None:
-    """Java's client binds a residual to the current schema, where the column has another name, or is another one."""
+def test_snapshot_from_before_a_rename_is_filtered_by_its_own_names(engines: Engines) -> None:
+    """Java's client binds a residual to the current schema, in which the name may belong to another column."""
     engines.sql("CREATE TABLE {db}.renamed (id bigint, country string, p int) USING iceberg PARTITIONED BY (p)")
     engines.sql(
         "INSERT INTO {db}.renamed SELECT id, element_at(array('FR', 'DE'), int(id % 2) + 1), int(id % 3) FROM range(30)"
@@ -430,7 +435,8 @@ def test_a_snapshot_from_before_a_rename_is_filtered_by_its_own_names(engines: E
     ((snapshot,),) = engines.sql("SELECT snapshot_id FROM {db}.renamed.snapshots")
     engines.sql("ALTER TABLE {db}.renamed RENAME COLUMN country TO nation")
     engines.sql("ALTER TABLE {db}.renamed ADD COLUMN country string")
-    # The newest snapshot is named by today's names, too, and by its own where it is named.
+    # A query on the newest snapshot uses the current names, and the snapshot's own names if it names
+    # the snapshot.
     for query in (
         "SELECT id FROM {db}.renamed WHERE nation = 'FR' AND p < 2 ORDER BY id",
         "SELECT count(*) FROM {db}.renamed WHERE country IS NULL AND p = 1",
@@ -447,8 +453,8 @@ def test_a_snapshot_from_before_a_rename_is_filtered_by_its_own_names(engines: E
         assert engines.sql(query) == engines.sql_by_itself(query) != [], query
 
 
-def test_partitions_that_have_swapped_names_are_not_guessed(engines: Engines) -> None:
-    """Spark filters no row by what is asked of partitions alone, so there the files have to be the right ones."""
+def test_filters_on_partitions_with_swapped_names_return_the_right_rows(engines: Engines) -> None:
+    """Spark does not filter rows by conditions on partitions alone, so the files must be right."""
     columns, partitions = "id bigint, a date, b date, x int, y int", "months(a), months(b), bucket(4, x), bucket(4, y)"
     engines.sql(f"CREATE TABLE {{db}}.crossed ({columns}) USING iceberg PARTITIONED BY ({partitions})")
     day = "date_add(date'2026-01-01', 31 * int(id % {}))"
@@ -456,14 +462,15 @@ def test_partitions_that_have_swapped_names_are_not_guessed(engines: Engines) ->
     engines.sql(f"INSERT INTO {{db}}.crossed {rows}")
     for one, other in (("x", "z"), ("y", "x"), ("z", "y")):
         engines.sql(f"ALTER TABLE {{db}}.crossed RENAME COLUMN {one} TO {other}")
-    query = "SELECT id FROM {db}.crossed WHERE x = 1 AND a < '2026-02-01' ORDER BY id"  # of buckets Spark filters rows
+    # Spark filters rows by conditions on buckets.
+    query = "SELECT id FROM {db}.crossed WHERE x = 1 AND a < '2026-02-01' ORDER BY id"
     assert engines.sql(query) == engines.sql_by_itself(query) != []
     for one, other in (("a", "c"), ("b", "a"), ("c", "b")):
         engines.sql(f"ALTER TABLE {{db}}.crossed RENAME COLUMN {one} TO {other}")
     by_partition = "SELECT id FROM {db}.crossed WHERE a < '2026-02-01' ORDER BY id"
     with engines.requests() as seen:
         assert engines.sql(by_partition) == engines.sql_by_itself(by_partition) != []
-    assert "planTableScan" not in seen, "who loads the table by now plans alone"
+    assert "planTableScan" not in seen, "a client that loads the table now plans itself"
     engines.sql("ALTER TABLE {db}.crossed SET TBLPROPERTIES ('seamark.scan-planning-mode'='server')")
     with pytest.raises(Exception, match="ambiguous"):
         engines.sql(by_partition)
@@ -473,7 +480,7 @@ def test_partitions_that_have_swapped_names_are_not_guessed(engines: Engines) ->
 
 
 REUSES = [
-    # (table, its column then, how the name is given to another one, conditions by that name, a new value of it)
+    # (case, former columns, changes that reuse the name, conditions on the name, a new value of it)
     ("text", "f int", ("DROP COLUMN f", "ADD COLUMN f string"), ("f = 'x'", "f LIKE 'x%'", "f > 'a'"), "'x'"),
     ("number", "f string", ("DROP COLUMN f", "ADD COLUMN f int"), ("f = 7", "f IN (1, 2)", "f < 3"), "7"),
     ("cased", "f string", ("DROP COLUMN f", "ADD COLUMN F int"), ("f = 7", "F IN (1, 2)"), "7"),
@@ -507,10 +514,13 @@ QUICK = {("exchanged", "merge-on-read")}
         for mode in ("copy-on-write", "merge-on-read")
     ],
 )
-def test_a_reused_name_is_read_and_written_by_before_the_next_commit_of_rows(
+def test_reused_column_name_is_read_and_written_before_the_next_data_commit(
     engines: Engines, case: tuple[Any, ...], mode: str, fresh: bool
 ) -> None:
-    """SELECT, UPDATE, DELETE and MERGE, in a mode of writing; what is right is said by a Spark that plans alone."""
+    """The statements are SELECT, UPDATE, DELETE and MERGE in each write mode.
+
+    The expected rows are those of a Spark that plans itself.
+    """
     name, column, changes, conditions, value = case
     held = new_catalog(engines.spark, engines.server.base_url, extra={"cache-enabled": str(not fresh).lower()})
     there = replace(engines, catalog=held)
@@ -549,7 +559,7 @@ def test_a_reused_name_is_read_and_written_by_before_the_next_commit_of_rows(
         assert sorted(there.sql(query)) == sorted(engines.sql_by_itself(query)), condition
 
 
-def test_pyiceberg_reads_by_a_reused_name_before_the_next_commit_of_rows(engines: Engines) -> None:
+def test_pyiceberg_reads_a_reused_column_name_before_the_next_data_commit(engines: Engines) -> None:
     engines.sql("CREATE TABLE {db}.again (id bigint, f int) USING iceberg")
     engines.sql("INSERT INTO {db}.again SELECT id, int(id) FROM range(8)")
     engines.sql("ALTER TABLE {db}.again DROP COLUMN f")
@@ -558,7 +568,7 @@ def test_pyiceberg_reads_by_a_reused_name_before_the_next_commit_of_rows(engines
         assert engines.python.load_table("db.again").scan(where).to_arrow().num_rows == count
 
 
-def test_partitions_of_a_wider_type_are_read_before_the_next_commit_of_rows(engines: Engines) -> None:
+def test_partitions_of_a_widened_type_are_read_before_the_next_data_commit(engines: Engines) -> None:
     engines.sql("CREATE TABLE {db}.widened (id bigint, p int) USING iceberg PARTITIONED BY (p)")
     engines.sql("INSERT INTO {db}.widened SELECT id, int(id % 3) FROM range(9)")
     engines.sql("ALTER TABLE {db}.widened ALTER COLUMN p TYPE bigint")

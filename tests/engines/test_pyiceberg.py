@@ -1,4 +1,4 @@
-"""PyIceberg 0.12, unmodified, end to end; and what it writes, Spark reads, and the other way round."""
+"""Unmodified PyIceberg 0.12; Spark reads what it writes, and the reverse."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::Depr
 
 @pytest.fixture(scope="module", autouse=True)
 def a_filesystem_of_its_own_per_table_and_thread() -> Iterator[None]:
-    """What docs/how-to/connect-pyiceberg.md tells users of signing to set, and why."""
+    """Give each table and thread its own filesystem.
+
+    docs/how-to/connect-pyiceberg.md recommends it to users of remote signing.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(fsspec.config.conf, "s3", {"skip_instance_cache": True})
         yield
@@ -51,7 +54,7 @@ def _people(*names: str, start: int = 0) -> pa.Table:
     return pa.table({"id": pa.array(range(start, start + len(names)), pa.int64()), "name": pa.array(names)})
 
 
-def test_create_append_scan_delete_overwrite(catalog: RestCatalog) -> None:
+def test_pyiceberg_creates_appends_scans_deletes_and_overwrites(catalog: RestCatalog) -> None:
     table = catalog.create_table("py.people", schema=_people("a").schema)
     table.append(_people("ann", "bob", "cy"))
     table.append(_people("dee", start=3))
@@ -71,17 +74,17 @@ def _put(table: Table, name: str) -> str:
         return file.read().decode()
 
 
-def test_two_tables_are_used_in_turn(catalog: RestCatalog) -> None:
-    """With fsspec's cache, PyIceberg has the first table's requests signed as the second's: a 403 each time."""
+def test_two_tables_are_used_alternately(catalog: RestCatalog) -> None:
+    """With fsspec's cache, PyIceberg signs the first table's requests as the second's: a 403 each time."""
     tables = [catalog.create_table(f"py.turn_{number}", schema=_people("a").schema) for number in range(2)]
     for name in ("a", "b", "c"):
         assert [_put(table, name) for table in tables] == [name, name]
 
 
-def test_a_thread_that_begins_leaves_no_other_without_signatures(
+def test_new_thread_does_not_remove_the_signer_of_other_threads(
     catalog: RestCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With fsspec's cache, PyIceberg takes the signer of all threads away when one begins: 403 for who asks then."""
+    """With fsspec's cache, a new thread removes the signer of all threads, whose requests then get a 403."""
     table = catalog.create_table("py.threads", schema=_people("a").schema)
     assert _put(table, "before") == "before"
     begun, go_on = Event(), Event()
@@ -97,7 +100,7 @@ def test_a_thread_that_begins_leaves_no_other_without_signatures(
         try:
             return _put(table, "theirs")
         finally:
-            begun.set()  # nothing is signed where files are local or the keys are known
+            begun.set()  # Nothing is signed if files are local or if the client has keys.
 
     monkeypatch.setattr(EventAliaser, "register_last", paused)
     with ThreadPoolExecutor(1) as pool:
@@ -110,7 +113,7 @@ def test_a_thread_that_begins_leaves_no_other_without_signatures(
         assert theirs.result() == "theirs"
 
 
-def test_upsert(catalog: RestCatalog) -> None:
+def test_pyiceberg_upserts_rows(catalog: RestCatalog) -> None:
     table = catalog.create_table("py.upserts", schema=_people("a").schema)
     table.append(_people("ann", "bob"))
     done = table.upsert(_people("bob2", "cy", start=1), join_cols=["id"])
@@ -118,7 +121,7 @@ def test_upsert(catalog: RestCatalog) -> None:
     assert {row["id"]: row["name"] for row in table.scan().to_arrow().to_pylist()} == {0: "ann", 1: "bob2", 2: "cy"}
 
 
-def test_evolution_of_schema_and_partitions(catalog: RestCatalog) -> None:
+def test_pyiceberg_evolves_schema_and_partitions(catalog: RestCatalog) -> None:
     schema = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us"))])
     table = catalog.create_table("py.evolving", schema=schema)
     with table.update_schema() as update:
@@ -133,7 +136,7 @@ def test_evolution_of_schema_and_partitions(catalog: RestCatalog) -> None:
     assert loaded.schema().find_field("key").field_type == LongType()
 
 
-def test_time_travel_branches_and_tags(catalog: RestCatalog) -> None:
+def test_pyiceberg_reads_earlier_snapshots_branches_and_tags(catalog: RestCatalog) -> None:
     table = catalog.create_table("py.travel", schema=_people("a").schema)
     table.append(_people("ann"))
     first = table.current_snapshot()
@@ -147,7 +150,7 @@ def test_time_travel_branches_and_tags(catalog: RestCatalog) -> None:
     assert table.scan().to_arrow().num_rows == 2
 
 
-def test_staged_creation_in_one_transaction(catalog: RestCatalog) -> None:
+def test_pyiceberg_creates_and_fills_a_table_in_one_transaction(catalog: RestCatalog) -> None:
     with catalog.create_table_transaction("py.staged", schema=_people("a").schema) as transaction:
         transaction.set_properties({"owner": "me"})
         transaction.append(_people("ann"))
@@ -157,7 +160,7 @@ def test_staged_creation_in_one_transaction(catalog: RestCatalog) -> None:
     assert table.scan().to_arrow().num_rows == 1
 
 
-def test_nested_namespaces_listings_rename_and_drop(catalog: RestCatalog) -> None:
+def test_pyiceberg_lists_renames_and_drops_in_nested_namespaces(catalog: RestCatalog) -> None:
     catalog.create_namespace(("py", "in.ner"), {"k": "v"})
     identifier = ("py", "in.ner", "t")
     catalog.create_table(identifier, schema=_people("a").schema)
@@ -177,11 +180,11 @@ def test_nested_namespaces_listings_rename_and_drop(catalog: RestCatalog) -> Non
     catalog.drop_namespace(("py", "in.ner"))
 
 
-def test_a_commit_on_an_old_base_is_retried_by_the_client_and_fails_without_retries(catalog: RestCatalog) -> None:
+def test_conflicting_commit_of_pyiceberg_is_retried_or_fails_without_retries(catalog: RestCatalog) -> None:
     catalog.create_table("py.race", schema=_people("a").schema)
     mine, theirs = catalog.load_table("py.race"), catalog.load_table("py.race")
     theirs.append(_people("first"))
-    mine.append(_people("second"))  # PyIceberg hears 409, refreshes and tries again by itself
+    mine.append(_people("second"))  # PyIceberg receives a 409, refreshes and tries again by itself.
     assert catalog.load_table("py.race").scan().to_arrow().num_rows == 2
 
     stubborn = {"commit.retry.num-retries": "0"}

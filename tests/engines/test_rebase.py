@@ -1,5 +1,8 @@
-"""Unmodified PyIceberg and Spark append to one table at once, none of them allowed to try again: with the table's
-`seamark.commit.rebase` no append fails, each row is there once, and what the engines clean up nobody needs."""
+"""Unmodified PyIceberg and Spark append to one table concurrently, without retries.
+
+With the table's `seamark.commit.rebase`, no append fails, each row is there once, and the engines delete
+only files that no snapshot needs.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ def _catalog(server: Seamark) -> RestCatalog:
 
 
 class PyIcebergWriter:
-    """One handle of the table, which is as old as its own last commit."""
+    """A table handle that is as old as its own last commit."""
 
     def __init__(self, server: Seamark, name: str, writer: int) -> None:
         self._table = _catalog(server).load_table(f"db.{name}")
@@ -54,7 +57,7 @@ class PyIcebergWriter:
 
 
 class SparkWriter:
-    """SQL through a catalog of its own, so that it shares no table handle with others."""
+    """A writer with its own catalog in Spark, so that it shares no table handle with others."""
 
     def __init__(self, spark: SparkSession, server: Seamark, name: str, writer: int) -> None:
         self._spark, self._writer = spark, writer
@@ -66,7 +69,7 @@ class SparkWriter:
 
 
 def _append_at_once(writers: Sequence[Callable[[int], None]], times: int) -> Counter[tuple[int, int]]:
-    """Let each writer append `times` times at once; return the rows that must exist then."""
+    """Let each writer append `times` times concurrently, and return the rows that must exist then."""
     start = Barrier(len(writers))
 
     def work(write: Callable[[int], None]) -> None:
@@ -89,9 +92,9 @@ def _metadata(server: Seamark, name: str) -> Row:
 
 
 def _check_files(metadata: Row, appends: int) -> int:
-    """That every snapshot has all its files, and one append more than its parent.
+    """Check that every snapshot has all its files, and one append more than its parent.
 
-    How many were rebased.
+    Return the number of rebased snapshots.
     """
     snapshots = sorted(metadata["snapshots"], key=lambda one: one["sequence-number"])
     assert len(snapshots) == appends
@@ -111,10 +114,10 @@ def _check_files(metadata: Row, appends: int) -> int:
 
 
 def _is_rebased(snapshot: Row) -> bool:
-    """By the name of its manifest list, snap-ID-NUMBER-COMMIT.
+    """Return True if the name of the manifest list, snap-ID-NUMBER-COMMIT, shows a rebase.
 
-    Engines number their attempts, of which the first is the only one, and begin the names of their manifests with the
-    commit. We number the files that we write for a snapshot, which may be the list alone.
+    Engines number their attempts, and here have only one, and begin the names of their manifests with the
+    commit id. Seamark numbers the files that it writes for a snapshot, which may be the manifest list alone.
     """
     number, commit = snapshot["manifest-list"].rpartition("/")[2].removesuffix(".avro").split("-", 3)[2:]
     added = [row for row in read_list(snapshot) if row["added_snapshot_id"] == snapshot["snapshot-id"]]
@@ -122,7 +125,7 @@ def _is_rebased(snapshot: Row) -> bool:
 
 
 def _unnamed(metadata: Row) -> set[str]:
-    """Manifests and manifest lists that no snapshot needs."""
+    """Return the manifests and manifest lists that no snapshot needs."""
     lists = {local(snapshot["manifest-list"]).name for snapshot in metadata["snapshots"]}
     named = {local(row["manifest_path"]).name for snapshot in metadata["snapshots"] for row in read_list(snapshot)}
     there = {path.name for path in (local(metadata["location"]) / "metadata").glob("*.avro")}
@@ -149,7 +152,7 @@ KINDS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("merge", KINDS)
-def test_eight_pyicebergs_append_to_one_table_and_none_fails(server: Seamark, merge: bool) -> None:
+def test_appends_of_eight_pyiceberg_writers_to_one_table_all_succeed(server: Seamark, merge: bool) -> None:
     name = f"pyicebergs_{merge}".lower()
     _create(server, name, REBASE | (MERGE if merge else {}))
     expected = _append_at_once([PyIcebergWriter(server, name, writer) for writer in range(8)], times=5)
@@ -160,7 +163,7 @@ def test_eight_pyicebergs_append_to_one_table_and_none_fails(server: Seamark, me
     assert any(row["existing_files_count"] for row in listed) == merge
 
 
-def test_without_rebase_the_same_appends_fail(server: Seamark) -> None:
+def test_concurrent_appends_fail_without_rebase(server: Seamark) -> None:
     _create(server, "refused", NEVER_AGAIN)
     with pytest.raises(CommitFailedException):
         _append_at_once([PyIcebergWriter(server, "refused", writer) for writer in range(8)], times=5)
@@ -169,7 +172,7 @@ def test_without_rebase_the_same_appends_fail(server: Seamark) -> None:
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.parametrize("merge", KINDS)
-def test_sparks_and_pyicebergs_append_to_one_table_and_none_fails(
+def test_appends_of_spark_and_pyiceberg_to_one_table_all_succeed(
     server: Seamark, spark: SparkSession, merge: bool
 ) -> None:
     name = f"mixed_{merge}".lower()
@@ -186,7 +189,7 @@ def test_sparks_and_pyicebergs_append_to_one_table_and_none_fails(
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.parametrize("merge", KINDS)
-def test_rows_of_rebased_appends_to_a_table_of_version_3_have_ids_of_their_own(
+def test_rows_of_rebased_appends_have_unique_row_ids_in_version_3(
     server: Seamark, spark: SparkSession, merge: bool
 ) -> None:
     name, catalog = f"rows_{merge}".lower(), new_catalog(spark, server.base_url)
@@ -196,7 +199,7 @@ def test_rows_of_rebased_appends_to_a_table_of_version_3_have_ids_of_their_own(
     expected = _append_at_once([SparkWriter(spark, server, name, writer) for writer in range(6)], times=4)
     metadata = _metadata(server, name)
     assert _check_files(metadata, appends=24) > 3
-    assert _unnamed(metadata) == set(), "Java has deleted what it wrote in vain"
+    assert _unnamed(metadata) == set(), "Java has deleted the manifests of its failed attempts"
     select = "SELECT writer, number, _row_id, _last_updated_sequence_number FROM "
     found = rows(spark.sql(f"{select}{new_catalog(spark, server.base_url)}.db.{name}"))
     assert Counter(row[:2] for row in found) == expected
@@ -204,7 +207,7 @@ def test_rows_of_rebased_appends_to_a_table_of_version_3_have_ids_of_their_own(
     assert len(set(ids)) == len(ids)
     assert ids[-1] < metadata["next-row-id"]
     if not merge:
-        assert ids == list(range(len(ids))), "each append's ids follow those of the one before"
+        assert ids == list(range(len(ids))), "the ids of each append follow those of the append before"
         assert metadata["next-row-id"] == len(ids)
     head = max(metadata["snapshots"], key=lambda one: one["sequence-number"])
     assert {row[3] for row in found} == {file.sequence_number for file in read_snapshot(head).values()}

@@ -1,4 +1,4 @@
-"""Row lineage that we write and that Spark writes, in turn: native Iceberg Spark tells what a plain dict says."""
+"""Row lineage that Seamark and Spark write in turn; unmodified Spark reads the lineage of a plain dict."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ pytestmark = [
 
 class Lake(SparkTables):
     def told(self, name: str) -> dict[int, tuple[str, int, int, int]]:
-        """Return (land, v, row id, sequence number) of each row by id, as Spark reads them; and so do we."""
+        """Return (land, v, row id, sequence number) of each row, by id.
+
+        Check that Spark and Seamark read the same.
+        """
         found = self.sql(f"SELECT id, land, v, {', '.join(NAMES)} FROM {{db}}.{name}")
         ours = scan(self.client, f"db.{name}", ["id", "land", "v", *NAMES]).to_arrow().to_pylist()
         assert sorted(tuple(one.values()) for one in ours) == sorted(found)
-        assert len({one[3] for one in found}) == len(found), "two rows have one id"
+        assert len({one[3] for one in found}) == len(found), "two rows have the same id"
         return {one[0]: one[1:] for one in found}
 
 
@@ -43,10 +46,10 @@ def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
         ("merge-on-read", "PARTITIONED BY (bucket(2, id))"),
     ],
 )
-def test_spark_reads_the_lineage_that_we_keep_and_we_what_it_keeps(lake: Lake, mode: str, partitioned: str) -> None:
-    """`mode` is Spark's.
+def test_spark_and_seamark_read_each_others_row_lineage(lake: Lake, mode: str, partitioned: str) -> None:
+    """`mode` is the write mode of Spark.
 
-    Its updates and ours keep ids, ours by copy-on-write, and neither touches other rows.
+    Updates of Spark keep row ids, and so do Seamark's by copy-on-write. Neither changes other rows.
     """
     rng = random.Random(len(partitioned))
     name = f"t{len(partitioned)}"
@@ -84,18 +87,18 @@ def test_spark_reads_the_lineage_that_we_keep_and_we_what_it_keeps(lake: Lake, m
         assert now.keys() == was.keys() | given.keys(), note
         for one, row in now.items():
             if one not in given:
-                assert row == was[one], f"{note}: row {one} was only carried over"
+                assert row == was[one], f"{note}: row {one} was only copied"
             else:
-                assert (row[:2], row[3]) == (given[one], number), f"{note}: row {one} was written"
+                assert (row[:2], row[3]) == (given[one], number), f"{note}: row {one} was changed"
                 if one in was:
-                    assert row[2] == was[one][2], f"{note}: row {one} is another now"
+                    assert row[2] == was[one][2], f"{note}: row {one} has another id now"
                 else:
                     assert row[2] > max(each[2] for each in was.values()), f"{note}: row {one} is new"
         was = now
 
 
-def test_metrics_of_the_columns_are_those_that_spark_writes(lake: Lake) -> None:
-    """Ours and its copies of one file, of the same rows."""
+def test_metrics_of_lineage_columns_are_those_that_spark_writes(lake: Lake) -> None:
+    """Seamark and Spark each rewrite a file with the same rows."""
     found = []
     for writer in ("ours", "spark"):
         lake.sql(

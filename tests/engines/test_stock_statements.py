@@ -1,8 +1,7 @@
-"""Statements of unmodified Spark on tables whose scans the server plans: no row is lost, and none is found that is not
-there.
+"""Statements of unmodified Spark on tables whose scans the server plans lose no row, and return no wrong row.
 
-Iceberg's library deletes and rewrites files by what the plans of the server say (`api/plans/scan_requests.py`). What is
-right is known from the rows: Spark judges a condition on the rows that a table should have, which are in no table.
+Iceberg's library deletes and rewrites files according to the server's plans (`api/plans/scan_requests.py`).
+The expected rows are kept outside of the tables, and Spark evaluates the conditions on them.
 """
 
 from __future__ import annotations
@@ -38,7 +37,10 @@ SMALL_GROUPS = {
     "write.parquet.row-group-check-min-record-count": "10",
     "write.parquet.row-group-check-max-record-count": "10",
 }
-"""Row groups of ten rows: a reader that skips one loses rows of a file that is written again."""
+"""Properties for row groups of ten rows.
+
+A reader that skips a row group loses its rows when the file is rewritten.
+"""
 INDEXES = ("bloom(i)", "bitmap(i)", "record(id)", "bitmap(d)", "bloom(s)", "bitmap(st.a)", "bitmap(st.x)", "bloom(d)")
 MODES = ("copy-on-write", "merge-on-read")
 SPECS = ("", "p", "bucket(3, id)", "truncate(1, s)")
@@ -47,7 +49,7 @@ NAN = math.nan
 
 @dataclass
 class Table:
-    """A table, and the rows that it should have."""
+    """A table, and the rows that it must contain."""
 
     spark: SparkSession
     client: IndexClient
@@ -66,7 +68,7 @@ class Table:
         ]
 
     def insert(self, rows: Sequence[Row]) -> None:
-        """One file of each partition."""
+        """Append the rows in one file for each partition."""
         self.spark.createDataFrame(list(rows), COLUMNS).coalesce(1).writeTo(f"{self.catalog}.db.{self.name}").append()
         self.rows += rows
 
@@ -80,7 +82,7 @@ class Table:
             build(self.client, f"db.{self.name}", f"x{number}", InProcessWorkers())
 
     def matching(self, condition: str) -> set[int]:
-        """Return the ids of the rows that should be there and match, as Spark says."""
+        """Return the ids of the expected rows that match the condition, as Spark evaluates it."""
         frame = self.spark.createDataFrame(self.rows, COLUMNS)
         return {row.id for row in frame.where(condition).select("id").collect()}
 
@@ -104,7 +106,7 @@ class Table:
         self.rows = [(*row[:2], "updated", *row[3:]) if row[0] in changed else row for row in self.rows]
 
     def merge(self, condition: str, keys: Sequence[int]) -> None:
-        """Rows of even keys are updated, those of odd keys deleted; unknown keys are inserted."""
+        """Merge the keys: rows of even keys are updated, those of odd keys deleted, and unknown keys inserted."""
         source = ", ".join(f"({key}L)" for key in keys)
         changed = self.matching(condition) & set(keys)
         self.run(
@@ -130,7 +132,7 @@ class Table:
 
 
 def _stored(row: Row) -> Row:
-    """As Spark returns it: floats of 32 bits, structs as rows."""
+    """Return the row as Spark returns it: 32-bit floats, and structs as rows."""
     from pyspark.sql import Row as SparkRow
 
     st = None if row[5] is None else SparkRow(a=row[5][0], x=row[5][1])
@@ -142,7 +144,10 @@ class Stock:
     spark: SparkSession
     client: IndexClient
     catalogs: tuple[str, str]
-    """With the header X-Seamark-Residuals that the pages recommend, and with exact residuals, as without the header."""
+    """A catalog with the header X-Seamark-Residuals that the pages recommend, and one with exact residuals.
+
+    The second one sends no such header.
+    """
 
     def table(self, name: str, *, exact: bool = False) -> Table:
         return Table(self.spark, self.client, self.catalogs[exact], name)
@@ -150,7 +155,7 @@ class Stock:
 
 @pytest.fixture(scope="module")
 def stock(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stock]:
-    """Plans of more than three files come in pages of two."""
+    """Yield the tables and catalogs; plans of more than three files have pages of two."""
     pages = {"SEAMARK_PLAN_INLINE_LIMIT": "3", "SEAMARK_PLAN_PAGE_SIZE": "2"}
     with (
         Seamark(tmp_path_factory.mktemp("stock"), env=pages) as server,
@@ -164,26 +169,27 @@ def stock(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def _rows(ids: range, p: int = 0) -> list[Row]:
-    """`i` is 1 or 9, so that bounds do not rule out a number between the two."""
+    """Return rows. `i` is 1 or 9, so bounds do not rule out a number between the two."""
     return [(k, 1 if k % 2 else 9, f"s{k % 2}", float(k), float(k), (k % 2, float(k)), p) for k in ids]
 
 
 @pytest.mark.parametrize("mode", [MODES[0], pytest.param(MODES[1], marks=pytest.mark.slow)])
 @pytest.mark.parametrize("index", ["bitmap(i)", pytest.param("bloom(i)", marks=pytest.mark.slow)])
-def test_a_delete_that_an_index_answers_deletes_by_rows(stock: Stock, index: str, mode: str) -> None:
-    """Iceberg's library refused: "Cannot delete file where some, but not all, rows match"."""
+def test_delete_that_an_index_answers_deletes_the_matching_rows(stock: Stock, index: str, mode: str) -> None:
+    """Iceberg's library had refused it: "Cannot delete file where some, but not all, rows match"."""
     table = stock.table(f"proved_{index[:3]}_{mode[:4]}")
     table.create("p", **{"write.delete.mode": mode})
     table.insert(_rows(range(10)) + _rows(range(10, 20), 1) + _rows(range(20, 30), 2))
     table.index(index)
-    # no file is left; all files that are left match wholly; a long list, which the library does not compare with bounds
+    # The conditions: no file remains; all rows of the remaining files match; a long list, which the
+    # library does not compare with bounds.
     many = ", ".join(map(str, range(100, 400)))
     for condition in ("i = 5", "p = 1 OR i = 5", f"i IN ({many})", "i = 9 AND p = 2"):
         table.delete(condition)
     table.check("only rows that match are gone")
 
 
-def test_a_branch_beside_an_index_is_deleted_from(stock: Stock) -> None:
+def test_delete_from_a_branch_beside_an_index_deletes_the_right_rows(stock: Stock) -> None:
     table = stock.table("branched")
     table.create()
     table.insert(_rows(range(10)))
@@ -197,8 +203,8 @@ def test_a_branch_beside_an_index_is_deleted_from(stock: Stock) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("exact", [False, True])
-def test_files_are_written_again_with_the_rows_of_all_row_groups(stock: Stock, exact: bool) -> None:
-    """The residual of a plan made Iceberg's readers skip row groups, whose rows the new files then lacked."""
+def test_rewritten_files_contain_the_rows_of_all_row_groups(stock: Stock, exact: bool) -> None:
+    """The residual of a plan once made Iceberg's readers skip row groups, whose rows the new files then lacked."""
     table = stock.table(f"groups_{exact}", exact=exact)
     table.create()
     table.insert(_rows(range(100)))
@@ -212,8 +218,8 @@ def test_files_are_written_again_with_the_rows_of_all_row_groups(stock: Stock, e
     table.check("MERGE")
 
 
-def test_nan_is_the_greatest_value_of_spark(stock: Stock) -> None:
-    """In files by Spark, whose row groups have no bounds beside NaN, and in files by others, which have some."""
+def test_nan_is_the_greatest_value_in_spark(stock: Stock) -> None:
+    """Spark's row groups with NaN have no bounds; those of other writers can have some."""
     table = stock.table("nans", exact=True)
     table.create()
     groups = ([1.0], [NAN], [5.0], [1.0, NAN, 0.0], [None, NAN], [-1.0, 2.0])
@@ -275,7 +281,7 @@ class Campaign:
         self.said: list[str] = []
 
     def play(self, statements: int) -> int:
-        """Return the number of statements."""
+        """Run random statements, and return their number."""
         rng, table = self.rng, self.table
         modes = {f"write.{one}.mode": rng.choice(MODES) for one in ("delete", "update", "merge")}
         spec = rng.choice(SPECS)
@@ -316,7 +322,7 @@ class Campaign:
                 getattr(table, kind)(condition)
         except Exception as error:
             if kind == "rewrite" and "Cannot translate Spark expression" in str(error):
-                return  # Iceberg's procedure knows fewer conditions
+                return  # Iceberg's procedure supports fewer conditions.
             raise AssertionError(f"{said}\n{error}") from error
         table.check(said)
 
@@ -369,13 +375,14 @@ class Campaign:
                 f"id BETWEEN {number} AND {number + 20}",
             )
         )
-        # Spark itself deletes null partitions by `NOT (p = 3)`: a delete by metadata, for which it requests no plan.
+        # Spark itself deletes null partitions for `NOT (p = 3)`: it deletes by metadata, and requests no
+        # plan.
         negated = rng.random() < 0.2 and not predicate.startswith("p ")
         return f"NOT ({predicate})" if negated else predicate
 
 
 @pytest.mark.slow
-def test_random_statements_beside_indexes_leave_the_rows_that_they_should(stock: Stock) -> None:
+def test_random_statements_beside_indexes_leave_the_expected_rows(stock: Stock) -> None:
     first = first_seed()
     for seed in range(first, first + examples(3, 1)):
         Campaign(stock, seed).play(examples(12, 6))
@@ -384,7 +391,7 @@ def test_random_statements_beside_indexes_leave_the_rows_that_they_should(stock:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("start", range(0, 100, 10))
-def test_hundreds_of_random_statements_beside_indexes(stock: Stock, start: int) -> None:
+def test_hundreds_of_random_statements_beside_indexes_leave_the_expected_rows(stock: Stock, start: int) -> None:
     first = 1000 * first_seed() + start
     count = sum(Campaign(stock, seed).play(20) for seed in range(first, first + 10))
     print(f"seeds from {first}: {count} statements")

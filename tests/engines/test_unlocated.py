@@ -1,4 +1,4 @@
-"""Equality deletes of ours below unmodified Spark: its reader applies them, and what it writes itself comes between."""
+"""Seamark's equality deletes in unmodified Spark: Spark's reader applies them, and Spark writes between them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def given(ids: list[int], value: int) -> pa.Table:
         (2, "PARTITIONED BY (bucket(4, id))", 4),
     ],
 )
-def test_spark_reads_what_was_replaced_and_deleted_by_key(
+def test_spark_reads_the_rows_after_equality_upserts_and_deletes(
     spark: SparkSession,
     tmp_path_factory: pytest.TempPathFactory,
     version: int,
@@ -46,7 +46,7 @@ def test_spark_reads_what_was_replaced_and_deleted_by_key(
     steps: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(upserting, "TASK_ROWS_MIN", 5)  # so that 20 rows are several tasks'
+    monkeypatch.setattr(upserting, "TASK_ROWS_MIN", 5)  # With this value, 20 rows are spread over several tasks.
     rng, model = random.Random(version), dict[int, int]()
     with Seamark(tmp_path_factory.mktemp("unlocated")) as server:
         client, db = SeamarkClient(server.base_url), f"{new_catalog(spark, server.base_url)}.db"
@@ -72,13 +72,13 @@ def test_spark_reads_what_was_replaced_and_deleted_by_key(
             upsert(client, "db.t", given(located, 10 * step + 2), keys=["id"], mode=rng.choice(MODES))
             model = {one: value for one, value in model.items() if one not in gone}
             model |= dict.fromkeys(located, 10 * step + 2)
-            # Many tasks, none of which looks anything up.
+            # Many tasks run, and none of them looks up stored rows.
             spread = rng.sample(range(60), 20)
             frame = spark.createDataFrame([(one, 10 * step + 3) for one in spread], "id bigint, v bigint")
             by_tasks = {"client": client, "strategy": EQUALITY, "driver_rows": 0}
             done = write(frame, "db.t", mode="upsert", keys=["id"], **by_tasks)
             assert done.attempts == 1
-            assert done.files_written >= 4, "files of two tasks, or more, each with data and deletes"
+            assert done.files_written >= 4, "at least two tasks write data and deletes"
             write(frame.filter("id < 10").select("id"), "db.t", mode="delete", **by_tasks)
             model |= dict.fromkeys(spread, 10 * step + 3)
             model = {one: value for one, value in model.items() if not (one in spread and one < 10)}

@@ -1,4 +1,7 @@
-"""Upserts and deletes from plain Python, between Spark's own: native Iceberg Spark reads what a plain dict says."""
+"""Upserts and deletes of plain Python between Spark's own statements.
+
+Unmodified Spark reads the rows of a plain dict.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
         pytest.param(2, "PARTITIONED BY (bucket(4, id))", marks=pytest.mark.slow),
     ],
 )
-def test_spark_and_we_change_one_table_in_turn(lake: SparkTables, version: int, partitioned: str) -> None:
+def test_spark_and_seamark_change_one_table_in_turn(lake: SparkTables, version: int, partitioned: str) -> None:
     seed = 10 * version + len(partitioned)
     rng = random.Random(seed)
     name = f"t{seed}"

@@ -1,8 +1,8 @@
-"""Files that we write beside those that Iceberg's Java library writes: Spark reads the same rows, and metrics agree.
+"""Files that Seamark and Iceberg's Java library write: Spark reads the same rows, and metrics agree.
 
-Spark copies our rows into a table of its own, partition by partition; so each of its files has the rows of one of ours,
-and what the manifests say of the two is compared. Then deletes: ours, which Spark reads and adds to, and Spark's, which
-we add to.
+Spark copies Seamark's rows into another table, partition by partition. So each of its files has the rows of
+one of Seamark's files, and the test compares the metrics of the two. Then Spark reads Seamark's deletes and
+adds to them, and Seamark adds to Spark's.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ pytestmark = [
 ]
 
 KINDS = [kind for kind in typed.SAMPLES if kind != "time" and not kind.endswith("_ns")]
-"""Spark has no others."""
+"""The types that Spark supports."""
 PARTS, ROWS = 6, 240
 
 
@@ -133,7 +133,7 @@ def given() -> pa.Table:
 
 @pytest.fixture(scope="module")
 def copied(lake: Lake) -> pa.Table:
-    """What is in `db.ours`, written by us, and in `db.theirs`, which Spark has copied from it."""
+    """Return the rows in `db.ours`, which Seamark has written, and in `db.theirs`, which Spark has copied from it."""
     table = given()
     for name in ("ours", "theirs"):
         lake.python.create_table(f"db.{name}", SCHEMA, partition_spec=BY_PART)
@@ -142,7 +142,7 @@ def copied(lake: Lake) -> pa.Table:
     return table
 
 
-def test_spark_reads_what_we_wrote_of_every_type(lake: Lake, copied: pa.Table) -> None:
+def test_spark_reads_the_written_values_of_every_type(lake: Lake, copied: pa.Table) -> None:
     for name in ("ours", "theirs"):
         read = lake.python.load_table(f"db.{name}").scan().to_arrow().sort_by("id")
         assert read["part"].to_pylist() == copied["part"].to_pylist()
@@ -153,7 +153,7 @@ def test_spark_reads_what_we_wrote_of_every_type(lake: Lake, copied: pa.Table) -
 
 
 def metrics(lake: Lake, name: str) -> dict[Any, dict[str, dict[int, Any]]]:
-    """By part; as Spark's metadata table has them."""
+    """Return the metrics of each part, as Spark's metadata table shows them."""
     names = ("value_counts", "null_value_counts", "nan_value_counts", "lower_bounds", "upper_bounds")
     found = lake.sql(f"SELECT partition.part, sort_order_id, {', '.join(names)} FROM {{db}}.{name}.files")
     assert all(one[1] == 0 for one in found)
@@ -176,13 +176,13 @@ def test_metrics_are_those_that_iceberg_writes(lake: Lake, copied: pa.Table) -> 
             assert mine[name].keys() == said[name].keys(), (part, name)
             for column_id, bound in mine[name].items():
                 kind = kinds[column_id]
-                # equal, and not to the bit: a zero has a sign here that it may not have there
+                # The values are equal, but not the bits: zeros can differ in their sign.
                 pair = decode(kind, bytes(bound)), decode(kind, bytes(said[name][column_id]))
                 assert pair[0] == pair[1], (part, name, base_name(kind))
 
 
 def deleted(lake: Lake, name: str, ids: set[int]) -> WrittenDeletes:
-    """Return the rows of these ids, found in the files and deleted by position, with one commit."""
+    """Delete the rows of these ids by position in one commit, and return the written deletes."""
     loaded = lake.client.load_table(f"db.{name}")
     table = open_table(lake.client, f"db.{name}", CURRENT)
     target, reader = WriteTarget.of(loaded), Deletes(table.storage, table.metadata)
@@ -199,7 +199,7 @@ def deleted(lake: Lake, name: str, ids: set[int]) -> WrittenDeletes:
 
 
 @pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
-def test_spark_and_we_delete_from_one_table_in_turn(lake: Lake, version: int) -> None:
+def test_spark_and_seamark_delete_from_one_table_in_turn(lake: Lake, version: int) -> None:
     name = f"turns{version}"
     lake.sql(
         f"CREATE TABLE {{db}}.{name} (id bigint, part int) USING iceberg PARTITIONED BY (part) TBLPROPERTIES "
@@ -229,7 +229,7 @@ def test_spark_and_we_delete_from_one_table_in_turn(lake: Lake, version: int) ->
     assert set(read["id"].to_pylist()) == left
 
 
-def test_spark_leaves_out_the_rows_of_our_keys(lake: Lake) -> None:
+def test_spark_leaves_out_the_rows_of_equality_deletes(lake: Lake) -> None:
     lake.sql("CREATE TABLE {db}.keyed (id bigint, land string) USING iceberg PARTITIONED BY (bucket(4, id))")
     ids = list(range(50))
     append(lake.client, "db.keyed", pa.table({"id": ids, "land": [None if one % 5 else "de" for one in ids]}))

@@ -1,4 +1,7 @@
-"""Names that a reader has to keep apart, checked on the syntax trees of the rooms that follow the glossary."""
+"""Rules for names: public class names are unique, and names are terms of the field.
+
+The rules are checked on the syntax trees of the packages that follow the glossary.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import pytest
 
 REPO = Path(__file__).resolve().parents[2]
 PACKAGES = [REPO / "commands", REPO / "metaserver", REPO / "connector", REPO / "formats", REPO / "cache"]
-"""In each of them a public class name is defined once."""
+"""The packages in each of which a public class name is defined only once."""
 FILES = sorted(path for package in PACKAGES for path in package.rglob("*.py"))
 COINED = re.compile(
     r"is_beyond_us|has_cold_door|_chilling|suspect_soon|in_vain|fate|told|untold|unsaid|afar|asked_by_java|marks_of"
@@ -28,7 +31,10 @@ def public_classes(source: str) -> Iterator[str]:
 
 
 def repeated_classes(sources: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Return the public class names of (file, source) pairs that several files define, with these files."""
+    """Return the public class names that several files define, with these files.
+
+    `sources` has pairs of file and source.
+    """
     files: defaultdict[str, list[str]] = defaultdict(list)
     for file, source in sources:
         for name in public_classes(source):
@@ -48,7 +54,7 @@ def names(source: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.relative_to(REPO).as_posix())
-def test_a_public_class_name_is_defined_once_in_a_package(package: Path) -> None:
+def test_public_class_name_is_defined_once_in_a_package(package: Path) -> None:
     paths = sorted(package.rglob("*.py"))
     assert paths
     assert repeated_classes((str(path), path.read_text(encoding="utf-8")) for path in paths) == {}
@@ -65,8 +71,7 @@ def test_names_are_terms_of_the_field() -> None:
     assert coined == [], "use the terms of docs/glossary.md"
 
 
-def test_a_repeated_class_and_a_coined_name_are_found() -> None:
-    """The checks see what they look for."""
+def test_checks_find_a_repeated_class_and_a_coined_name() -> None:
     one, other = (
         "class Part: ...\nclass _Part: ...",
         "def f(told):\n    class _Part: ...\n    afar = told\nclass Part: ...",

@@ -1,4 +1,4 @@
-"""Rules of style that a reader would have to check by eye, checked on the syntax trees of the packages."""
+"""Rules of style that are checked on the syntax trees of the packages, so that no reader has to check them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ FILES = sorted(path.relative_to(REPO) for package in PACKAGES for path in (REPO 
 
 WALL_CLOCK = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns"}
 CLOCK_OWNERS = {"formats/runtime/clock.py"}
-"""The only files that may read the clock or draw random numbers; the others take a `Clock`."""
+"""The only files that may read the clock or draw random numbers; other files receive a `Clock`."""
 TYPES_OWNER = "formats/runtime/decoding.py"
-"""The only file in which msgspec examines types, for which it needs a lock."""
+"""The only file in which msgspec examines types, because this requires a lock."""
 LINES_PER_MODULE_MAX, MODULES_PER_FOLDER_MAX = 700, 20
 CLIENT_ROOMS = ("connector/",)
-"""Run outside the server, where there is no `Clock` to take."""
+"""Packages that run outside the server, where there is no `Clock`."""
 
 
 def findings(source: str, file: str) -> Iterator[str]:
-    """Yield every breach in `source`, as line: what."""
+    """Yield every breach of a rule in `source`, with its line."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         where = f"{file}:{getattr(node, 'lineno', 0)}"
@@ -64,7 +64,7 @@ def findings(source: str, file: str) -> Iterator[str]:
 
 
 def _is_orphan_task(node: ast.AST) -> bool:
-    """Return whether a statement starts a task and drops it; a task group keeps its tasks."""
+    """Return True if a statement starts a task and does not keep it; a task group keeps its tasks."""
     if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
         return False
     called = node.value.func
@@ -76,7 +76,10 @@ def _is_orphan_task(node: ast.AST) -> bool:
 
 
 def _examines_a_type(call: ast.Call) -> bool:
-    """Of msgspec: two threads that examine a struct at once end the process."""
+    """Return True if msgspec examines a type in the call.
+
+    Two threads that examine a struct concurrently crash the process.
+    """
     called = ast.unparse(call.func)
     if called in ("msgspec.json.decode", "msgspec.msgpack.decode"):
         return len(call.args) > 1 or bool(call.keywords)
@@ -93,7 +96,7 @@ def _is_datetime(node: ast.expr) -> bool:
     )
 
 
-def test_modules_keep_the_rules() -> None:
+def test_modules_follow_the_rules() -> None:
     assert FILES
     assert [breach for file in FILES for breach in findings((REPO / file).read_text(), str(file))] == []
 
@@ -133,12 +136,12 @@ def test_each_rule_finds_its_breach(breach: str) -> None:
         "async def f():\n    group.create_task(g())",
     ],
 )
-def test_what_is_fine_is_not_found(fine: str) -> None:
+def test_rules_accept_correct_code(fine: str) -> None:
     assert list(findings(fine, "metaserver/x.py")) == []
 
 
 def drawn_tree(text: str) -> dict[str, str]:
-    """Class → base, as drawn with box characters in the docstring; the root's base is Exception."""
+    """Return the base of each class in the drawn tree of the docstring; the base of the root is Exception."""
     parents: dict[str, str] = {}
     path: list[str] = []
     for line in text.splitlines():
@@ -168,7 +171,7 @@ def test_no_folder_has_more_than_20_modules(package: str) -> None:
     assert {str(folder): count for folder, count in counts.items() if count > MODULES_PER_FOLDER_MAX} == {}
 
 
-def test_the_tree_drawn_in_errors_is_the_real_one() -> None:
+def test_tree_drawn_in_the_errors_module_matches_the_classes() -> None:
     assert errors.__doc__ is not None
     assert drawn_tree(errors.__doc__) == real_tree()
 

@@ -21,7 +21,7 @@ from tests.style.words import BANNED, find_banned, read_rules
 
 RULES = read_rules(BANNED.read_text())
 QUOTING = {"bad-inputs.md"}
-"""Pages that quote the messages of the server: the tests of the code check these."""
+"""Pages that quote messages of the server; other tests check the words of these messages."""
 PAGES = [page for page in all_pages() if page.path.name not in QUOTING]
 _FENCED = re.compile(r"^\s*```\w*\s*$.*?^\s*```\s*$", re.MULTILINE | re.DOTALL)
 _FOREIGN = re.compile(r"\b(?:DESIGN|FIELD|FEATURES|STYLE)\.md\b|\bissue [0-9]")
@@ -79,7 +79,7 @@ def test_help_of_commands_uses_no_banned_word() -> None:
 
 
 def _statements(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield all below `node`, without a look at their expressions, which are most of a tree."""
+    """Yield all statements below `node`, without their expressions, which are most of a tree."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
             yield child
@@ -101,7 +101,7 @@ def _raised_texts(source: str) -> Iterator[str]:
                 yield node.value
 
 
-def test_errors_use_no_banned_word() -> None:
+def test_error_messages_use_no_banned_word() -> None:
     found = {}
     for package in ("commands", "metaserver", "connector", "formats", "cache"):
         for path in sorted((REPO / package).rglob("*.py")):
@@ -117,7 +117,7 @@ _TEXT = re.compile(r'\s*[rR]?"""')
 
 
 def _comments(source: str) -> Iterator[str]:
-    """Docstrings and comments of Python and Cython, which has the same tokens."""
+    """Yield the docstrings and comments of Python and Cython, which have the same tokens."""
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and _TEXT.match(token.line)):
             yield token.string
@@ -132,12 +132,12 @@ def test_docstrings_and_comments_use_no_banned_word(package: str) -> None:
     assert found == {}
 
 
-def test_the_text_of_a_raise_statement_is_found() -> None:
+def test_text_of_a_raise_statement_is_found() -> None:
     source = 'if x:\n    raise E(f"a {x}" " told", kind="b") from C("not this")\nnot_this = "c"\n'
     assert sorted(_raised_texts(source)) == ["a … told", "b"]
 
 
-def test_a_banned_word_is_found_across_lines_and_not_in_code() -> None:
+def test_banned_word_is_found_across_lines_and_not_in_code() -> None:
     rules = read_rules("# a comment\n\\bis told\\b\treceives\n")
     assert list(find_banned("a\nclient is\ntold", rules)) == ["2: 'is\\ntold': write receives"]
     assert list(find_banned("`is told` and [this](is told.md)", rules)) == ["1: 'is told': write receives"]
@@ -145,6 +145,6 @@ def test_a_banned_word_is_found_across_lines_and_not_in_code() -> None:
 
 
 @pytest.mark.parametrize("line", [r"\bis told\b", "\\bis told\\b\t ", "\\bis told\\b receives"])
-def test_a_rule_without_a_replacement_is_refused(line: str) -> None:
+def test_rule_without_a_replacement_is_refused(line: str) -> None:
     with pytest.raises(ValueError, match="no tab"):
         read_rules(line)

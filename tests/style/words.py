@@ -1,4 +1,4 @@
-"""The words that documents, docstrings and messages avoid: `banned_words.txt`, read into rules."""
+"""The words that documents, docstrings and messages avoid: `banned_words.txt`, parsed into rules."""
 
 from __future__ import annotations
 
@@ -14,14 +14,19 @@ _TARGET = re.compile(r"\]\([^)\s]*\)")
 
 @dataclass(frozen=True)
 class Rule:
-    """`pattern` must not occur; `instead` is the suggestion that the failing test prints."""
+    """A rule: `pattern` must not occur, and `instead` is the suggestion that the failing test prints."""
 
     pattern: re.Pattern[str]
     instead: str
 
 
 def read_rules(text: str) -> list[Rule]:
-    """ValueError for a line without a tab, re.error for a pattern that does not compile."""
+    """Parse the rules, one on each line.
+
+    Raises:
+        ValueError: A line has no tab or no replacement.
+        re.error: A pattern does not compile.
+    """
     rules = []
     for line in text.splitlines():
         if not line.strip() or line.startswith("#"):
@@ -34,7 +39,7 @@ def read_rules(text: str) -> list[Rule]:
 
 
 def find_banned(text: str, rules: list[Rule]) -> Iterator[str]:
-    """`line: "words": write …` for each hit; phrases are found across line breaks too."""
+    """Yield `line: "words": write …` for each hit; phrases are found across line breaks, too."""
     prose = _TARGET.sub("]()", _CODE.sub(_blank, text))
     for rule in rules:
         for match in rule.pattern.finditer(prose):
@@ -43,5 +48,5 @@ def find_banned(text: str, rules: list[Rule]) -> Iterator[str]:
 
 
 def _blank(code: re.Match[str]) -> str:
-    """As many lines as `code` has, so that line numbers stay right."""
+    """Return as many lines as `code` has, so that line numbers stay right."""
     return "`" + "\n" * code[0].count("\n") + "`"

@@ -1,1 +1,1 @@
-"""What is extracted from Trino statements, and how they are rewritten."""
+"""Tests of the analysis of Trino statements: what it extracts, and how it rewrites them."""

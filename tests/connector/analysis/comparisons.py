@@ -1,4 +1,4 @@
-"""Comparisons of columns in the SQL that Trino and DuckDB have in common, drawn at random, with their spelling."""
+"""Random comparisons of columns, in the SQL that Trino and DuckDB share."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ VALUES = {
         "TIMESTAMP '2020-01-31 12:00:00'",
         "TIMESTAMP '2020-02-29 23:59:59.999999'",
         "TIMESTAMP '2021-01-01 00:00:00.5'",
-        "TIMESTAMP '2020-03-29 02:45:00'",  # there is no such time in Berlin
+        "TIMESTAMP '2020-03-29 02:45:00'",  # This local time does not exist in Berlin.
         "TIMESTAMP '2020-03-29 03:20:00'",
     ],
     "boolean": ["TRUE", "FALSE"],
@@ -51,7 +51,7 @@ SHARP = {
     "decimal(20, 18)": ["0.3", "0.299999999999999999", "0.300000000000000001"],
     "timestamp": ["TIMESTAMP '2020-03-29 02:45:00'", "TIMESTAMP '2020-03-29 03:20:00'"],
 }
-"""Values that are equal, or in another order, once they are converted to doubles or to the session's zone."""
+"""Values that become equal, or change their order, as doubles or as times of the session's zone."""
 FORMATTED = {
     "%Y": ["2020", "2021", "0033"],
     "%Y-%m": ["2020-01", "2020-1", "2021-01", "2020-02"],
@@ -66,9 +66,9 @@ MACROS = (
     "CREATE MACRO date_parse(t, f) AS strptime(t, ['%Y-%m-%d %H:%M:%S', '%Y-%m-%d', '%Y%m%d', '%Y-%m', '%Y'])",
     "CREATE MACRO from_iso8601_date(t) AS CAST(t AS DATE)",
 )
-"""Functions of Trino, for DuckDB."""
+"""Functions of Trino, as macros for DuckDB."""
 ZONE = "Europe/Berlin"
-"""The session's zone."""
+"""The time zone of the session."""
 MIXED_NUMBERS = [
     *VALUES["long"],
     *VALUES["decimal(9, 2)"],
@@ -88,7 +88,10 @@ MIXED_TIMES = [
 ]
 EXACT = ("long", "decimal(9, 2)", "decimal(20, 18)", "string", "date", "timestamp")
 DAYS_AGO = (datetime.now(UTC).date() - date(2020, 1, 31)).days
-"""A span of the current time begins or ends near the values of the tables."""
+"""The number of days from a time in the tables' values to today.
+
+Spans of the current time that are computed with it begin or end near these values.
+"""
 NUMBERS = ("long", "decimal(9, 2)", "decimal(20, 18)", "double")
 COLUMN_NAMES = ["a", "b", "c", "k", "Two Words", "é", "day", 'q"q', "orders"]
 TABLE_NAMES = ["t", "u", "orders", "Größe", "two words", "o'brien"]
@@ -105,13 +108,16 @@ class Stored:
 
 @dataclass
 class Column:
-    """In a scope: `owner` is the alias that it can be qualified by."""
+    """A column in a scope. `owner` is the alias that can qualify its name."""
 
     name: str
     kind: str
     owner: str | None
     plain: bool = True
-    """Whether the name alone may be used: not where USING has merged it in an outer join."""
+    """True if the column's name may stand without an alias.
+
+    It is False if USING merges the column in an outer join.
+    """
 
 
 Scope = list[Column]
@@ -122,12 +128,15 @@ Shapes = list[Callable[[], str]]
 class Comparisons:
     rng: random.Random
     mixed_cases: bool = True
-    """Whether simple CASE has operands of several types. DuckDB compares each of them alone, Trino all as one type."""
+    """Whether a simple CASE has operands of several types.
+
+    DuckDB compares each of them separately, Trino converts all to one type.
+    """
 
     # Spelling
 
     def value(self, kind: str) -> str:
-        """Few values, so that rows meet."""
+        """Return a literal out of few values, so that rows match each other."""
         if kind in SHARP and self.chance(0.12):
             return self.rng.choice(SHARP[kind])
         return self.rng.choice(VALUES[kind][: 3 if self.chance(0.7) else None])
@@ -139,7 +148,7 @@ class Comparisons:
         return self.rng.choice([text, text, text.lower()])
 
     def spelled(self, name: str) -> str:
-        """Return an identifier, in whatever case."""
+        """Return the identifier in random case, with or without quotes."""
         if self.chance(0.2):
             name = "".join(self.rng.choice([one.upper(), one]) if one.isascii() else one for one in name)
         if name.isascii() and name.isidentifier() and name.lower() not in WORDS and self.chance(0.7):
@@ -179,7 +188,7 @@ class Comparisons:
         able = [one for one in side if self.can_name(one, scope)]
         return self.rng.choice(able) if able else None
 
-    # Of two columns
+    # Conditions on two columns
 
     def equality(self, left: Scope, right: Scope, both: Scope) -> str:
         pairs = [
@@ -197,7 +206,7 @@ class Comparisons:
         return f"{self.reference(one, both)} = {self.reference(other, both)}"
 
     def periods(self, left: Scope, right: Scope, both: Scope) -> list[str]:
-        """Return conditions that the day, month or year of a column equals a column of the other side."""
+        """Return conditions that equate the hour, day, month or year of a column with a column of the other side."""
         found = []
         for one, other in (*((a, b) for a in left for b in right), *((b, a) for a in left for b in right)):
             if one.kind in ("date", "timestamp") and self.can_name(one, both) and self.can_name(other, both):
@@ -211,12 +220,12 @@ class Comparisons:
         return found
 
     def across(self, scope: Scope) -> str:
-        """Return a condition that columns of two tables are equal."""
+        """Return a condition that equates columns of two tables."""
         owner = self.rng.choice([one.owner for one in scope])
         sides = ([one for one in scope if one.owner == owner], [one for one in scope if one.owner != owner])
         return self.equality(*sides, scope)
 
-    # Of one column
+    # Conditions on one column
 
     def simple(self, scope: Scope) -> str:
         able = [one for one in scope if self.can_name(one, scope)]
@@ -249,7 +258,7 @@ class Comparisons:
             shapes = self.mixed_shapes(column, name, scope)
         return self.rng.choice(shapes)()
 
-    # Shapes of comparisons, one of which is drawn
+    # Shapes of comparisons; a test draws one of them.
 
     def any_shapes(self, name: str, kind: str) -> Shapes:
         return [
@@ -271,7 +280,7 @@ class Comparisons:
         kind = column.kind
         other = self.rng.choice([one for one in scope if self.can_name(one, scope)] or [column])
         pair = f"({name}, {self.reference(other, scope)})"
-        # Not null: DuckDB compares rows as values, and Trino compares their fields.
+        # No row contains null: DuckDB compares rows as values, and Trino compares their fields.
         rows = [f"({self.value(kind)}, {self.value(other.kind)})" for _ in range(2)]
         values = ", ".join(VALUES[kind][:2])
         shapes: Shapes = [
@@ -287,7 +296,10 @@ class Comparisons:
         return shapes
 
     def mixed_shapes(self, column: Column, name: str, scope: Scope) -> Shapes:
-        """Operands of several types, which engines convert to their common type before they compare any of them."""
+        """Return comparisons whose operands have several types.
+
+        Engines convert all operands to a common type before they compare any of them.
+        """
         numbers = column.kind in NUMBERS
         given = [self.rng.choice(MIXED_NUMBERS if numbers else MIXED_TIMES) for _ in range(3)]
         if column.kind in SHARP and self.chance(0.5):
@@ -312,7 +324,7 @@ class Comparisons:
             lambda: f"coalesce({name}, {given[1]}) {self.operator()} {given[0]}",
             lambda: f"nullif({name}, {given[1]}) {self.operator()} {given[0]}",
             lambda: f"CASE WHEN {name} IS NULL THEN {given[1]} ELSE {name} END {self.operator()} {given[0]}",
-            # Not null: DuckDB's contains() is false beside it, and Trino's is null.
+            # The array contains no null: for null, DuckDB's contains() is false and Trino's is null.
             lambda: f"contains(ARRAY[{', '.join([VALUES[column.kind][0], *there])}], {name})",
         ]
         if numbers and self.mixed_cases:
@@ -362,7 +374,7 @@ class Comparisons:
             ["1.19", "0.5", "3", "(-2)", "(-0.7)", "100", *(["1.1e0"] if kind == "double" else [])]
         )
         if kind in ("long", "decimal(9, 2)", "double"):
-            # DuckDB multiplies up to 18 digits: no large numbers.
+            # DuckDB multiplies numbers of up to 18 digits, so large numbers are left out.
             product = f"{name} * {factor}" if kind != "long" else f"(nullif({name}, {name} // 9) % 5000) * {factor}"
             value = self.rng.choice(["1", "1.785", "-1.5", "2.975", "0", "0.3"])
             shapes += [

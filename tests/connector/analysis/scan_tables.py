@@ -1,4 +1,4 @@
-"""The tables of the tests of scans, and what is found in a statement over them."""
+"""The tables for the tests of scans, and functions that find the scans of a statement on them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def columns_of(names: tuple[str | None, str | None, str]) -> dict[str, str] | No
 def found(statement: str, *, parameters: Sequence[str] = (), **more: Any) -> tuple[Scan, ...]:
     """Return the scans of the statement.
 
-    Its tree is read twice before, as the proxy does, and must stay as it is.
+    Check that the statement's tree does not change when its scans are read twice, as the proxy reads it.
     """
     scans = find_scans(statement, columns_of=columns_of, parameters=parameters, **more)
     try:
@@ -39,5 +39,5 @@ def found(statement: str, *, parameters: Sequence[str] = (), **more: Any) -> tup
 
 
 def predicates(statement: str, **more: object) -> dict[str, str | None]:
-    """By the alias or else the name that stands in the text; each table once."""
+    """Return the predicate of each table, by the table's name."""
     return {one.table: one.predicate for one in found(statement, **more)}

@@ -1,8 +1,8 @@
-"""Random tables and random queries over them, in the SQL that Trino and DuckDB have in common and mean the same by.
+"""Random tables and random queries on them, in the SQL that has the same meaning in Trino and DuckDB.
 
-A query is built with its scope at hand, so nearly all are valid: who is qualified must be, names of two tables are told
-apart, what LIMIT keeps is decided by the order. Spelling is random: case, quotes, comments, spaces, aliases that are
-other tables' names, names of WITH that hide tables.
+A query is built with its scope, so nearly all queries are valid: ambiguous names are qualified, and an
+ORDER BY decides which rows LIMIT keeps. The spelling is random: case, quotes, comments, spaces, aliases
+that are names of other tables, and names in WITH that hide tables.
 """
 
 from __future__ import annotations
@@ -29,17 +29,20 @@ from tests.connector.analysis.comparisons import (
 class Statements(Comparisons):
     tables: list[Stored] = field(default_factory=list)
     recursive_share: float = 0.08
-    """Of names in WITH: they use themselves, by UNION without ALL, which ends for any rows. Trino has only ALL."""
+    """The share of the names in WITH that are recursive.
+
+    They use UNION without ALL, so they end for any rows. Trino has only UNION ALL.
+    """
 
     listed_share: ClassVar[float] = 0.2
-    """Of what is joined by a comma: lists of literals."""
+    """The share of the sources after a comma that are lists of literals."""
     other_groups: ClassVar[tuple[str, ...]] = ()
-    """What may follow GROUP BY besides."""
+    """More clauses that may follow GROUP BY."""
 
     # Tables
 
     def make_tables(self) -> list[str]:
-        """Statements that make them in DuckDB."""
+        """Return the statements that create the tables in DuckDB."""
         made = []
         for name in self.rng.sample(TABLE_NAMES, self.rng.randint(2, 4)):
             names = self.rng.sample(COLUMN_NAMES, self.rng.randint(1, 4))
@@ -58,7 +61,7 @@ class Statements(Comparisons):
         return self.with_query([], depth, [])[0]
 
     def with_query(self, named: list[Stored], depth: int, outer: Scope) -> tuple[str, list[tuple[str, str]]]:
-        """Return the text, and its columns' names and types."""
+        """Return the text of a query, and the names and types of its columns."""
         known, clauses, words = list(named), [], "WITH"
         if depth > 1 and self.chance(0.3):
             for name in self.rng.sample(sorted({*ALIASES, *TABLE_NAMES}), self.rng.randint(1, 2)):
@@ -86,7 +89,10 @@ class Statements(Comparisons):
         return self.select(named, depth, outer)
 
     def ordered(self, columns: int) -> str:
-        """Return a limit that everybody sees alike: rows are ordered by all that is seen of them."""
+        """Return an ORDER BY, in most cases with a LIMIT.
+
+        The rows are ordered by all columns, so every engine keeps the same rows.
+        """
         keys = ", ".join(f"{number} {self.rng.choice(['ASC', 'DESC'])} NULLS LAST" for number in range(1, columns + 1))
         offset = f" OFFSET {self.rng.randint(0, 2)}" if self.chance(0.3) else ""
         limit = f" LIMIT {self.rng.randint(1, 5)}"
@@ -159,7 +165,7 @@ class Statements(Comparisons):
         return f"CAST({self.literal(kind)} AS {KINDS[kind]})", kind, None
 
     def qualified(self, scope: Scope) -> str:
-        """Return what follows WHERE besides."""
+        """Return a QUALIFY clause, or an empty text."""
         return ""
 
     def window(self, scope: Scope) -> str:
@@ -201,7 +207,10 @@ class Statements(Comparisons):
         return text, columns
 
     def filtered(self, source: str, where: str, scope: Scope) -> tuple[str, list[tuple[str, str]]]:
-        """Return one group of all rows; in most cases each aggregate counts only the rows that its FILTER leaves."""
+        """Return a query with one group of all rows.
+
+        In most cases each aggregate has a FILTER and counts only the rows that pass it.
+        """
         able = [one for one in scope if self.can_name(one, scope)]
         items = []
         for number in range(self.rng.randint(1, 2)):
@@ -223,8 +232,9 @@ class Statements(Comparisons):
         ]
 
     def latest(self) -> tuple[str, list[tuple[str, str]]]:
-        """Return the first rows of each key, or the numbers of all: by all columns, so that it is the same row
-        always.
+        """Return a query for the first rows of each key, or for the numbers of all rows.
+
+        The rows are ordered by all columns, so the first row is always the same.
         """
         table = self.rng.choice(self.tables)
         names = [quoted(one) for one in table.columns]
@@ -241,7 +251,10 @@ class Statements(Comparisons):
         return text, columns
 
     def recursive(self, named: list[Stored], name: str) -> tuple[str, list[tuple[str, str]]] | None:
-        """Return values of a column, and those of another column in rows where the first has one of these."""
+        """Return a recursive query on two columns of a table.
+
+        A step finds the rows whose first column has a value of the step before, and returns their other column.
+        """
         hidden = {one.name.lower() for one in named} | {name.lower()}
         able = [one for one in self.tables if one.name.lower() not in hidden and "long" in one.columns.values()]
         if not able:
@@ -276,7 +289,7 @@ class Statements(Comparisons):
         return text, scope
 
     def unnested(self, taken: set[str]) -> tuple[str, Scope]:
-        """Behind a comma: Trino joins it on nothing."""
+        """Return a list of literals as a source after a comma: Trino does not join UNNEST with a condition."""
         alias = self.rng.choice([one for one in ALIASES if one.lower() not in taken])
         column = self.rng.choice(COLUMN_NAMES)
         text = f"UNNEST(ARRAY[{', '.join(VALUES['long'][:3])}]) AS {self.spelled(alias)} ({quoted(column)})"
@@ -301,7 +314,10 @@ class Statements(Comparisons):
         return f"{text} {join} LATERAL ({aggregate}) AS {self.spelled(alias)}{on}", [*scope, *more]
 
     def lateral_query(self, scope: Scope, named: list[Stored]) -> tuple[str, list[tuple[str, str]]] | None:
-        """Return rows of a table that equal the outer row in a column: also joined, in groups, or the first of them."""
+        """Return a query for the rows of a table that equal the outer row in a column.
+
+        Some queries join the rows, group them, or return only the first of them.
+        """
         found = self.correlated_pair(scope, named)
         if found is None:
             return None
@@ -329,7 +345,7 @@ class Statements(Comparisons):
         return text + (self.ordered(len(columns)) if self.chance(0.4) else ""), columns
 
     def aggregate(self, scope: Scope, named: list[Stored], what: str) -> str | None:
-        """Return a query of one row, over a table's rows that equal the outer row in a column."""
+        """Return a query with one result row: an aggregate of the rows that equal the outer row in a column."""
         found = self.correlated_pair(scope, named)
         if found is None:
             return None
@@ -339,7 +355,7 @@ class Statements(Comparisons):
         return f"SELECT {what} FROM {self.spelled(table.name)} AS qq WHERE qq.{self.spelled(name)} = {away}{more}"
 
     def correlated_pair(self, scope: Scope, named: list[Stored]) -> tuple[Stored, str, str] | None:
-        """Return a table, a column of it, and a column of the outer row that it can be equal to."""
+        """Return a table, one of its columns, and a column of the outer row with the same type."""
         hidden = {one.name.lower() for one in named}
         pairs = [
             (table, name, column)
@@ -475,7 +491,7 @@ class Statements(Comparisons):
         return f"{self.reference(one, scope)} {negated}IN ({inner})"
 
     def extreme(self, kind: str, named: list[Stored]) -> str | None:
-        """Return a subquery of the extreme of a column in all rows of a table."""
+        """Return a subquery for the minimum or maximum of a column over all rows of a table."""
         columns = [(table.name, name) for table in named for name, each in table.columns.items() if each == kind]
         if not columns:
             return None
@@ -483,7 +499,10 @@ class Statements(Comparisons):
         return f"(SELECT {self.rng.choice(['max', 'min'])}(q.{quoted(column)}) FROM {quoted(table)} AS q)"
 
     def correlated(self, scope: Scope, outer: Scope) -> str:
-        """Qualified by a name that the inner scope has not."""
+        """Return a condition on a column of the outer query.
+
+        The column is qualified by an alias that the inner scope does not have.
+        """
         own = {one.owner.lower() for one in scope if one.owner is not None}
         pairs = [
             (one, other)

@@ -29,8 +29,8 @@ def predicate_text(table: Table) -> str | None:
     return None if condition is None else sql_of(condition)
 
 
-def test_alternatives_are_common_to_references_only_all_together() -> None:
-    """Without one of its alternatives, a join would leave out rows that the other reference needs."""
+def test_common_joins_keep_alternatives_only_if_all_are_common() -> None:
+    """If one of its alternatives were missing, the join would leave out rows that the other reference needs."""
     first, second, third = (Join(scan, (("a", "b"),), any_of=2) for scan in (1, 2, 3))
     always = Join(4, (("a", "b"),))
     assert common_joins([(first, second, always), (first, third, always)]) == (always,)
@@ -40,7 +40,7 @@ def test_alternatives_are_common_to_references_only_all_together() -> None:
     assert common_joins([]) == ()
 
 
-def test_floats_pass_set_operations_but_join_nothing() -> None:
+def test_set_operation_passes_conditions_on_floats_but_no_joins() -> None:
     left, right = (Table({"x": "double", "k": "long"}) for _ in range(2))
     both = SetOperation(projection(left, "x", "k"), projection(right, "x", "k"))
     both.push_down(compare("x", ">", "3"))
@@ -51,14 +51,15 @@ def test_floats_pass_set_operations_but_join_nothing() -> None:
     assert left.origin(["x"]) is None
 
 
-def test_an_output_that_may_be_null_has_only_conditions_that_reject_null() -> None:
+def test_nullable_output_receives_only_conditions_that_reject_null() -> None:
     table = Table({"a": "long", "b": "long"})
     block = projection(table, "a", "b", nullable=frozenset({"a"}))
     block.push_down(all_of([compare("a", "=", "1"), any_of([compare("a", "IS NULL"), compare("b", "=", "2")])]))
     assert predicate_text(table) == '"a" = 1'
 
 
-def test_two_extremes_are_not_of_one_row() -> None:
+def test_block_has_no_origin_for_two_extremes_together() -> None:
+    """The two extremes can come from different rows."""
     table = Table({"a": "long", "b": "long", "k": "long"})
     outputs = AttributeOutputs({"k": (0, "k")})
     extremes = {name: Extreme((0, column), MINIMUM) for name, column in (("low", "a"), ("high", "b"))}
@@ -67,7 +68,7 @@ def test_two_extremes_are_not_of_one_row() -> None:
     assert block.origin(["low", "high"]) is None
 
 
-def test_an_anti_join_keeps_rows_of_the_left_side() -> None:
+def test_anti_join_pushes_on_to_the_right_side_only() -> None:
     """Conditions on the left side are pushed to both sides, and ON only to the right side."""
     left, right = Table({"a": "long"}), Table({"b": "long"})
     on = Predicate(ColumnComparison((1, "b"), ">", (Literal("integer", "3"),)), (((0, "a"), (1, "b")),))
@@ -80,7 +81,7 @@ def test_an_anti_join_keeps_rows_of_the_left_side() -> None:
     assert joins_of(right, numbers.get, utc=True) == (Join(0, (("b", "a"),)),)
 
 
-def test_equal_columns_are_one_class() -> None:
+def test_equivalence_classes_merge_columns_that_are_equal_to_the_same_column() -> None:
     classes = equivalence_classes([((0, "a"), (1, "b")), ((2, "c"), (1, "b")), ((3, "d"), (4, "e"))])
     assert classes[0, "a"] == classes[2, "c"] == {(0, "a"), (1, "b"), (2, "c")}
     assert classes[3, "d"] == {(3, "d"), (4, "e")}

@@ -1,4 +1,4 @@
-"""Statements that a tenant writes to keep the analysis busy: each is read in bounded work, or not at all."""
+"""Statements that a tenant writes to keep the analysis busy: the analysis of each is bounded, or is refused."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ TWICE = {
 
 
 @pytest.mark.parametrize("shape", TWICE)
-def test_a_chain_of_names_that_are_used_twice_costs_no_more_for_each_name(
-    shape: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chain_of_names_that_are_used_twice_needs_bounded_work(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, weaken = Counter[str](), conditions.weaken
 
     def counted(*given: Any) -> Any:
@@ -41,19 +39,19 @@ def test_a_chain_of_names_that_are_used_twice_costs_no_more_for_each_name(
     names = ", ".join(f"c{number} AS ({query})" for number, query in enumerate(queries))
     scans = find_scans(f"WITH {names} SELECT * FROM c39 WHERE x = 1", columns_of=lambda _: COLUMNS)
     assert [scan.table for scan in scans] == ["t"]
-    assert 0 < calls["weaken"] < 50_000  # of a chain of 14 without a bound: more
+    assert 0 < calls["weaken"] < 50_000  # A chain of 14 names exceeds this without a bound.
 
 
-def test_a_condition_reaches_a_name_that_is_used_twice() -> None:
+def test_condition_reaches_a_name_that_is_used_twice() -> None:
     text = "WITH c AS (SELECT * FROM s.t) SELECT 1 FROM c WHERE x = 1 UNION ALL SELECT 1 FROM c WHERE x = 2"
     (scan,) = find_scans(text, columns_of=lambda _: COLUMNS)
     assert scan.predicate == '("x" = 1 OR "x" = 2)'
 
 
-def test_a_long_chain_of_joins_makes_no_more_conditions_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_chain_of_joins_derives_a_bounded_number_of_conditions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each column is equal to all others.
 
-    Without a bound, the conditions that follow grow with the square.
+    Without a bound, the number of derived conditions grows with the square of the number of joins.
     """
     moved, of_semi_join = Counter[str](), conditions.SemiJoin.move_columns
 
@@ -66,10 +64,10 @@ def test_a_long_chain_of_joins_makes_no_more_conditions_than_are_kept(monkeypatc
     found = find_scans(f"SELECT 1 FROM s.t a0{joins} WHERE a199.y = 3 AND a0.x = 1", columns_of=lambda _: COLUMNS)
     assert len(found) == 200
     assert found[0].predicate == '"x" = 1'
-    assert moved["semi-joins"] < 10 * conditions.LEAVES_MAX  # without a bound: 89,000
+    assert moved["semi-joins"] < 10 * conditions.LEAVES_MAX  # 89,000 without a bound
 
 
-def test_equal_columns_are_found_by_way_of_others() -> None:
+def test_equivalence_classes_contain_every_column_that_equalities_reach() -> None:
     rng = random.Random(3)
     for _ in range(300):
         references = [(source, name) for source in range(4) for name in "ab"]
@@ -86,7 +84,7 @@ def test_equal_columns_are_found_by_way_of_others() -> None:
         assert equivalence_classes(equal) == expected, equal
 
 
-def test_statements_with_very_many_tables_are_not_read() -> None:
+def test_statement_with_too_many_tables_is_not_analysed() -> None:
     def text(tables: int) -> str:
         return "SELECT 1 FROM " + ", ".join(f"s.t t{number}" for number in range(tables))
 
@@ -101,7 +99,7 @@ class _Unwalked(list[Any]):
         raise AssertionError("the whole list is walked to exchange one of its elements")
 
 
-def test_a_value_of_a_list_is_exchanged_without_a_walk_through_the_list() -> None:
+def test_exchange_replaces_a_list_value_without_walking_the_list() -> None:
     tree: Any = sqlglot.parse_one("SELECT x IN (1, 2, 3)")
     found = tree.find(exp.In)
     values = found.args["expressions"]
@@ -112,14 +110,14 @@ def test_a_value_of_a_list_is_exchanged_without_a_walk_through_the_list() -> Non
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_an_exchange_has_the_result_of_a_replacement(seed: int) -> None:
+def test_exchange_gives_the_same_tree_as_replace(seed: int) -> None:
     rng = random.Random(seed)
     text = "SELECT f(a, b), CASE WHEN a = 1 THEN b ELSE (c) END FROM t WHERE a IN (b, c, 1) AND NOT b BETWEEN a AND c"
     for _ in range(30):
         one, other = sqlglot.parse_one(text), sqlglot.parse_one(text)
         for number in rng.sample(range(6), 3):
             for tree, put in ((one, exchange), (other, lambda old, new: old.replace(new))):
-                hash(tree)  # which is kept
+                hash(tree)  # The tree caches its hash.
                 columns = list(tree.find_all(exp.Column))
                 put(columns[number % len(columns)], exp.func("g", exp.column(f"n{number}")))
         assert one.sql() == other.sql()

@@ -1,4 +1,4 @@
-"""Large tables are asked about with what small ones demand of their rows, and the small ones are read as of then."""
+"""Plan requests for large tables contain the joins with small tables, whose snapshots the statement then pins."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RED = "\"color\" = 'red'"
 
 
 def used(wanted: TablePlanRequest) -> dict[str, Any]:
-    """Return the answer in which all joins are used, at the snapshots that were named."""
+    """Return a plan response in which every join is used, at the requested snapshots."""
 
     def told(joins: tuple[JoinRequest, ...]) -> list[JoinResult]:
         return [each for one in joins for each in (JoinResult(one.snapshot_id, 77, True), *told(one.joins))]
@@ -56,7 +56,7 @@ def of(table: str, asked: list[TablePlanRequest]) -> list[TablePlanRequest]:
     return [one for one in asked if one.table[-1] == table]
 
 
-async def test_the_large_table_is_asked_about_with_its_joins_and_the_small_one_is_pinned() -> None:
+async def test_large_table_is_planned_with_its_joins_and_small_table_is_pinned() -> None:
     done, asked = await rewritten(STAR)
     assert [one.joins for one in of("sales", asked)] == [
         (JoinRequest(("db", "items"), (("item", "i_key"),), filter_of(RED), 20),)
@@ -69,7 +69,7 @@ async def test_the_large_table_is_asked_about_with_its_joins_and_the_small_one_i
     assert done.depends_on_data
 
 
-async def test_what_goes_over_the_wire_is_the_contract() -> None:
+async def test_join_request_has_the_body_that_the_api_defines() -> None:
     nested = JoinRequest(("db", "brands"), (("brand", "b_key"),), filter_of("name = 'x' AND n IN (1, 2)"), 30)
     assert JoinRequest(("a", "items"), (("item", "i_key"), ("day", "d")), None, 20, (nested,)).body() == {
         "table": ["a", "items"],
@@ -98,7 +98,7 @@ async def test_what_goes_over_the_wire_is_the_contract() -> None:
     }
 
 
-async def test_a_snowflake_is_asked_about_arm_by_arm_and_all_of_it_is_pinned() -> None:
+async def test_snowflake_is_planned_with_nested_joins_and_all_its_tables_are_pinned() -> None:
     sql = "SELECT 1 FROM sales, items, brands WHERE item = i_key AND brand = b_key AND name = 'x'"
     done, asked = await rewritten(sql)
     ((join,),) = [one.joins for one in of("sales", asked)]
@@ -114,8 +114,8 @@ async def test_a_snowflake_is_asked_about_arm_by_arm_and_all_of_it_is_pinned() -
     assert "joins=db.sales.item:77,db.items.brand:77; " in done.summary
 
 
-async def test_one_dimension_by_two_names_is_read_at_one_snapshot() -> None:
-    """By one plan of all its rows: of its one file nothing could be left out."""
+async def test_dimension_with_two_aliases_is_read_at_one_snapshot() -> None:
+    """One plan with all rows serves both aliases: the dimension has one file, which no plan could leave out."""
     sql = "SELECT 1 FROM sales, days a, days b WHERE day = a.d_day AND ship = b.d_day AND a.year = 1 AND b.year = 2"
     done, asked = await rewritten(sql)
     (sales,) = of("sales", asked)
@@ -141,23 +141,21 @@ async def test_one_dimension_by_two_names_is_read_at_one_snapshot() -> None:
         ("SELECT 1 FROM sales s, items FOR VERSION AS OF 5 i WHERE s.item = i.i_key AND i.color = 'red'", {}),
     ],
 )
-async def test_no_join_is_asked_about_that_would_say_nothing_or_cost_much(
-    sql: str, tables: dict[str, KnownTable]
-) -> None:
+async def test_join_that_is_useless_or_expensive_is_not_requested(sql: str, tables: dict[str, KnownTable]) -> None:
     _, asked = await rewritten(sql, tables=tables)
     assert all(one.joins == () for one in of("sales", asked))
 
 
-async def test_a_statement_with_joins_alone_is_asked_about_once() -> None:
+async def test_table_with_joins_as_its_only_conditions_is_planned_once() -> None:
     _, asked = await rewritten(STAR)
     assert len(asked) == 2
 
 
-# Where the small table cannot be read as it was evaluated, the large one is asked about without
+# A plan without joins if the small table cannot be read at the snapshot of its join
 
 
 def told(**changes: Any) -> Callable[[TablePlanRequest], dict[str, Any]]:
-    """Of each join, but so changed."""
+    """Return a function that makes plan responses: every join has the result `changes`."""
 
     def plan(wanted: TablePlanRequest) -> dict[str, Any]:
         joins = used(wanted)["joins"]
@@ -171,7 +169,7 @@ def _fields(one: JoinResult) -> dict[str, Any]:
 
 
 def without(table: str, error: Exception | None = None) -> Callable[[TablePlanRequest], dict[str, Any]]:
-    """There is no plan of the table; or an error."""
+    """Return a function that makes plan responses: `table` has no plan, or its request raises `error`."""
 
     def plan(wanted: TablePlanRequest) -> dict[str, Any]:
         if wanted.table[-1] != table:
@@ -203,7 +201,7 @@ def with_joins(error: Exception) -> Callable[[TablePlanRequest], dict[str, Any]]
         with_joins(Forbidden("", status=403)),
     ],
 )
-async def test_in_doubt_the_large_table_is_asked_about_again_without(
+async def test_large_table_is_planned_again_without_joins_if_a_join_is_unsafe(
     plan: Callable[[TablePlanRequest], dict[str, Any]],
 ) -> None:
     done, asked = await rewritten(f"{STAR} AND price > 3", plan)
@@ -213,14 +211,14 @@ async def test_in_doubt_the_large_table_is_asked_about_again_without(
     assert f"sales FOR VERSION AS OF {100 + number}" in (done.statement or "")
 
 
-async def test_without_a_predicate_of_its_own_it_is_not_asked_about_again() -> None:
+async def test_large_table_without_a_predicate_is_not_planned_again() -> None:
     done, asked = await rewritten(STAR, with_joins(Forbidden("", status=403)))
     assert len(of("sales", asked)) == 1
     assert "sales FOR VERSION" not in (done.statement or "")
 
 
-async def test_a_join_that_was_left_out_binds_nobody() -> None:
-    """And a table of which all is left is none that is worth another name."""
+async def test_unused_join_pins_no_table() -> None:
+    """A table of which a plan keeps all files is not replaced by its plan either."""
 
     def plan(wanted: TablePlanRequest) -> dict[str, Any]:
         sizes = {"files": 3, "considered_files": 3} if wanted.table[-1] == "items" else {}
@@ -232,8 +230,8 @@ async def test_a_join_that_was_left_out_binds_nobody() -> None:
     assert "joins=" not in done.summary
 
 
-async def test_all_of_a_table_is_pinned_or_what_hangs_on_it_is_not_used() -> None:
-    """Of two places of the small table one gets no plan."""
+async def test_join_is_not_used_if_one_place_of_the_small_table_has_no_plan() -> None:
+    """The small table occurs in two places of the statement, and one of them gets no plan."""
 
     def plan(wanted: TablePlanRequest) -> dict[str, Any]:
         if wanted.table[-1] == "items" and wanted.filter is None:
@@ -245,7 +243,7 @@ async def test_all_of_a_table_is_pinned_or_what_hangs_on_it_is_not_used() -> Non
     assert done.statement is None
 
 
-async def test_joins_that_take_long_cost_no_more_than_their_share_of_the_time() -> None:
+async def test_slow_join_uses_only_its_share_of_the_time_budget() -> None:
     class Slow(Seamark):
         async def plan_table(self, wanted: TablePlanRequest) -> TablePlanResponse:
             await asyncio.sleep(600.0 if wanted.joins else 0.0)
@@ -260,12 +258,12 @@ async def test_joins_that_take_long_cost_no_more_than_their_share_of_the_time() 
         assert "sales FOR VERSION" not in (done.statement or "")
 
 
-async def test_a_failing_server_is_no_reason_to_ask_twice() -> None:
+async def test_server_failure_is_not_followed_by_a_second_request() -> None:
     done, _ = await rewritten(STAR, with_joins(ServerFailed("")))
     assert "sales FOR VERSION" not in (done.statement or "")
 
 
-async def test_tables_that_are_all_joined_to_each_other_are_looked_at_for_a_bounded_time() -> None:
+async def test_request_for_many_tables_with_a_common_key_has_at_most_32_joins() -> None:
     tables = {
         f"t{number}": KnownTable("1", {f"k{number}": "long", f"x{number}": "long"}, 1, SMALL, 2) for number in range(30)
     }
@@ -279,7 +277,7 @@ def _count(joins: tuple[JoinRequest, ...]) -> int:
     return sum(1 + _count(one.joins) for one in joins)
 
 
-async def test_a_disjunction_over_two_small_tables_becomes_alternatives() -> None:
+async def test_disjunction_over_two_small_tables_becomes_alternatives() -> None:
     done, asked = await rewritten(
         "SELECT sum(price) FROM sales, items, days WHERE item = i_key AND day = d_day "
         "AND (color = 'red' OR year = 2020 OR price = 3)"
@@ -294,7 +292,7 @@ async def test_a_disjunction_over_two_small_tables_becomes_alternatives() -> Non
     assert "joins=db.sales.item:77,db.sales.day:77" in done.summary
 
 
-async def test_without_one_of_its_alternatives_the_other_is_not_asked_for() -> None:
+async def test_alternative_is_not_requested_if_another_alternative_is_missing() -> None:
     large = KnownTable("1", {"d_day": "date", "year": "int"}, 40, LARGE, 1000)
     _, asked = await rewritten(
         "SELECT sum(price) FROM sales, items, days WHERE item = i_key AND day = d_day "
@@ -304,7 +302,7 @@ async def test_without_one_of_its_alternatives_the_other_is_not_asked_for() -> N
     assert not any(one.joins for one in of("sales", asked))
 
 
-async def test_days_of_a_small_table_are_asked_for_as_days_of_a_time() -> None:
+async def test_join_on_the_day_of_a_timestamp_requests_the_day_transform() -> None:
     tables = {"sales": KnownTable("1", {"at": "timestamp", "price": "long"}, 10, LARGE, 1000)}
     _, asked = await rewritten(
         "SELECT sum(price) FROM sales JOIN days ON CAST(at AS date) = d_day WHERE year = 2020", tables=tables
@@ -312,7 +310,7 @@ async def test_days_of_a_small_table_are_asked_for_as_days_of_a_time() -> None:
     assert [(one.joins[0].on, one.joins[0].transform) for one in of("sales", asked)] == [((("at", "d_day"),), "day")]
 
 
-async def test_a_large_table_is_joined_with_few_rows_of_itself() -> None:
+async def test_large_table_is_joined_with_few_rows_of_itself() -> None:
     self_join = "SELECT count(*) FROM sales a JOIN sales b ON a.item = b.item WHERE b.price {}"
     for condition, is_joined in (("= 3", True), ("IN (3, 4)", True), ("> 3", False)):
         _, asked = await rewritten(self_join.format(condition))

@@ -1,4 +1,4 @@
-"""Which scans of a statement leave rows of another one without a partner, case by case."""
+"""Joins that limit the rows of a scan to those with a partner in another scan, case by case."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ def columns_of(names: tuple[str | None, str | None, str]) -> dict[str, str] | No
 
 
 def joins(statement: str) -> dict[str, list[str]]:
-    """By table, "column=other table.column" and so on; of a table that stands there more than once, all of them."""
+    """Return the joins of each table as "column=other table.column" texts.
+
+    If a table has several scans, its list contains the joins of all of them.
+    """
     found = find_scans(statement, columns_of=columns_of)
     told: dict[str, list[str]] = {}
     for scan in found:
@@ -42,7 +45,7 @@ def of_sales(statement: str) -> list[str]:
     return joins(statement).get("sales", [])
 
 
-def test_scans_that_are_joined_have_each_other() -> None:
+def test_joined_scans_have_joins_with_each_other() -> None:
     assert joins("SELECT * FROM sales, items WHERE s_item = i_key AND color = 'red'") == {
         "sales": ["s_item=items.i_key"],
         "items": ["i_key=sales.s_item"],
@@ -60,7 +63,7 @@ def test_scans_that_are_joined_have_each_other() -> None:
         ("SELECT * FROM sales, (SELECT (i_key + 1) AS k FROM items) i WHERE s_item = k", []),
         (
             "SELECT * FROM sales, items WHERE (s_item = i_key AND color = 'red') OR (i_key = s_item AND price > 1)",
-            ["s_item=items.i_key"] * 2,  # also an alternative to the price
+            ["s_item=items.i_key"] * 2,  # This join is also an alternative to the condition on the price.
         ),
         ("SELECT * FROM sales, items WHERE (s_item = i_key AND color = 'red') OR price > 1", []),
         ("SELECT * FROM sales, items WHERE (s_item = i_key AND color = 'red') OR (s_cust = i_key AND price > 1)", []),
@@ -85,7 +88,7 @@ def test_scans_that_are_joined_have_each_other() -> None:
             ["s_day=days.day", "s_ship=days.day"],
         ),
         ("SELECT * FROM sales, customers WHERE s_cust = c_key", ["s_cust=customers.c_key"]),
-        # Through what passes columns on.
+        # Sources that pass columns on unchanged
         (
             "SELECT * FROM sales, (SELECT i_key AS k FROM items WHERE color = 'red' LIMIT 5) x WHERE s_item = k",
             ["s_item=items.i_key"],
@@ -125,7 +128,7 @@ def test_scans_that_are_joined_have_each_other() -> None:
         ),
         ("SELECT * FROM days a RIGHT JOIN days b USING (s_item) JOIN sales USING (s_item)", ["s_item=days.s_item"]),
         ("SELECT * FROM days a FULL JOIN days b USING (s_item) JOIN sales USING (s_item)", []),
-        # What is between counts or orders the rows that are to be left out.
+        # The operation between the tables counts or orders the rows, so no row may be left out before it.
         ("SELECT * FROM (SELECT s_item FROM sales LIMIT 5) f JOIN items ON s_item = i_key", []),
         ("SELECT * FROM (SELECT s_item, rank() OVER () AS r FROM sales) f JOIN items ON s_item = i_key", []),
         ("SELECT * FROM (SELECT max(s_item) AS k FROM sales) f JOIN items ON k = i_key", []),
@@ -133,7 +136,7 @@ def test_scans_that_are_joined_have_each_other() -> None:
             "WITH f AS (SELECT * FROM sales) SELECT (SELECT count(*) FROM f) FROM f JOIN items ON s_item = i_key",
             [],
         ),
-        # Not the same value, or not always.
+        # The values differ, or differ for some rows.
         ("SELECT * FROM sales, items WHERE s_item + 0 = i_key", []),
         ("SELECT * FROM sales, items WHERE s_item = i_key + 0", []),
         ("SELECT * FROM sales, items WHERE price = weight", []),
@@ -147,7 +150,7 @@ def test_scans_that_are_joined_have_each_other() -> None:
         ("SELECT * FROM sales, (VALUES BIGINT '1') x (k) WHERE s_item = k", []),
         ("SELECT s_item = i_key FROM sales, items", []),
         ("SELECT s_item FROM sales, items GROUP BY s_item, i_key HAVING s_item = i_key", []),
-        # Outer joins.
+        # Outer joins
         ("SELECT * FROM sales LEFT JOIN items ON s_item = i_key", []),
         ("SELECT * FROM sales FULL JOIN items ON s_item = i_key", []),
         ("SELECT * FROM items LEFT JOIN sales ON s_item = i_key", ["s_item=items.i_key"]),
@@ -163,12 +166,12 @@ def test_scans_that_are_joined_have_each_other() -> None:
             ["s_item=items.i_key"],
         ),
         ("SELECT * FROM sales LEFT JOIN (days JOIN items ON i_key = days.s_item) ON day = s_day", []),
-        # Through equals.
+        # Columns that are equal to a third column
         (
             "SELECT * FROM sales, items, brands WHERE s_item = i_key AND i_key = b_key",
             ["s_item=brands.b_key", "s_item=items.i_key"],
         ),
-        # IN.
+        # IN
         ("SELECT * FROM sales WHERE s_item IN (SELECT i_key FROM items WHERE color = 'red')", ["s_item=items.i_key"]),
         ("SELECT * FROM sales WHERE s_item IN ((SELECT i_key AS x FROM items LIMIT 3))", ["s_item=items.i_key"]),
         ("SELECT * FROM sales WHERE s_item IN (SELECT * FROM items)", []),
@@ -215,7 +218,7 @@ def test_scans_that_are_joined_have_each_other() -> None:
             "SELECT * FROM brands JOIN sales ON b_key IN (SELECT i_key FROM items) AND s_item = b_key",
             ["s_item=brands.b_key", "s_item=items.i_key"],
         ),
-        # EXISTS.
+        # EXISTS
         (
             "SELECT * FROM sales WHERE EXISTS (SELECT 1 FROM items WHERE i_key = s_item AND color = 'red')",
             ["s_item=items.i_key"],
@@ -252,11 +255,11 @@ def test_scans_that_are_joined_have_each_other() -> None:
         ),
     ],
 )
-def test_rows_need_a_partner_where_the_statement_says_so(statement: str, expected: list[str]) -> None:
+def test_scan_has_a_join_exactly_if_its_rows_need_a_partner(statement: str, expected: list[str]) -> None:
     assert of_sales(statement) == expected
 
 
-def test_a_snowflake_is_told_arm_by_arm() -> None:
+def test_snowflake_table_has_joins_with_both_of_its_neighbours() -> None:
     told = joins(
         "SELECT brand, sum(price) FROM sales, items, brands "
         "WHERE s_item = i_key AND i_brand = b_key AND brand = 'x' GROUP BY 1"
@@ -268,14 +271,14 @@ def test_a_snowflake_is_told_arm_by_arm() -> None:
     }
 
 
-def test_a_table_in_both_parts_of_a_set_operation_has_joins_in_each() -> None:
+def test_table_in_both_parts_of_a_set_operation_has_joins_in_each() -> None:
     part = "SELECT s_item AS k FROM sales, items WHERE s_item = i_key"
     assert of_sales(f"{part} UNION ALL {part}") == ["s_item=items.i_key"] * 2
     below = "SELECT * FROM (SELECT s_item AS k FROM sales UNION SELECT b_key FROM brands) JOIN items ON k = i_key"
     assert joins(below) == {"sales": ["s_item=items.i_key"], "brands": ["b_key=items.i_key"]}
 
 
-def test_columns_of_a_predicate_are_told() -> None:
+def test_scan_names_the_columns_of_its_predicate() -> None:
     found = find_scans("SELECT * FROM items WHERE i_key = 1 AND (color = 'x' OR i_brand = 2)", columns_of=columns_of)
     assert found[0].columns == {"i_key", "color", "i_brand"}
 
@@ -288,7 +291,7 @@ def test_columns_of_a_predicate_are_told() -> None:
         "customers m LEFT JOIN items ON i_key = o.s_item, days AS o",
     ],
 )
-def test_a_name_of_a_later_source_is_that_of_the_outer_query(inner: str) -> None:
-    """LATERAL and ON see the sources on their left; `o` is `sales` there, and not `days`."""
+def test_alias_of_a_later_source_refers_to_the_outer_query(inner: str) -> None:
+    """LATERAL and ON see only the sources on their left, so `o` is `sales` there, and not `days`."""
     found = joins(f"SELECT * FROM sales o WHERE EXISTS (SELECT 1 FROM {inner} WHERE o.year = 7)")
     assert not [join for join in found.get("items", []) if "days" in join]

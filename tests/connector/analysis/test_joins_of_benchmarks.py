@@ -1,4 +1,7 @@
-"""In SSB all dimensions with conditions limit the large table; in TPC-H whole arms of the snowflake do."""
+"""Joins in the queries of SSB and TPC-H.
+
+In SSB, every dimension with a condition limits the large table. In TPC-H, whole arms of the snowflake do.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ FILE = Path(__file__).parents[2] / "deploy" / "tpch.sql"
 
 
 def limiting(sql: str, table: str, tables: dict[str, tuple[str, int]]) -> list[str]:
-    """Return what limits each place of the table."""
+    """Return the joins that limit each scan of the table."""
     chosen, _ = planned(sql, tables)
     return [shown(each) for place, each in chosen.items() if place.table == (table,)]
 
@@ -42,7 +45,7 @@ def limiting(sql: str, table: str, tables: dict[str, tuple[str, int]]) -> list[s
 def planned(
     sql: str, tables: dict[str, tuple[str, int]]
 ) -> tuple[dict[PlannedScan, tuple[Dimension, ...]], list[tuple[str, list[str]]]]:
-    """Return the joins of each scan, and of each table why it has no others."""
+    """Return the joins of each scan, and for each table the reasons why it has no others."""
     known = {
         (None, None, name): KnownTable("1", {one: _KINDS.get(one, "long") for one in columns.split()}, 1, size, 2)
         for name, (columns, size) in tables.items()
@@ -94,14 +97,16 @@ def test_each_dimension_with_a_condition_limits_the_facts(name: str) -> None:
         (9, "lineitem", ["l_partkey+l_suppkey: partsupp (ps_partkey: part), l_partkey: part"]),
         (11, "partsupp", ["ps_suppkey: supplier (s_nationkey: nation)"] * 2),
         (17, "lineitem", ["l_partkey: part"] * 2),
-        (19, "lineitem", ["l_partkey: part"]),  # the join is in each branch of OR
+        (19, "lineitem", ["l_partkey: part"]),  # Each branch of OR contains the join.
         (20, "partsupp", ["ps_partkey: part"]),
         (21, "lineitem", ["l_orderkey: orders, l_suppkey: supplier (s_nationkey: nation)"]),
         (4, "orders", []),
         (18, "lineitem", []),
     ],
 )
-def test_arms_of_a_snowflake_limit_as_far_as_they_have_conditions(number: int, table: str, expected: list[str]) -> None:
+def test_arm_of_a_snowflake_limits_a_table_as_far_as_it_has_conditions(
+    number: int, table: str, expected: list[str]
+) -> None:
     assert limiting(query(number), table, TPCH) == expected
 
 
@@ -110,7 +115,7 @@ def query(number: int) -> str:
     return text.split(";")[number - 1]
 
 
-def test_joins_that_are_not_requested_have_their_reasons() -> None:
+def test_join_that_is_not_requested_has_a_reason() -> None:
     large = "it is not 4 times smaller"
     no_condition = "neither it nor a smaller table that it is joined with has a condition"
 

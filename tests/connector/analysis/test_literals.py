@@ -1,4 +1,7 @@
-"""Constants whose value Trino cannot compute leave no files out: the statement is to fail as it does without a plan."""
+"""Constants that Trino cannot compute leave no files out.
+
+The statement then fails as it does without a plan.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,7 @@ def predicate(text: str, column: str = "x") -> str | None:
 
 
 @pytest.mark.parametrize("text", BEYOND)
-def test_a_number_beyond_its_types_range_leaves_nothing_out(text: str) -> None:
+def test_number_out_of_its_types_range_is_not_in_the_predicate(text: str) -> None:
     assert predicate(text) is None
     (scan,) = find_scans(f"SELECT * FROM t WHERE x IN (1, {text})")
     assert scan.predicate is None
@@ -77,11 +80,11 @@ def test_a_number_beyond_its_types_range_leaves_nothing_out(text: str) -> None:
 
 
 @pytest.mark.parametrize(("text", "value"), WITHIN)
-def test_a_number_within_its_types_range_is_what_trino_computes(text: str, value: str) -> None:
+def test_number_within_its_types_range_has_the_value_that_trino_computes(text: str, value: str) -> None:
     assert predicate(text) == f'"x" = {value}'
 
 
 @pytest.mark.parametrize("text", DATES)
-def test_a_time_that_is_none_or_beyond_the_calendar_leaves_nothing_out(text: str) -> None:
+def test_invalid_time_is_not_in_the_predicate(text: str) -> None:
     for column in ("day", "at"):
         assert predicate(text, column) is None

@@ -1,4 +1,4 @@
-"""The span of an expression of the current time has its value in every zone, at any moment of the day."""
+"""An expression of the current time has a value within its span, in every zone and at any moment of the day."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.seeds import first_seed
 ZONES = [timezone(timedelta(minutes=60 * hours)) for hours in (-12, -11, -8, -5, 0, 1, 2, 9, 14)] + [
     timezone(timedelta(hours=5, minutes=45))
 ]
-"""Without changes of their offsets: these are at most three hours."""
+"""Zones without daylight saving time, which would change an offset by up to three hours."""
 
 
 def start_of(moment: datetime, unit: str) -> datetime:
@@ -37,7 +37,7 @@ def months_from(moment: datetime, count: int) -> datetime:
 
 
 def drawn(rng: random.Random, now: datetime) -> tuple[str, list[datetime]]:
-    """Return an expression, and its value in the zone of `now` as an instant in UTC and as a time without a zone."""
+    """Return an expression and its two values: the instant in UTC, and the local time in the zone of `now`."""
     text, value = rng.choice(["now()", "current_timestamp", "localtimestamp", "current_date"]), now
     if text == "current_date":
         value = start_of(now, "day")
@@ -58,16 +58,16 @@ def drawn(rng: random.Random, now: datetime) -> tuple[str, list[datetime]]:
     return text, [value.astimezone(UTC).replace(tzinfo=None), value.replace(tzinfo=None)]
 
 
-def test_the_value_is_within_the_span_in_every_zone() -> None:
+def test_value_of_a_relative_time_is_within_its_span_in_every_zone() -> None:
     rng, read = random.Random(first_seed()), 0
     for _ in range(2000):
-        # Days near the ends of months more often.
+        # Half of the days are near the end of a month.
         day = date(2023, 1, 1) + timedelta(days=rng.randrange(1200))
         if rng.random() < 0.5:
             day = add_months(day.replace(day=1), "MONTH", 1) + timedelta(days=rng.randint(-4, 3))
         moment = rng.choice([time(0), time(23, 59, 59), time(11, 59), time(12), time(10, 30)])
         analysed = datetime.combine(day, moment, UTC)
-        # A plan in DuckDB and Spark lasts for a day.
+        # A plan for DuckDB and Spark is valid for a day.
         for later in (timedelta(0), timedelta(hours=23)):
             now = (analysed + later).astimezone(rng.choice(ZONES))
             text, values = drawn(rng, now)
@@ -80,7 +80,7 @@ def test_the_value_is_within_the_span_in_every_zone() -> None:
     assert read > 2000
 
 
-def test_a_span_is_no_wider_than_the_zones_need() -> None:
+def test_span_of_a_relative_time_is_no_wider_than_the_zones_need() -> None:
     for text, days in (("current_date - INTERVAL '7' DAY", 5), ("now() - INTERVAL '1' MONTH", 12)):
         span = parse_span(parse_one(text, read="trino"), date(2026, 3, 12))
         assert span is not None
@@ -88,7 +88,7 @@ def test_a_span_is_no_wider_than_the_zones_need() -> None:
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_conversion_to_a_zone_and_back_is_read_once(times: int) -> None:
+def test_relative_time_with_two_zone_conversions_has_no_span(times: int) -> None:
     text = "now()"
     for _ in range(times):
         text = f"CAST({text} AT TIME ZONE 'Pacific/Kiritimati' AS timestamp)"

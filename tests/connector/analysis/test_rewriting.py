@@ -1,4 +1,7 @@
-"""Statements go over plan tables where every doubt is ruled out in time, and as they came where one is left."""
+"""Statements are rewritten to plan tables only if every doubt is resolved in time.
+
+Otherwise they stay unchanged.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,7 @@ def raising(error: Exception) -> Callable[[TablePlanRequest], Any]:
         ),
     ],
 )
-async def test_names_are_the_sessions_where_the_statement_leaves_them_out(
+async def test_unqualified_name_uses_the_sessions_catalog_and_schema(
     statement: str, session: Session, expected: str, asked: tuple[str, ...]
 ) -> None:
     done, wanted = await rewritten(statement, session)
@@ -96,7 +99,7 @@ async def test_names_are_the_sessions_where_the_statement_leaves_them_out(
         ("SELECT * FROM t WHERE (((", SESSION, "no scan that could leave files out"),
     ],
 )
-async def test_in_doubt_a_statement_goes_on_as_it_came_and_nobody_is_asked(
+async def test_doubtful_statement_stays_unchanged_and_requests_no_plan(
     statement: str, session: Session, why: str
 ) -> None:
     done, wanted = await rewritten(statement, session)
@@ -105,7 +108,7 @@ async def test_in_doubt_a_statement_goes_on_as_it_came_and_nobody_is_asked(
     assert wanted == []
 
 
-async def test_a_catalog_is_found_however_it_is_written_where_the_session_has_another() -> None:
+async def test_catalog_name_is_found_in_any_case_if_the_session_uses_another_catalog() -> None:
     for name in ("LAKE", '"Lake"', "other", '"OTHER"'):
         done, wanted = await rewritten(f"SELECT * FROM {name}.db.t WHERE id = 1", Session("hive", "db"))
         assert done.statement == f"SELECT * FROM {name}.db.t FOR VERSION AS OF 100 WHERE id = 1"
@@ -121,13 +124,13 @@ async def test_a_catalog_is_found_however_it_is_written_where_the_session_has_an
         (raising(ServerFailed("")), "Seamark failed: ServerFailed"),
     ],
 )
-async def test_without_a_plan_there_is_a_reason(plan: Callable[[TablePlanRequest], Any], why: str) -> None:
+async def test_summary_names_the_reason_if_there_is_no_plan(plan: Callable[[TablePlanRequest], Any], why: str) -> None:
     done, wanted = await rewritten("SELECT * FROM t WHERE id = 1", plan=plan)
     assert (done.statement, done.summary.partition("; ms=")[0]) == (None, f"unchanged; {why}")
     assert len(wanted) == 1
 
 
-async def test_every_statement_asks_anew() -> None:
+async def test_each_statement_requests_a_new_plan() -> None:
     server = Seamark()
     async with rewriter(server) as made:
         for number in range(3):
@@ -145,8 +148,8 @@ async def test_every_statement_asks_anew() -> None:
         ("SELECT count(*) FROM t WHERE id = ", 1),
     ],
 )
-async def test_a_statement_is_parsed_once(statement: str, parses: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where it is read again with the columns of its tables, and when these have changed."""
+async def test_statement_is_parsed_once(statement: str, parses: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tree serves also when the statement is read again with the columns of its tables, or after these change."""
     count = 0
     parse = Parser.parse
 
@@ -164,7 +167,7 @@ async def test_a_statement_is_parsed_once(statement: str, parses: int, monkeypat
     assert count == parses
 
 
-async def test_a_plan_that_left_nothing_out_is_not_requested_again_for_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_useless_plan_is_not_requested_again_for_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.connector.trino.rewriter._UNCHANGED_AFTER_USELESS_PLAN_S", 600.0)
     server = Seamark(plan=lambda wanted: {"plan_snapshot_id": None})
     statement = "SELECT * FROM t WHERE id = 1"
@@ -185,7 +188,7 @@ async def test_a_plan_that_left_nothing_out_is_not_requested_again_for_seconds(m
 
 
 @pytest.mark.parametrize("error", [NotFound("", status=404, kind=""), ServerFailed("")])
-async def test_a_failure_is_no_reason_not_to_ask_again(error: Exception) -> None:
+async def test_failed_plan_is_requested_again_for_the_next_statement(error: Exception) -> None:
     server = Seamark(plan=raising(error))
     async with rewriter(server) as made:
         for count in (1, 2):
@@ -193,23 +196,23 @@ async def test_a_failure_is_no_reason_not_to_ask_again(error: Exception) -> None
             assert len(server.asked) == count
 
 
-# Several tables
+# Statements with several tables
 
 
-async def test_names_without_a_table_are_told_by_the_columns() -> None:
+async def test_unqualified_column_belongs_to_the_table_that_has_it() -> None:
     done, wanted = await rewritten("SELECT * FROM t, u WHERE x = 1 AND y = 2 AND id = uid")
     assert {(one.table[-1], one.filter) for one in wanted} == {("t", filter_of("x = 1")), ("u", filter_of("y = 2"))}
     assert (done.statement or "").count(" FOR VERSION AS OF 1") == 2
 
 
-async def test_columns_are_not_asked_for_where_the_text_says_all() -> None:
+async def test_columns_are_not_requested_if_the_statement_needs_none() -> None:
     server = Seamark()
     async with rewriter(server) as made:
         await made.rewrite("SELECT * FROM t WHERE x = 1", SESSION)
         assert server.looked_at == []
 
 
-async def test_a_text_is_read_once_for_the_same_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_statement_is_read_once_for_the_same_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     reads = []
     real = reading._read
     monkeypatch.setattr(reading, "_read", lambda *given: (reads.append(given), real(*given))[1])
@@ -217,14 +220,14 @@ async def test_a_text_is_read_once_for_the_same_columns(monkeypatch: pytest.Monk
     async with rewriter(server) as made:
         statement = "SELECT * FROM t, u WHERE x = 1 AND id = uid"
         await asyncio.gather(*(made.rewrite(statement, SESSION) for _ in range(20)))
-        assert len(reads) == 2  # without columns, and with
+        assert len(reads) == 2  # The first reading is without columns, the second with them.
         server.version = "2"
         done = await made.rewrite(statement, SESSION)
         assert len(reads) == 3
         assert done.statement is not None
 
 
-async def test_a_table_that_stands_there_twice_is_read_at_one_snapshot() -> None:
+async def test_table_that_occurs_twice_is_read_at_one_snapshot() -> None:
     done, wanted = await rewritten("SELECT * FROM t a JOIN t b ON a.id = b.x WHERE a.id = 1 AND b.local IS NULL")
     assert (done.statement or "").count(" FOR VERSION AS OF 1") == 2
     done, wanted = await rewritten("SELECT (SELECT count(*) FROM t) FROM t WHERE id = 1")
@@ -237,7 +240,7 @@ async def test_a_table_that_stands_there_twice_is_read_at_one_snapshot() -> None
     ]
 
 
-async def test_places_of_a_table_with_plans_of_two_snapshots_are_left_alone() -> None:
+async def test_table_is_not_rewritten_if_its_plans_have_two_snapshots() -> None:
     snapshots = itertools.count()
     done, _ = await rewritten(
         "SELECT * FROM t a, t b, u WHERE a.id = 1 AND b.id = 2 AND u.y = 1",
@@ -247,7 +250,7 @@ async def test_places_of_a_table_with_plans_of_two_snapshots_are_left_alone() ->
     assert " u FOR VERSION AS OF 1" in (done.statement or "")
 
 
-async def test_where_one_place_gets_no_plan_the_others_of_its_table_have_none_either() -> None:
+async def test_table_is_not_rewritten_if_one_of_its_places_has_no_plan() -> None:
     def plan(wanted: TablePlanRequest) -> dict[str, Any]:
         if wanted.snapshot_id is not None:
             raise NotFound("", status=404)
@@ -258,7 +261,7 @@ async def test_where_one_place_gets_no_plan_the_others_of_its_table_have_none_ei
     assert len(wanted) == 2
 
 
-async def test_a_predicate_that_is_refused_is_no_reason_to_refuse_the_other_places() -> None:
+async def test_refused_predicate_is_replaced_by_a_plan_of_all_rows() -> None:
     def plan(wanted: TablePlanRequest) -> dict[str, Any]:
         if wanted.filter == filter_of("x = 2"):
             raise BadRequest("", status=400)
@@ -269,7 +272,7 @@ async def test_a_predicate_that_is_refused_is_no_reason_to_refuse_the_other_plac
     assert wanted[-1].filter is None
 
 
-async def test_the_past_is_planned_as_of_then_and_stays_the_past() -> None:
+async def test_time_travel_to_a_snapshot_is_planned_at_that_snapshot() -> None:
     statement = "SELECT * FROM t FOR VERSION AS OF 5 WHERE id = 1"
     done, wanted = await rewritten(statement)
     assert done.statement == "SELECT * FROM t FOR VERSION AS OF 100 WHERE id = 1"
@@ -279,7 +282,7 @@ async def test_the_past_is_planned_as_of_then_and_stays_the_past() -> None:
     assert "FROM t FOR VERSION AS OF 100 WHERE id = ?' USING 1" in done.statement
 
 
-async def test_a_branch_is_planned_as_of_its_snapshot_and_the_statement_names_that() -> None:
+async def test_time_travel_to_a_branch_is_planned_at_the_branchs_snapshot() -> None:
     statement = "SELECT * FROM t FOR VERSION AS OF 'it''s' WHERE id = 1"
     done, wanted = await rewritten(statement)
     assert done.statement == "SELECT * FROM t FOR VERSION AS OF 100 WHERE id = 1"
@@ -297,7 +300,7 @@ async def test_a_branch_is_planned_as_of_its_snapshot_and_the_statement_names_th
     [(8, 7, 2), (9, 7, 0), (8, 6, 0), (None, 7, 0)],
     ids=["neither moved", "the branch moved", "the table moved", "the branch is gone"],
 )
-async def test_a_table_and_its_branch_are_read_in_one_state_or_without_plans(
+async def test_table_and_its_branch_are_rewritten_only_in_one_consistent_state(
     audit: int | None, current: int, plans: int
 ) -> None:
     statement = "SELECT * FROM t a JOIN t FOR VERSION AS OF 'audit' b ON a.id = b.id WHERE a.id = 1 AND b.id = 1"
@@ -311,7 +314,7 @@ async def test_a_table_and_its_branch_are_read_in_one_state_or_without_plans(
     assert {(one.table[-1], one.ref) for one in wanted} == {("t", None), ("t", "audit"), ("u", None)}
 
 
-async def test_a_table_has_no_plans_beside_a_branch_without_one() -> None:
+async def test_table_is_not_rewritten_beside_its_branch_without_a_plan() -> None:
     def plan(wanted: TablePlanRequest) -> dict[str, Any]:
         return {"plan_snapshot_id": None} if wanted.past else {}
 
@@ -321,13 +324,13 @@ async def test_a_table_has_no_plans_beside_a_branch_without_one() -> None:
     assert done.statement is None
     kept = "SELECT id FROM t WHERE id = 1 UNION SELECT id FROM t FOR VERSION AS OF 5 WHERE id = 2"
     done, _ = await rewritten(kept, plan=plan)
-    assert done.statement is not None  # the snapshot of a number does not move
+    assert done.statement is not None  # A snapshot id always names the same snapshot.
 
 
 # Prepared statements
 
 
-async def test_a_prepared_statement_is_rewritten_where_it_is_kept() -> None:
+async def test_prepared_statement_is_rewritten_in_the_header_that_holds_it() -> None:
     texts = {"p": "SELECT * FROM t WHERE id = ?", "q": "SELECT * FROM u WHERE y = ?"}
     session = Session("lake", "db", prepared=texts)
     done, wanted = await rewritten("EXECUTE p USING 5", session)
@@ -342,13 +345,13 @@ async def test_a_prepared_statement_is_rewritten_where_it_is_kept() -> None:
 @pytest.mark.parametrize(
     "statement", ["EXECUTE gone USING 5", "EXECUTE p USING id", "EXECUTE p", "DEALLOCATE PREPARE p"]
 )
-async def test_executions_that_are_not_understood_are_left_alone(statement: str) -> None:
+async def test_execution_that_is_not_understood_stays_unchanged(statement: str) -> None:
     session = Session("lake", "db", prepared={"p": "SELECT * FROM t WHERE id = ?"})
     done, wanted = await rewritten(statement, session)
     assert (done.statement, wanted) == (None, [])
 
 
-def test_a_session_is_told_by_its_headers() -> None:
+def test_session_is_read_from_the_headers() -> None:
     def told(*headers: tuple[str, str]) -> Session:
         return session_of(CIMultiDictProxy(CIMultiDict(headers)))
 
@@ -377,7 +380,7 @@ def test_a_session_is_told_by_its_headers() -> None:
         (False, False, "local", True),
     ],
 )
-async def test_times_without_a_zone_prune_where_the_zone_is_known(
+async def test_time_without_a_zone_prunes_only_if_the_zone_is_known(
     utc: bool, trust: bool, column: str, asked: bool
 ) -> None:
     server = Seamark()
@@ -387,17 +390,17 @@ async def test_times_without_a_zone_prune_where_the_zone_is_known(
         assert (done.statement is not None) == asked
 
 
-# Time
+# Limits of time
 
 
-async def test_a_slow_seamark_costs_no_more_than_the_budget_and_soon_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_seamark_costs_at_most_the_budget_until_the_breaker_opens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(circuit_breaker, "BACKOFF_S", 600.0)
     server, told = Seamark(wait_s=600.0), []
     async with rewriter(server, RewriteLimits(budget_s=0.2)) as made:
         async with asyncio.timeout(60):
             while not made.open_breakers:
                 told.append((await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).summary)
-        # On a busy machine the first text may not be read within the budget.
+        # On a busy machine the analysis of the first statement may exceed the budget.
         slow = [one for one in told if not one.startswith("unchanged; not read in time")]
         assert [one.partition(";")[2][:21] for one in slow] == [" Seamark was too slow"] * FAILURES_MAX
         assert made.open_breakers == ["seamark"]
@@ -406,7 +409,7 @@ async def test_a_slow_seamark_costs_no_more_than_the_budget_and_soon_nothing(mon
         assert len(server.asked) == FAILURES_MAX
 
 
-async def test_plans_that_come_in_time_are_used_beside_one_that_does_not() -> None:
+async def test_plans_that_arrive_in_time_are_used_without_the_late_plan() -> None:
     class Uneven(Seamark):
         async def plan_table(self, wanted: TablePlanRequest) -> TablePlanResponse:
             await asyncio.sleep(600 if wanted.table[-1] == "u" else 0)
@@ -417,7 +420,7 @@ async def test_plans_that_come_in_time_are_used_beside_one_that_does_not() -> No
         assert done.statement == "SELECT * FROM t FOR VERSION AS OF 100, u WHERE t.x = 1 AND u.y = 2"
 
 
-async def test_a_text_that_takes_long_to_read_is_not_waited_for_and_known_the_next_time(
+async def test_statement_with_a_slow_analysis_stays_unchanged_and_is_rewritten_next_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     real = reading._read
@@ -435,7 +438,7 @@ async def test_a_text_that_takes_long_to_read_is_not_waited_for_and_known_the_ne
         assert done.summary.startswith("unchanged; not read in time")
         assert made.open_breakers == []
         go.set()
-        async with asyncio.timeout(60):  # the budget may be too short for a busy machine, once or twice
+        async with asyncio.timeout(60):  # On a busy machine the budget may be too short once or twice.
             while (await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).statement is None:
                 await asyncio.sleep(0.05)
         known = reads
@@ -444,7 +447,7 @@ async def test_a_text_that_takes_long_to_read_is_not_waited_for_and_known_the_ne
 
 
 @pytest.mark.parametrize("step", ["parse_query", "scans_of"])
-async def test_a_bug_in_reading_fails_no_statement(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bug_in_the_analysis_does_not_fail_the_statement(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError
 
@@ -462,7 +465,7 @@ async def test_failures_in_a_row_open_the_breaker_and_refusals_do_not() -> None:
             assert (made.open_breakers == ["seamark"]) == is_open
 
 
-async def test_a_statement_that_lists_snapshots_has_idle_plans_withdrawn_first() -> None:
+async def test_statement_that_lists_snapshots_withdraws_idle_plans_first() -> None:
     server = Seamark()
     async with rewriter(server) as made:
         made.release(await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION))
@@ -487,14 +490,14 @@ EXPLAINED = "EXPLAIN ANALYZE SELECT 1 FROM t WHERE id = 1"
         ("-- explain\nSELECT 1 FROM t WHERE id = 1", False),
     ],
 )
-async def test_a_statement_that_shows_what_is_read_is_known_however_it_is_sent(statement: str, explains: bool) -> None:
+async def test_explain_statement_is_recognised_in_every_form(statement: str, explains: bool) -> None:
     done, _ = await rewritten(statement, replace(SESSION, prepared={"one": EXPLAINED}))
     assert done.statement is not None
     assert done.used.explains is explains
 
 
 @pytest.mark.parametrize("line", ["-" * 5000, "-- " * 2000, "/**/" * 2000, "/* * /" * 2000 + "*/", " \n" * 5000])
-async def test_comments_of_any_length_hold_up_nobody(line: str) -> None:
-    begun_s = time.process_time()  # what others do on the machine does not count
+async def test_long_comments_are_skipped_in_bounded_time(line: str) -> None:
+    begun_s = time.process_time()  # CPU time leaves out what other processes do.
     await rewritten(f"{line}\nSELECT 1 FROM t WHERE id = 1")
     assert time.process_time() - begun_s < 5

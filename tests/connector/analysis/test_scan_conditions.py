@@ -1,4 +1,7 @@
-"""What becomes of the conditions of one table: comparisons, functions, times, parameters, fields of structs."""
+"""Conditions on one table and the predicates that they become.
+
+The conditions have comparisons, functions, times, parameters and fields of structs.
+"""
 
 from __future__ import annotations
 
@@ -38,14 +41,14 @@ from tests.connector.analysis.scan_tables import found, predicates
         ("extract(YEAR FROM i_day) IN (1994, 1995)", 'YEAR("i_day") IN (1994, 1995)'),
         ("i_key = BIGINT '7' AND qty < DECIMAL '1.5'", '("i_key" = 7 AND "qty" < 1.5)'),
         ("qty < 1e3 AND qty < DOUBLE '2'", '("qty" < 1e3 AND "qty" < 2E0)'),
-        # Weaker where a part is not understood.
+        # The predicate is weaker if a part of the condition is not understood.
         ("i_key = 5 AND rand() < 0.5", '"i_key" = 5'),
         ("i_key = 5 OR rand() < 0.5", None),
         ("(i_key = 5 AND qty > i_key) OR i_key = 6", '("i_key" = 5 OR "i_key" = 6)'),
         ("NOT (i_key = 5 AND qty > i_key)", None),
         ("NOT (i_key = 5 OR qty > i_key)", 'NOT ("i_key" = 5)'),
         ("i_key = 5 AND i_key = i_key", '"i_key" = 5'),
-        # Not plain enough to mean the same everywhere.
+        # Engines may evaluate these conditions differently.
         ("rand() + i_key = 5", None),
         ("i_key = 10 / 3", None),
         ("i_key = CAST('x' AS char(5))", None),
@@ -64,7 +67,7 @@ from tests.connector.analysis.scan_tables import found, predicates
         ("(i_key, qty) = (1, 2)", '("i_key" = 1 AND "qty" = 2)'),
         (
             "(i_key, qty) IN ((1, 2), (3, rand()))",
-            '("i_key" = 1 OR "i_key" = 3)',  # beside rand(), qty is compared as a double
+            '("i_key" = 1 OR "i_key" = 3)',  # With rand() in the list, qty is compared as a double.
         ),
         ("(i_key, qty) NOT IN ((1, 2), (3, 4))", None),
         ("(i_key, qty) IN ((1, 2), (3, 4, 5))", None),
@@ -89,7 +92,7 @@ from tests.connector.analysis.scan_tables import found, predicates
         ("i.i_key.x = 5", None),
     ],
 )
-def test_conditions_of_one_table_become_its_predicate(condition: str, predicate: str | None) -> None:
+def test_condition_on_one_table_becomes_its_predicate(condition: str, predicate: str | None) -> None:
     assert predicates(f"SELECT * FROM items i WHERE {condition}", parameters=["1 + 1"] * condition.count("?")) == {
         "items": predicate
     }
@@ -186,7 +189,7 @@ def test_conditions_of_one_table_become_its_predicate(condition: str, predicate:
         ("NOT true", "FALSE"),
     ],
 )
-def test_functions_of_a_column_become_conditions_on_it(condition: str, predicate: str | None) -> None:
+def test_function_of_a_column_becomes_a_condition_on_the_column(condition: str, predicate: str | None) -> None:
     statement = f"SELECT * FROM items i WHERE {condition}"
     assert predicates(statement, today=date(2026, 3, 12)) == {"items": predicate}
 
@@ -224,11 +227,11 @@ def test_functions_of_a_column_become_conditions_on_it(condition: str, predicate
         ("lower(substr(brand, 1, 2)) = 'ab'", None),
     ],
 )
-def test_functions_of_texts_become_conditions_on_them(condition: str, predicate: str | None) -> None:
+def test_text_function_becomes_a_condition_on_the_text(condition: str, predicate: str | None) -> None:
     assert predicates(f"SELECT * FROM parts WHERE {condition}") == {"parts": predicate}
 
 
-def test_a_text_with_too_many_spellings_is_found_by_its_beginnings() -> None:
+def test_text_with_too_many_spellings_is_matched_by_prefixes() -> None:
     texts = {"lower": "ann.maria@example.com", "upper": "ANN.MARIA@EXAMPLE.COM"}
     for function, text in texts.items():
         predicate = predicates(f"SELECT * FROM parts WHERE {function}(brand) = '{text}'")["parts"]
@@ -250,7 +253,10 @@ def test_a_text_with_too_many_spellings_is_found_by_its_beginnings() -> None:
         ("n BETWEEN 5 AND dbl", '"n" >= 5e0'),
         ("n BETWEEN 5 AND unknown_function(n)", None),
         ("amt BETWEEN 0.3 AND 1e0", '"amt" BETWEEN 0.3e0 AND 1e0'),
-        ("amt BETWEEN 0.3000000000000000 AND 1e0", '"amt" <= 1e0'),  # engines may round it to different doubles
+        (
+            "amt BETWEEN 0.3000000000000000 AND 1e0",
+            '"amt" <= 1e0',
+        ),  # Engines may round this decimal to different doubles.
         (
             "(n, m) IN ((9007199254740993, 1), (1e0, 2))",
             '(("n" = 9007199254740993e0 AND "m" = 1) OR ("n" = 1e0 AND "m" = 2))',
@@ -272,7 +278,8 @@ def test_a_text_with_too_many_spellings_is_found_by_its_beginnings() -> None:
         ("n IN (5, REAL '1')", None),
         ("amt IN (1, 2.5)", '"amt" IN (1, 2.5)'),
         ("n BETWEEN 5 AND m", '"n" >= 5'),
-        # Local times beside zoned times are times of the session's zone, where a local time may not exist.
+        # Beside zoned times, local times are times of the session's zone, in which a local time may not
+        # exist.
         ("ts BETWEEN TIMESTAMP '2020-03-29 02:30:00' AND TIMESTAMP '2020-05-01 00:00:00 UTC'", None),
         ("ts BETWEEN TIMESTAMP '2020-03-29 02:30:00' AND now()", None),
         ("ts BETWEEN DATE '2020-03-29' AND localtimestamp", "\"ts\" >= DATE '2020-03-29'"),
@@ -284,7 +291,7 @@ def test_a_text_with_too_many_spellings_is_found_by_its_beginnings() -> None:
         ("txt IN ('a ', CAST('b' AS varchar))", "\"txt\" IN ('a ', 'b')"),
     ],
 )
-def test_all_operands_of_a_predicate_are_compared_in_their_common_type(condition: str, predicate: str | None) -> None:
+def test_operands_of_a_predicate_are_compared_in_their_common_type(condition: str, predicate: str | None) -> None:
     kinds = {
         "n": "long",
         "m": "int",
@@ -299,7 +306,7 @@ def test_all_operands_of_a_predicate_are_compared_in_their_common_type(condition
     assert scan.predicate == predicate
 
 
-def test_a_parameter_that_is_no_literal_leaves_the_common_type_open() -> None:
+def test_parameter_without_a_literal_value_leaves_no_predicate() -> None:
     text = "SELECT * FROM parts WHERE p_key BETWEEN ? AND ?"
     (scan,) = found(text, parameters=["9007199254740993", "CAST(1 AS double)"])
     assert scan.predicate is None
@@ -308,8 +315,8 @@ def test_a_parameter_that_is_no_literal_leaves_the_common_type_open() -> None:
 
 
 @pytest.mark.parametrize("pattern", [r"'a\' ESCAPE '\'", r"'a\b%' ESCAPE '\'", "'a%' ESCAPE '##'", "'a%' ESCAPE '🙂'"])
-def test_a_statement_with_an_invalid_pattern_runs_as_it_is(pattern: str) -> None:
-    """Trino refuses the pattern only where it compares a row."""
+def test_statement_with_an_invalid_pattern_stays_unchanged(pattern: str) -> None:
+    """Trino refuses the pattern only if it compares a row with it."""
     assert found(f"SELECT * FROM parts WHERE p_key = 5 AND brand LIKE {pattern}") == ()
 
 
@@ -320,11 +327,11 @@ def test_a_statement_with_an_invalid_pattern_runs_as_it_is(pattern: str) -> None
         ("i_day < TIMESTAMP '2020-01-01 00:00:00 UTC'", "\"i_day\" < TIMESTAMP '2020-01-01 00:00:00 UTC'"),
     ],
 )
-def test_times_of_the_sessions_zone_are_used_where_it_is_utc(condition: str, predicate: str) -> None:
+def test_local_times_are_used_if_the_sessions_zone_is_utc(condition: str, predicate: str) -> None:
     assert predicates(f"SELECT * FROM items WHERE {condition}", utc=True) == {"items": predicate}
 
 
-def test_times_of_a_column_whose_type_is_not_known_say_nothing() -> None:
+def test_time_condition_on_a_column_of_unknown_type_is_left_out() -> None:
     (scan,) = find_scans("SELECT * FROM items WHERE i_day = DATE '2020-01-01' AND i_key = 1")
     assert scan.predicate == '"i_key" = 1'
 
@@ -339,7 +346,7 @@ def test_times_of_a_column_whose_type_is_not_known_say_nothing() -> None:
         (["ARRAY[1]", "lower('X')"], None),
     ],
 )
-def test_parameters_stand_where_their_question_marks_are(parameters: list[str], predicate: str | None) -> None:
+def test_parameters_replace_their_question_marks(parameters: list[str], predicate: str | None) -> None:
     text = "SELECT * FROM parts WHERE p_key = ? AND brand = ? LIMIT 5"
     (scan,) = found(text, parameters=parameters)
     assert (text[scan.start : scan.end], scan.predicate) == ("parts", predicate)
@@ -381,7 +388,7 @@ def test_parameters_stand_where_their_question_marks_are(parameters: list[str], 
         ),
     ],
 )
-def test_a_branch_whose_literal_does_not_meet_the_condition_needs_no_rows(
+def test_union_branch_is_pruned_if_its_literal_fails_the_condition(
     branches: str, condition: str, expected: list[str | None]
 ) -> None:
     for text in (
@@ -408,25 +415,26 @@ STRUCTS = {
         ("SELECT 1 FROM sales s JOIN shops ON id = s_id WHERE delivery.zone > 3", '"delivery.zone" > 3'),
         ("SELECT sum(id) FILTER (WHERE delivery.zone = 3) FROM sales", '"delivery.zone" = 3'),
         ("SELECT 1 FROM sales WHERE delivery.zone IS NOT NULL", 'NOT ("delivery.zone" IS NULL)'),
-        # Not every file format counts the field of a null struct as null.
+        # Some file formats do not count the field of a null struct as null.
         ("SELECT 1 FROM sales WHERE delivery.zone IS NULL", None),
         ("SELECT 1 FROM sales WHERE coalesce(delivery.zone, 1) = 1", None),
-        # The name may be that of a relation.
+        # The name may be the name of a relation.
         ("SELECT 1 FROM sales, delivery WHERE delivery.zone = 17", None),
         ("SELECT 1 FROM delivery WHERE EXISTS (SELECT 1 FROM sales WHERE delivery.zone = 17)", None),
         ("SELECT 1 FROM shops delivery WHERE EXISTS (SELECT 1 FROM sales WHERE delivery.zone = 17)", None),
-        # Not of a table itself, or not known.
+        # The column is not a column of a table, or is unknown.
         ("SELECT 1 FROM (SELECT delivery FROM sales) WHERE delivery.zone = 17", None),
         ("SELECT 1 FROM sales WHERE delivery.street = 'x'", None),
         ("SELECT 1 FROM sales a, sales b WHERE delivery.zone = 17", None),
     ],
 )
-def test_a_field_of_a_struct_is_found_where_its_name_is_sure(statement: str, predicate: str | None) -> None:
+def test_field_of_a_struct_is_used_only_if_its_name_is_unambiguous(statement: str, predicate: str | None) -> None:
     scans = find_scans(statement, columns_of=lambda names: STRUCTS.get(names[2]))
     assert [one.predicate for one in scans if one.table == "sales"][:1] == [predicate]
 
 
-def test_a_field_filters_no_rows_of_a_dimension_and_counts_as_its_struct() -> None:
+def test_field_of_a_struct_does_not_filter_a_dimension() -> None:
+    """Among the columns of the scan, the struct stands for its field."""
     text = "SELECT 1 FROM shops, sales WHERE s_id = id AND delivery.zone = 3"
     shops, sales = find_scans(text, columns_of=lambda names: STRUCTS.get(names[2]))
     assert sales.columns == {"delivery"}

@@ -1,4 +1,4 @@
-"""Texts: which are read at all, and what of them changes where a table is read from a view."""
+"""Statements that are analysed at all, and the text that changes if a table is read from a view."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from tests.connector.analysis.scan_tables import columns_of, found, predicates
         "EXECUTE IMMEDIATE 'INSERT INTO items SELECT * FROM orders WHERE o_key = 1'",
     ],
 )
-def test_a_statement_that_is_not_fully_understood_has_no_scans(statement: str) -> None:
+def test_statement_that_is_not_fully_understood_has_no_scans(statement: str) -> None:
     assert found(statement) == ()
 
 
@@ -89,11 +89,11 @@ def test_a_statement_that_is_not_fully_understood_has_no_scans(statement: str) -
         ),
     ],
 )
-def test_only_the_names_of_tables_change_in_the_text(statement: str, expected: str) -> None:
+def test_splice_changes_only_the_names_of_tables(statement: str, expected: str) -> None:
     assert splice(statement, [read_from_view(scan, "P") for scan in found(statement)]) == expected
 
 
-def test_a_reference_says_where_it_stands_and_what_it_names() -> None:
+def test_scan_has_the_names_and_the_position_of_its_table_reference() -> None:
     statement = 'SELECT * FROM Cat."Sch".ORDERS FOR VERSION AS OF 123 WHERE o_key = 1'
     (scan,) = found(statement)
     assert (scan.catalog, scan.schema, scan.table, scan.snapshot_id) == ("cat", "sch", "orders", 123)
@@ -126,13 +126,11 @@ def test_a_reference_says_where_it_stands_and_what_it_names() -> None:
         ("", None),
     ],
 )
-def test_an_executed_statement_tells_its_name_and_its_parameters(
-    statement: str, expected: ExecuteStatement | None
-) -> None:
+def test_execute_is_parsed_into_name_and_parameters(statement: str, expected: ExecuteStatement | None) -> None:
     assert parse_execute(statement) == expected
 
 
-def test_names_that_use_a_name_twice_are_read_in_no_time() -> None:
+def test_chain_of_names_that_are_used_twice_is_analysed_quickly() -> None:
     names = ["x0 AS (SELECT * FROM orders)"]
     for number in range(1, 60):
         inner = f"SELECT * FROM x{number - 1} a, x{number - 1} b WHERE a.o_key < {number} AND b.o_cust < {number}"
@@ -144,7 +142,7 @@ def test_names_that_use_a_name_twice_are_read_in_no_time() -> None:
     assert predicates(f"WITH {', '.join(unions)} SELECT * FROM x59 WHERE o_key = 1") == {"orders": '"o_key" = 1'}
 
 
-def test_long_chains_of_conditions_are_read() -> None:
+def test_long_chain_of_conditions_is_analysed() -> None:
     either = " OR ".join(f"(o_key = {number} AND o_cust = {number})" for number in range(1000))
     each = " AND ".join(f"o_key <> {number}" for number in range(1500))
     for condition, count in ((either, 1000), (each, 1500)):
@@ -153,7 +151,7 @@ def test_long_chains_of_conditions_are_read() -> None:
         assert predicate.count('"o_key"') == count
 
 
-def test_no_text_makes_reading_fail() -> None:
+def test_analysis_of_a_random_text_raises_no_error() -> None:
     rng = random.Random(5)
     pieces = ["SELECT", "*", "FROM", "orders", "WHERE", "(", ")", ",", "'x'", '"y"', "=", "JOIN", "ON", "WITH", "AS"]
     pieces += ["1", "EXPLAIN", "?", "USING", "UNION", "--", "/*", "*/", "NOT", "IN"]

@@ -1,4 +1,4 @@
-"""Which tables a statement reads, and which of their rows can matter: joins, subqueries, merged columns."""
+"""The tables that a statement reads, and the rows that it needs: joins, subqueries, merged columns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.connector.analysis.scan_tables import predicates
 @pytest.mark.parametrize(
     ("statement", "expected"),
     [
-        # Inner joins: WHERE and ON, to both.
+        # Inner joins: WHERE and ON apply to both sides.
         (
             "SELECT * FROM orders, items WHERE o_cust <> i_key AND o_key > 1 AND qty < 5",
             {"orders": '"o_key" > 1', "items": '"qty" < 5'},
@@ -25,7 +25,7 @@ from tests.connector.analysis.scan_tables import predicates
             "SELECT * FROM orders, items WHERE (o_key = 1 AND qty = 2) OR (o_key = 3 AND qty = 4)",
             {"orders": '("o_key" = 1 OR "o_key" = 3)', "items": '("qty" = 2 OR "qty" = 4)'},
         ),
-        # Outer joins: ON to the side that may be missing; WHERE to it only where nulls do not pass.
+        # Outer joins: ON applies to the optional side; WHERE applies to it only if it rejects nulls.
         (
             "SELECT * FROM orders LEFT JOIN items ON o_key = i_key AND o_key > 1 AND qty < 5",
             {"orders": None, "items": '("qty" < 5 AND "i_key" > 1)'},
@@ -63,7 +63,8 @@ from tests.connector.analysis.scan_tables import predicates
             "SELECT * FROM orders LEFT JOIN (items JOIN parts ON i_key = p_key AND size = 1) ON true AND qty = 2",
             {"orders": None, "items": '"qty" = 2', "parts": '"size" = 1'},
         ),
-        # What is equal to a column is asked what is asked of it: of one type, beside a partner.
+        # A condition on a column applies also to an equal column, if both have the same type and the row
+        # needs a partner.
         (
             "SELECT * FROM orders, items, parts WHERE o_key = i_key AND p_key = i_key AND p_key IN (1, 2)",
             {"orders": '"o_key" IN (1, 2)', "items": '"i_key" IN (1, 2)', "parts": '"p_key" IN (1, 2)'},
@@ -109,7 +110,7 @@ from tests.connector.analysis.scan_tables import predicates
             "SELECT * FROM parts, orders RIGHT JOIN items ON o_key = i_key AND o_cust = 3 WHERE size = 1 AND o_key = 2",
             {"parts": '"size" = 1', "orders": '("o_key" = 2 AND "o_cust" = 3)', "items": '"i_key" = 2'},
         ),
-        # Subqueries in FROM.
+        # Subqueries in FROM
         ("SELECT * FROM (SELECT * FROM orders) x WHERE x.o_key = 1", {"orders": '"o_key" = 1'}),
         (
             "SELECT * FROM (SELECT o_key AS k FROM orders WHERE o_cust = 2) x WHERE k = 1",
@@ -164,7 +165,7 @@ from tests.connector.analysis.scan_tables import predicates
             "SELECT 1 FROM items WHERE EXISTS (SELECT count(*) FROM orders WHERE o_key = qty GROUP BY ROLLUP (o_key))",
             {"orders": None, "items": None},
         ),
-        # Window functions: a condition on a column by which all of them are partitioned.
+        # Window functions: a condition applies if its column is in the PARTITION BY of all of them.
         (
             "SELECT * FROM (SELECT *, rank() OVER (PARTITION BY o_key, o_cust ORDER BY o_day) AS n, "
             "sum(1) OVER (PARTITION BY o_key) FROM orders) WHERE n = 1 AND o_key = 1 AND o_cust = 2 AND o_day IS NULL",
@@ -180,7 +181,7 @@ from tests.connector.analysis.scan_tables import predicates
             "FROM orders) WHERE o_key = 1",
             {"orders": '"o_key" = 1', "items": None},
         ),
-        # Correlated subqueries, and LATERAL.
+        # Correlated subqueries, and LATERAL
         (
             "SELECT (SELECT max(qty) FROM items WHERE i_key = o_key) FROM orders WHERE o_key IN (1, 2) AND o_cust = 3",
             {"orders": '("o_key" IN (1, 2) AND "o_cust" = 3)', "items": '"i_key" IN (1, 2)'},
@@ -202,7 +203,7 @@ from tests.connector.analysis.scan_tables import predicates
             "SELECT * FROM orders WHERE o_key = 1 OR o_cust = (SELECT max(i_key) FROM items WHERE i_key = o_key)",
             {"orders": None, "items": None},
         ),
-        # Values beside a table.
+        # A list of values beside a table
         ("SELECT * FROM orders JOIN (VALUES 1, 2) AS v (k) ON o_key = k", {"orders": '"o_key" IN (1, 2)'}),
         ("WITH v (k) AS (VALUES 1, 2) SELECT * FROM v LEFT JOIN orders ON o_key = k", {"orders": '"o_key" IN (1, 2)'}),
         ("SELECT * FROM orders LEFT JOIN (VALUES 1, 2) AS v (k) ON o_key = k", {"orders": None}),
@@ -210,7 +211,7 @@ from tests.connector.analysis.scan_tables import predicates
         ("SELECT * FROM orders JOIN (VALUES 1, NULL) AS v (k) USING (k)", {"orders": None}),
         ("SELECT o_key FROM orders WHERE o_cust = 1 GROUP BY CUBE (o_key)", {"orders": '"o_cust" = 1'}),
         ("SELECT * FROM orders WHERE o_cust = 1 ORDER BY o_key LIMIT 1", {"orders": '"o_cust" = 1'}),
-        # Set operations: each part by its own WHERE.
+        # Set operations: each part has its own WHERE.
         (
             "SELECT o_key FROM orders WHERE o_key = 1 UNION ALL SELECT i_key FROM items WHERE qty = 2 LIMIT 3",
             {"orders": '"o_key" = 1', "items": '"qty" = 2'},
@@ -243,7 +244,7 @@ from tests.connector.analysis.scan_tables import predicates
             "WITH x (a) AS (SELECT o_key FROM orders INTERSECT SELECT i_key FROM items) SELECT * FROM x WHERE a = 1",
             {"orders": '"o_key" = 1', "items": '"i_key" = 1'},
         ),
-        # Names in WITH.
+        # Names in WITH
         ("WITH x AS (SELECT * FROM orders) SELECT * FROM x WHERE o_key = 1", {"orders": '"o_key" = 1'}),
         (
             "WITH x AS (SELECT * FROM orders) SELECT * FROM x a, x b WHERE a.o_key = 1 AND b.o_key = 2",
@@ -264,7 +265,7 @@ from tests.connector.analysis.scan_tables import predicates
             {"orders": '("o_key" = 1 AND "o_cust" = 2)'},
         ),
         ("WITH x AS (SELECT * FROM orders) SELECT 1 FROM s.x WHERE o_key = 1", {"x": '"o_key" = 1', "orders": None}),
-        # Subqueries in expressions are asked nothing from outside, and ask nothing of it.
+        # No condition moves into a subquery in an expression, or out of it.
         (
             "SELECT * FROM orders WHERE o_key = 1 AND o_cust NOT IN (SELECT i_key FROM items WHERE qty = 2)",
             {"orders": '"o_key" = 1', "items": '"qty" = 2'},
@@ -277,7 +278,7 @@ from tests.connector.analysis.scan_tables import predicates
             "SELECT * FROM orders WHERE NOT EXISTS (SELECT 1 FROM items WHERE i_key = o_key AND qty = 2)",
             {"orders": None, "items": '"qty" = 2'},
         ),
-        # An aggregate of CASE leaves out the rows for which it is null.
+        # An aggregate of CASE ignores the rows for which the CASE is null.
         ("SELECT sum(CASE WHEN o_key = 1 THEN 2 END) FROM orders", {"orders": '"o_key" = 1'}),
         (
             "SELECT max(CASE o_key WHEN 1 THEN 2 ELSE NULL END) / count_if(o_key = 3) FROM orders",
@@ -321,7 +322,7 @@ from tests.connector.analysis.scan_tables import predicates
             "SELECT * FROM x, orders, y WHERE o_key = 1 AND qty = 2",
             {"orders": '"o_key" = 1', "items": '"qty" = 2'},
         ),
-        # Opaque sources beside tables.
+        # Sources whose rows are unknown, beside tables
         (
             "SELECT * FROM orders CROSS JOIN UNNEST(ARRAY[1, 2]) AS u (n) WHERE orders.o_key = 1 AND n = 2",
             {"orders": '"o_key" = 1'},
@@ -351,7 +352,7 @@ from tests.connector.analysis.scan_tables import predicates
             "WITH x AS (SELECT * FROM orders) SELECT * FROM x, LATERAL (SELECT * FROM x) y WHERE x.o_key = 1",
             {"orders": None},
         ),
-        # Names of schemas before columns.
+        # Column names that are qualified by a schema
         ("SELECT s.orders.o_key FROM s.orders WHERE o_key = 1", {"orders": '"o_key" = 1'}),
         ("SELECT 1 FROM S.orders, items WHERE s.orders.o_key = 1", {"orders": '"o_key" = 1', "items": None}),
         ("SELECT 1 FROM s.orders, r.orders WHERE s.orders.o_key = 1", {"orders": None}),
@@ -360,11 +361,11 @@ from tests.connector.analysis.scan_tables import predicates
         ("SELECT s.orders.o_key FROM s.orders AS orders WHERE o_key = 1", {"orders": '"o_key" = 1'}),
     ],
 )
-def test_each_table_is_asked_only_for_rows_that_can_matter(statement: str, expected: dict[str, str | None]) -> None:
+def test_scan_has_the_predicate_of_the_rows_that_can_matter(statement: str, expected: dict[str, str | None]) -> None:
     assert predicates(statement) == expected
 
 
-def test_without_columns_names_in_a_block_of_several_tables_say_nothing() -> None:
+def test_unqualified_column_is_ignored_if_the_columns_of_tables_are_unknown() -> None:
     statement = "SELECT * FROM orders o, items WHERE o_key = 1 AND o.o_cust = 2 AND qty = 3"
     assert [one.predicate for one in find_scans(statement)] == ['"o_cust" = 2', None]
 
@@ -380,7 +381,7 @@ def test_without_columns_names_in_a_block_of_several_tables_say_nothing() -> Non
         ("others x LEFT JOIN orders USING (o_key) JOIN others y USING (o_key)", True, True),
         ("orders FULL JOIN others USING (o_key) JOIN (VALUES 1) AS v (o_key) USING (o_key)", False, False),
         ("orders FULL JOIN (others JOIN items ON o_key = i_key) USING (o_key)", False, False),
-        # Where nothing is known of a side, or it has another type, the value may be another one.
+        # If one side is unknown or has another type, the merged column can have another value.
         ("orders RIGHT JOIN unknown USING (o_key)", False, False),
         ("orders JOIN unknown USING (o_key)", False, False),
         ("orders JOIN (SELECT o_key + 1 AS o_key FROM others) x USING (o_key)", False, False),
@@ -392,7 +393,7 @@ def test_without_columns_names_in_a_block_of_several_tables_say_nothing() -> Non
         ),
     ],
 )
-def test_what_is_asked_of_a_merged_column_is_asked_of_both_where_it_is_theirs(
+def test_condition_on_a_merged_column_applies_to_both_tables_if_they_share_its_value(
     joined: str, of_orders: bool, of_others: bool
 ) -> None:
     found = predicates(f"SELECT * FROM {joined} WHERE o_key = 1")
@@ -400,21 +401,21 @@ def test_what_is_asked_of_a_merged_column_is_asked_of_both_where_it_is_theirs(
     assert found.get("others") == ('"o_key" = 1' if of_others else None)
 
 
-def test_a_merged_column_is_the_one_that_is_never_absent() -> None:
-    """Of a merged column that is null only where the one table has it so, nothing is known of the other's."""
+def test_null_condition_on_a_merged_column_applies_to_the_side_that_is_kept() -> None:
+    """In a FULL JOIN, the other table can supply the value, so the condition applies to neither table."""
     statement = "SELECT * FROM orders {} JOIN others USING (o_key) WHERE o_key IS NULL"
     assert predicates(statement.format("LEFT"))["orders"] == '"o_key" IS NULL'
     assert predicates(statement.format("RIGHT"))["others"] == '"o_key" IS NULL'
     assert set(predicates(statement.format("FULL")).values()) == {None}
 
 
-def test_a_column_that_nothing_else_in_from_has_is_the_tables_of_which_nothing_is_known() -> None:
+def test_column_belongs_to_the_unknown_table_if_no_other_source_can_have_it() -> None:
     for beside in ("UNNEST(ARRAY[1, 2]) AS u (n)", "UNNEST(ARRAY[1])", "items", "(VALUES 1) AS v (n)"):
         assert predicates(f"SELECT * FROM unknown, {beside} WHERE o_key = 1")["unknown"] == '"o_key" = 1'
     for beside in ("UNNEST(ARRAY[rand()])", "orders", "nothing", "(VALUES 1) AS v (o_key)"):
         assert predicates(f"SELECT * FROM unknown, {beside} WHERE o_key = 1")["unknown"] is None
 
 
-def test_a_column_that_the_inner_table_has_not_is_the_outer_ones() -> None:
+def test_column_that_the_inner_table_lacks_belongs_to_the_outer_table() -> None:
     statement = "SELECT * FROM orders WHERE EXISTS (SELECT 1 FROM items WHERE o_key = 5)"
     assert predicates(statement) == {"orders": None, "items": None}

@@ -1,8 +1,8 @@
-"""Random queries give the same rows when each scanned table is cut down to the rows that its predicate is true for, and
-that have partners in what it is joined to.
+"""Random queries give the same rows if each table has only the rows that the analysis requires.
 
-DuckDB runs both: the statement as it is, and as spliced, over tables that hold what the predicates and the joins leave
-(and now and then some of the other rows, as files do). It shares no code with what reads the statements.
+DuckDB runs the original statement and the spliced statement. The tables of the latter contain the rows that
+match the predicates and have join partners, and sometimes other rows, as files do. DuckDB shares no code
+with the analysis.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def lakes(seed: int, count: int) -> Iterator[tuple[random.Random, Statements, du
     for number in range(count):
         rng = random.Random(f"{seed}/{number}")
         statements = Statements(rng)
-        with duckdb.connect(config={"threads": 1}) as connection:  # rows of equal keys keep their order
+        with duckdb.connect(
+            config={"threads": 1}
+        ) as connection:  # With one thread, rows with equal keys keep their order.
             connection.execute(f"SET TimeZone = '{ZONE}'")
             for text in (*MACROS, *statements.make_tables()):
                 connection.execute(text)
@@ -51,7 +53,7 @@ def rows_of(connection: duckdb.DuckDBPyConnection, text: str) -> Counter[str]:
 
 
 class Told:
-    """What the metastore would know of the tables' columns: all, some, or nothing."""
+    """The columns that the metastore would know of each table: all, some, or none."""
 
     def __init__(self, rng: random.Random, tables: list[Stored]) -> None:
         known = rng.choice([tables, tables, tables, [], [one for one in tables if rng.random() < 0.5]])
@@ -64,7 +66,7 @@ class Told:
 def pruned(
     rng: random.Random, connection: duckdb.DuckDBPyConnection, text: str, found: tuple[Scan, ...]
 ) -> tuple[str, list[str], int]:
-    """Return the statement over plan tables, the names of these, and how many rows the joins alone have left out."""
+    """Return the statement over plan tables, the tables' names, and how many rows only joins leave out."""
     replacements, names, left_out = [], [], 0
     loose, joined = rng.random() < 0.3, rng.random() < 0.8
     for number, scan in enumerate(found):
@@ -82,7 +84,11 @@ def pruned(
 
 
 def partners_of(rng: random.Random, found: tuple[Scan, ...], path: tuple[int, ...]) -> Iterator[str]:
-    """Conditions on the last of `path`, by its joins to scans that are not on it: some of them, and some of theirs."""
+    """Yield conditions on the last scan of `path`.
+
+    They follow from some of its joins with scans that are not on the path, and from some of the joins of these
+    scans.
+    """
 
     def partner(join: Join) -> str:
         other = found[join.scan]
@@ -101,7 +107,7 @@ def partners_of(rng: random.Random, found: tuple[Scan, ...], path: tuple[int, ..
 def joins_sql(
     rng: random.Random, joins: tuple[Join, ...], path: tuple[int, ...], partner: Callable[[Join], str]
 ) -> Iterator[str]:
-    """Yield some of the joins to scans that are not on the path, and some of the disjunctions of alternatives."""
+    """Yield some of the joins with scans that are not on the path, and some of the disjunctions of alternatives."""
     if len(path) > 3:
         return
     for number in dict.fromkeys(join.any_of for join in joins):
@@ -114,7 +120,10 @@ def joins_sql(
 
 
 def extreme_sql(join: Join, depth: int, table: str) -> str:
-    """That a row of `j{depth}` is not beyond the extreme of all rows of a table, or that the table has no values."""
+    """Return a condition on a row of `j{depth}`.
+
+    The row is not beyond the extreme of a column over all rows of the table, or the table has no values.
+    """
     ((own, other),) = join.on
     op = ">=" if join.transform == "max" else "<="
     extreme = f"(SELECT {join.transform}({quoted(other)}) FROM {table})"
@@ -122,7 +131,7 @@ def extreme_sql(join: Join, depth: int, table: str) -> str:
 
 
 def equal_sql(join: Join, depth: int) -> str:
-    """That a row of `j{depth}` and one of the next are partners."""
+    """Return the condition that a row of `j{depth}` and a row of the next table are join partners."""
     pairs = [(f"j{depth}.{quoted(one)}", f"j{depth + 1}.{quoted(two)}") for one, two in join.on]
     if join.transform == "identity":
         return " AND ".join(f"{own} = {other}" for own, other in pairs)
@@ -143,12 +152,12 @@ def likes_sql(either: tuple[Like, ...]) -> str:
 
 
 def check_bound(statements: Statements, scan: Scan) -> None:
-    """The catalog uses all of the predicate, and reads the same from its SQL and from its expression."""
+    """Check that the catalog uses the whole predicate, and binds its SQL and its expression to the same filter."""
     stored = next(one for one in statements.tables if one.name.lower() == scan.table)
     fields = [Field(number, name, False, kind) for number, (name, kind) in enumerate(stored.columns.items(), 1)]
     schema = msgspec.convert(Schema(0, tuple(fields)).json(), type=ours.Schema)
     of_text = parse_sql(str(scan.predicate), schema, functions=True)
-    if of_text.unused:  # doubles are not compared with columns whose values doubles do not represent
+    if of_text.unused:  # A double is not compared with a column whose values doubles cannot represent.
         assert all("e0" in part or "1e300" in part for part in of_text.unused), (scan.predicate, of_text.unused)
         return
     assert scan.filter is not None
@@ -193,7 +202,10 @@ def check_same(
     expected: Counter[str],
     seed: str,
 ) -> int:
-    """Return how many rows the joins alone have left out."""
+    """Check that the statement over plan tables has the same rows.
+
+    Return the number of rows that joins alone leave out.
+    """
     new, names, left_out = pruned(rng, connection, text, found)
     asked = "\n".join(f"{one.table} [{one.start}, {one.end}): {one.predicate} {one.joins}" for one in found)
     shown = f"{seed}\n{text}\n-- became\n{new}\n-- by\n{asked}"
@@ -208,7 +220,7 @@ def check_same(
 
 
 def check_worth(told: Counter[str]) -> None:
-    """It was not about nothing."""
+    """Check that the campaign was effective: most queries were analysed, and many rows were left out."""
     assert told["invalid"] < 0.15 * told["queries"], told
     assert told["understood"] > 0.8 * told["queries"], told
     assert told["with rows"] > 0.3 * told["queries"], told
@@ -217,7 +229,7 @@ def check_worth(told: Counter[str]) -> None:
     assert told["rows left out by joins"] > 0.2 * told["queries"], told
 
 
-def test_a_query_in_a_text_within_the_statement_is_read_as_it_would_be_alone() -> None:
+def test_statement_within_execute_immediate_is_analysed_as_alone() -> None:
     for rng, statements, _ in lakes(13, 3):
         told = Told(rng, statements.tables)
         for _ in range(20):
@@ -229,8 +241,8 @@ def test_a_query_in_a_text_within_the_statement_is_read_as_it_would_be_alone() -
             assert splice(inside, [read_from_view(scan, f"it's {scan.table}") for scan in found]) == expected
 
 
-def test_on_sees_the_sources_of_its_join_and_else_those_of_an_outer_query() -> None:
-    """`d` in the subquery is the outer one: the other `d` is joined later."""
+def test_on_sees_the_sources_of_its_join_and_of_outer_queries() -> None:
+    """`d` in the innermost subquery is the outer `d`, because the inner `d` is joined later."""
     columns = {"t": {"k": "long"}, "u": {"k": "long"}}
     inner = "SELECT 1 FROM u AS a JOIN u AS b ON EXISTS (SELECT 1 FROM u AS c WHERE c.k = d.k) JOIN t AS d ON d.k = 2"
     text = f"SELECT k FROM t AS d WHERE EXISTS ({inner})"
@@ -246,7 +258,7 @@ def test_on_sees_the_sources_of_its_join_and_else_those_of_an_outer_query() -> N
 
 
 def test_lateral_sees_the_left_side_of_its_join() -> None:
-    """Whether LATERAL sees the tables before a comma depends on the engine."""
+    """Engines differ in whether LATERAL sees the tables before a comma."""
     lateral = "LATERAL (SELECT c.k FROM u AS c WHERE c.k = a.k) AS q"
 
     def joins(sources: str) -> int:
@@ -264,13 +276,13 @@ def immediate(text: str) -> str:
 
 
 @pytest.mark.parametrize("seed", quick([11, 12], 1))
-def test_the_answer_stays_when_only_rows_that_the_predicates_are_true_for_are_left(seed: int) -> None:
+def test_random_queries_keep_their_rows_over_pruned_tables(seed: int) -> None:
     check_worth(campaign(seed, 4))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 113))
-def test_thousands_of_answers_stay(seed: int) -> None:
+def test_thousands_of_random_queries_keep_their_rows(seed: int) -> None:
     told = campaign(seed, 40)
     check_worth(told)
     assert told["likes"] > 0, told

@@ -1,7 +1,8 @@
-"""Random queries on a star keep their rows when its tables are cut down to what the analysis says, for the shapes that
-random tables seldom have: joins on the day, month or year of a column, joins within each branch of OR, disjunctions
-over several dimensions, columns of subqueries. DuckDB runs both, as in `test_scans_oracle.py`, and each query is read
-as Trino's and as DuckDB's.
+"""Random queries on a star schema keep their rows if its tables have only the required rows.
+
+The queries have shapes that random tables seldom have: joins on the day, month or year of a column, joins
+within each branch of OR, disjunctions over several dimensions, columns of subqueries. DuckDB runs both
+statements, as in `test_scans_oracle.py`. Each query is analysed in Trino's and in DuckDB's dialect.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ SHORT = {
 
 
 class Stars:
-    """`check_one` takes it for `Statements`."""
+    """A star schema and random queries on it. It has the interface of `Statements`, which `check_one` requires."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -133,9 +134,9 @@ class Stars:
         return [("days", self.rng.choice(KEYS)), ("one", "f.k1 = one.k"), ("two", "two.k = f.k2")]
 
     def in_branches(self, on: str, names: Sequence[str]) -> str:
-        """Now and then the join is in each branch of OR, and rarely in all but one.
+        """Return the join condition, in some cases repeated in each branch of an OR.
 
-        Then another one may be in that.
+        Rarely one branch lacks the join, and may contain another join.
         """
         if self.chance(0.4):
             return on
@@ -212,7 +213,7 @@ def check_worth(told: Counter[str], told_duckdb: Counter[str]) -> None:
     assert told_duckdb["joins"] > 0.5 * told_duckdb["queries"], told_duckdb
 
 
-def test_queries_on_stars_keep_their_rows() -> None:
+def test_random_queries_on_stars_keep_their_rows() -> None:
     check_worth(*campaign(first_seed(), 2, 25))
 
 

@@ -1,5 +1,7 @@
-"""Long statements take no turn from those of others: one is read at a time, beside the short ones, and clients in
-turn."""
+"""Long statements do not delay short ones.
+
+One long statement is analysed at a time, beside the short ones, and clients take turns.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def statement(number: int, characters: int = 0) -> str:
     return f"SELECT * FROM t WHERE id = {number}{' ' * characters} AND id < 1000"
 
 
-async def test_a_long_text_is_read_at_a_time_and_short_ones_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_long_statement_is_analysed_at_a_time_beside_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     real, go, at_once = reading._read, threading.Event(), [0, 0]
 
     def read(text: Any, *given: Any) -> Any:
@@ -51,7 +53,7 @@ async def test_a_long_text_is_read_at_a_time_and_short_ones_meanwhile(monkeypatc
     assert at_once == [0, 1]
 
 
-async def test_who_sends_much_waits_for_its_own_under_any_name(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_with_many_statements_waits_only_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     real, begun, go, order = reading._read, threading.Event(), threading.Event(), []
 
     def read(text: Any, *given: Any) -> Any:
@@ -74,10 +76,10 @@ async def test_who_sends_much_waits_for_its_own_under_any_name(monkeypatch: pyte
         go.set()
         for one in (*many, other):
             assert (await one).statement is not None
-    assert statement(9) in order[:3]  # after what was being read, and at most one that waited
+    assert statement(9) in order[:3]  # It comes after the statement in progress and after at most one that waited.
 
 
-async def test_a_long_text_is_not_split_into_tokens_in_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_statement_is_not_tokenized_in_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     threads, real = [], parse_execute
 
     def parse(text: str) -> Any:

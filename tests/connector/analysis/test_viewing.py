@@ -1,4 +1,8 @@
-"""Statements that name views: what is asked of a view is asked of the tables behind it, and every doubt leaves it."""
+"""Statements that name views.
+
+The tables of a view are planned with the conditions on the view. If there is a doubt, the view stays
+unchanged.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,10 @@ COLUMNS = {"k": "long", "x": "int", "twice": "long"}
 
 
 def tried(names: str, columns: Iterable[str] = COLUMNS) -> str:
-    """Return what stands before a statement over plan views: the views that it names, never read."""
+    """Return the WITH clause that precedes a statement over plan views.
+
+    It names the original views and reads no rows of them, so that Trino checks the access to them.
+    """
     listed = ", ".join(f'"{one}"' for one in columns)
     each = [f'"~{number}" AS (SELECT {listed} FROM {one} WHERE FALSE)' for number, one in enumerate(names.split())]
     return f"WITH {', '.join(each)} "
@@ -40,7 +47,7 @@ async def rewritten(statement: str, **played: Any) -> tuple[RewriteResult, Seama
         return await made.rewrite(statement, SESSION), server
 
 
-async def test_a_view_is_read_over_the_plans_of_what_is_behind_it() -> None:
+async def test_view_is_read_over_the_plans_of_its_tables() -> None:
     done, server = await rewritten("SELECT * FROM lake.db.v WHERE k = 4 AND twice = 8", views={"v": PLAIN})
     assert done.statement == tried("lake.db.v") + 'SELECT * FROM lake.db."v~plan~0" AS "v" WHERE k = 4 AND twice = 8'
     ((name, _, predicate, (reference,)),) = server.views_asked
@@ -51,14 +58,14 @@ async def test_a_view_is_read_over_the_plans_of_what_is_behind_it() -> None:
     assert wanted.filter == filter_of("x > 5 AND id = 4")
 
 
-async def test_the_answer_tells_nothing_of_the_tables_behind_it_and_all_names_are_renewed() -> None:
+async def test_summary_names_the_view_but_not_its_tables_and_all_plans_are_renewed() -> None:
     done, _ = await rewritten("SELECT * FROM lake.db.v WHERE k = 4", views={"v": PLAIN})
     assert done.summary.startswith("rewritten; scans=1; files=0/0; views=db.v; ms=")
-    assert (done.files, done.considered_files) == (1, 100), "of which the operator is told"
+    assert (done.files, done.considered_files) == (1, 100), "the operator sees the counts, clients do not"
     assert done.plans == [(("db", "t"), 101), (("db", "v"), 200)]
 
 
-async def test_names_in_a_view_are_its_own() -> None:
+async def test_names_in_a_view_resolve_in_the_view() -> None:
     text = 'SELECT a.id AS k, a.x FROM t a JOIN lake."s.p".u AS b ON a.id = b.uid'
     done, server = await rewritten(
         "WITH t AS (SELECT 1 AS id, 2 AS x) SELECT * FROM t, lake.db.v WHERE v.k = 4", views={"v": view(text)}
@@ -73,7 +80,10 @@ async def test_names_in_a_view_are_its_own() -> None:
 @pytest.mark.parametrize(
     ("statement", "given"),
     [
-        ("SELECT * FROM lake.db.v WHERE x = 4", view("SELECT id AS x FROM t", x="int")),  # stored as a long
+        (
+            "SELECT * FROM lake.db.v WHERE x = 4",
+            view("SELECT id AS x FROM t", x="int"),
+        ),  # The table stores it as a long.
         ("SELECT * FROM lake.db.v WHERE n = 4", view("SELECT id * 2 AS n FROM t", n="long")),
         ("SELECT * FROM lake.db.v", PLAIN),
         ("SELECT count(*) FROM lake.db.v WHERE n = 4", view("SELECT count(*) AS n FROM t", n="long")),
@@ -85,20 +95,20 @@ async def test_names_in_a_view_are_its_own() -> None:
         ("SELECT * FROM lake.db.v FOR VERSION AS OF 8 WHERE k = 4", PLAIN),
     ],
 )
-async def test_a_view_that_cannot_be_looked_into_is_left(statement: str, given: View) -> None:
+async def test_view_that_cannot_be_analysed_stays_unchanged(statement: str, given: View) -> None:
     done, server = await rewritten(statement, views={"v": given})
     assert done.statement is None
     assert server.views_asked == []
 
 
-async def test_a_views_own_conditions_leave_files_out_too() -> None:
+async def test_conditions_of_a_view_itself_leave_files_out() -> None:
     done, server = await rewritten("SELECT * FROM lake.db.v WHERE twice = 4", views={"v": PLAIN})
     assert done.statement == tried("lake.db.v") + 'SELECT * FROM lake.db."v~plan~0" AS "v" WHERE twice = 4'
     assert [one[2] for one in server.views_asked] == ["TRUE"]
     assert server.asked[-1].filter == filter_of("x > 5")
 
 
-async def test_a_table_beside_a_view_of_it_is_read_at_one_snapshot_with_it() -> None:
+async def test_table_and_a_view_of_it_are_read_at_one_snapshot() -> None:
     counted = view("SELECT count(*) AS n FROM t", n="long")
     statement = "SELECT * FROM lake.db.v, lake.db.t WHERE id = 4"
     done, _ = await rewritten(statement, views={"v": counted})
@@ -115,7 +125,7 @@ NESTED = {
 }
 
 
-async def test_what_is_asked_of_a_view_is_asked_of_what_is_behind_the_views_in_it() -> None:
+async def test_condition_on_a_view_reaches_the_tables_of_nested_views() -> None:
     done, server = await rewritten("SELECT * FROM lake.db.top WHERE k = 4 AND y = 3", views=NESTED)
     over = 'SELECT * FROM lake.db."top~plan~2" AS "top" WHERE k = 4 AND y = 3'
     assert done.statement == tried("lake.db.top", ["k", "y"]) + over
@@ -137,7 +147,7 @@ async def test_what_is_asked_of_a_view_is_asked_of_what_is_behind_the_views_in_i
     ]
 
 
-async def test_of_nested_views_the_outermost_is_told_and_all_are_renewed() -> None:
+async def test_summary_names_only_the_outermost_view_and_all_plans_are_renewed() -> None:
     done, _ = await rewritten("SELECT * FROM lake.db.top WHERE k = 4", views=NESTED)
     assert done.summary.startswith("rewritten; scans=1; files=0/0; views=db.top; ms=")
     views = {(("db", "top"), 202), (("db", "mid"), 201), (("db", "v"), 200)}
@@ -146,8 +156,8 @@ async def test_of_nested_views_the_outermost_is_told_and_all_are_renewed() -> No
     assert len(done.plans) == 5
 
 
-async def test_names_in_a_nested_view_are_its_own() -> None:
-    """One of the same name stands in another schema, and reads another table."""
+async def test_names_in_a_nested_view_resolve_in_that_view() -> None:
+    """Another schema has a view with the same name, which reads another table."""
     there = View("file:///there", "SELECT id AS k, x FROM t", {"k": "long", "x": "int"}, "lake", "there")
     inner = View("file:///inner", "SELECT uid AS k FROM u", {"k": "long"}, "lake", "db")
     outer = view("SELECT a.k FROM v a JOIN there.v b ON a.k = b.k WHERE b.x = 6", k="long")
@@ -164,8 +174,8 @@ async def test_names_in_a_nested_view_are_its_own() -> None:
     assert {one.table for one in server.asked} >= {("db", "u"), ("there", "t")}
 
 
-async def test_of_a_nested_views_column_no_more_is_asked_than_of_a_views() -> None:
-    """`n` is computed by the inner view, `x` is of another type there than in its table, and `w` is both in turn."""
+async def test_condition_on_a_computed_or_converted_column_of_a_nested_view_is_not_pushed_down() -> None:
+    """The inner view computes `n`, and its `x` has another type than in the table."""
     inner = view("SELECT id AS k, x + 1 AS n, id AS x FROM t", k="long", n="int", x="int")
     outer = view("SELECT k, n, x FROM v", k="long", n="int", x="int")
     statement = "SELECT * FROM lake.db.top WHERE k = 4 AND n = 5 AND x = 6"
@@ -175,29 +185,33 @@ async def test_of_a_nested_views_column_no_more_is_asked_than_of_a_views() -> No
     assert server.asked[-1].filter == filter_of("id = 4")
 
 
-async def test_nested_views_that_are_known_are_asked_for_at_once() -> None:
+async def test_known_nested_views_are_requested_without_asking_for_tables() -> None:
     server = Seamark(views=dict(NESTED))
     async with rewriter(server) as made:
         await made.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
         before = len(server.asked), len(server.views_read)
         done = await made.rewrite("SELECT * FROM lake.db.top WHERE k = 5", SESSION)
     assert done.statement is not None
-    assert [one.table[-1] for one in server.asked[before[0] :]] == ["u", "t"], "none of them for a table"
+    assert [one.table[-1] for one in server.asked[before[0] :]] == ["u", "t"], "no view is requested as a table"
     assert sorted(server.views_read[before[1] :]) == [("db", "mid"), ("db", "top"), ("db", "v")]
 
 
-async def test_where_a_nested_view_has_no_plan_the_others_have() -> None:
+async def test_views_keep_their_plans_if_a_nested_view_has_none() -> None:
     for refused, others in (("v", ["mid", "top"]), ("mid", ["v", "top"]), ("top", ["v", "mid"])):
         server = Seamark(views=dict(NESTED), answer=naming(refused))
         async with rewriter(server) as made:
             done = await made.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
         assert (done.statement is None) == (refused == "top")
         asked = [name[-1] for name, *_ in server.views_asked if name[-1] != refused]
-        assert asked == [one for one in others if (refused, one) != ("v", "mid")], "nothing else is behind that one"
+        assert asked == [one for one in others if (refused, one) != ("v", "mid")], (
+            "mid contains v, so without a plan of mid, v needs none"
+        )
         if refused != "top":
             ((_, _, _, references),) = [one for one in server.views_asked if one[0][-1] == "top"]
             assert [(one.table, one.plan) for one in references] == [(("db", "u"), ())]
-            assert {of for of, _ in done.plans} == {("db", "top"), ("db", "u")}, "of no view that is not read"
+            assert {of for of, _ in done.plans} == {("db", "top"), ("db", "u")}, (
+                "plans of views that are not read are not held"
+            )
 
 
 def naming(refused: str) -> Callable[[Name], str | None]:
@@ -207,8 +221,8 @@ def naming(refused: str) -> Callable[[Name], str | None]:
     return answer
 
 
-async def test_a_table_within_views_of_any_depth_is_read_at_one_snapshot() -> None:
-    """`t` stands in the outer view and in the inner one: where the inner one has no plan, `t` has none in either."""
+async def test_table_in_nested_views_is_read_at_one_snapshot() -> None:
+    """`t` is in the outer view and in the inner view. If the inner view has no plan, `t` has none in either view."""
     outer = view("SELECT t.id AS k, u.y FROM v JOIN t ON t.id = v.k JOIN u ON u.uid = t.id", k="long", y="int")
     views = {"top": outer, "v": PLAIN}
     statement = "SELECT * FROM lake.db.top WHERE k = 4"
@@ -220,7 +234,7 @@ async def test_a_table_within_views_of_any_depth_is_read_at_one_snapshot() -> No
     assert [one.table[1] for one in server.views_asked[-1][3]] == ["u"]
     done, server = await rewritten(f"{statement} AND k IN (SELECT id FROM lake.db.t)", views=views, answer=naming("v"))
     assert done.statement is not None
-    assert done.statement.endswith("(SELECT id FROM lake.db.t)"), "and none beside them"
+    assert done.statement.endswith("(SELECT id FROM lake.db.t)"), "the table beside the view has no plan either"
 
     def turning(wanted: TablePlanRequest) -> dict[str, Any]:
         return {"snapshot_id": 1 if "'x'" in repr(wanted.filter) else 2}
@@ -229,8 +243,8 @@ async def test_a_table_within_views_of_any_depth_is_read_at_one_snapshot() -> No
     assert [one.table[1] for one in server.views_asked[-1][3]] == ["u"]
 
 
-async def test_a_view_that_reads_itself_ends() -> None:
-    """Trino makes no such view, and fails who reads another's."""
+async def test_view_that_reads_itself_is_analysed_in_bounded_work() -> None:
+    """Trino does not create a recursive view, and fails a statement that reads one of another engine."""
     views = {
         "v": view("SELECT w.k FROM w JOIN t ON t.id = w.k", k="long"),
         "w": view("SELECT a.k FROM v a JOIN v b ON a.k = b.k JOIN w c ON c.k = b.k", k="long"),
@@ -240,7 +254,7 @@ async def test_a_view_that_reads_itself_ends() -> None:
     assert len(server.views_asked) <= VIEWS_MAX
 
 
-async def test_views_are_looked_into_to_a_depth_and_no_more_of_them_than_a_number() -> None:
+async def test_nested_views_are_analysed_to_a_maximum_depth_and_number() -> None:
     chain = {f"v{number}": view(f"SELECT k FROM v{number + 1}", k="long") for number in range(12)}
     for depth, is_seen in ((DEPTH_MAX, True), (DEPTH_MAX + 1, False)):
         given = {**chain, f"v{depth - 1}": view("SELECT id AS k FROM t", k="long")}
@@ -250,11 +264,11 @@ async def test_views_are_looked_into_to_a_depth_and_no_more_of_them_than_a_numbe
     two = {f"v{number}": view(f"SELECT a.k FROM v{number + 1} a, v{number + 1} b", k="long") for number in range(7)}
     two["v7"] = view("SELECT id AS k FROM t", k="long")
     done, server = await rewritten("SELECT * FROM lake.db.v0 WHERE k = 4", views=two)
-    assert done.statement is None, "it would be 255 of them"
+    assert done.statement is None, "the statement would need 255 plan views"
     assert server.views_asked == []
 
 
-async def test_a_nested_view_that_has_changed_is_read_again() -> None:
+async def test_changed_nested_view_is_read_again() -> None:
     server = Seamark(views=dict(NESTED))
     async with rewriter(server) as made:
         statement = "SELECT * FROM lake.db.top WHERE k = 4"
@@ -268,12 +282,12 @@ async def test_a_nested_view_that_has_changed_is_read_again() -> None:
         assert [one[0][-1] for one in server.views_asked[-3:]] == ["new", "mid", "top"]
         del server.views["new"]
         before = len(server.views_asked)
-        assert (await made.rewrite(statement, SESSION)).statement is None, "nothing is known of the column any more"
+        assert (await made.rewrite(statement, SESSION)).statement is None, "the column of the deleted view is unknown"
         assert len(server.views_asked) == before
 
 
-async def test_the_earlier_columns_of_a_view_decide_no_names_of_other_tables() -> None:
-    """The name `x` in the subquery is the outer table's until the view has such a column."""
+async def test_former_columns_of_a_view_do_not_resolve_names_of_other_tables() -> None:
+    """The name `x` in the subquery belongs to the outer table until the view has a column `x`."""
     statement = "SELECT * FROM lake.db.t WHERE EXISTS (SELECT 1 FROM lake.db.u, lake.db.v WHERE uid = x AND y = 3)"
     tables = {"t": KnownTable("1", COLUMNS_OF["t"], 7, 1 << 30, 100), "u": KnownTable("1", COLUMNS_OF["u"], 7, 100, 2)}
     server = Seamark(views={"v": view("SELECT id AS k FROM t", k="long")}, tables=tables)
@@ -294,17 +308,17 @@ def refusing(error: Exception) -> Callable[[Name], str | None]:
     return answer
 
 
-async def test_who_may_not_make_plan_views_asks_once_and_not_for_each_statement() -> None:
+async def test_user_without_the_right_to_plan_views_sends_one_request_for_many_statements() -> None:
     server = Seamark(views={"v": PLAIN}, answer=refusing(Forbidden("no", status=403, kind="ForbiddenException")))
     async with rewriter(server) as made:
         for _ in range(3):
             done = await made.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)
             assert done.statement is None
     assert len(server.views_asked) == 1
-    assert len(server.views_read) == 2, "what it is, and whether it is the same still"
+    assert len(server.views_read) == 2, "one request reads the view, one checks whether it has changed"
 
 
-async def test_a_view_that_has_changed_is_read_again() -> None:
+async def test_changed_view_is_read_again() -> None:
     server = Seamark(views={"v": PLAIN})
     async with rewriter(server) as made:
         assert (await made.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is not None
@@ -316,16 +330,16 @@ async def test_a_view_that_has_changed_is_read_again() -> None:
     assert [one[1].text for one in server.views_asked][-1] == "SELECT uid AS k FROM u"
 
 
-async def test_a_view_that_is_known_is_asked_for_as_a_view_alone() -> None:
+async def test_known_view_is_not_requested_as_a_table() -> None:
     server = Seamark(views={"v": PLAIN})
     async with rewriter(server) as made:
         for _ in range(4):
             await made.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)
-    assert len(server.views_read) == 1 + 4, "whether it is the same still"
+    assert len(server.views_read) == 1 + 4, "each statement checks whether the view has changed"
     assert [one.table[-1] for one in server.asked] == ["v", *["t"] * 4]
 
 
-async def test_a_table_within_and_beside_a_view_is_read_at_one_snapshot() -> None:
+async def test_table_within_and_beside_a_view_is_read_at_one_snapshot() -> None:
     statement = "SELECT * FROM lake.db.v JOIN lake.db.t ON t.x = v.x WHERE k = 4 AND t.id = 3"
     done, _ = await rewritten(statement, views={"v": PLAIN})
     assert done.statement is not None
@@ -337,10 +351,10 @@ async def test_a_table_within_and_beside_a_view_is_read_at_one_snapshot() -> Non
     done, _ = await rewritten(statement, views={"v": PLAIN}, plan=turning)
     assert done.statement is None
     done, _ = await rewritten(statement, views={"v": PLAIN}, answer=lambda _: None)
-    assert done.statement is None, "the view reads the table as it is, so all do"
+    assert done.statement is None, "the view reads the current table, so all places of the table must"
 
 
-async def test_one_view_in_two_places_has_a_plan_for_each() -> None:
+async def test_view_in_two_places_has_a_plan_for_each() -> None:
     statement = "SELECT * FROM lake.db.v a, lake.db.v b WHERE a.k = 4 AND b.k = 5"
     done, server = await rewritten(statement, views={"v": PLAIN})
     assert [one[2] for one in server.views_asked] == ['"k" = 4', '"k" = 5']
@@ -370,7 +384,7 @@ async def test_one_view_in_two_places_has_a_plan_for_each() -> None:
         ),
     ],
 )
-async def test_the_view_itself_is_named_where_trino_checks_its_rules(statement: str, expected: str) -> None:
+async def test_rewritten_statement_names_the_view_so_that_trino_checks_its_rules(statement: str, expected: str) -> None:
     done, _ = await rewritten(statement, views={"v": PLAIN})
     named = tried("lake.db.v").removeprefix("WITH ").rstrip()
     assert done.statement == expected.format(f"{named}," if "WITH {} q" in expected else named)
@@ -378,8 +392,8 @@ async def test_the_view_itself_is_named_where_trino_checks_its_rules(statement: 
     assert set(done.used.columns) == {("lake", "db", "t")}
 
 
-async def test_without_a_users_name_views_are_left_alone() -> None:
-    """A plan view is of one user."""
+async def test_views_stay_unchanged_for_a_session_without_a_user() -> None:
+    """A plan view belongs to one user."""
     server = Seamark(views={"v": PLAIN})
     async with rewriter(server) as made:
         done = await made.rewrite("SELECT * FROM lake.db.v WHERE k = 4", replace(SESSION, user=""))

@@ -1,7 +1,7 @@
-"""Random queries over random views, and views over these, give the same rows when the tables behind a view are cut down
-to what is asked of it, and the view has no other rows then than it had.
+"""Random queries on random and nested views give the same rows if the tables contain only the required rows.
 
-DuckDB runs both, as in `test_scans_oracle.py`.
+The plan view also has no rows that the view did not have. DuckDB runs both statements, as in
+`test_scans_oracle.py`.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from tests.connector.analysis.test_scans_oracle import Told, lakes, pruned, rows
 QUERIES_PER_LAKE = 40
 VIEWS = 5
 VIEWS_MAX = 16
-"""In one statement."""
+"""The largest number of plan views that are made for one statement."""
 DEPTH_MAX = 4
 ROWS_MAX = 60
-"""Of a view. Views that are joined within one another soon have millions."""
+"""The largest number of rows of a view. Views that join nested views could otherwise have millions."""
 
 
 class TellingViews:
-    """Of tables what is known, of views what the adapter would take for their columns.
+    """The columns of each table as `told` knows them, and the columns of each view as the adapter reads them.
 
-    A view reads those before it.
+    A view can read the views before it.
     """
 
     def __init__(self, told: Told, views: Mapping[str, Stored], texts: Mapping[str, str]) -> None:
@@ -57,7 +57,7 @@ class TellingViews:
 def make_views(
     statements: Statements, connection: duckdb.DuckDBPyConnection
 ) -> tuple[dict[str, Stored], dict[str, str]]:
-    """Return each over tables, and over those before it."""
+    """Return random views and their texts. A view reads tables and the views before it."""
     views, texts, tables = {}, {}, statements.tables
     while len(views) < VIEWS:
         name = f"v{len(views)}"
@@ -77,7 +77,7 @@ def make_views(
 
 
 def without_views(found: tuple[Scan, ...], views: Mapping[str, Stored]) -> tuple[Scan, ...]:
-    """Return the scans of tables, joined to one another."""
+    """Return the scans of tables without those of views; the joins among the remaining scans stay."""
     numbers = {number: left for left, number in enumerate(n for n, one in enumerate(found) if one.table not in views)}
     return tuple(
         replace(
@@ -90,7 +90,7 @@ def without_views(found: tuple[Scan, ...], views: Mapping[str, Stored]) -> tuple
 
 @dataclass
 class Cutting:
-    """Of one lake."""
+    """The plan views of the statements on one random lake."""
 
     rng: random.Random
     connection: duckdb.DuckDBPyConnection
@@ -99,10 +99,10 @@ class Cutting:
     texts: Mapping[str, str]
     told: Counter[str]
     left: int = 0
-    """How many views are still looked into: in one another there may be very many."""
+    """The number of views that may still be replaced. Nested views can contain very many."""
 
     def over_plans(self, found: tuple[Scan, ...], depth: int = 0) -> tuple[list[Replacement], list[str]]:
-        """Plan views in the places of views, and their names."""
+        """Return replacements of views by plan views, and the names of the plan views."""
         new, names = [], []
         for number, scan in enumerate(found):
             name = f"{scan.table}~plan~{depth}~{number}"
@@ -113,13 +113,13 @@ class Cutting:
         return new, names
 
     def cut_view(self, scan: Scan, name: str, depth: int) -> bool:
-        """Store the rows of the plan view under `name`, where there is anything to leave out."""
+        """Store the rows of the plan view as the table `name`. Return False if the plan leaves nothing out."""
         self.left -= 1
         text, predicate = self.texts[scan.table], scan.predicate or "TRUE"
         stated = plan_view_query(text, scan.table, predicate)
         inner = find_scans(stated, columns_of=self.telling)
         assert all(len(BEFORE) <= one.start < one.end <= len(BEFORE) + len(text) for one in inner)
-        # Now and then one is left as it is.
+        # One view in ten keeps its nested views.
         new, names = self.over_plans(inner, depth + 1) if self.rng.random() < 0.9 else ([], [])
         rest = without_views(inner, self.views)
         if not names and not any(one.predicate or one.joins for one in rest):
@@ -127,7 +127,7 @@ class Cutting:
         _, more, _ = pruned(self.rng, self.connection, stated, rest)
         cut = splice(stated, [*new, *(read_from_view(one, plan) for one, plan in zip(rest, more, strict=True))])
         self.connection.execute(f"CREATE TABLE {quoted(name)} AS {cut}")
-        # Nobody sees other rows by this name than by the view's.
+        # The plan view has exactly the rows of the view that match the predicate.
         allowed = rows_of(self.connection, f"SELECT * FROM {scan.table} WHERE {predicate}")
         assert rows_of(self.connection, f"FROM {quoted(name)}") == allowed, f"{stated}\n-- became\n{cut}"
         self.drop([*names, *more])
@@ -144,7 +144,7 @@ class Cutting:
 def campaign(seed: int, lakes_count: int) -> Counter[str]:
     told: Counter[str] = Counter()
     for rng, statements, connection in lakes(seed, lakes_count):
-        # DuckDB 2.0 takes EXISTS over a LEFT JOIN to an empty table for false, but for this.
+        # Without this, DuckDB 2.0 evaluates EXISTS over a LEFT JOIN with an empty table as false.
         connection.execute("PRAGMA disable_optimizer")
         views, texts = make_views(statements, connection)
         telling = TellingViews(Told(rng, statements.tables), views, texts)
@@ -185,11 +185,11 @@ def check_worth(told: Counter[str]) -> None:
 @pytest.mark.parametrize(
     ("seed", "lakes"), [(24, 1), *(pytest.param(seed, 4, marks=pytest.mark.slow) for seed in (21, 22, 24))]
 )
-def test_answers_stay_over_views_of_which_only_what_is_asked_for_is_left(seed: int, lakes: int) -> None:
+def test_random_queries_keep_their_rows_over_pruned_views(seed: int, lakes: int) -> None:
     check_worth(campaign(seed, lakes))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(300, 310))
-def test_thousands_of_answers_over_views_stay(seed: int) -> None:
+def test_thousands_of_queries_over_views_keep_their_rows(seed: int) -> None:
     check_worth(campaign(seed, 20))

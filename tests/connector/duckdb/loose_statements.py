@@ -1,4 +1,4 @@
-"""Random statements with what DuckDB takes and Trino does not: constants and columns of other types, and NaN."""
+"""Random statements with SQL that DuckDB accepts and Trino does not: operands of different types, and NaN."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LooseStatements(Statements):
     listed_share = 0.7
 
     def body(self, named: list[Stored], depth: int, outer: Scope) -> tuple[str, list[tuple[str, str]]]:
-        """Also a set operation over `*` of names in WITH and of subqueries."""
+        """Return a query, in some cases a set operation over `*` of names in WITH and of subqueries."""
         if depth < 2 or not self.chance(0.1):
             return super().body(named, depth, outer)
         kinds = [self.rng.choice(["long", "long", "string", "date", "double"]) for _ in range(self.rng.randint(1, 3))]
@@ -69,7 +69,7 @@ class LooseStatements(Statements):
         return super().comparison(column, scope)
 
     def listed(self, column: Column, scope: Scope) -> str:
-        """List and rows, also with nulls and with values of other types."""
+        """Return a condition on a list or on rows, in some cases with nulls and values of other types."""
         name, negated = self.reference(column, scope), self.rng.choice(["", "", "NOT "])
         other = self.one_of(scope, scope) or column
         values = ", ".join(self.any_value(column.kind) for _ in range(2))
@@ -94,7 +94,7 @@ class LooseStatements(Statements):
         return self.rng.choice(LOOSE[kind]) if self.chance(0.1) else self.value(kind)
 
     def unnested(self, taken: set[str]) -> tuple[str, Scope]:
-        """List of literals, with names of their own or without."""
+        """Return a list of literals as a source, with or without column names."""
         alias = self.rng.choice([one for one in ALIASES if one.lower() not in taken])
         kinds = [self.rng.choice(["long", "long", "string", "date"]) for _ in range(self.rng.randint(1, 2))]
         names = self.rng.sample(COLUMN_NAMES, self.rng.randint(0, len(kinds)))
@@ -117,7 +117,11 @@ class LooseStatements(Statements):
         return f" QUALIFY {self.window(scope)} <= {self.rng.randint(1, 3)}{more}"
 
     def correlated(self, scope: Scope, outer: Scope) -> str:
-        """Also by a name alone, which may be the name of an output of the subquery, too."""
+        """Return a condition on a column of the outer query.
+
+        In some cases the column has no qualifier, and its name can also be the name of an output of the
+        subquery.
+        """
         own = {one.name.lower() for one in scope}
         pairs = [
             (one, other)

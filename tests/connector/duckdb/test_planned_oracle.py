@@ -1,7 +1,7 @@
-"""Random statements over a served catalog: DuckDB on a copy of the rows, and `seamark.duckdb.sql`, give the same rows.
+"""Random statements on a served catalog: `seamark.duckdb.sql` returns the rows that DuckDB returns for a copy.
 
-Tables have several files, deleted and updated rows, NaN, partitions by all transforms, times before 1970, texts that
-are longer than their bounds, and added, renamed and dropped columns.
+Tables have several files, deleted and updated rows, NaN, partitions by all transforms, times before 1970,
+texts that are longer than their bounds, and added, renamed and dropped columns.
 """
 
 from __future__ import annotations
@@ -54,13 +54,17 @@ TRANSFORMS: dict[str, list[Transform[Any, Any]]] = {
     "timestamp": [YearTransform(), MonthTransform(), DayTransform(), HourTransform(), IdentityTransform()],
     "boolean": [IdentityTransform()],
 }
-"""Without those with which DuckDB 1.5.5 changes no rows: truncated decimals below zero end its database."""
+"""Transforms of partition fields, by column type.
+
+Truncated decimals are left out: DuckDB 1.5.5 invalidates its database when it changes rows with a negative
+one.
+"""
 
 
 class PlannedStatements(LooseStatements):
-    """Their tables lie in a schema of the catalog, each INSERT in a file of its own.
+    """Statements on tables in a schema of the catalog; each INSERT writes its own file.
 
-    DuckDB does not always find a table whose name is spelled in another case.
+    DuckDB does not always find a table whose name is written in another case.
     """
 
     def __init__(self, rng: random.Random) -> None:
@@ -74,7 +78,7 @@ class PlannedStatements(LooseStatements):
         return self.rng.choice(LONG_AGO[kind]) if kind in LONG_AGO and self.chance(0.25) else super().value(kind)
 
     def transform(self, name: str) -> tuple[str, Transform[Any, Any]] | None:
-        """Return a column of a table, and a transform by which it is partitioned."""
+        """Return a column of a table and a transform for its partition field, or None."""
         (table,) = (one for one in self.tables if one.name == name)
         columns = [(column, kind) for column, kind in table.columns.items() if kind in TRANSFORMS and column != "added"]
         if not columns or self.chance(0.3):
@@ -126,7 +130,7 @@ def campaign(server: Seamark, seed: int, lakes: int, queries: int) -> Counter[st
 
 
 def partition(server: Seamark, schema: str, statements: PlannedStatements) -> bool:
-    """Partitions the table that was made last, perhaps."""
+    """Partition new tables at random. Return whether a table was partitioned."""
     with RestCatalog("sea", uri=server.base_url) as catalog:
         found = {name for _, name in catalog.list_tables(schema)}
         for one in statements.tables:
@@ -147,7 +151,10 @@ def check(
     seed: str,
     copy: duckdb.DuckDBPyConnection | None = None,
 ) -> None:
-    """`copy` has the same tables in memory, where DuckDB leaves out no files."""
+    """Check that the statement returns the same rows directly and over plans.
+
+    `copy` has the same tables in memory, where DuckDB cannot leave files out.
+    """
     try:
         expected = Counter(map(repr, (copy or con).sql(text).fetchall()))
     except duckdb.Error:
@@ -160,26 +167,29 @@ def check(
     if done.statement is not None:
         try:
             rows = Counter(map(repr, con.sql(done.statement).fetchall()))
-        except duckdb.InternalException:  # a fault of DuckDB's optimizer, which gives no rows
+        except duckdb.InternalException:  # A fault of DuckDB's optimizer returns no rows.
             told["internal errors"] += 1
             return
         assert rows == expected, f"{seed}\n{text}\n-- became\n{done.statement}\n{done.summary}"
 
 
 def check_worth(told: Counter[str]) -> None:
-    """One in nine is rewritten on average, one in twenty of sixty statements by chance."""
+    """Check that the campaign was effective.
+
+    On average, one statement in nine is rewritten. With sixty statements, it can be one in twenty by chance.
+    """
     assert told["rewritten"] > 0.04 * told["queries"], told
     assert told["files left out"] > 0.1 * told["queries"], told
     assert told["partitioned"], told
     assert told["internal errors"] <= 0.02 * told["queries"], told
 
 
-def test_planned_statements_give_the_rows_of_direct_ones(server: Seamark) -> None:
+def test_random_statements_over_plans_return_the_rows_of_direct_ones(server: Seamark) -> None:
     check_worth(campaign(server, first_seed(), 2, 30))
 
 
 @pytest.mark.slow
-def test_many_planned_statements_give_the_rows_of_direct_ones(server: Seamark) -> None:
+def test_many_random_statements_over_plans_return_the_rows_of_direct_ones(server: Seamark) -> None:
     check_worth(campaign(server, first_seed() + 1, 25, 40))
 
 
@@ -187,10 +197,10 @@ FIELDS = {"id": "i", "info.zone": "i", "info.tag": "t", "info.more.n": "i", "inf
 
 
 def make_structs(con: duckdb.DuckDBPyConnection, rng: random.Random) -> None:
-    """Each INSERT is a file of its own; structs and their fields are null now and then.
+    """Create tables with structs; each INSERT writes its own file, and some structs and fields are null.
 
-    A column may have the name of a field, and a table that of a struct, with fields of other types. Two columns have
-    exchanged their names.
+    A column can have the name of a field, and a table the name of a struct, with fields of other types. Two
+    columns have exchanged their names.
     """
     more = "STRUCT(n BIGINT, other VARCHAR)"
     con.execute(
@@ -238,7 +248,7 @@ def field_condition(rng: random.Random, alias: str) -> str:
     return f"NOT ({found})" if rng.random() < 0.15 else found
 
 
-def test_fields_of_structs_leave_files_out_and_no_rows(server: Seamark) -> None:
+def test_conditions_on_fields_of_structs_leave_files_out_but_no_rows(server: Seamark) -> None:
     rng, told = random.Random(first_seed() + 2), Counter[str]()
     with closing(seamark.duckdb.connect(server.base_url)) as con:
         con.execute("CREATE SCHEMA sea.structs")
@@ -270,8 +280,8 @@ def test_fields_of_structs_leave_files_out_and_no_rows(server: Seamark) -> None:
     assert told["rewritten in the past"] > 0, told
 
 
-def test_an_extreme_of_a_whole_table_leaves_files_out(server: Seamark) -> None:
-    """Of the last days with rows, and not of the last days that were deleted."""
+def test_comparison_with_the_extreme_of_a_whole_table_leaves_files_out(server: Seamark) -> None:
+    """The extreme comes from the days that still have rows, not from the deleted days."""
     told = Counter[str]()
     with closing(seamark.duckdb.connect(server.base_url)) as con:
         con.execute("CREATE SCHEMA sea.extremes")
@@ -293,7 +303,7 @@ def test_an_extreme_of_a_whole_table_leaves_files_out(server: Seamark) -> None:
         planned = seamark.duckdb.rewritten(con, last).statement
         assert planned is not None
         con.execute("INSERT INTO facts VALUES (9, DATE '2026-02-01')")
-        assert con.sql(planned).fetchall() == [(7, date(2026, 1, 8))] * 3  # both read the snapshot of the plan
+        assert con.sql(planned).fetchall() == [(7, date(2026, 1, 8))] * 3  # Both read the snapshot of the plan.
         con.execute("DELETE FROM facts WHERE id IN (7, 9)")
         check(con, last, told, "after a delete")
         assert seamark.duckdb.sql(con, last).fetchall() == [(6, date(2026, 1, 7))] * 3

@@ -1,7 +1,7 @@
-"""Random DuckDB statements give the same rows when each scanned table is cut down to what the analysis says of it.
+"""Random DuckDB statements give the same rows if each table has only the rows that the analysis requires.
 
-As `tests/connector/analysis/test_scans_oracle.py`, by way of the statement in Trino's words. A predicate that
-names a double is false for its NaN here, as it is to the catalog, whatever DuckDB says.
+The test resembles `tests/connector/analysis/test_scans_oracle.py`, but the statements pass through Trino's
+dialect. A predicate that names a double is false for NaN here, as in the catalog, although DuckDB differs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ QUERIES_PER_LAKE = 40
 
 
 class Tables:
-    """The tables behind the marks of one statement."""
+    """The tables of one statement, by their marks."""
 
     def __init__(self, found: Sequence[Scan], stored: dict[str, Stored]) -> None:
         self.found = found
@@ -75,7 +75,10 @@ class Tables:
 def scans_of(
     rng: random.Random, statement: DuckDBStatement, tables: list[Stored]
 ) -> tuple[dict[str, Stored], tuple[Scan, ...]]:
-    """Now and then a table is none of the catalog's, and nothing is known of its columns."""
+    """Return the stored tables of the statement, by mark, and its scans.
+
+    Sometimes a table is not in the catalog, so that its columns are unknown.
+    """
     if rng.random() < 0.3:
         tables = [one for one in tables if rng.random() < 0.5]
     by_name = {one.name.lower(): one for one in tables}
@@ -162,7 +165,7 @@ def check_one(
     except duckdb.Error as error:
         raise AssertionError(f"{error}\n{shown}") from error
     if rows != expected and any(_rows(connection, text) != expected for _ in range(20)):
-        told["unstable"] += 1  # DuckDB itself answers the unchanged statement in several ways
+        told["unstable"] += 1  # DuckDB itself gives different rows for the unchanged statement.
         return
     assert rows == expected, shown
 
@@ -185,7 +188,7 @@ def check_worth(told: Counter[str]) -> None:
         ("WITH q AS (SELECT a FROM t WHERE b = $text) SELECT q.a FROM q WHERE $n = q.a", {"n": 2, "text": "x"}),
     ],
 )
-def test_parameters_stand_where_they_stand_in_the_text(text: str, parameters: Any) -> None:
+def test_parameter_has_the_value_of_its_place_in_the_text(text: str, parameters: Any) -> None:
     columns = {"a": "long", "b": "string"}
     marked = DuckDBStatement(text, parameters).to_marked_text({0: columns}, utc=False)
     (scan,) = find_scans(marked, columns_of=lambda _: columns)
@@ -193,19 +196,19 @@ def test_parameters_stand_where_they_stand_in_the_text(text: str, parameters: An
     assert set(scan.predicate.strip("()").split(" AND ")) == {"\"b\" = 'x'", '"a" = 2'}
 
 
-def test_random_statements_keep_their_rows() -> None:
+def test_random_duckdb_statements_keep_their_rows_over_pruned_tables() -> None:
     check_worth(campaign(first_seed(), 4))
 
 
 @pytest.mark.slow
-def test_many_random_statements_keep_their_rows() -> None:
+def test_many_random_duckdb_statements_keep_their_rows_over_pruned_tables() -> None:
     told = campaign(first_seed() + 1, 400)
     check_worth(told)
     assert told["unstable"] < told["queries"] / 500
 
 
-def test_a_null_in_a_list_is_not_a_null_in_a_row_of_values() -> None:
-    """`3 NOT IN [1, NULL]` is true in DuckDB."""
+def test_condition_on_a_list_with_null_is_ignored() -> None:
+    """DuckDB evaluates `3 NOT IN [1, NULL]` to true, and `3 NOT IN (1, NULL)` to null."""
     assert duckdb.sql("SELECT 3 NOT IN [1, NULL], 3 NOT IN (1, NULL)").fetchall() == [(True, None)]
     for condition, is_read in (("NOT IN [1, NULL]", False), ("NOT IN (1, NULL)", False), ("NOT IN [1, 2]", True)):
         assert _is_read(f"SELECT * FROM t WHERE a {condition}") == is_read
@@ -214,7 +217,7 @@ def test_a_null_in_a_list_is_not_a_null_in_a_row_of_values() -> None:
 
 
 @pytest.mark.parametrize(("condition", "negated"), [("ILIKE", False), ("NOT ILIKE", True), ("NOT LIKE", True)])
-def test_a_negated_pattern_stays_negated(condition: str, negated: bool) -> None:
+def test_negated_pattern_stays_negated(condition: str, negated: bool) -> None:
     columns = {"a": "long", "b": "string"}
     text = f"SELECT t.a FROM t JOIN u ON t.a = u.a WHERE t.b {condition} '%b%'"
     marked = DuckDBStatement(text).to_marked_text({0: columns, 1: columns}, utc=True)
@@ -242,7 +245,7 @@ def test_a_negated_pattern_stays_negated(condition: str, negated: bool) -> None:
         ("SELECT * FROM t WHERE a / 100 = 5", None),
         ("SELECT * FROM t WHERE a BETWEEN 1200 AND 1200 + 11", '"a" BETWEEN 1200 AND 1211'),
         ("SELECT * FROM t WHERE a IN (1 - (2 + 3), -4 - -6)", '"a" IN (-4, 2)'),
-        ("SELECT * FROM t WHERE a = 2147483647 + 1", None),  # the statement fails, and must do so
+        ("SELECT * FROM t WHERE a = 2147483647 + 1", None),  # The statement must fail, as it does without a plan.
         ("SELECT * FROM t WHERE a = 1 + 0.5", None),
         ("SELECT * FROM t WHERE a = 1 + '2'", None),
         ("SELECT * FROM t WHERE b = 1 + 2", None),
@@ -259,7 +262,7 @@ def test_a_negated_pattern_stays_negated(condition: str, negated: bool) -> None:
         ("SELECT count(a) FILTER (a = 1) FROM t QUALIFY sum(count(*)) OVER () > 5", None),
     ],
 )
-def test_spellings_of_trino_give_the_same_conditions(statement: str, predicate: str | None) -> None:
+def test_duckdb_spelling_of_a_condition_gives_the_same_predicate(statement: str, predicate: str | None) -> None:
     columns = {"a": "long", "b": "string"}
     marked = DuckDBStatement(statement).to_marked_text({0: columns}, utc=True)
     (scan,) = find_scans(marked, columns_of=lambda _: columns)
@@ -283,7 +286,7 @@ def test_spellings_of_trino_give_the_same_conditions(statement: str, predicate: 
         ("WITH q AS ({0}) SELECT * FROM (SELECT * FROM q, t UNION ALL {0}) WHERE a = 1", "refused"),
     ],
 )
-def test_stars_of_set_operations_are_those_of_queries(statement: str, predicate: str | None) -> None:
+def test_star_of_a_set_operation_has_the_columns_of_its_queries(statement: str, predicate: str | None) -> None:
     columns = {"a": "long", "b": "string"}
     text = statement.format("SELECT a, b FROM t", "SELECT b, a FROM t")
     if predicate == "refused":
@@ -306,7 +309,7 @@ def test_stars_of_set_operations_are_those_of_queries(statement: str, predicate:
         ("SELECT * FROM facts s JOIN t info ON s.info.zone = 7", "refused"),
     ],
 )
-def test_a_field_of_a_struct_may_be_qualified_by_its_relation(statement: str, predicate: str) -> None:
+def test_field_of_a_struct_can_be_qualified_by_its_relation(statement: str, predicate: str) -> None:
     columns = {"a": "long", "info": "nested", "info.zone": "int"}
     if predicate == "refused":
         with pytest.raises(UnsupportedStatement, match="qualified by its schema"):
@@ -318,7 +321,7 @@ def test_a_field_of_a_struct_may_be_qualified_by_its_relation(statement: str, pr
 
 
 @pytest.mark.parametrize("total", ["0.06 - 0.01", "1 + 0.50", "-0.5 + 0.25", "0.1 + 0.2 + 0.3", "12345678.9 - 0.0001"])
-def test_decimals_are_added_as_by_duckdb(total: str) -> None:
+def test_decimal_sum_has_the_value_that_duckdb_computes(total: str) -> None:
     columns = {"a": "decimal(15, 4)", "f": "double"}
     marked = DuckDBStatement(f"SELECT * FROM t WHERE a >= {total} AND f < {total}").to_marked_text(
         {0: columns}, utc=True
@@ -327,8 +330,8 @@ def test_decimals_are_added_as_by_duckdb(total: str) -> None:
     assert duckdb.sql(f"SELECT {total}").fetchall() == [(Decimal(str(scan.predicate).removeprefix('"a" >= ')),)]
 
 
-def test_an_output_of_a_subquery_comes_before_an_outer_column_of_its_name() -> None:
-    """In its WHERE, as DuckDB has it: `q` is `u.x`."""
+def test_output_of_a_subquery_hides_an_outer_column_of_the_same_name() -> None:
+    """In the WHERE of the subquery, DuckDB resolves `q` to the output `u.x`."""
     text = "SELECT d.q FROM (SELECT a AS q FROM t) d WHERE EXISTS (SELECT u.x AS {} FROM u WHERE u.k = q)"
     with duckdb.connect() as con:
         con.execute("CREATE TABLE t AS FROM (VALUES (1), (3)) r (a)")
@@ -342,7 +345,7 @@ def test_an_output_of_a_subquery_comes_before_an_outer_column_of_its_name() -> N
         assert [len(one.joins) for one in scans] == [is_read, is_read], name
 
 
-def test_letters_beyond_ascii_have_a_case_in_names() -> None:
+def test_non_ascii_letters_in_names_are_case_sensitive() -> None:
     text = 'SELECT * FROM (SELECT a AS "é", b AS "{}" FROM t) WHERE "é" = 1'
     with duckdb.connect() as con:
         con.execute("CREATE TABLE t AS FROM (VALUES (1, 7)) r (a, b)")
@@ -353,8 +356,8 @@ def test_letters_beyond_ascii_have_a_case_in_names() -> None:
         DuckDBStatement(text.format(name) + f" AND {name} = 7")
 
 
-def test_count_if_is_null_without_rows() -> None:
-    """So its condition must not leave out all files."""
+def test_condition_of_count_if_leaves_no_files_out() -> None:
+    """DuckDB's count_if is null without rows, and zero if no row matches."""
     rows = "FROM (VALUES (1)) AS t (a)"
     assert duckdb.sql(f"SELECT count_if(a = 2) {rows}").fetchall() == [(0,)]
     assert duckdb.sql(f"SELECT count_if(a = 2) {rows} WHERE a = 2").fetchall() == [(None,)]

@@ -1,4 +1,7 @@
-"""Builds against a server, over files that PyIceberg wrote: caught up, cut off, gone on with; the command."""
+"""Builds against a server, on files that PyIceberg wrote.
+
+A build catches up with commits, can be interrupted and continued, and has a command.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ SMALL = GroupLimits(files=2)
 
 @pytest.fixture
 def client(served: Served) -> Iterator[IndexClient]:
-    """Of a server with `db.t`, 6 files, and a bloom index `b` on id that covers none."""
+    """Yield a client of a server that has `db.t` with 6 files and an index `b` on id, which covers no file."""
     create(served.url)
     append(served.url, "db.t", spread(6))
     made = IndexClient(served.url)
@@ -45,7 +48,7 @@ class Cut(Exception):
 
 
 class Watched(InProcessWorkers):
-    """Does something before each group; tells what it was given."""
+    """Workers that call a function before each group, and record the groups."""
 
     def __init__(self, *before: object) -> None:
         self.groups: list[Sequence[DataFile]] = []
@@ -63,7 +66,7 @@ def cut() -> None:
     raise Cut
 
 
-def test_a_build_reports_the_missing_entries_that_it_makes(client: IndexClient) -> None:
+def test_build_reports_its_progress_and_builds_only_missing_entries(client: IndexClient) -> None:
     seen: list[Progress] = []
     workers = Watched()
     report = build(client, "db.t", "b", workers, limits=SMALL, on_progress=seen.append)
@@ -77,15 +80,15 @@ def test_a_build_reports_the_missing_entries_that_it_makes(client: IndexClient) 
     assert (again.json["state"], again.progress.files_done) == ("completed", 0)
 
 
-def test_a_plan_leaves_out_what_the_index_rules_out(client: IndexClient) -> None:
-    where = "id = 13"  # of the second part; every part spans it
+def test_built_index_leaves_files_out_of_a_plan(client: IndexClient) -> None:
+    where = "id = 13"  # The second file contains it, and the bounds of every file include it.
     assert client.explain("db.t", where).files == 6
     build(client, "db.t", "b", InProcessWorkers())
     explained = client.explain("db.t", where)
     assert (explained.files, explained.indexes[0]["name"]) == (1, "b")
 
 
-def test_a_build_catches_up_with_commits_made_meanwhile(client: IndexClient) -> None:
+def test_build_includes_files_of_concurrent_commits(client: IndexClient) -> None:
     def commit() -> None:
         append(client.url, "db.t", [[1000, 1001]])
 
@@ -96,14 +99,14 @@ def test_a_build_catches_up_with_commits_made_meanwhile(client: IndexClient) -> 
     assert client.index("db.t", "b").health == "ok"
 
 
-def test_a_partition_spec_that_is_added_meanwhile_is_looked_up(client: IndexClient) -> None:
+def test_build_reads_a_partition_spec_that_is_added_during_the_build(client: IndexClient) -> None:
     def repartition() -> None:
         with catalog_at(client.url) as catalog, catalog.load_table("db.t").update_spec() as update:
             update.add_identity("discount")
         append(client.url, "db.t", [[11, 22], [33]])
 
     class Paged(IndexClient):
-        """Before its second listing the table gets another spec."""
+        """A client that changes the table's partition spec before its second listing."""
 
         listings = 0
 
@@ -119,7 +122,7 @@ def test_a_partition_spec_that_is_added_meanwhile_is_looked_up(client: IndexClie
     assert (report.json["state"], report.progress.files_done, report.files_not_indexed) == ("completed", 8, 0)
 
 
-def test_files_that_only_a_branch_has_are_built_too(client: IndexClient) -> None:
+def test_build_includes_files_that_only_a_branch_has(client: IndexClient) -> None:
     with catalog_at(client.url) as catalog:
         table = catalog.load_table("db.t")
         table.manage_snapshots().create_branch(table.current_snapshot().snapshot_id, "work").commit()
@@ -132,7 +135,7 @@ def test_files_that_only_a_branch_has_are_built_too(client: IndexClient) -> None
     assert (found.health, found.lag_files_of_refs) == ("ok", 0)
 
 
-def test_a_build_ends_however_fast_others_commit(client: IndexClient) -> None:
+def test_build_ends_while_writers_keep_committing(client: IndexClient) -> None:
     number = iter(range(1000, 2000))
     commits = [lambda: append(client.url, "db.t", [[next(number)]]) for _ in range(10)]
     report = build(client, "db.t", "b", Watched(*commits), passes_max=3)
@@ -140,7 +143,7 @@ def test_a_build_ends_however_fast_others_commit(client: IndexClient) -> None:
     assert client.index("db.t", "b").lag_files == 1
 
 
-def test_a_build_that_is_cut_off_is_rolled_back_and_the_next_goes_on(client: IndexClient) -> None:
+def test_interrupted_build_is_rolled_back_and_the_next_build_continues_it(client: IndexClient) -> None:
     with pytest.raises(Cut):
         build(client, "db.t", "b", Watched(None, cut), limits=SMALL)
     (told,) = [one for one in client.timeline("db.t", action="indexing") if one.state == "rolled_back"]
@@ -152,7 +155,7 @@ def test_a_build_that_is_cut_off_is_rolled_back_and_the_next_goes_on(client: Ind
     assert client.index("db.t", "b").health == "ok"
 
 
-def test_one_that_was_killed_without_a_word_is_gone_on_with_too(client: IndexClient) -> None:
+def test_build_of_a_killed_process_is_continued(client: IndexClient) -> None:
     script = f"""
 import time
 from seamark.connector.index.builds import InProcessWorkers, GroupLimits, build
@@ -174,7 +177,7 @@ build(IndexClient({client.url!r}), "db.t", "b", InProcessWorkers(), limits=Group
     assert client.index("db.t", "b").health == "ok"
 
 
-def test_sigterm_rolls_a_build_back_and_says_so(client: IndexClient) -> None:
+def test_sigterm_rolls_a_build_back_and_is_its_reason(client: IndexClient) -> None:
     with interruptible(), pytest.raises(KeyboardInterrupt):
         build(client, "db.t", "b", Watched(None, lambda: os.kill(os.getpid(), signal.SIGTERM)), limits=SMALL)
     (told,) = [one for one in client.timeline("db.t", action="indexing") if one.state == "rolled_back"]
@@ -183,7 +186,7 @@ def test_sigterm_rolls_a_build_back_and_says_so(client: IndexClient) -> None:
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-def test_files_that_cannot_be_indexed_are_told_and_tried_once(client: IndexClient) -> None:
+def test_build_reports_files_that_cannot_be_indexed_and_tries_them_once(client: IndexClient) -> None:
     pages = client.build_files("db.t", "b", client.start_build("db.t", "b")["build-id"])
     broken = Path(next(pages)["files"][3]["file-path"].removeprefix("file://"))
     broken.write_bytes(b"x" * broken.stat().st_size)
@@ -198,7 +201,7 @@ def test_files_that_cannot_be_indexed_are_told_and_tried_once(client: IndexClien
     assert broken.name in again.json["reason"]
 
 
-def test_a_table_made_anew_under_the_name_gets_nothing_of_the_old_one(client: IndexClient) -> None:
+def test_recreated_table_receives_no_index_files_of_the_old_table(client: IndexClient) -> None:
     class Replaced(InProcessWorkers):
         def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> Iterator[WrittenIndex]:
             return super().run(replace(task, table_uuid="another"), groups)
@@ -208,7 +211,7 @@ def test_a_table_made_anew_under_the_name_gets_nothing_of_the_old_one(client: In
     assert client.index("db.t", "b").files == 0
 
 
-def test_a_cluster_is_started_for_much_and_only_once() -> None:
+def test_cluster_is_started_once_and_only_for_many_or_large_files() -> None:
     started: list[int] = []
 
     class Cluster(InProcessWorkers):
@@ -239,7 +242,7 @@ def test_a_cluster_is_started_for_much_and_only_once() -> None:
     assert started == [1, -1]
 
 
-def test_groups_keep_to_the_limits_and_lose_nothing() -> None:
+def test_groups_respect_the_limits_and_contain_every_file() -> None:
     for seed in range(50):
         rng = random.Random(seed)
         files = [DataFile(str(n), rng.randint(1, 100), rng.randint(0, 100)) for n in range(rng.randint(0, 60))]
@@ -257,7 +260,7 @@ def seamark(url: str, *arguments: str) -> tuple[int, str]:
     return invoke_seamark("index", *arguments, url=url)
 
 
-def test_the_command_builds_one_index_or_all(client: IndexClient) -> None:
+def test_build_command_builds_one_index_or_all(client: IndexClient) -> None:
     client.put_index("db.t", "m", kind="bitmap", columns=["country"])
     client.put_index("db.t", "off", kind="bitmap", columns=["discount"])
     client.put_index("db.t", "off", state="paused")
@@ -268,7 +271,7 @@ def test_the_command_builds_one_index_or_all(client: IndexClient) -> None:
     assert [one.health for one in client.indexes("db.t")] == ["ok", "ok", "paused"]
 
 
-def test_the_command_tells_of_definitions_that_make_no_sense_and_fails(client: IndexClient) -> None:
+def test_build_command_reports_invalid_definitions_and_fails(client: IndexClient) -> None:
     with catalog_at(client.url) as catalog, catalog.load_table("db.t").transaction() as change:
         change.set_properties({"seamark.index.odd": "bitmap(nope)"})
     done = CliRunner().invoke(cli, ["index", "build", "db.t"], env={"SEAMARK_URL": client.url})
@@ -282,7 +285,7 @@ def test_the_command_tells_of_definitions_that_make_no_sense_and_fails(client: I
     assert "seamark index list" in done.output
 
 
-def test_the_command_tells_what_stops_it(client: IndexClient) -> None:
+def test_build_command_reports_why_it_cannot_build(client: IndexClient) -> None:
     client.put_index("db.t", "b", state="paused")
     for arguments, code, told in (
         (("db.t", "b"), 2, "paused"),
@@ -294,7 +297,7 @@ def test_the_command_tells_what_stops_it(client: IndexClient) -> None:
         assert (found, told in text) == (code, True), text
 
 
-def test_a_spark_that_does_not_start_is_told_in_a_line(client: IndexClient) -> None:
+def test_build_command_reports_in_one_line_that_spark_does_not_start(client: IndexClient) -> None:
     argv = [str(Path(sys.executable).parent / "seamark"), "index", "build", "db.t", "b", "--engine", "spark"]
     environment = {**os.environ, "SEAMARK_URL": client.url, "JAVA_HOME": "/nowhere"}
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=100)
@@ -304,7 +307,7 @@ def test_a_spark_that_does_not_start_is_told_in_a_line(client: IndexClient) -> N
     assert list(client.timeline("db.t", action="indexing")) == []
 
 
-def test_the_command_fails_where_no_file_can_be_read(client: IndexClient) -> None:
+def test_build_command_fails_if_no_file_can_be_read(client: IndexClient) -> None:
     pages = client.build_files("db.t", "b", client.start_build("db.t", "b")["build-id"])
     for file in next(pages)["files"]:
         Path(file["file-path"].removeprefix("file://")).unlink()

@@ -1,4 +1,4 @@
-"""`seamark index`: define, list, show, pause, resume and drop, and the exit codes."""
+"""`seamark index`: define, list, show, pause, resume and drop indexes, and the exit codes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FILES = [file_of(f"file:///t/{n}.parquet", n, n, rows=10 * n) for n in range(1, 
 
 @pytest.fixture
 def url(served: Served) -> str:
-    """Of a server with `db.t` of 6 files."""
+    """Return the URL of a server that has `db.t` with 6 files."""
     served.run(served.api.table())
     served.run(append(served.api, "t", FILES, snapshot_id=1, manifests=2))
     return served.url
@@ -33,7 +33,7 @@ def seamark(url: str, *arguments: str) -> tuple[int, str]:
 
 
 def build_half(url: str, name: str) -> dict[str, Any]:
-    """Of 6 files, 3 are indexed and registered; the build."""
+    """Return a build that has registered an index file for 3 of the 6 files."""
     client = IndexClient(url)
     build = client.start_build("db.t", name)
     pages = list(client.build_files("db.t", name, build["build-id"], page_files=4))
@@ -45,7 +45,7 @@ def build_half(url: str, name: str) -> dict[str, Any]:
     return build
 
 
-def test_an_index_is_made_listed_paused_resumed_and_dropped(url: str) -> None:
+def test_index_commands_create_list_pause_resume_and_drop_an_index(url: str) -> None:
     code, text = seamark(url, "create", "db.t", "--kind", "bitmap", "--columns", "data")
     assert (code, "Index data_bitmap: bitmap(data), 6 data files to index" in text) == (0, True)
     assert "Without table services: seamark index build db.t" in text
@@ -71,16 +71,16 @@ def test_an_index_is_made_listed_paused_resumed_and_dropped(url: str) -> None:
     assert "record" not in seamark(url, "list", "db.t")[1].rpartition("who=")[2]
 
 
-def test_answers_come_as_json(url: str) -> None:
+def test_index_commands_print_json(url: str) -> None:
     assert "no indexes" in seamark(url, "list", "db.t")[1]
     seamark(url, "create", "db.t", "--name", "i", "--kind", "bloom", "--columns", "lower(data)", "--fpp", "0.25")
-    _, _, shown = seamark(url, "show", "db.t", "i", "--json")[1].partition("\n{")  # logs share the output
+    _, _, shown = seamark(url, "show", "db.t", "i", "--json")[1].partition("\n{")  # Logs are part of the output.
     assert json.loads("{" + shown)["fpp"] == 0.25
     listed = seamark(url, "list", "db.t", "--json")[1]
     assert json.loads(listed[listed.index("\n[\n") :])[0]["columns"] == ["lower(data)"]
 
 
-def test_errors_of_the_index_command_are_one_line(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_command_reports_each_error_in_one_line(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.connector.client.connections._BACKOFF_S", 0)
     cases: list[tuple[tuple[str, ...], int, str]] = [
         (("create", "db.t", "--kind", "bitmap", "--columns", "nope"), 2, "no such column"),
@@ -101,7 +101,7 @@ def test_errors_of_the_index_command_are_one_line(url: str, monkeypatch: pytest.
         assert "Traceback" not in text, arguments
 
 
-def test_the_command_finds_the_server_of_a_home(url: str, tmp_path: Path) -> None:
+def test_index_command_finds_the_server_of_a_home_folder(url: str, tmp_path: Path) -> None:
     home = tmp_path / "a-home"
     home.mkdir()
     (home / "server.json").write_text(json.dumps({"url": url, "port": 1, "pid": 1}))
@@ -109,7 +109,7 @@ def test_the_command_finds_the_server_of_a_home(url: str, tmp_path: Path) -> Non
     assert done.exit_code == 0, done.output
 
 
-def test_the_client_defines_and_builds(url: str) -> None:
+def test_client_defines_an_index_and_builds_it(url: str) -> None:
     client = IndexClient(url)
     made = client.put_index("db.t", "i", kind="bitmap", columns=["data"])
     assert (made.state, made.files, made.files_total, made.lag_files) == ("enabled", 0, 6, 6)

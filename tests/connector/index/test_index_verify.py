@@ -1,4 +1,7 @@
-"""`seamark index verify` finds what is wrong and has it quarantined; `rebuild-registry` lists what a server forgot."""
+"""`seamark index verify` finds and quarantines wrong index files.
+
+`rebuild-registry` registers index files again that a server forgot.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,10 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def client(served: Served) -> Iterator[IndexClient]:
-    """Of a server with `db.t`: 6 files of 20 rows, and an index of each kind, named after it, in 3 index files."""
+    """Yield a client of a server that has `db.t` with 6 files of 20 rows, and an index of each kind.
+
+    The name of an index is its kind, and each index has 3 index files.
+    """
     create(served.url)
     append(served.url, "db.t", spread(6))
     made = IndexClient(served.url)
@@ -51,12 +57,12 @@ def index_paths(client: IndexClient, name: str) -> list[Path]:
 
 
 def states(client: IndexClient, name: str) -> dict[str, str]:
-    """By file name."""
+    """Return the state of each index file, by file name."""
     return {Path(one["location"]).name: one["state"] for one in client.index("db.t", name).json["index-files"]}
 
 
 def swap_blobs(one: Path, other: Path) -> None:
-    """Write into each the index of the other's data files: sound in itself, and wrong."""
+    """Exchange the blobs of two index files: both stay well-formed, and both are wrong."""
     opened = [open_index_file(path.read_bytes(), str(path)) for path in (one, other)]
     for path, mine, blob in ((one, opened[0], opened[1].blob), (other, opened[1], opened[0].blob)):
         said = mine.header
@@ -67,7 +73,7 @@ def swap_blobs(one: Path, other: Path) -> None:
         Storage().write(path.as_uri(), parts)
 
 
-def test_sound_index_files_are_reported_as_sound(client: IndexClient) -> None:
+def test_verify_reports_correct_index_files_as_right(client: IndexClient) -> None:
     code, text = seamark(client.url, "verify", "db.t", "--sample", "9")
     assert code == 0, text
     for name in COLUMNS:
@@ -77,14 +83,14 @@ def test_sound_index_files_are_reported_as_sound(client: IndexClient) -> None:
     assert [one.health for one in client.indexes("db.t")] == ["ok"] * 3
 
 
-def test_rows_are_counted_of_what_the_snapshot_holds_and_the_index_covers(client: IndexClient) -> None:
+def test_audit_counts_the_rows_that_the_index_covers(client: IndexClient) -> None:
     append(client.url, "db.t", [[1000, 1001, 1002]])
     audit = audit_index(client, "db.t", "record", sample=0)
     assert (audit.rows, audit.covered, audit.problems) == (120, 120, ())
     build(client, "db.t", "record", InProcessWorkers())
     audit = audit_index(client, "db.t", "record", sample=0)
     assert (audit.rows, audit.covered, audit.problems) == (123, 123, ())
-    # Described twice, a data file counts once.
+    # A data file that two index files describe counts once.
     index_file = index_paths(client, "record")[0]
     begun = client.start_build("db.t", "record")
     copy = f"{begun['folder']}/copy"
@@ -93,7 +99,7 @@ def test_rows_are_counted_of_what_the_snapshot_holds_and_the_index_covers(client
     assert audit_index(client, "db.t", "record", sample=0).rows == 123
 
 
-def test_a_count_that_is_not_the_datas_is_a_problem(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_audit_reports_a_wrong_number_of_rows(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
     found = client.index("db.t", "record")
     monkeypatch.setattr(client, "index", lambda *_: found)
     found.json["rows"] = 119
@@ -101,7 +107,7 @@ def test_a_count_that_is_not_the_datas_is_a_problem(client: IndexClient, monkeyp
     assert audit.problems == ("its index files count 120 rows of data files that hold 119",)
 
 
-def test_a_damaged_index_file_is_quarantined_plans_widen_and_it_is_built_again(client: IndexClient, kind: str) -> None:
+def test_damaged_index_file_is_quarantined_and_built_again(client: IndexClient, kind: str) -> None:
     path = index_paths(client, kind)[1]
     whole = path.read_bytes()
     header = open_index_file(whole, str(path)).header
@@ -122,18 +128,18 @@ def test_a_damaged_index_file_is_quarantined_plans_widen_and_it_is_built_again(c
     assert (code, "120 rows counted" in text) == (0, True), text
 
 
-def test_an_index_that_says_what_is_not_in_the_data_is_quarantined(client: IndexClient, kind: str) -> None:
+def test_index_file_that_does_not_match_the_data_is_quarantined(client: IndexClient, kind: str) -> None:
     first, second, _ = index_paths(client, kind)
     swap_blobs(first, second)
     audit = audit_index(client, "db.t", kind, sample=2, seed=7)
-    assert audit.problems, "a sound file of wrong content is found out"
+    assert audit.problems, "the file is well-formed, but its content is wrong"
     wrong = {Path(location).name for location, state in audit.states.items() if state == "quarantined"}
     assert wrong
     assert wrong <= {first.name, second.name}
     assert {name for name, state in states(client, kind).items() if state == "quarantined"} == wrong
 
 
-def test_an_index_file_that_is_gone_is_quarantined_as_the_server_finds_it_gone_too(client: IndexClient) -> None:
+def test_missing_index_file_is_quarantined_if_the_server_confirms_it(client: IndexClient) -> None:
     path = index_paths(client, "bitmap")[0]
     path.unlink()
     code, text = seamark(client.url, "verify", "db.t")
@@ -141,7 +147,7 @@ def test_an_index_file_that_is_gone_is_quarantined_as_the_server_finds_it_gone_t
     assert states(client, "bitmap")[path.name] == "quarantined"
 
 
-def test_a_file_that_cannot_be_read_is_reported_and_not_quarantined(
+def test_index_file_that_cannot_be_read_is_reported_but_not_quarantined(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(self: Storage, location: str) -> memoryview:
@@ -153,7 +159,7 @@ def test_a_file_that_cannot_be_read_is_reported_and_not_quarantined(
     assert set(states(client, "bloom").values()) == {"live"}
 
 
-def test_an_index_file_of_a_newer_version_is_told_and_left_alone(
+def test_index_file_of_a_newer_version_is_reported_but_not_quarantined(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = index_paths(client, "bloom")[0]
@@ -171,7 +177,7 @@ def test_an_index_file_of_a_newer_version_is_told_and_left_alone(
     assert states(client, "bloom")[path.name] == "live"
 
 
-def test_files_that_others_replace_meanwhile_are_no_problem(
+def test_index_file_that_a_merge_replaces_during_the_audit_is_no_problem(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = client.index("db.t", "bloom").json["index-files"][0]["location"]
@@ -192,14 +198,14 @@ def test_files_that_others_replace_meanwhile_are_no_problem(
     assert (audit.states, audit.problems) == ({old: "superseded"}, ())
 
 
-def test_the_same_seed_looks_at_the_same(client: IndexClient) -> None:
+def test_audits_with_the_same_seed_examine_the_same_sample(client: IndexClient) -> None:
     first, second, _ = index_paths(client, "bitmap")
     swap_blobs(first, second)
     found = [audit_index(client, "db.t", "bitmap", sample=1, seed=3, report=False).problems for _ in range(2)]
     assert found[0] == found[1] != ()
 
 
-def test_invalid_arguments_are_refused_with_their_exit_code(
+def test_verify_refuses_invalid_arguments_with_an_exit_code(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client.url, "db.empty")
@@ -216,7 +222,7 @@ def test_invalid_arguments_are_refused_with_their_exit_code(
         assert "Traceback" not in text, arguments
 
 
-def test_index_files_that_a_server_forgot_are_listed_again(client: IndexClient, served: Served) -> None:
+def test_rebuild_registry_registers_index_files_that_the_server_forgot(client: IndexClient, served: Served) -> None:
     before = {where: client.explain("db.t", where).files for where in ("id = 13", "country = 'c3' AND id = 24")}
     assert before["id = 13"] == 1
     table = client.load_table("db.t")
@@ -246,7 +252,7 @@ def test_index_files_that_a_server_forgot_are_listed_again(client: IndexClient, 
         other.stop()
 
 
-def test_a_reader_verifies_without_reporting(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reader_can_verify_without_reporting(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any, **__: Any) -> dict[str, Any]:
         raise Forbidden("reader may not quarantineIndexFile", status=403)
 

@@ -1,4 +1,4 @@
-"""The indexer over a server and files that PyIceberg wrote: builds, merges, gives way, leaves alone, ends."""
+"""The indexer against a server, on files that PyIceberg wrote: builds, merges, conflicts, backoff, and exit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ def in_process() -> AbstractContextManager[Workers]:
 
 
 def table(client: IndexClient, name: str, files: int = 3, **indexes: tuple[str, str]) -> None:
-    """Of so many files, with indexes that cover none: name=(kind, column)."""
+    """Create a table with `files` files, and indexes that cover none of them.
+
+    `indexes` has (kind, column) by the name of the index.
+    """
     create(client.url, name)
     append(client.url, name, spread(files))
     for index, (kind, column) in indexes.items():
@@ -44,7 +47,7 @@ def health(client: IndexClient, *tables: str) -> dict[str, str]:
     return {f"{name} {one.name}": one.health for name in tables for one in client.indexes(name)}
 
 
-def test_a_round_builds_every_enabled_index_of_every_table_and_the_next_has_nothing_to_do(client: IndexClient) -> None:
+def test_round_builds_every_enabled_index_and_the_next_round_has_nothing_to_do(client: IndexClient) -> None:
     table(client, "a.one", i=("bloom", "id"), j=("bitmap", "country"))
     table(client, "a.two", i=("record", "id"), off=("bloom", "id"))
     client.put_index("a.two", "off", state="paused")
@@ -70,9 +73,7 @@ def test_a_round_builds_every_enabled_index_of_every_table_and_the_next_has_noth
 
 
 @pytest.mark.slow
-def test_index_files_in_the_folder_of_earlier_versions_are_moved(
-    client: IndexClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_indexer_moves_index_files_from_the_former_folder(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as earlier:
         earlier.setattr("seamark.metaserver.api.indexes.builds.INDEX_FOLDER", FORMER_INDEX_FOLDER)
         table(client, "db.t", files=3, i=("bitmap", "country"), j=("record", "id"))
@@ -90,7 +91,7 @@ def test_index_files_in_the_folder_of_earlier_versions_are_moved(
     assert [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)] == before
 
 
-def test_small_index_files_are_merged_until_there_are_few_and_tell_the_same(client: IndexClient) -> None:
+def test_merged_index_files_give_the_same_plans(client: IndexClient) -> None:
     table(client, "db.t", files=9, i=("bitmap", "country"))
     before = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
     done = Indexer(client, in_process, limits=GroupLimits(files=1)).round()
@@ -99,31 +100,31 @@ def test_small_index_files_are_merged_until_there_are_few_and_tell_the_same(clie
     assert found.json["levels"] == {"1": 1}
     assert (found.health, found.files) == ("ok", 9)
     after = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
-    assert (before[7], after[7]) == (0, 0)  # by its bounds
+    assert (before[7], after[7]) == (0, 0)  # Bounds alone leave these files out.
     assert after == before
     assert client.explain("db.t", "country = 'c15'").files == 0
     assert [one.state for one in client.timeline(action="indexing")] == ["completed", "completed"]
 
 
-def test_a_merge_leaves_out_what_no_snapshot_holds_any_more(client: IndexClient) -> None:
+def test_merge_drops_entries_of_files_that_no_snapshot_has(client: IndexClient) -> None:
     table(client, "db.t", files=5, i=("record", "id"))
     one_each = GroupLimits(files=1)
     assert Indexer(client, in_process, limits=one_each).round().builds == 1
     with catalog_at(client.url) as catalog:
         held = catalog.load_table("db.t")
         old = [snapshot.snapshot_id for snapshot in held.snapshots()]
-        held.delete()  # each file whole
+        held.delete()  # This removes whole files.
         for part in spread(4):
             append(client.url, "db.t", [part])
         catalog.load_table("db.t").maintenance.expire_snapshots().by_ids(old).commit()
     done = Indexer(client, in_process, limits=one_each).round()
     assert (done.builds, done.merges, done.failed) == (1, 1, 0)
     live = [one for one in client.index("db.t", "i").json["index-files"] if one["state"] == "live"]
-    assert sum(one["files"] for one in live) < 9, "not one of the first five is left in what was merged"
+    assert sum(one["files"] for one in live) < 9, "entries of the first five files remain in the merged file"
     assert client.index("db.t", "i").health == "ok"
 
 
-def test_indexers_at_once_index_each_file_once(client: IndexClient, served: Served) -> None:
+def test_concurrent_indexers_index_each_file_once(client: IndexClient, served: Served) -> None:
     for number in range(3):
         table(client, f"db.t{number}", files=4, i=("bloom", "id"))
     start = threading.Barrier(4)
@@ -141,7 +142,7 @@ def test_indexers_at_once_index_each_file_once(client: IndexClient, served: Serv
     for one in threads:
         one.join(120)
     assert len(rounds) == 20
-    Indexer(client, in_process).round()  # whatever gave way to another that gave way, too
+    Indexer(client, in_process).round()  # Two indexers may both have given way to each other; this one builds the rest.
     assert (sum(one.failed for one in rounds), set(health(client, "db.t0", "db.t1", "db.t2").values())) == (0, {"ok"})
     for number in range(3):
         files = client.index(f"db.t{number}", "i").json["index-files"]
@@ -157,7 +158,7 @@ class Clocked:
 
 
 def flip(client: IndexClient, name: str, index: str, number: int = 0) -> str:
-    """Return one bit in the middle of one of its live index files; its location."""
+    """Flip a bit in the middle of one of the index's live files, and return the file's location."""
     live = [one for one in client.index(name, index).json["index-files"] if one["state"] == "live"]
     location: str = live[number]["location"]
     path = Path(location.removeprefix("file://"))
@@ -169,13 +170,13 @@ def flip(client: IndexClient, name: str, index: str, number: int = 0) -> str:
 
 
 @pytest.mark.parametrize("kind", ["bloom", "bitmap", "record"])
-def test_a_damaged_index_file_is_found_and_built_anew_without_a_command(client: IndexClient, kind: str) -> None:
+def test_indexer_finds_a_damaged_index_file_and_builds_it_again(client: IndexClient, kind: str) -> None:
     table(client, "db.t", files=3, i=(kind, "id"))
     day = AuditLimits(every_s=86_400)
     ms = [1_800_000_000_000]
     keeper = Indexer(client, in_process, limits=GroupLimits(files=1), audit=day, now_ms=lambda: ms[0])
     first = keeper.round()
-    assert (first.builds, first.verified, first.damaged) == (1, 0, 0), "what was built just now is audited next"
+    assert (first.builds, first.verified, first.damaged) == (1, 0, 0), "a new index file is audited in the next round"
     second = keeper.round()
     assert (second.verified, second.damaged, second.failed) == (3, 0, 0)
     audited_ms = client.index("db.t", "i").audited_ms
@@ -195,7 +196,7 @@ def test_a_damaged_index_file_is_found_and_built_anew_without_a_command(client: 
     assert [(one["index-files"], one["damaged"]) for one in told] == [(3, 0), (3, 1)]
 
 
-def test_audits_keep_within_their_limits_and_get_to_every_index_file(client: IndexClient) -> None:
+def test_audits_respect_their_limits_and_reach_every_index_file(client: IndexClient) -> None:
     for name in ("db.a", "db.b"):
         table(client, name, files=3, i=("bitmap", "id"))
     clock = Clocked()
@@ -218,7 +219,7 @@ def test_audits_keep_within_their_limits_and_get_to_every_index_file(client: Ind
 
 
 class Failing(InProcessWorkers):
-    """Fails for tables of this kind of index; counts what it was asked."""
+    """Workers that fail for indexes of one kind, and count their calls."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -231,7 +232,7 @@ class Failing(InProcessWorkers):
         return super().run(task, groups)
 
 
-def test_an_index_that_fails_waits_longer_each_time_and_delays_no_other(client: IndexClient) -> None:
+def test_failing_index_is_retried_with_growing_pauses_and_delays_no_other(client: IndexClient) -> None:
     table(client, "db.a", i=("bloom", "id"))
     table(client, "db.b", i=("bitmap", "country"))
     workers, clock = Failing("bloom"), Clocked()
@@ -254,7 +255,7 @@ def test_an_index_that_fails_waits_longer_each_time_and_delays_no_other(client: 
     assert health(client, "db.a") == {"db.a i": "ok"}
 
 
-def test_files_that_cannot_be_indexed_are_tried_again_when_something_changes_or_later(client: IndexClient) -> None:
+def test_files_that_cannot_be_indexed_are_tried_again_after_a_change_or_a_pause(client: IndexClient) -> None:
     table(client, "db.t", i=("bloom", "id"))
     begun = client.start_build("db.t", "i")
     path = next(client.build_files("db.t", "i", begun["build-id"]))["files"][0]["file-path"]
@@ -271,7 +272,7 @@ def test_files_that_cannot_be_indexed_are_tried_again_when_something_changes_or_
     assert keeper.round() == Round(tables=1, indexes=1, builds=1, files_not_indexed=1)
 
 
-def test_a_damaged_index_file_stops_merges_but_no_builds(client: IndexClient) -> None:
+def test_damaged_index_file_stops_merges_but_not_builds(client: IndexClient) -> None:
     table(client, "db.t", files=8, i=("bloom", "id"))
     Indexer(client, in_process, limits=GroupLimits(files=8)).round()
     first = client.index("db.t", "i").json["index-files"][0]["location"]
@@ -280,7 +281,7 @@ def test_a_damaged_index_file_stops_merges_but_no_builds(client: IndexClient) ->
         if number == 6:
             damaged = Path(first.removeprefix("file://"))
             data = bytearray(damaged.read_bytes())
-            data[40] ^= 1  # in the first blob
+            data[40] ^= 1  # This byte is in the first blob.
             damaged.write_bytes(data)
         done = Indexer(client, in_process).round()
         assert done.builds == 1
@@ -288,18 +289,18 @@ def test_a_damaged_index_file_stops_merges_but_no_builds(client: IndexClient) ->
     assert client.explain("db.t", "id = 2006").files == 1
 
 
-def test_the_memory_of_whom_to_leave_alone_is_bounded(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_indexer_remembers_a_bounded_number_of_backoffs(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BACKOFFS_MAX", 2)
     for name in "abc":
         table(client, f"db.{name}", files=1, i=("bloom", "id"))
     workers = Failing("bloom")
     keeper = Indexer(client, lambda: closing(workers), now=Clocked())
     for _ in range(2):
-        assert keeper.round().failed == 3  # the first is forgotten when the third comes
+        assert keeper.round().failed == 3  # The third backoff replaces the first.
         assert len(keeper._backoffs) == 2
 
 
-def test_a_round_that_is_cut_off_is_told_and_tried_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_round_is_logged_and_repeated_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.connector.client.connections._BACKOFF_S", 0)
     slept: list[float] = []
 
@@ -330,7 +331,7 @@ def until(condition: Callable[[], Any], timeout_s: float = 60) -> None:
         time.sleep(0.05)
 
 
-def test_the_process_keeps_indexes_built_and_ends_when_told(client: IndexClient) -> None:
+def test_indexer_process_keeps_indexes_built_and_ends_at_sigterm(client: IndexClient) -> None:
     table(client, "db.t", i=("bloom", "id"))
     with seamark(client.url, "--interval", "1") as process:
         assert process.stderr is not None
@@ -349,7 +350,7 @@ def test_the_process_keeps_indexes_built_and_ends_when_told(client: IndexClient)
     assert (told[0]["event"], json.loads(rest.splitlines()[-1])["reason"]) == ("indexer started", "SIGTERM")
 
 
-def test_one_round_says_by_its_exit_code_whether_all_went_well(client: IndexClient) -> None:
+def test_exit_code_of_one_round_says_whether_it_succeeded(client: IndexClient) -> None:
     table(client, "db.t", i=("bloom", "id"))
     with seamark(client.url, "--once") as process:
         assert process.wait(60) == 0

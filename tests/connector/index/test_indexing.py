@@ -1,4 +1,4 @@
-"""Index files built from Parquet files, asked about what was written."""
+"""Lookups in index files that are built from Parquet files, against the values in these files."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def column(rng: random.Random, column_id: int, rows: int) -> list[Any]:
 
 
 def iceberg(value: Any) -> Any:
-    """As `expressions.py` has it."""
+    """Return the value in the form that `expressions.py` uses."""
     if isinstance(value, dt.datetime):
         return (value - EPOCH) // dt.timedelta(microseconds=1)
     if isinstance(value, dt.date):
@@ -111,7 +111,7 @@ def key_at(keys: Keys, row: int) -> Any:
         "year(day)",
     ],
 )
-def test_the_keys_of_a_term_are_those_of_what_it_makes_of_each_value(text: str) -> None:
+def test_keys_of_a_term_are_the_keys_of_its_results(text: str) -> None:
     term = resolve(text, SCHEMA)
     for seed in range(20):
         rng = random.Random(f"{text} {seed}")
@@ -162,7 +162,7 @@ def opened(location: str | None) -> Any:
 
 
 @pytest.mark.parametrize(("kind", "columns"), [("bloom", ["name"]), ("bitmap", ["name"]), ("record", ["id", "name"])])
-def test_an_index_file_tells_of_the_files_it_was_made_of_and_of_no_other(
+def test_index_file_describes_exactly_the_data_files_that_were_read(
     tmp_path: Path, files: list[DataFile], kind: str, columns: list[str]
 ) -> None:
     made = index_data_files(task(tmp_path, kind, *columns), files)
@@ -176,13 +176,13 @@ def test_an_index_file_tells_of_the_files_it_was_made_of_and_of_no_other(
     assert found.files.records.tolist() == [4, 2, 0]
 
 
-def test_a_bloom_filter_finds_the_files_of_its_keys(tmp_path: Path, files: list[DataFile]) -> None:
+def test_bloom_filter_finds_the_files_of_its_keys(tmp_path: Path, files: list[DataFile]) -> None:
     bloom = Bloom(opened(index_data_files(task(tmp_path, "bloom", "lower(name)"), files).location).blob)
     assert bloom.probe(hash_keys(keys_of(pa.array(["y"]), "string"), 0)).tolist()[0] == 1
     assert bloom.probe(hash_keys(keys_of(pa.array(["Y"]), "string"), 0)).tolist() == [0, 0, 0]
 
 
-def test_a_bitmap_finds_the_rows_of_its_keys(tmp_path: Path, files: list[DataFile]) -> None:
+def test_bitmap_finds_the_rows_of_its_keys(tmp_path: Path, files: list[DataFile]) -> None:
     bitmap = Bitmap(opened(index_data_files(task(tmp_path, "bitmap", "name"), files).location).blob)
     x = KeyRanges("string", (KeyRange(b"x", b"x"),))
     nulls = KeyRanges("string", (), nulls=True)
@@ -192,7 +192,7 @@ def test_a_bitmap_finds_the_rows_of_its_keys(tmp_path: Path, files: list[DataFil
     assert positions(bitmap.rows(1, nulls)).tolist() == [0, 1]
 
 
-def test_a_record_index_finds_the_place_of_its_keys(tmp_path: Path, files: list[DataFile]) -> None:
+def test_record_index_finds_the_position_of_its_keys(tmp_path: Path, files: list[DataFile]) -> None:
     record = Record(opened(index_data_files(task(tmp_path, "record", "id", "name"), files).location).blob)
     keys = [keys_of(pa.array([3, 5, 3]), "long"), keys_of(pa.array(["Y", None, "x"]), "string")]
     found = record.lookup(hash_rows(keys, 0), hash_rows(keys, 1))
@@ -200,14 +200,14 @@ def test_a_record_index_finds_the_place_of_its_keys(tmp_path: Path, files: list[
     assert record.count == 6
 
 
-def test_a_group_without_a_readable_file_makes_no_index_file(tmp_path: Path, files: list[DataFile]) -> None:
+def test_group_without_a_readable_file_makes_no_index_file(tmp_path: Path, files: list[DataFile]) -> None:
     made = index_data_files(task(tmp_path, "bitmap", "name"), files[1:3])
     assert (made.location, made.files) == (None, 0)
     assert len(made.skipped) == 2
     assert not (tmp_path / "metadata").exists()
 
 
-def test_hashes_of_literals_and_of_columns_agree() -> None:
+def test_literal_and_column_value_have_the_same_hash() -> None:
     column = keys_of(pa.array(["a", "é", ""]), "string")
     literals = [hash_key(key_of(value, "string"), 0) for value in ("a", "é", "")]
     assert hash_keys(column, 0).tolist() == literals
@@ -220,7 +220,7 @@ def test_hashes_of_literals_and_of_columns_agree() -> None:
     [pa.dictionary(pa.int32(), pa.string()), pa.binary(), pa.large_string(), pa.string_view(), pa.binary_view()],
     ids=str,
 )
-def test_lower_case_is_indexed_however_a_file_keeps_its_strings(kept: pa.DataType) -> None:
+def test_lower_case_is_indexed_for_every_string_type_of_arrow(kept: pa.DataType) -> None:
     values = ["ÀB", None, "ab", ""]
     plain = pa.array(values, pa.string())
     column = plain.dictionary_encode() if pa.types.is_dictionary(kept) else plain.cast(kept)
@@ -229,6 +229,6 @@ def test_lower_case_is_indexed_however_a_file_keeps_its_strings(kept: pa.DataTyp
 
 
 @pytest.mark.parametrize("column", [pa.array([7]), pa.array([b"\xff"])], ids=["numbers", "no UTF-8"])
-def test_lower_case_of_what_is_no_string_is_refused(column: pa.Array) -> None:
+def test_lower_case_of_a_non_string_column_is_refused(column: pa.Array) -> None:
     with pytest.raises(ValueError, match=r"string|UTF8"):
         keys_of_term(resolve("lower(name)", SCHEMA), pa.chunked_array([column]))

@@ -1,4 +1,7 @@
-"""Which rows a key means: columns by name, zeros, NaN, NUL; and what is refused before anything is written."""
+"""The rows that a key matches: key columns by name, zeros, NaN, NUL.
+
+Invalid keys are refused before any write.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ def identified(client: IndexClient, *ids: int) -> None:
 
 
 @pytest.mark.parametrize("strategy", [None, EQUALITY])
-def test_rows_go_by_the_named_columns_whatever_others_there_are(client: IndexClient, strategy: str | None) -> None:
+def test_delete_matches_rows_by_the_named_columns_only(client: IndexClient, strategy: str | None) -> None:
     create(client)
     append(client, "db.t", rows((1, "a", 1, "x"), (2, "b", 2, "x"), (3, "c", 3, "x")))
     given = rows((1, "other", 7, None), (9, "b", 2, "x"))
@@ -55,7 +58,7 @@ def test_rows_go_by_the_named_columns_whatever_others_there_are(client: IndexCli
     assert [one[0] for one in held(client)] == [3]
 
 
-def test_rows_go_by_the_identifier_fields_of_the_table(client: IndexClient) -> None:
+def test_delete_matches_rows_by_the_tables_identifier_fields(client: IndexClient) -> None:
     identified(client, 1, 2)
     append(client, "db.t", rows((1, "a", 1, "x"), (1, "b", 2, "x"), (3, "c", 3, "x")))
     assert delete(client, "db.t", keys=rows((1, "a", 9, "z"), (3, "a", 3, "x"))).deleted == 1
@@ -78,13 +81,13 @@ def doubles(*given: tuple[float, float, int]) -> pa.Table:
 @pytest.mark.parametrize("index", [(), ("x",), ("x", "y")], ids=["plain", "record", "record of two"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("spec", [[], [("identity", 1)]], ids=["whole", "partitioned"])
-def test_both_zeros_are_one_key_and_so_is_every_nan(
+def test_both_zeros_are_one_key_and_all_nans_are_one_key(
     client: IndexClient, mode: str, spec: list[tuple[str, int]], index: tuple[str, ...]
 ) -> None:
     properties = {"seamark.index.keys": f"record({', '.join(index)})"} if index else {}
     create(client, fields=DOUBLES, spec=spec, properties=properties)
     names = list(index) or ["x"]
-    nan = 7.0 if spec else NAN  # of which no plan of the server can say that it is a partition's value
+    nan = 7.0 if spec else NAN  # No plan of the server can prove that NaN is a partition value.
     append(client, "db.t", doubles((-0.0, 0.0, 1), (nan, -0.0, 1), (1.5, 1.0, 1)))
     report = upsert(
         client,
@@ -97,14 +100,14 @@ def test_both_zeros_are_one_key_and_so_is_every_nan(
     assert numbers(client) == [("0.0", 2), ("1.5", 1), (repr(nan), 2)]
     report = upsert(client, "db.t", doubles((0.0, 0.0, 3), (-0.0, -0.0, 4)), keys=names, mode=mode)
     assert (report.inserted, report.updated) == (0, 1)
-    assert numbers(client) == [("-0.0", 4), ("1.5", 1), (repr(nan), 2)], "stored data keep their sign"
+    assert numbers(client) == [("-0.0", 4), ("1.5", 1), (repr(nan), 2)], "stored rows keep the sign of zero"
     gone = delete(client, "db.t", keys=doubles((0.0, 0.0, 0), (nan, 0.0, 0)), key=names, mode=mode)
     assert gone.deleted == 2
     assert numbers(client) == [("1.5", 1)]
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_another_writer_of_the_other_zero_is_a_conflict(
+def test_concurrent_upsert_of_the_other_zero_is_a_conflict(
     client: IndexClient, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client, fields=DOUBLES, spec=[("identity", 1)])
@@ -115,7 +118,7 @@ def test_another_writer_of_the_other_zero_is_a_conflict(
     assert numbers(client) == [("0.0", 2), ("5.0", 1)]
 
 
-def test_zeros_are_equally_late(client: IndexClient) -> None:
+def test_both_zeros_are_equal_as_precombine_values(client: IndexClient) -> None:
     create(client, fields=DOUBLES)
     append(client, "db.t", doubles((1.0, 0.0, 1)))
     report = upsert(client, "db.t", doubles((1.0, -0.0, 2)), keys=["x"], precombine="y")
@@ -128,7 +131,7 @@ NULS = ("a\0b", "\0", "a\0", "", "a", "a/../b", "..", "x%2e%2e%2fy", "/..", "%00
 @pytest.mark.parametrize("how", [*MODES, EQUALITY])
 @pytest.mark.parametrize("transform", ["identity", "truncate[2]", "bucket[4]"])
 @pytest.mark.parametrize("version", [2, 3])
-def test_partition_values_may_hold_whatever_a_path_may_not(
+def test_partition_values_can_contain_characters_that_paths_cannot(
     client: IndexClient, version: int, transform: str, how: str
 ) -> None:
     create(client, version=version, spec=[(transform, 2)])
@@ -146,7 +149,7 @@ def test_partition_values_may_hold_whatever_a_path_may_not(
     assert (77, "\0", None, None) in held(client)
 
 
-def test_a_folder_keeps_a_plain_value_as_it_is_and_no_value_makes_a_path_of_it() -> None:
+def test_partition_path_keeps_plain_values_and_escapes_separators() -> None:
     assert format_partition_path(["p"], ["identity"], ["string"], ["x/y ü%"]) == "p=x%2Fy+%C3%BC%25"
     for value in NULS:
         path = format_partition_path(["p"], ["identity"], ["string"], [value])
@@ -167,7 +170,7 @@ CHANGES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_changes_of_rows_of_a_version_1_table_are_refused_before_a_file_is_written(
+def test_row_changes_of_a_version_1_table_are_refused_before_a_file_is_written(
     client: IndexClient, served: Served, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client, version=1)
@@ -182,8 +185,8 @@ def test_changes_of_rows_of_a_version_1_table_are_refused_before_a_file_is_writt
 
 
 @pytest.mark.parametrize("number", quick(range(4), 2))
-def test_random_histories_of_floating_point_keys_are_those_of_a_dict(client: IndexClient, number: int) -> None:
-    """Whose keys are both zeros as one, and every NaN; stored rows keep their signs."""
+def test_random_histories_of_floating_point_keys_match_a_dict(client: IndexClient, number: int) -> None:
+    """In the dict, both zeros are one key and all NaNs are one key. Stored rows keep their signs."""
     seed = 100 * first_seed() + number
     rng = random.Random(seed)
     create(client, fields=DOUBLES, properties={"seamark.index.keys": "record(x)"} if number % 2 else {})

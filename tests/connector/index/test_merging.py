@@ -1,4 +1,4 @@
-"""Merged index files answer as their parts did; which are merged follows from levels, sizes and ages alone."""
+"""Merged index files give the answers of their parts. Levels, sizes and ages alone select the files to merge."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def built(definition: IndexDefinition, values: list[int]) -> Any:
 
 
 class Written:
-    """Index files on disk, and what is in each data file by its path."""
+    """Index files on disk, and the rows of each data file, by path."""
 
     def __init__(self, folder: Path, kind: str) -> None:
         self.folder = folder
@@ -59,7 +59,7 @@ class Written:
         return location
 
     def check(self, location: str | None, expected: set[str]) -> None:
-        """The index file describes just these data files, and each as it is."""
+        """Check that the index file describes exactly the expected data files, each with its rows."""
         assert location is not None
         one = open_index_file(Storage().read(location), location)
         assert sorted(one.files.paths) == sorted(expected)
@@ -88,7 +88,7 @@ def written(tmp_path: Path, request: pytest.FixtureRequest) -> Written:
     return Written(tmp_path, request.param)
 
 
-def test_a_merged_file_answers_as_its_parts_did(written: Written) -> None:
+def test_merged_index_file_gives_the_answers_of_its_parts(written: Written) -> None:
     rng = random.Random(7)
     for part in range(4):
         written.add(
@@ -100,21 +100,21 @@ def test_a_merged_file_answers_as_its_parts_did(written: Written) -> None:
     assert open_index_file(Storage().read(merged.location or ""), "").header.level == 1
 
 
-def test_what_no_snapshot_holds_is_left_out_and_what_is_described_twice_is_there_once(written: Written) -> None:
+def test_merge_drops_entries_without_a_snapshot_and_keeps_duplicates_once(written: Written) -> None:
     first = written.add({"a": [1, 2], "b": [3], "gone": [4]})
     second = written.add({"b": [3], "c": [5, 5]})
     merged = merge_index_files([first, second], written.folder.as_uri(), Storage(), dropped={first: [2]})
     written.check(merged.location, {"a", "b", "c"})
 
 
-def test_nothing_is_written_where_nothing_is_left(written: Written) -> None:
+def test_merge_without_remaining_entries_writes_no_file(written: Written) -> None:
     first = written.add({"a": [1]})
     merged = merge_index_files([first], f"{written.folder.as_uri()}/new", Storage(), dropped={first: [0]})
     assert merged.location is None
     assert not (written.folder / "new").exists()
 
 
-def test_a_damaged_part_is_named_and_nothing_is_written(written: Written) -> None:
+def test_merge_with_a_damaged_part_writes_no_file(written: Written) -> None:
     first, second = written.add({"a": [1, 2, 3]}), written.add({"b": [3]})
     path = Path(first.removeprefix("file://"))
     data = bytearray(path.read_bytes())
@@ -126,27 +126,27 @@ def test_a_damaged_part_is_named_and_nothing_is_written(written: Written) -> Non
             merged = merge_index_files([first, second], f"{written.folder.as_uri()}/new", Storage())
         except (Corrupt, ValueError):
             continue
-        written.check(merged.location, {"a", "b"})  # the byte was of no consequence
+        written.check(merged.location, {"a", "b"})  # No reader uses the changed byte.
 
 
 def registered(*given: tuple[int, int]) -> list[RegisteredFile]:
     return [RegisteredFile(f"f{number}", level, size, number) for number, (level, size) in enumerate(given)]
 
 
-def test_a_full_level_is_merged_the_lowest_first() -> None:
+def test_lowest_full_level_is_merged_first() -> None:
     few = registered(*[(0, 10)] * 3, *[(1, 100)] * 3)
     assert select_merge(few, fanout=4) == []
     both = registered(*[(1, 100)] * 4, *[(0, 10)] * 5)
     assert [one.level for one in select_merge(both, fanout=4)] == [0] * 5
 
 
-def test_a_merge_is_bounded_and_large_files_are_left_alone() -> None:
+def test_merge_has_a_maximum_size_and_skips_large_files() -> None:
     files = registered(*[(0, 30)] * 6)
     assert len(select_merge(files, fanout=4, size_max_bytes=100)) == 3
     assert select_merge(registered(*[(2, 60)] * 9), fanout=4, size_max_bytes=100) == []
 
 
-def test_files_in_the_former_folder_are_chosen_when_no_level_is_due() -> None:
+def test_files_in_the_former_folder_are_merged_if_no_level_is_full() -> None:
     former = [RegisteredFile(f"/t/{FORMER_INDEX_FOLDER}/{n}.puffin", 3, 60, n) for n in range(2)]
     files = [*registered((0, 10), (0, 10)), *former]
     assert select_merge(files, fanout=4, size_max_bytes=200) == former
@@ -154,7 +154,7 @@ def test_files_in_the_former_folder_are_chosen_when_no_level_is_due() -> None:
     assert len(select_merge([*files, *registered((0, 10), (0, 10))], fanout=4, size_max_bytes=100)) == 4
 
 
-def test_however_many_builds_there_are_the_files_stay_few() -> None:
+def test_number_of_index_files_stays_small_after_many_builds() -> None:
     files: list[RegisteredFile] = []
     copied = 0
     for number in range(4000):

@@ -1,4 +1,4 @@
-"""Files without field ids: they are indexed, planned and read by the table's name mapping, which changes."""
+"""Files without field ids are indexed, planned and read by the table's name mapping, which changes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def catalog(served: Served) -> Iterator[RestCatalog]:
 
 
 def some_rows(rng: random.Random, count: int) -> pa.Table:
-    names, notes = ["Ann", "ann", "Bob", None], ["x", "X", "y", None]  # a swap of the two is seen
+    # The values differ, so that an exchange of the columns is visible.
+    names, notes = ["Ann", "ann", "Bob", None], ["x", "X", "y", None]
     first = datetime.datetime(1000, 1, 1)
     return pa.table(
         {
@@ -65,8 +66,9 @@ def some_rows(rng: random.Random, count: int) -> pa.Table:
 
 
 def imported(folder: Path, number: int, rows: pa.Table, names: dict[str, str], rng: random.Random) -> str:
-    """Return the URI of a file without ids whose columns have the given names, in any order; some have INT96
-    timestamps.
+    """Return the URI of a file without field ids.
+
+    Its columns have the given names, in random order; some files have INT96 timestamps.
     """
     order = rng.sample(COLUMNS, len(COLUMNS))
     written = rows.select(order).rename_columns([names[column] for column in order])
@@ -76,9 +78,9 @@ def imported(folder: Path, number: int, rows: pa.Table, names: dict[str, str], r
 
 
 def add_file(table: Table, location: str, rows: int) -> None:
-    """Without column bounds, which a later mapping may contradict.
+    """Add a file to the table without column bounds, because a later mapping may contradict them.
 
-    PyIceberg's `add_files` wants the table's names.
+    PyIceberg's `add_files` requires the table's column names.
     """
     size_bytes = Path(urlsplit(location).path).stat().st_size
     file = DataFile.from_args(
@@ -112,7 +114,7 @@ def literal(value: Any) -> str:
 
 
 def some_filter(rng: random.Random, rows: list[dict[str, Any]]) -> tuple[str, Any]:
-    """Return a filter, and whether a row matches it."""
+    """Return a filter, and a function that says whether a row matches it."""
     column = rng.choice(["id", "name", "name", "note", "at"])
     values = [row[column] for row in rows if row[column] is not None] or [5 if column == "id" else "Ann"]
     value = rng.choice(values)
@@ -122,7 +124,7 @@ def some_filter(rng: random.Random, rows: list[dict[str, Any]]) -> tuple[str, An
 
 
 @pytest.mark.parametrize("seed", quick((first_seed() + number for number in range(4)), 1))
-def test_every_mapping_gives_the_rows_that_the_files_hold_under_it(
+def test_every_name_mapping_gives_the_rows_that_the_files_hold_under_it(
     served: Served, catalog: RestCatalog, tmp_path: Path, seed: int
 ) -> None:
     rng = random.Random(seed)
@@ -132,7 +134,7 @@ def test_every_mapping_gives_the_rows_that_the_files_hold_under_it(
     with closing(IndexClient(served.url)) as client:
         for name, index in INDEXES.items():
             client.put_index("db.t", name, **index)
-    # What each file holds: the values under the names that its columns have, or under the table's columns by id.
+    # The rows of each file, and the names of its columns. The names are None if the file has field ids.
     files: list[tuple[list[dict[str, Any]], dict[str, str] | None]] = []
     mapped: dict[str, list[str]] | None = None
     pruned = 0
@@ -151,7 +153,7 @@ def test_every_mapping_gives_the_rows_that_the_files_hold_under_it(
                 transaction.set_properties({NAME_MAPPING: mapping_of(mapped)})
             add_file(table, location, rows.num_rows)
             files.append((rows.to_pylist(), names))
-        elif action == "swap":  # `name` reads what was `note`, and the reverse
+        elif action == "swap":  # `name` then reads the former `note`, and `note` the former `name`.
             mapped = {**mapped, "name": mapped["note"], "note": mapped["name"]}
         elif action == "alias":
             mapped = {column: [*names, f"{column}_{step}"] for column, names in mapped.items()}
@@ -191,13 +193,13 @@ def test_every_mapping_gives_the_rows_that_the_files_hold_under_it(
 
 
 def renamed(row: dict[str, Any], names: dict[str, str], mapped: dict[str, list[str]]) -> dict[str, Any]:
-    """Return what readers see of a row of an imported file, under the mapping of now."""
+    """Return a row of an imported file as readers see it under the current mapping."""
     held = {names[column]: value for column, value in row.items()}
     return {column: next((held[name] for name in mapped[column] if name in held), None) for column in COLUMNS}
 
 
 def import_files(table: Table, folder: Path, parts: list[pa.Table]) -> None:
-    """As users import: PyIceberg sets the name mapping."""
+    """Import files as users do: PyIceberg sets the name mapping."""
     folder.mkdir()
     for number, rows in enumerate(parts):
         pq.write_table(rows, folder / f"{number}.parquet")
@@ -225,7 +227,7 @@ def test_imported_rows_are_upserted(served: Served, catalog: RestCatalog, tmp_pa
     assert sorted(rows.filter(pc.equal(rows["name"], "new"))["id"].to_pylist()) == [7, 27, 5000]
 
 
-def test_an_imported_dimension_prunes_the_facts(served: Served, catalog: RestCatalog, tmp_path: Path) -> None:
+def test_imported_dimension_prunes_the_facts(served: Served, catalog: RestCatalog, tmp_path: Path) -> None:
     facts = catalog.create_table("db.facts", schema=SCHEMA)
     import_files(facts, tmp_path / "facts", [keyed([part, part + 100], "fact") for part in range(10)])
     dimension = catalog.create_table(

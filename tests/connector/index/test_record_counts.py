@@ -1,8 +1,8 @@
 """A record index has as many live entries as its table has rows, after every kind of write and merge.
 
-Keys are of high entropy, and each is asked for again. The table's rows are counted by DuckDB over the files that
-PyIceberg reads from the manifests, and the entries in the index files themselves; neither shares code with the writers,
-nor with what answers lookups. What should be there is known from the keys alone.
+Keys are nearly random, and the test looks each of them up. DuckDB counts the rows of the files that
+PyIceberg lists, and the test counts the entries in the index files. Neither shares code with the writers or
+with the lookups. The expected rows follow from the keys alone.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ KEYS_A_LOOKUP = 1_000_000
 
 
 def keys_of(numbers: npt.NDArray[Any]) -> Longs:
-    """Return int64[n], distinct and as good as random: splitmix64, which is one to one."""
+    """Return int64[n]: distinct, nearly random keys. splitmix64 maps different numbers to different keys."""
     word = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -55,9 +55,9 @@ def rows(numbers: Longs, value: int) -> pa.Table:
 
 @dataclass
 class Grown:
-    """A table and what is in it: `live` bool[keys ever given], by number of the key.
+    """A table and its expected rows. `live` is bool[n], by the number of the key: whether its row exists.
 
-    `sampled` keys are looked up after each step.
+    After each step, `sampled` keys are looked up.
     """
 
     client: IndexClient
@@ -91,7 +91,7 @@ class Grown:
         assert done.merges > 0
         assert sum(self.client.index("db.t", "keys").json["levels"].values()) < before
 
-    # What is counted
+    # Counts
 
     def check(self, step: str) -> None:
         data, deletes = self.files()
@@ -105,7 +105,7 @@ class Grown:
         self.found(data, self.draw.choice(len(self.live), few, replace=False), step)
 
     def files(self) -> tuple[list[str], list[str]]:
-        """Paths of the data files and of the delete files, by PyIceberg."""
+        """Return the paths of the data files and of the delete files, as PyIceberg lists them."""
         with catalog_at(self.client.url) as catalog, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tasks = list(catalog.load_table("db.t").scan().plan_files())
@@ -113,7 +113,10 @@ class Grown:
         return [task.file.file_path for task in tasks], sorted(deletes)
 
     def entries(self, data: set[str]) -> int:
-        """Of these data files, in the live index files; each data file in one of them."""
+        """Return the number of entries for these data files in the live index files.
+
+        Check that exactly one index file describes each data file.
+        """
         described: list[str] = []
         total = 0
         for listed in self.client.index("db.t", "keys").json["index-files"]:
@@ -128,7 +131,7 @@ class Grown:
         return total
 
     def found(self, data: list[str], numbers: Longs, step: str) -> None:
-        """A lookup says of each of these keys where its row is, or that there is none; and it is there."""
+        """Check that a lookup finds the row of each live key, and reports all other keys as missing."""
         wanted = keys_of(numbers)
         answer = self.client.lookup("db.t", {"k": wanted})
         assert (answer.complete, answer.undecided) == (True, 0), step
@@ -152,7 +155,7 @@ class Grown:
         assert right == len(there), step
 
     def all_found(self) -> None:
-        """Every key that there ever was."""
+        """Check a lookup of every key that the table ever had."""
         rows_found = 0
         for start in range(0, len(self.live), KEYS_A_LOOKUP):
             numbers = np.arange(start, min(start + KEYS_A_LOOKUP, len(self.live)))
@@ -167,7 +170,7 @@ def _local(paths: list[str]) -> list[str]:
 
 
 def _counted(data: list[str], deletes: list[str]) -> tuple[int, int, int]:
-    """Rows, all their keys by exclusive or, and rows of the data files that are deleted."""
+    """Return the number of rows, the exclusive or of their keys, and the number of deleted rows in the data files."""
     with duckdb.connect() as db:
         read = "read_parquet($data, filename = true, file_row_number = true)"
         given: dict[str, Any] = {"data": _local(data)}
@@ -185,7 +188,7 @@ def _counted(data: list[str], deletes: list[str]) -> tuple[int, int, int]:
 
 
 def grow(client: IndexClient, mode: str, *, keys: int, turns: int, sampled: int) -> None:
-    """Inserts, upserts, deletes and a merge, so many times; each step is checked."""
+    """Insert, upsert, delete and merge `turns` times, and check the table after each step."""
     create(client, version=2, fields=FIELDS, properties={"seamark.index.keys": "record(k)"})
     table = Grown(client, mode, sampled)
     some = keys // 100
@@ -207,11 +210,11 @@ def grow(client: IndexClient, mode: str, *, keys: int, turns: int, sampled: int)
 
 
 @pytest.mark.parametrize("mode", quick(["merge-on-read", "copy-on-write"], 1))
-def test_an_index_has_an_entry_for_each_row_after_each_kind_of_write(client: IndexClient, mode: str) -> None:
+def test_record_index_has_an_entry_for_each_row_after_each_kind_of_write(client: IndexClient, mode: str) -> None:
     grow(client, mode, keys=200_000, turns=1, sampled=20_000)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_an_index_of_50_million_rows_has_an_entry_for_each(client: IndexClient) -> None:
+def test_record_index_of_50_million_rows_has_an_entry_for_each(client: IndexClient) -> None:
     grow(client, "merge-on-read", keys=50_000_000, turns=3, sampled=200_000)

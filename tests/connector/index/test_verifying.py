@@ -1,4 +1,4 @@
-"""The audit finds what is wrong with an index file, and nothing wrong with one that is right."""
+"""The audit finds every fault of a wrong index file, and none in a correct one."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def verified(task: IndexTask, written: WrittenIndex | str) -> VerificationResult
     return verify_index_file(location, task, sample=10, rng=random.Random(1))
 
 
-def test_a_sound_index_file_has_no_problem(task: IndexTask, files: list[DataFile]) -> None:
+def test_audit_finds_no_problem_in_a_correct_index_file(task: IndexTask, files: list[DataFile]) -> None:
     verdict = verified(task, index_data_files(task, files))
     assert (verdict.files, verdict.rows, verdict.sampled_files, verdict.unreadable_files, verdict.problems) == (
         3,
@@ -67,12 +67,12 @@ def test_a_sound_index_file_has_no_problem(task: IndexTask, files: list[DataFile
     )
 
 
-def test_an_index_of_other_values_than_the_file_has_is_found_out(
+def test_audit_finds_an_index_that_does_not_match_the_data_file(
     task: IndexTask, files: list[DataFile], tmp_path: Path
 ) -> None:
     other = data_file(tmp_path, "other.parquet", ["p", "q", "r", None])
     entries: list[Any] = []
-    for one in (other, files[1], files[2]):  # the first is not the one that the index file names
+    for one in (other, files[1], files[2]):  # The index file names another file in place of the first.
         keys = keys_of_file(task, one)
         made = {"bloom": lambda k: bloom.build(k[0]), "bitmap": lambda k: bitmap.build(k[0]), "record": record.build}
         entries.append(made[task.definition.kind](keys))
@@ -83,7 +83,7 @@ def test_an_index_of_other_values_than_the_file_has_is_found_out(
     assert all("a.parquet" in problem for problem in verdict.problems)
 
 
-def test_damage_is_a_problem_and_no_error(task: IndexTask, files: list[DataFile]) -> None:
+def test_audit_reports_damage_as_a_problem_and_raises_no_error(task: IndexTask, files: list[DataFile]) -> None:
     written = index_data_files(task, files)
     assert written.location is not None
     path = Path(written.location.removeprefix("file://"))
@@ -99,7 +99,7 @@ def test_damage_is_a_problem_and_no_error(task: IndexTask, files: list[DataFile]
     assert verified(task, written).problems
 
 
-def test_data_files_that_are_gone_are_counted_and_no_problem(task: IndexTask, files: list[DataFile]) -> None:
+def test_audit_counts_missing_data_files_without_a_problem(task: IndexTask, files: list[DataFile]) -> None:
     written = index_data_files(task, files)
     Path(files[1].path.removeprefix("file://")).unlink()
     verdict = verified(replace(task), written)

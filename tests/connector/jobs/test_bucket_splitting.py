@@ -1,4 +1,4 @@
-"""Files of earlier bucket counts become files of the current buckets, with the same rows, while writers go on."""
+"""Files of earlier bucket counts become files of the current buckets with the same rows, while writers commit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def rows_by_file(client: IndexClient) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("spec", [BY_BUCKET, WITH_PART], ids=["bucket", "bucket and part"])
 @pytest.mark.parametrize("version", quick([3, 2], 1))
-def test_each_file_has_the_rows_of_one_new_bucket(
+def test_each_split_file_has_the_rows_of_one_new_bucket(
     client: IndexClient, served: Served, version: int, spec: PartitionSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(first_seed())
@@ -73,7 +73,7 @@ def test_each_file_has_the_rows_of_one_new_bucket(
         assert run_bucket_splitting(client, ("db", "t")) == {}
 
 
-def test_a_writer_in_between_is_carried_over_and_never_fails(
+def test_split_includes_the_change_of_a_concurrent_writer(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with catalog_at(served.url) as catalog:
@@ -95,7 +95,7 @@ def test_a_writer_in_between_is_carried_over_and_never_fails(
         assert bucket_sizes(client, "db.t")[0].shared_files == 0
 
 
-def test_files_of_other_specs_stay(client: IndexClient, served: Served) -> None:
+def test_split_keeps_files_without_a_bucket_field(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         create(catalog, 2)
         append(client, "db.t", rows(range(10)))
@@ -106,7 +106,7 @@ def test_files_of_other_specs_stay(client: IndexClient, served: Served) -> None:
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_a_split_is_undone_below_later_rows_and_can_be_repeated(
+def test_split_is_undone_below_later_rows_and_can_be_repeated(
     client: IndexClient, served: Served, version: int
 ) -> None:
     """The rows of later writers stay, and rows keep their ids."""
@@ -132,7 +132,7 @@ def test_a_split_is_undone_below_later_rows_and_can_be_repeated(
         assert bucket_sizes(client, "db.t")[0].shared_files == 0
 
 
-def test_a_split_whose_files_have_changed_is_not_undone(client: IndexClient, served: Served) -> None:
+def test_split_whose_files_have_changed_is_not_undone(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         create(catalog, 2, BY_BUCKET)
         append(client, "db.t", rows(range(50)))

@@ -1,5 +1,8 @@
-"""A machine whose clock jumps, for a day or a year, ahead or back: no file of a live writer is deleted, no table that
-was just dropped is purged, and no snapshot within its age expires."""
+"""Jobs on a machine whose clock jumps ahead or back by a day or a year.
+
+No file of a live writer is deleted, no table that was just dropped is purged, and no young snapshot
+expires.
+"""
 
 from __future__ import annotations
 
@@ -41,15 +44,15 @@ DAY_MS = 24 * HOUR_MS
 
 
 class MachineClock(SystemClock):
-    """The clock of a machine: `pass_time` is time that passes, `jump` sets the clock.
+    """The clock of a machine: `pass_time` lets time pass, and `jump` sets the clock.
 
-    Of both, `written_ms` knows what the clock showed when a file was written.
+    `written_ms` returns the time that the clock showed when a file was written.
     """
 
     def __init__(self) -> None:
         self._passed_ms = 0
         self._moves: list[tuple[int, int]] = [(0, 0)]
-        """Since when, by the system's clock, and by how much the clock was ahead of it."""
+        """Pairs: a time of the system's clock, and how far this clock is ahead from then on."""
 
     def now_ms(self) -> int:
         return super().now_ms() + self._moves[-1][1]
@@ -70,7 +73,7 @@ class MachineClock(SystemClock):
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> MachineClock:
-    """Files have the times of this clock."""
+    """Return a clock that also gives files their times."""
     clock, listed = MachineClock(), LocalObjects.list
 
     async def by_clock(self: LocalObjects, prefix: str) -> AsyncIterator[ObjectInfo]:
@@ -103,7 +106,7 @@ def write(location: str, number: int) -> Path:
 
 
 @pytest.mark.parametrize("seed", quick(range(20), 1))
-def test_random_jumps_delete_nothing_that_is_young(machine: Served, clock: MachineClock, seed: int) -> None:
+def test_random_clock_jumps_delete_nothing_that_is_young(machine: Served, clock: MachineClock, seed: int) -> None:
     rng = random.Random(seed)
     real_ms, written, expected = 0, dict[Path, int](), set[int]()
     snapshots: dict[int, int] = {}
@@ -120,7 +123,7 @@ def test_random_jumps_delete_nothing_that_is_young(machine: Served, clock: Machi
             if action < 0.25:
                 written[write(table.location(), number)] = real_ms
             elif action < 0.45:
-                for _ in range(rng.randrange(1, 24)):  # housekeeping looks at the clock while time passes
+                for _ in range(rng.randrange(1, 24)):  # Housekeeping reads the clock while time passes.
                     clock.pass_time(HOUR_MS)
                     real_ms += HOUR_MS
                     look(machine)
@@ -148,7 +151,7 @@ def test_random_jumps_delete_nothing_that_is_young(machine: Served, clock: Machi
             kept = {snapshot.snapshot_id for snapshot in table.metadata.snapshots}
             young = {id_ for id_, made_ms in snapshots.items() if real_ms - made_ms < 4 * DAY_MS}
             assert young <= kept
-        clock.jump(20 * 365 * DAY_MS)  # ahead of all files, also if it went back before
+        clock.jump(20 * 365 * DAY_MS)  # The clock is then ahead of all files, even if it went back before.
         for _ in range(24 * 5):
             look(machine)
             clock.pass_time(HOUR_MS)
@@ -176,10 +179,8 @@ async def _undrop(machine: Served, dropped_id: str) -> tuple[int, Any]:
     return answer.status, answer.json
 
 
-def test_files_that_only_the_clock_calls_old_stay_until_that_time_has_passed(
-    machine: Served, clock: MachineClock
-) -> None:
-    """The clock was wrong before the server started: nothing but the files says how old they are."""
+def test_old_files_stay_until_the_server_has_seen_their_age_pass(machine: Served, clock: MachineClock) -> None:
+    """The clock was wrong before the server started, so only the files themselves show an age."""
     with catalog_at(machine.url) as catalog, closing(IndexClient(machine.url)) as client:
         create(catalog, 2)
         append(client, "db.t", rows([0]))
@@ -198,7 +199,7 @@ def test_files_that_only_the_clock_calls_old_stay_until_that_time_has_passed(
         assert not live.exists()
 
 
-def test_nothing_is_removed_while_the_clocks_of_server_and_storage_differ(served: Served, client: IndexClient) -> None:
+def test_orphan_removal_is_refused_if_clocks_of_server_and_storage_differ(served: Served, client: IndexClient) -> None:
     with catalog_at(served.url) as catalog:
         create(catalog, 2)
         append(client, "db.t", rows([0]))
@@ -216,11 +217,8 @@ def test_nothing_is_removed_while_the_clocks_of_server_and_storage_differ(served
         assert not list(probes.iterdir())
 
 
-def test_a_commit_of_removed_files_is_refused(served: Served, client: IndexClient) -> None:
-    """By an engine, and as a change.
-
-    Files that exist are committed.
-    """
+def test_commit_of_removed_files_is_refused(served: Served, client: IndexClient) -> None:
+    """An engine's commit and a change are both refused. Files that exist are committed."""
     with catalog_at(served.url) as catalog:
         create(catalog, 2)
         append(client, "db.t", rows([0]))
@@ -232,7 +230,7 @@ def test_a_commit_of_removed_files_is_refused(served: Served, client: IndexClien
             transaction.set_properties({"a": "b"})
             transaction.add_files([f"file://{kept}"])
             assert remove_orphan_files(client, "db.t").files == 1
-            # PyIceberg has read the file that is removed now.
+            # PyIceberg has read the file that the removal has now deleted.
         late.write_bytes(kept.read_bytes())
         table.refresh()
         transaction = table.transaction()
@@ -248,10 +246,10 @@ def test_a_commit_of_removed_files_is_refused(served: Served, client: IndexClien
         assert served.run(_commit(served, staged)).status == 200
 
 
-def test_a_file_that_is_removed_while_its_commit_waits_is_noticed(
+def test_removal_of_a_file_during_its_commit_is_detected(
     served: Served, client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The commit has found its files when the removal, which has begun before, deletes one of them."""
+    """The commit has checked its files when a removal, which began earlier, deletes one of them."""
     with catalog_at(served.url) as catalog:
         create(catalog, 2)
         append(client, "db.t", rows([0]))
@@ -286,10 +284,10 @@ def test_a_file_that_is_removed_while_its_commit_waits_is_noticed(
         assert not late.exists()
 
 
-def test_files_are_looked_for_before_the_lock(
+def test_files_are_checked_before_the_commit_lock_is_taken(
     served: Served, client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The storage must not be slow for all commits of a table of which orphan files were removed."""
+    """A slow storage must not delay all commits of a table whose orphan files were removed."""
     under_lock: list[bool] = []
     applying: set[int] = set()
     apply = ChangeApplication.apply

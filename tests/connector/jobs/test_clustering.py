@@ -1,4 +1,4 @@
-"""Incremental clustering against a model, and what it saves queries."""
+"""Incremental clustering against a model, and the files that it saves queries."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def create(
 
 
 def layers(client: IndexClient) -> Counter[str]:
-    """Return the number of files of each layer; of loose files by an empty name."""
+    """Return the number of files of each layer. Files without a layer have an empty name."""
     return Counter((layer_of(path) or ("", ""))[1] for path in client.files("db.t")["file_path"].to_pylist())
 
 
@@ -108,7 +108,7 @@ def layers(client: IndexClient) -> Counter[str]:
         ),
     ],
 )
-def test_random_histories_with_clusterings_between_and_within(
+def test_random_histories_with_clusterings_keep_the_rows(
     client: IndexClient,
     served: Served,
     monkeypatch: pytest.MonkeyPatch,
@@ -117,10 +117,10 @@ def test_random_histories_with_clusterings_between_and_within(
     within_max: int,
     names: int,
 ) -> None:
-    """The oracle is a dictionary.
+    """The expected rows are in a dictionary.
 
-    Writers also commit between the plan of a clustering and its commit: after half of all batches, `within_max` times.
-    The table becomes partitioned by name: each of `names` adds batches.
+    Writers also commit between the plan of a clustering and its commit: after half of all batches, `within_max`
+    times. The table becomes partitioned by name: each of `names` adds batches.
     """
     rng = random.Random(f"{seed} {version}")
     model: dict[int, dict[str, Any]] = {}
@@ -184,7 +184,7 @@ CURVE_OF = [{"seamark.clustering.curve": curve} for curve in CURVES]
         pytest.param("linear", 7, marks=pytest.mark.slow),
     ],
 )
-def test_a_query_opens_few_files(
+def test_query_on_a_clustered_table_opens_few_files(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, curve: str, ranges: int
 ) -> None:
     with catalog_at(served.url) as catalog:
@@ -212,10 +212,10 @@ def test_a_query_opens_few_files(
 
 
 @pytest.mark.slow
-def test_attributes_of_a_joined_table_are_kept_clustered_as_both_tables_change(
+def test_facts_are_clustered_by_attributes_of_a_joined_table_as_both_change(
     client: IndexClient, served: Served
 ) -> None:
-    """Facts name a customer; queries select the customers of a city, whose keys are anywhere."""
+    """Facts name a customer. Queries select the customers of a city, whose keys are scattered."""
     joins = json.dumps({"customer": {"table": "db.customers", "on": {"part": "id"}}})
     schema = Schema(
         NestedField(1, "id", LongType(), required=False), NestedField(2, "city", StringType(), required=False)
@@ -243,7 +243,7 @@ def test_attributes_of_a_joined_table_are_kept_clustered_as_both_tables_change(
         assert read(client) == before
         of_city = {number for number, city in enumerate(cities) if city == "city 07"}
         assert files_of(of_city) <= report.files_after / 20 + 2
-        # New customers in a new city, and rows of them: the next layer has them together.
+        # The next layer keeps the rows of the customers of a new city together.
         customers.append(pa.table({"id": list(range(200, 220)), "city": ["a new city"] * 20}))
         for number in range(8):
             given = spread_rows(1200, 100 + number)
@@ -256,7 +256,7 @@ def test_attributes_of_a_joined_table_are_kept_clustered_as_both_tables_change(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("rounds", "times_max"), [(16, 4.5), (40, 7)])
-def test_only_new_files_and_smaller_layers_are_rewritten(
+def test_clustering_rewrites_only_new_files_and_smaller_layers(
     client: IndexClient, served: Served, rounds: int, times_max: float
 ) -> None:
     with catalog_at(served.url) as catalog:
@@ -273,10 +273,10 @@ def test_only_new_files_and_smaller_layers_are_rewritten(
             most = max(most, len(layers(client)))
         assert most <= 6
         size_bytes = sum(client.files("db.t")["file_size_in_bytes"].to_pylist())
-        assert written < times_max * size_bytes  # rounds / 2 times, if each run rewrote all
+        assert written < times_max * size_bytes  # If each run rewrote all files, it would be rounds / 2 times.
 
 
-def test_other_columns_leave_layers_until_a_full_run(client: IndexClient, served: Served) -> None:
+def test_layers_of_other_columns_stay_until_a_full_run(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         create(catalog, 3)
         for number in range(5):
@@ -296,7 +296,7 @@ def test_other_columns_leave_layers_until_a_full_run(client: IndexClient, served
         assert cluster_incrementally(client, "db.t", full=True).commits == 0
 
 
-def test_files_with_many_deletes_are_rewritten(client: IndexClient, served: Served) -> None:
+def test_clustering_rewrites_files_with_many_deletes(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         create(catalog, 2, **{"seamark.compaction.min-files": "2"})
         table = catalog.load_table("db.t")
@@ -313,7 +313,7 @@ def test_files_with_many_deletes_are_rewritten(client: IndexClient, served: Serv
 
 
 @pytest.mark.parametrize("given", [{}, {"write.metadata.metrics.column.name": "truncate(16)"}])
-def test_bounds_of_strings_are_as_long_as_their_common_prefix(
+def test_bounds_of_clustered_strings_are_longer_than_their_common_prefix(
     client: IndexClient, served: Served, given: dict[str, str]
 ) -> None:
     prefix = "https://shop.example.com/catalogue/"
@@ -330,7 +330,7 @@ def test_bounds_of_strings_are_as_long_as_their_common_prefix(
     assert files == (client.files("db.t").num_rows if given else 1)
 
 
-def test_deletes_alone_are_a_reason(client: IndexClient, served: Served) -> None:
+def test_deletes_alone_are_a_reason_to_cluster(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         create(catalog, 2)
         catalog.load_table("db.t").append(rows(range(100)))
@@ -343,7 +343,7 @@ def test_deletes_alone_are_a_reason(client: IndexClient, served: Served) -> None
     assert cluster_incrementally(client, "db.t").commits == 0
 
 
-def test_too_large_temporary_files_are_refused(
+def test_clustering_with_too_large_temporary_files_is_refused(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clustering, "RANGE_ROWS", 100)
@@ -372,7 +372,7 @@ def test_too_large_temporary_files_are_refused(
         ({"seamark.clustering.curve": "peano"}, "must be hilbert, zorder, linear"),
     ],
 )
-def test_an_invalid_policy_is_refused(
+def test_invalid_clustering_policy_is_refused(
     client: IndexClient, served: Served, properties: dict[str, str], message: str
 ) -> None:
     with catalog_at(served.url) as catalog:

@@ -1,4 +1,4 @@
-"""Columns that expire: by partitions that are old as a whole, and by nothing else. The model knows each row's time."""
+"""Columns expire exactly in partitions that are completely old. The model has the time of each row."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ TIMES["timestamptz"] = (TimestamptzType(), pa.timestamp("us", tz="UTC"))
         ("", None),
     ],
 )
-def test_policies_are_read(text: str, ages_h: dict[str, int] | None) -> None:
+def test_ttl_policy_is_parsed(text: str, ages_h: dict[str, int] | None) -> None:
     policy = TtlPolicy.of({COLUMNS: text})
     assert ages_h == (None if policy is None else policy.ages_h)
 
@@ -63,12 +63,12 @@ def test_policies_are_read(text: str, ages_h: dict[str, int] | None) -> None:
     "text",
     ["payload", "payload: 0d", "payload: 9 moons", "a: 1d, a: 2d", "a: 1d,", ": 1d", "{", "{}", '{"a": 1}', "a: -1d"],
 )
-def test_mistakes_in_policies_are_told(text: str) -> None:
+def test_invalid_ttl_policy_is_reported(text: str) -> None:
     assert "must list different columns" in str(check_policy({COLUMNS: text}))
 
 
 def until(unit: str, at: datetime) -> datetime:
-    """Return the end of the partition of a time: all times in it are before."""
+    """Return the end of the partition that contains the time; the end is exclusive."""
     start = at.replace(minute=0, second=0, microsecond=0)
     if unit == "hour":
         return start + timedelta(hours=1)
@@ -102,7 +102,7 @@ def create(served: Served, kind: str, transform: Transform[Any, Any], **properti
 @pytest.mark.parametrize(
     ("kind", "unit"), [("date", "identity"), ("date", "month"), ("timestamp", "hour"), ("timestamptz", "day")]
 )
-def test_exactly_the_partitions_that_are_old_as_a_whole_lose_the_columns(
+def test_exactly_the_partitions_that_are_completely_old_lose_the_columns(
     client: IndexClient, served: Served, kind: str, unit: str
 ) -> None:
     seed = first_seed()
@@ -145,7 +145,7 @@ def test_exactly_the_partitions_that_are_old_as_a_whole_lose_the_columns(
     assert expire_columns(client, "db.t", now_ms=NOW_MS).files_before == 0
     compact(client, "db.t")
     assert read(client) == expected, seed
-    # What a plan leaves out by the counts of the new files is null there.
+    # A plan uses the null counts of the new files, and must leave out only files whose values are null.
     kept = scan(client, "db.t", ["id"], "payload IS NOT NULL").to_arrow()["id"].to_pylist()
     assert sorted(kept) == sorted(number for number, row in expected.items() if row["payload"] is not None)
 
@@ -155,9 +155,9 @@ def read(client: IndexClient) -> dict[int, dict[str, Any]]:
     return {row["id"]: row for row in found}
 
 
-def test_health_counts_what_the_service_will_drop_and_the_command_drops_it(client: IndexClient, served: Served) -> None:
+def test_health_counts_the_expired_columns_that_the_command_drops(client: IndexClient, served: Served) -> None:
     arrow = create(served, "date", DayTransform())
-    old = lasting_today() - timedelta(days=40)  # the server has the system clock
+    old = lasting_today() - timedelta(days=40)  # The server uses the system clock.
     rows = [
         {"id": n, "at": old + timedelta(days=10 * n), "payload": "x" * 50, "ext": None, "tags": None, "must": n}
         for n in range(4)
@@ -192,7 +192,7 @@ def problems(client: IndexClient) -> list[str]:
         ({COLUMNS: "payload: 1d", TIME_COLUMN: "id"}, "is not partitioned by a day"),
     ],
 )
-def test_policies_that_cannot_be_followed_are_refused(
+def test_ttl_policy_that_does_not_fit_the_table_is_refused(
     client: IndexClient, served: Served, properties: dict[str, str], reason: str
 ) -> None:
     arrow = create(served, "date", DayTransform())

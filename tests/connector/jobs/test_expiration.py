@@ -1,5 +1,7 @@
-"""Snapshot expiration against what PyIceberg finds in the metadata: it deletes no file of a remaining snapshot, and
-every file that none of them needs."""
+"""Snapshot expiration against PyIceberg's reading of the metadata.
+
+It deletes exactly the files that no remaining snapshot needs.
+"""
 
 from __future__ import annotations
 
@@ -38,15 +40,15 @@ Rows = Counter[tuple[Any, ...]]
 
 
 _CONTENT: dict[Path, frozenset[Path]] = {}
-"""The content files of manifests, which never change. To read them takes PyIceberg most of the time of a history."""
+"""The content files of manifests, cached: manifests never change, and PyIceberg is slow to read them."""
 
 
 def path_of(location: str) -> Path:
-    return Path(location.removeprefix("file://").removeprefix("file:"))  # Spark writes file:/p
+    return Path(location.removeprefix("file://").removeprefix("file:"))  # Spark writes file:/p.
 
 
 def needed(table: Table) -> set[Path]:
-    """Content files, manifests and manifest lists of all snapshots of the table, by PyIceberg."""
+    """Return the content files, manifests and manifest lists of all snapshots, as PyIceberg reads them."""
     found: set[Path] = set()
     for snapshot in table.metadata.snapshots:
         found.add(path_of(snapshot.manifest_list))
@@ -85,7 +87,7 @@ def history(client: IndexClient, catalog: RestCatalog, commits: int = 5) -> Tabl
     return catalog.load_table("db.t")
 
 
-def test_the_files_of_removed_snapshots_are_deleted(client: IndexClient, served: Served) -> None:
+def test_expiration_deletes_the_files_of_removed_snapshots(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         table = history(client, catalog)
         before = stored(table)
@@ -105,13 +107,13 @@ def test_the_files_of_removed_snapshots_are_deleted(client: IndexClient, served:
         assert expire(client, "db.t", older_than_ms=1 << 60, retain_last=2).snapshots == 0
 
 
-def test_a_snapshot_is_as_old_as_the_commit_that_replaced_it(client: IndexClient, served: Served) -> None:
+def test_age_of_a_snapshot_counts_from_the_commit_that_replaced_it(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         table = history(client, catalog, 4)
         times = [snapshot.timestamp_ms for snapshot in table.metadata.snapshots]
         assert expire(client, "db.t", older_than_ms=times[2], dry_run=True).snapshots == 1
         assert expire(client, "db.t", older_than_ms=times[2] + 1, dry_run=True).snapshots == 2
-        assert expire(client, "db.t", dry_run=True).snapshots == 0, "five days by default"
+        assert expire(client, "db.t", dry_run=True).snapshots == 0, "the default age is five days"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +123,7 @@ def test_a_snapshot_is_as_old_as_the_commit_that_replaced_it(client: IndexClient
         *(pytest.param(seed, version, marks=pytest.mark.slow) for seed in (2, 3) for version in (2, 3)),
     ],
 )
-def test_random_histories_with_branches_tags_and_expirations(
+def test_random_histories_with_branches_tags_and_expirations_keep_needed_files(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, version: int, seed: int
 ) -> None:
     rng = random.Random(f"{seed} {version}")
@@ -179,7 +181,7 @@ def test_random_histories_with_branches_tags_and_expirations(
                 stay = {one.snapshot_id for one in table.metadata.snapshots if one.timestamp_ms >= older}
                 expired += expire(client, "db.t", older_than_ms=older, retain_last=rng.randint(1, 3)).snapshots
                 table.refresh()
-                assert heads | stay <= set(snapshots(table)), "Iceberg's own policy keeps these"
+                assert heads | stay <= set(snapshots(table)), "Iceberg's own policy keeps these snapshots"
                 assert stored(table) & named == needed(table) & named
                 assert needed(table) <= stored(table)
                 for snapshot_id in snapshots(table):
@@ -190,7 +192,7 @@ def test_random_histories_with_branches_tags_and_expirations(
     assert expired > 0
 
 
-def test_a_reference_created_meanwhile_keeps_its_snapshot(
+def test_reference_that_is_created_during_an_expiration_keeps_its_snapshot(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with catalog_at(served.url) as catalog:
@@ -215,10 +217,10 @@ def test_a_reference_created_meanwhile_keeps_its_snapshot(
         assert stored(table) == needed(table)
 
 
-def test_an_interrupted_deletion_is_continued(
+def test_housekeeping_continues_an_interrupted_deletion(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The storage fails for some files: housekeeping finds the others again, although files between are missing."""
+    """The storage fails for some files. Housekeeping finds the rest, although files before them are missing."""
     with catalog_at(served.url) as catalog:
         table = history(client, catalog, 8)
         objects = served.server.components.objects
@@ -240,7 +242,9 @@ def test_an_interrupted_deletion_is_continued(
             table.refresh()
             assert stored(table) > needed(table)
             upsert(client, "db.t", rows([3], f"{works}"), keys=["id"])
-            assert served.run(served.server.components.expiration.resume()) == 0, "its own server may still be at work"
+            assert served.run(served.server.components.expiration.resume()) == 0, (
+                "the server that began the deletion may still be running"
+            )
             monkeypatch.setattr(server, "_RESUMED_AFTER_MS", -1)
             assert served.run(served.server.components.expiration.resume()) == 1
             monkeypatch.undo()
@@ -249,9 +253,7 @@ def test_an_interrupted_deletion_is_continued(
         assert {instant.state for instant in instants(served)} == {InstantState.COMPLETED}
 
 
-def test_an_unreadable_manifest_of_a_remaining_snapshot_stops_the_expiration(
-    client: IndexClient, served: Served
-) -> None:
+def test_unreadable_manifest_of_a_remaining_snapshot_stops_the_expiration(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         table = history(client, catalog)
         (manifest, *_) = table.metadata.snapshots[-1].manifests(table.io)
@@ -263,7 +265,7 @@ def test_an_unreadable_manifest_of_a_remaining_snapshot_stops_the_expiration(
         assert (stored(table), len(snapshots(table))) == (before, 5)
 
 
-def test_files_that_another_name_may_need_stay(client: IndexClient, served: Served) -> None:
+def test_expiration_keeps_files_that_a_second_registered_table_may_need(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         table = history(client, catalog)
         catalog.register_table("db.again", table.metadata_location)
@@ -274,7 +276,7 @@ def test_files_that_another_name_may_need_stay(client: IndexClient, served: Serv
         assert (stored(table), len(snapshots(table))) == (before, 1)
 
 
-def test_a_snapshot_that_a_plan_reads_stays(client: IndexClient, served: Served) -> None:
+def test_expiration_keeps_a_snapshot_that_a_plan_reads(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         table = history(client, catalog)
         second = snapshots(table)[1]
@@ -287,7 +289,7 @@ def test_a_snapshot_that_a_plan_reads_stays(client: IndexClient, served: Served)
         assert catalog.load_table(("db", plan.name)).scan().to_arrow().num_rows == rows_of_plan
 
 
-def test_properties_can_forbid_it_and_bad_values_are_named(client: IndexClient, served: Served) -> None:
+def test_expiration_can_be_forbidden_and_names_invalid_properties(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         table = history(client, catalog, 2)
         for properties, message in (
@@ -305,7 +307,7 @@ def test_properties_can_forbid_it_and_bad_values_are_named(client: IndexClient, 
             expire(client, "db.none")
 
 
-def test_a_table_above_the_limits_is_refused_before_anything_is_removed(
+def test_expiration_above_the_limits_is_refused_before_it_removes_anything(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with catalog_at(served.url) as catalog:
@@ -320,7 +322,7 @@ def test_a_table_above_the_limits_is_refused_before_anything_is_removed(
         assert len(snapshots(table)) == 6
 
 
-def test_a_name_that_is_registered_meanwhile_keeps_its_files(
+def test_table_that_is_registered_during_an_expiration_keeps_its_files(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with catalog_at(served.url) as catalog:
@@ -342,7 +344,7 @@ def test_a_name_that_is_registered_meanwhile_keeps_its_files(
         assert len(snapshots(catalog.load_table("db.again"))) == 5
 
 
-def test_a_plan_that_is_made_meanwhile_keeps_its_files(
+def test_plan_that_is_made_during_an_expiration_keeps_its_files(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with catalog_at(served.url) as catalog:
@@ -362,10 +364,10 @@ def test_a_plan_that_is_made_meanwhile_keeps_its_files(
         assert catalog.load_table(("db", plans[0])).scan().to_arrow().num_rows > 0
 
 
-def test_writers_that_commit_all_the_time_do_not_starve_it(
+def test_expiration_succeeds_while_writers_keep_committing(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A commit between each plan and its commit: the expiration wins by the lock of the table's commits."""
+    """A writer commits during each attempt of the expiration, until the expiration takes the commit lock."""
     with catalog_at(served.url) as catalog:
         table = history(client, catalog)
         plan, attempts = server.Expiration._plan, []
@@ -374,7 +376,8 @@ def test_writers_that_commit_all_the_time_do_not_starve_it(
             removal = await plan(self, *given)
             attempts.append(1)
             commits.append(asyncio.create_task(set_property(len(attempts))))
-            # Once the expiration holds the lock, the commit waits; until then, it comes first however long it takes.
+            # After the expiration has taken the lock, the writer's commit waits. Before that, the commit always
+            # comes first.
             await asyncio.wait(commits[-1:], timeout=0.2 if len(attempts) > server._LOCKED_FROM else 60)
             return removal
 
@@ -398,7 +401,7 @@ def test_writers_that_commit_all_the_time_do_not_starve_it(
 
 
 @pytest.mark.parametrize("obstacle", ["gc.enabled", "entries"])
-def test_what_housekeeping_continues_follows_the_rules_of_today(
+def test_continued_deletion_obeys_the_current_rules(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, obstacle: str
 ) -> None:
     with catalog_at(served.url) as catalog:
@@ -424,7 +427,7 @@ def test_what_housekeeping_continues_follows_the_rules_of_today(
 
 
 @pytest.mark.parametrize("years", [1, 30])
-def test_a_policy_may_be_as_long_as_iceberg_allows(client: IndexClient, served: Served, years: int) -> None:
+def test_expiration_accepts_ages_as_long_as_iceberg_allows(client: IndexClient, served: Served, years: int) -> None:
     with catalog_at(served.url) as catalog:
         table = history(client, catalog, 3)
         age = {"history.expire.max-snapshot-age-ms": str(years * 31_536_000_000)}
@@ -443,6 +446,6 @@ def test_a_policy_may_be_as_long_as_iceberg_allows(client: IndexClient, served: 
         ("s3n://bucket/a", "s3://bucket/a"),
     ],
 )
-def test_spellings_of_a_location_are_one_file(one: str, other: str) -> None:
+def test_spellings_of_a_location_are_equal_when_normalized(one: str, other: str) -> None:
     assert normalize_location(one) == normalize_location(other)
     assert normalize_location(one) != normalize_location(f"{other}x")

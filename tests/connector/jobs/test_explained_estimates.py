@@ -1,4 +1,4 @@
-"""The numbers of explain beside what happens: a test clusters the table, or builds the index, and counts the files."""
+"""The estimates of explain against results: tests cluster the table or build the index, and count files."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ COLORS = ("red", "green", "blue", "black", "white", "grey")
 
 
 def rows(draw: np.random.Generator, number: int) -> pa.Table:
-    """Of one file.
+    """Return the rows of one file.
 
-    `color` has six values, `code` two hundred of which some are frequent, `amount` is skewed, `id` is unique, and `day`
-    follows the order of the files.
+    `color` has six values, `code` two hundred of which some are frequent, `amount` is skewed, `id` is unique,
+    and `day` follows the order of the files.
     """
     weights = 1.0 / np.arange(1, 201)
     return pa.table(
@@ -46,10 +46,7 @@ def rows(draw: np.random.Generator, number: int) -> pa.Table:
 
 
 def make(client: IndexClient, draw: np.random.Generator) -> pa.Table:
-    """Return the table `db.t`, whose target size is that of its files.
-
-    Returns its rows.
-    """
+    """Create the table `db.t`, whose target file size is the size of its files, and return its rows."""
     parts = [rows(draw, number) for number in range(FILES)]
     with catalog_at(client.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
@@ -66,12 +63,12 @@ def layouts(explained: Explanation) -> dict[tuple[str, ...], tuple[int, int]]:
 
 
 def is_about(estimate: int, true: int) -> bool:
-    """Within a factor of two; small numbers within two files."""
+    """Return True if the estimate is within two files or within a factor of two."""
     return abs(estimate - true) <= 2 or true / 2 <= estimate <= 2 * true
 
 
 @pytest.mark.parametrize("case", quick(range(6), 1))
-def test_a_clustered_table_keeps_about_the_files_that_explain_promised(client: IndexClient, case: int) -> None:
+def test_clustered_table_keeps_about_as_many_files_as_explain_estimated(client: IndexClient, case: int) -> None:
     draw = np.random.default_rng(first_seed() + case)
     table = make(client, draw)
     amounts = np.sort(table["amount"].to_numpy()).tolist()
@@ -110,8 +107,8 @@ def test_a_clustered_table_keeps_about_the_files_that_explain_promised(client: I
 
 
 @pytest.mark.parametrize("case", quick(range(6), 1))
-def test_an_index_leaves_about_the_files_that_explain_promised(client: IndexClient, case: int) -> None:
-    """And none is proposed that would leave out few."""
+def test_index_keeps_about_as_many_files_as_explain_estimated(client: IndexClient, case: int) -> None:
+    """Explain proposes no index that would leave out few files."""
     draw = np.random.default_rng(first_seed() + 100 + case)
     table = make(client, draw)
     amounts = np.sort(table["amount"].to_numpy()).tolist()
@@ -144,8 +141,8 @@ def test_an_index_leaves_about_the_files_that_explain_promised(client: IndexClie
             assert is_about(term["index-files"], true), (where, term, true)
 
 
-def test_a_proposal_keeps_the_columns_of_the_policy(client: IndexClient) -> None:
-    """Of the table or of its namespace: following it must not undo what was followed before."""
+def test_proposed_layout_keeps_the_columns_of_the_policy(client: IndexClient) -> None:
+    """The policy is a property of the table or its namespace. A new proposal must not undo an earlier one."""
     make(client, np.random.default_rng(5))
     id_only = "id BETWEEN 1000 AND 30000"
     assert ("id",) in layouts(client.explain("db.t", id_only))
@@ -155,8 +152,8 @@ def test_a_proposal_keeps_the_columns_of_the_policy(client: IndexClient) -> None
     assert not any("seamark.clustering" in line for line in advice("db.t", client.explain("db.t", "color = 'red'")))
 
 
-def test_without_a_sample_no_number_is_told_for_a_value(client: IndexClient) -> None:
-    """The files are gone; the statistics of the table say how many values there are, once it has some."""
+def test_explain_gives_no_estimate_for_a_value_without_a_sample(client: IndexClient) -> None:
+    """The data files cannot be read. Statistics of the table, once they exist, give the number of distinct values."""
     make(client, np.random.default_rng(6))
     paths = [Path(path.removeprefix("file://")) for path in client.files("db.t")["file_path"].to_pylist()]
     content = {path: path.read_bytes() for path in paths}

@@ -1,4 +1,7 @@
-"""MERGE FILES and DROP COLUMNS against a model: the rows stay, deletes stay deleted, and dropped columns are null."""
+"""MERGE FILES and DROP COLUMNS against a model.
+
+Rows stay, deleted rows stay deleted, and dropped columns are null.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ ARROW = pa.schema(
     ]
 )
 PROPERTIES = {"write.target-file-size-bytes": "400000", "write.parquet.row-group-size-bytes": "32000"}
-"""Row groups of 4,000 bytes are copied."""
+"""Sizes at which row groups of 4,000 bytes are copied."""
 
 
 def rows(rng: random.Random, ids: range) -> pa.Table:
@@ -95,7 +98,10 @@ def read(client: IndexClient, *, lineage: bool = False) -> dict[int, dict[str, A
 
 
 def store_as_required(path: str, names: list[str]) -> None:
-    """Write the file again with these columns required where none of their values is null, as Spark writes them."""
+    """Write the file again with required columns, as Spark does.
+
+    Of `names`, the columns without nulls become required.
+    """
     path = path.removeprefix("file://")
     with pq.ParquetFile(path) as file:
         table = file.read()
@@ -106,8 +112,8 @@ def store_as_required(path: str, names: list[str]) -> None:
     pq.write_table(table.cast(pa.schema(fields)), path, store_schema=False)
 
 
-def test_columns_that_files_store_as_required_are_copied(client: IndexClient, served: Served) -> None:
-    """A merge with files whose column is optional encodes the required ones."""
+def test_merge_copies_row_groups_with_required_columns(client: IndexClient, served: Served) -> None:
+    """A merge with files whose column is optional encodes the required columns again."""
     create(served, 2)
     rng = random.Random(3)
     for start in range(0, 2700, 900):
@@ -128,7 +134,9 @@ def test_columns_that_files_store_as_required_are_copied(client: IndexClient, se
 
 
 @pytest.mark.parametrize("version", quick([3, 2], 1))
-def test_random_merges_and_drops_keep_all_else(client: IndexClient, served: Served, version: int) -> None:
+def test_random_merges_and_drops_change_only_the_dropped_columns(
+    client: IndexClient, served: Served, version: int
+) -> None:
     seed = first_seed()
     rng = random.Random(f"{seed} {version}")
     create(served, version)
@@ -192,7 +200,7 @@ def test_required_missing_and_partition_columns_are_not_dropped(client: IndexCli
         drop_columns(client, "db.t", [])
 
 
-def test_rows_that_are_deleted_meanwhile_stay_deleted(
+def test_rows_that_are_deleted_during_a_rewrite_stay_deleted(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(served, 3)
@@ -217,7 +225,7 @@ def test_rows_that_are_deleted_meanwhile_stay_deleted(
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_a_merge_that_fails_leaves_the_table_and_no_file(
+def test_failed_merge_leaves_the_table_unchanged_and_no_new_file(
     client: IndexClient, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     create(served, 2)
@@ -241,7 +249,7 @@ def test_a_merge_that_fails_leaves_the_table_and_no_file(
     assert Counter(folder.rglob("*.parquet")) == on_disk
 
 
-def test_partitions_that_are_copied_at_once_share_an_index_file_and_fail_together(
+def test_partitions_that_are_copied_together_share_an_index_file_and_fail_together(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
@@ -268,7 +276,7 @@ def test_partitions_that_are_copied_at_once_share_an_index_file_and_fail_togethe
 
 
 def _break(location: str) -> tuple[Path, bytes]:
-    """Damages a file's footer; returns its path and what was in it."""
+    """Damage the footer of a file. Return its path and its former content."""
     path = Path(location.removeprefix("file://"))
     content = path.read_bytes()
     path.write_bytes(content[:-20] + b"x" * 20)
@@ -279,7 +287,7 @@ def _paths(client: IndexClient) -> set[str]:
     return set(client.files("db.t", content="data")["file_path"].to_pylist())
 
 
-def test_nan_counts_of_copied_row_groups_are_true_or_absent(client: IndexClient, served: Served) -> None:
+def test_nan_counts_of_copied_row_groups_are_correct_or_absent(client: IndexClient, served: Served) -> None:
     create(served, 2)
     rng = random.Random(7)
     nans = 0
@@ -300,7 +308,7 @@ def test_nan_counts_of_copied_row_groups_are_true_or_absent(client: IndexClient,
     assert counted == nans > 0
 
 
-def test_files_that_are_encrypted_are_refused_and_stay(client: IndexClient, served: Served) -> None:
+def test_merge_refuses_encrypted_files_without_keys_and_keeps_them(client: IndexClient, served: Served) -> None:
     create(served, 2)
     append(client, "db.t", rows(random.Random(1), range(600)))
     append(client, "db.t", rows(random.Random(1), range(600, 1200)))
@@ -321,7 +329,7 @@ def test_files_that_are_encrypted_are_refused_and_stay(client: IndexClient, serv
         assert "encrypted" in errors[0]
         with pytest.raises(Unreadable, match="encrypted"):
             drop_columns(client, "db.t", ["payload"])
-    assert client.files("db.t").num_rows == before - 1, "the other partition was merged"
+    assert client.files("db.t").num_rows == before - 1, "only the other partition is merged"
 
 
 class _Kms(encryption.KmsClient):
@@ -335,7 +343,7 @@ class _Kms(encryption.KmsClient):
         return bytes.fromhex(wrapped_key.decode())
 
 
-def test_metrics_of_merged_files_bound_their_rows(client: IndexClient, served: Served) -> None:
+def test_bounds_of_merged_files_include_their_rows(client: IndexClient, served: Served) -> None:
     create(served, 2)
     for number in range(4):
         append(client, "db.t", rows(random.Random(number), range(number * 400, number * 400 + 400)))

@@ -1,4 +1,4 @@
-"""`seamark health` against tables whose faults are known."""
+"""`seamark health` on tables with known problems."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def shown(client: IndexClient, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("spec", [PartitionSpec(), BY_PART], ids=["unpartitioned", "by part"])
-def test_each_problem_is_found_and_is_gone_after_its_remedy(
+def test_health_finds_each_problem_until_its_remedy_has_run(
     client: IndexClient, served: Served, spec: PartitionSpec
 ) -> None:
     with catalog_at(served.url) as catalog:
@@ -64,10 +64,10 @@ def test_each_problem_is_found_and_is_gone_after_its_remedy(
         assert problems(client) == []
         assert "No problems found" in shown(client)
         printed = CliRunner().invoke(cli, ["health", "db.t", "--json"], env={"SEAMARK_URL": client.url}).output
-        assert json.loads(printed[printed.index("{\n") :])["problems"] == [], "after the log of the server"
+        assert json.loads(printed[printed.index("{\n") :])["problems"] == [], "the JSON follows the logs of the server"
 
 
-def test_health_says_whether_the_server_repairs_a_problem_by_itself(client: IndexClient, served: Served) -> None:
+def test_health_says_whether_the_server_repairs_a_problem_itself(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         create(catalog, 2, **{"seamark_compaction_enabled": "true"})
         for number in range(6):
@@ -78,7 +78,7 @@ def test_health_says_whether_the_server_repairs_a_problem_by_itself(client: Inde
             client.health("db.none")
 
 
-def test_many_manifests_are_a_problem(client: IndexClient, served: Served) -> None:
+def test_health_reports_many_manifests(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         properties: dict[str, Any] = {"commit_manifest-merge_enabled": "false"}
         create(catalog, 2, **properties)
@@ -88,12 +88,12 @@ def test_many_manifests_are_a_problem(client: IndexClient, served: Served) -> No
         assert "small manifests" in problems(client)
 
 
-def test_files_of_a_sorted_table_are_judged_as_a_compaction_judges_them(client: IndexClient, served: Served) -> None:
+def test_health_judges_files_of_a_sorted_table_as_compaction_does(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         create(catalog, 2, **{"write_target-file-size-bytes": "5000"})
         for number in range(6):
             upsert(client, "db.t", rows([number]), keys=["id"])
         assert "small files" in problems(client)
         catalog.load_table("db.t").update_sort_order().asc("id", IdentityTransform()).commit()
-        assert "small files" not in problems(client), "files of about 1,000 bytes are above a tenth"
+        assert "small files" not in problems(client), "files of about 1,000 bytes are above a tenth of the target size"
         assert compact(client, "db.t", dry_run=True).files_before == 0

@@ -1,4 +1,4 @@
-"""What jobs report to the scheduler: work that is left makes a job fail, so that it is repeated."""
+"""The results that jobs report to the scheduler: a job with remaining work fails, so that it is repeated."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from seamark.connector.jobs.jobs import run_compaction, run_expiration, run_inde
 from tests.connector.lake import append, create, spread
 
 
-def test_a_job_without_work_has_no_totals(client: IndexClient) -> None:
+def test_job_without_work_has_no_totals(client: IndexClient) -> None:
     create(client.url)
     append(client.url, "db.t", spread(2))
     for job in (run_indexing, run_compaction, run_expiration):
         assert job(client, ("db", "t")) == {}
 
 
-def test_an_index_that_another_builder_builds_is_left_for_a_repeat(client: IndexClient) -> None:
+def test_job_fails_if_another_builder_builds_the_index(client: IndexClient) -> None:
     create(client.url)
     append(client.url, "db.t", spread(2))
     client.put_index("db.t", "i", kind="bloom", columns=["id"])

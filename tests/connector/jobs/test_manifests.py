@@ -1,5 +1,7 @@
-"""Rewritten manifests: random histories with writers in between; the live entries are the same before and after, by
-PyIceberg's reader of manifests, and a plan of a partition reads fewer manifests."""
+"""Random histories with rewritten manifests and concurrent writers.
+
+The live entries stay the same, as PyIceberg reads them, and a plan of a partition reads fewer manifests.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ NO_MERGE = {"commit_manifest-merge_enabled": "false"}
 
 
 def entries(table: Table) -> Counter[tuple[Any, ...]]:
-    """Return what must stay of each live entry of the current snapshot."""
+    """Return the fields of each live entry of the current snapshot that a rewrite must keep."""
     snapshot = table.current_snapshot()
     assert snapshot is not None
     found: Counter[tuple[Any, ...]] = Counter()
@@ -75,7 +77,7 @@ def lineage(client: IndexClient) -> Counter[tuple[Any, ...]]:
 
 
 def touched(table: Table, column: str, value: int) -> int:
-    """Data manifests that a plan by PyIceberg reads for an equality."""
+    """Return the number of data manifests that PyIceberg reads to plan `column = value`."""
     snapshot, scan = table.current_snapshot(), table.scan(EqualTo(column, value))
     assert snapshot is not None
     evaluators: dict[int, Callable[[Any], bool]] = {
@@ -90,7 +92,7 @@ def touched(table: Table, column: str, value: int) -> int:
 
 
 @pytest.mark.parametrize(("case", "version"), seeds_by_version(range(2), fast=1))
-def test_live_entries_stay_the_same_in_random_histories(
+def test_rewrites_in_random_histories_keep_the_live_entries(
     client: IndexClient, served: Served, version: int, case: int
 ) -> None:
     rng, rewritten = random.Random(first_seed() * 10 + case), 0
@@ -129,11 +131,13 @@ def test_live_entries_stay_the_same_in_random_histories(
                     report["manifests"] - report["manifests-before"] + report["manifests-after"]
                 )
                 assert report["manifests-after"] < report["manifests-before"]
-                assert rewrite_manifests(client, "db.t", min_count=2)["snapshot-id"] is None, "it comes to an end"
+                assert rewrite_manifests(client, "db.t", min_count=2)["snapshot-id"] is None, (
+                    "a repeated rewrite has nothing to do"
+                )
         assert rewritten > 1
 
 
-def test_a_plan_of_a_partition_reads_few_manifests(client: IndexClient, served: Served) -> None:
+def test_plan_of_a_partition_reads_few_manifests_after_a_rewrite(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         create(catalog, 2, BY_PART, **NO_MERGE, **{"commit_manifest_target-size-bytes": "6500"})
         for number in range(30):
@@ -151,11 +155,13 @@ def test_a_plan_of_a_partition_reads_few_manifests(client: IndexClient, served: 
         assert 3 <= report["manifests-after"] <= sum(found) <= report["manifests-after"] + 2
 
 
-def test_writers_in_between_keep_their_changes_and_never_fail(
+def test_rewrite_keeps_the_changes_of_concurrent_writers(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the writing of the manifests and their commit: an append leaves the rewrite valid; a change that
-    removes a file replaces one of the manifests, so that the rewrite reads them again, at most three times.
+    """The writers commit after the manifests are written and before the rewrite commits.
+
+    After an append, the rewrite is still valid. A change that removes a file replaces one of the manifests, so
+    the rewrite reads the manifests again, at most three times.
     """
     with catalog_at(served.url) as catalog:
         create(catalog, 2, BY_PART, **NO_MERGE)
@@ -170,7 +176,8 @@ def test_writers_in_between_keep_their_changes_and_never_fail(
             return await commit(self, *given)
 
         monkeypatch.setattr(ManifestRewrite, "_commit", after_writer)
-        # The writer comes while the lock is free: in the server, in the moment before it is taken.
+        # The writer must commit while the lock is free; in the server, this happens just before the lock is
+        # taken.
         rewrite = served.server.components.manifest_rewrite
         monkeypatch.setattr(rewrite, "_publisher", _Unlocked(rewrite._publisher))
         works.append(lambda: append(client, "db.t", rows([7])))
@@ -201,11 +208,13 @@ def test_writers_in_between_keep_their_changes_and_never_fail(
         for snapshot in catalog.load_table("db.t").metadata.snapshots:
             named.add(Path(snapshot.manifest_list.removeprefix("file://")))
             named |= {Path(manifest.manifest_path.removeprefix("file://")) for manifest in snapshot.manifests(table.io)}
-        assert {path for path in all_files(table) if path.suffix == ".avro"} == named, "given up files are deleted"
+        assert {path for path in all_files(table) if path.suffix == ".avro"} == named, (
+            "files of discarded attempts are deleted"
+        )
 
 
 class _Unlocked:
-    """A publisher whose lock excludes nobody."""
+    """A publisher whose lock does not exclude other holders."""
 
     def __init__(self, publisher: Any) -> None:
         self._publisher = publisher
@@ -217,12 +226,12 @@ class _Unlocked:
         return getattr(self._publisher, name)
 
 
-def test_a_policy_decides_how_many_manifests_are_too_many(client: IndexClient, served: Served) -> None:
+def test_policy_sets_the_number_of_manifests_that_is_too_high(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         create(catalog, 2, **NO_MERGE, **{"seamark_manifests_min-count": "5"})
         for number in range(4):
             append(client, "db.t", rows([number]))
-        assert run_manifests(client, ("db", "t")) != {}, "a partition is in four of them"
+        assert run_manifests(client, ("db", "t")) != {}, "each partition is in four manifests"
         for number in range(3):
             append(client, "db.t", rows([10 + number]))
         append(client, "db.t", rows([20]))
@@ -235,14 +244,14 @@ def test_a_policy_decides_how_many_manifests_are_too_many(client: IndexClient, s
             rewrite_manifests(client, "db.t")
 
 
-def test_old_tables_are_refused(client: IndexClient, served: Served) -> None:
+def test_rewrite_of_a_version_1_table_is_refused(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         create(catalog, 1)
         with pytest.raises(BadRequest, match="format version 1"):
             rewrite_manifests(client, "db.t")
 
 
-def test_the_commands_say_what_they_did(client: IndexClient, served: Served) -> None:
+def test_commands_print_what_they_did(client: IndexClient, served: Served) -> None:
     def said(*arguments: str) -> str:
         done = CliRunner().invoke(cli, ["run", *arguments], env={"SEAMARK_URL": client.url})
         assert done.exit_code == 0, done.output
@@ -262,10 +271,10 @@ def test_the_commands_say_what_they_did(client: IndexClient, served: Served) -> 
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_bounds_that_break_readers_are_repaired(
+def test_rewrite_repairs_bounds_that_break_readers(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
-    """They are of commits before the server corrected them: DuckDB cuts a lower bound within a character."""
+    """Commits from before the server's correction have such bounds: DuckDB cuts a lower bound within a character."""
     text = "El cliente llamó por teléfono"
     with monkeypatch.context() as patched, closing(seamark.duckdb.connect(served.url)) as con:
         patched.setattr(ManifestCorrections, "correct", _repair_nothing)
@@ -292,7 +301,7 @@ async def _repair_nothing(*_: object) -> None:
 
 
 def lower_bounds(table: Table) -> list[bytes]:
-    """Return those of the column 2 of the live files."""
+    """Return the lower bounds of column 2 in the live files."""
     snapshot = table.current_snapshot()
     assert snapshot is not None
     manifests = snapshot.manifests(table.io)

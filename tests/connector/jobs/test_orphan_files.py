@@ -1,5 +1,7 @@
-"""The removal of orphan files against what PyIceberg finds in the metadata: it deletes every aged file that no snapshot
-names, and no other."""
+"""Orphan file removal against PyIceberg's reading of the metadata.
+
+It deletes exactly the aged files that no snapshot names.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,7 @@ def metadata_files(table: Table) -> set[Path]:
     return {path for path in (*log, path_of(table.metadata_location)) if path.exists()}
 
 
-def test_aged_files_that_nothing_names_are_removed_and_no_others(client: IndexClient, served: Served) -> None:
+def test_exactly_the_aged_files_that_nothing_names_are_removed(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         table = history(client, catalog)
         kept = all_files(table)
@@ -111,7 +113,7 @@ def test_aged_files_that_nothing_names_are_removed_and_no_others(client: IndexCl
     ("seed", "version"),
     [*seeds_by_version((0, 1)), *(pytest.param(2, version, marks=pytest.mark.slow) for version in (2, 3))],
 )
-def test_random_histories_keep_every_file_that_a_snapshot_names(
+def test_removals_in_random_histories_keep_every_file_that_a_snapshot_names(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, version: int, seed: int
 ) -> None:
     rng = random.Random(f"{seed} {version}")
@@ -140,7 +142,7 @@ def test_random_histories_keep_every_file_that_a_snapshot_names(
                 table.manage_snapshots().create_branch(rng.choice(snapshots(table)), f"b{number}").commit()
             elif kind < 0.9:
                 left = put(table, f"data/{number}.parquet", rng.choice([0, 30]))
-                if rng.random() < 0.3:  # a copy with the name of a live file stays
+                if rng.random() < 0.3:  # A copy that has the name of a live file stays.
                     other = rng.choice(sorted(needed(table)))
                     left.rename(left.parent / other.name) if other.parent != left.parent else None
             else:
@@ -163,7 +165,7 @@ def test_random_histories_keep_every_file_that_a_snapshot_names(
     assert removed > 0
 
 
-def test_an_old_file_that_a_commit_adds_meanwhile_stays(
+def test_removal_keeps_an_old_file_that_a_concurrent_commit_adds(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with catalog_at(served.url) as catalog:
@@ -186,7 +188,7 @@ def test_an_old_file_that_a_commit_adds_meanwhile_stays(
         assert not orphan.exists()
 
 
-def test_files_of_an_interrupted_expiration_and_of_indexes_stay(
+def test_removal_keeps_files_of_an_interrupted_expiration_and_of_indexes(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with catalog_at(served.url) as catalog:
@@ -210,7 +212,7 @@ def test_files_of_an_interrupted_expiration_and_of_indexes_stay(
         indexed = {path for path in all_files(table) if "_seamark" in path.parts}
         assert indexed
         age_all(table)
-        age(before)  # more than its least age before the newest file
+        age(before)  # The file becomes older than the minimum age, counted from the newest file.
         remove_orphan_files(client, "db.t")
         assert before.exists()
         assert indexed <= all_files(table)
@@ -222,7 +224,9 @@ def test_files_of_an_interrupted_expiration_and_of_indexes_stay(
         assert stored(table) - indexed == needed(table)
 
 
-def test_files_in_folders_of_other_tables_and_in_shared_folders_stay(client: IndexClient, served: Served) -> None:
+def test_removal_keeps_files_in_folders_of_other_tables_and_in_shared_folders(
+    client: IndexClient, served: Served
+) -> None:
     with catalog_at(served.url) as catalog:
         table = history(client, catalog)
         shared = path_of(table.location()).parent / "shared"
@@ -240,7 +244,7 @@ def test_files_in_folders_of_other_tables_and_in_shared_folders_stay(client: Ind
         assert read(client, catalog.load_table("db.two").current_snapshot().snapshot_id, "db.two")
 
 
-def test_files_that_another_table_may_name_stay(client: IndexClient, served: Served) -> None:
+def test_removal_keeps_files_that_another_table_may_name(client: IndexClient, served: Served) -> None:
     """An admin has allowed another table to name files in this table's folder."""
     with catalog_at(served.url) as catalog:
         table = history(client, catalog)
@@ -266,12 +270,12 @@ def test_files_that_another_table_may_name_stay(client: IndexClient, served: Ser
         ("file:///t/a%2525b.parquet", "file:///t/a%25b.parquet"),
     ],
 )
-def test_other_spellings_of_a_name_are_one(named: str, stored_as: str) -> None:
+def test_spellings_of_a_name_have_the_same_hash(named: str, stored_as: str) -> None:
     assert server._name_hash(named) == server._name_hash(stored_as)
     assert server._name_hash(named) != server._name_hash(stored_as + ".parquet")
 
 
-def test_a_storage_that_deletes_nothing_is_reported_and_a_repeat_continues(
+def test_failed_deletions_are_reported_and_a_repeated_job_continues(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with catalog_at(served.url) as catalog:
@@ -291,7 +295,7 @@ def test_a_storage_that_deletes_nothing_is_reported_and_a_repeat_continues(
         assert remove_orphan_files(client, "db.t").files == 1
 
 
-def test_an_unreadable_manifest_stops_the_removal(client: IndexClient, served: Served) -> None:
+def test_unreadable_manifest_stops_the_removal(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         table = history(client, catalog)
         orphan = put(table, "data/orphan.parquet")
@@ -302,7 +306,7 @@ def test_an_unreadable_manifest_stops_the_removal(client: IndexClient, served: S
         assert orphan.exists()
 
 
-def test_refusals_say_why(client: IndexClient, served: Served) -> None:
+def test_refused_removal_names_the_reason(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         table = history(client, catalog, 2)
         orphan = put(table, "data/orphan.parquet")
@@ -327,7 +331,7 @@ def test_refusals_say_why(client: IndexClient, served: Served) -> None:
         assert orphan.exists()
 
 
-def test_the_command(client: IndexClient, served: Served) -> None:
+def test_orphan_files_command_lists_and_removes_files(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         orphan = put(history(client, catalog), "data/orphan.parquet")
 

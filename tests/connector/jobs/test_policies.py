@@ -1,4 +1,4 @@
-"""Policies of table services: what a table inherits from its namespaces, who follows it, and the command."""
+"""Policies of table services: inheritance from namespaces, the components that follow them, and the command."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PROPERTIES = st.dictionaries(st.sampled_from(NAMES), st.sampled_from(["1", "2", 
 
 
 @given(levels=st.lists(PROPERTIES, min_size=1, max_size=4))
-def test_the_nearest_namespace_counts(levels: list[dict[str, str]]) -> None:
+def test_policy_of_the_nearest_namespace_has_precedence(levels: list[dict[str, str]]) -> None:
     path = tuple(f"n{number}" for number in range(len(levels)))
     found: Mapping[str, Any] = {}
     for number, properties in enumerate(levels):
@@ -61,14 +61,14 @@ def test_the_nearest_namespace_counts(levels: list[dict[str, str]]) -> None:
         ({"x" * 5_000: "1"}, "is unknown; the properties of a policy are"),
     ],
 )
-def test_the_values_of_a_policy_are_checked(properties: dict[str, str], wrong: str | None) -> None:
+def test_values_of_a_policy_are_checked(properties: dict[str, str], wrong: str | None) -> None:
     found = check_policy(properties)
     assert found is None if wrong is None else wrong in str(found)
 
 
 @pytest.fixture
 def nested(client: IndexClient, served: Served) -> IndexClient:
-    """A table `a.b.t` of six small files."""
+    """Return a client of a server with a table `a.b.t` of six small files."""
     with catalog_at(served.url) as catalog:
         catalog.create_namespace(("a",))
         catalog.create_namespace(("a", "b"))
@@ -87,7 +87,7 @@ def sources(client: IndexClient) -> dict[str, tuple[str, str, Any]]:
     return {entry["name"]: (entry["value"], entry["source"], entry["namespace"]) for entry in listed}
 
 
-def test_the_command_sets_a_namespace_and_a_table(nested: IndexClient) -> None:
+def test_policy_command_sets_properties_of_a_namespace_and_a_table(nested: IndexClient) -> None:
     assert sources(nested)["seamark.compaction.enabled"] == ("false", "setting", None)
     assert sources(nested)["seamark.compaction.min-files"] == ("5", "default", None)
     done = call(nested, "a", "--namespace", "--set", "seamark.compaction.enabled=true")
@@ -96,7 +96,7 @@ def test_the_command_sets_a_namespace_and_a_table(nested: IndexClient) -> None:
     call(nested, "a.b", "--namespace", "--set", "seamark.compaction.enabled=false")
     assert sources(nested)["seamark.compaction.enabled"] == ("false", "namespace", ["a", "b"])
     shown = call(nested, "a.b.t", "--set", "seamark.compaction.enabled=true", "--json")
-    printed, _ = json.JSONDecoder().raw_decode(shown.stdout[shown.stdout.index("{\n") :])  # the server logs there, too
+    printed, _ = json.JSONDecoder().raw_decode(shown.stdout[shown.stdout.index("{\n") :])  # The output also has logs.
     assert printed["properties"][0]["source"] == "table"
     assert effective_properties(nested, "a.b.t") == {"seamark.compaction.enabled": "true"}
     call(nested, "a.b.t", "--unset", "seamark.compaction.enabled")
@@ -105,7 +105,7 @@ def test_the_command_sets_a_namespace_and_a_table(nested: IndexClient) -> None:
     assert "namespace a" in call(nested, "a.b.t").output
 
 
-def test_the_command_names_what_is_wrong(nested: IndexClient) -> None:
+def test_policy_command_reports_each_mistake(nested: IndexClient) -> None:
     for arguments, message in (
         (("a.b.t", "--set", "owner=me"), "seamark table set"),
         (("a.b.t", "--set", "seamark.compact.enabled=true"), "did you mean seamark.compaction.enabled"),
@@ -121,7 +121,7 @@ def test_the_command_names_what_is_wrong(nested: IndexClient) -> None:
     assert "a.b.none" in call(nested, "a.b.none").output
 
 
-def test_the_nearest_policies_count_if_there_are_too_many() -> None:
+def test_nearest_policies_are_kept_if_there_are_too_many() -> None:
     found: Policies = {}
     for depth in range(5):
         own = {f"seamark.compaction.x{number}": str(depth) for number in range(depth * 80, depth * 80 + 160)}
@@ -133,7 +133,7 @@ def test_the_nearest_policies_count_if_there_are_too_many() -> None:
 
 
 def test_tables_below_a_thousand_namespaces_are_examined(served: Served) -> None:
-    """A writer of one namespace can make as many; the services of all tables ended."""
+    """A writer of one namespace can create a thousand. The services of all tables then failed."""
     parts = served.server.components
     watch = TableWatch(parts.store, parts.timeline, parts.catalog.documents.peek, parts.clock)
     seen: list[str] = []
@@ -153,7 +153,7 @@ def test_tables_below_a_thousand_namespaces_are_examined(served: Served) -> None
 
     served.run(make())
     served.run(watch.sweep(look))
-    # pytest deletes folders of earlier runs by recursion, which fails at this depth.
+    # The clean-up of earlier runs by pytest is recursive, and fails at this depth.
     subprocess.run(["rm", "-rf", served.home], check=True)
     assert "t0" in seen
 
@@ -189,8 +189,8 @@ def test_services_and_jobs_follow_the_policy_of_a_namespace(nested: IndexClient,
     assert expire(nested, "a.b.t", dry_run=True).snapshots == 0
 
 
-def test_a_launcher_that_the_server_does_not_permit_is_named_as_ignored(nested: IndexClient) -> None:
-    """A property of a table, or inherited; what its jobs use is another test (`test_launchers.py`)."""
+def test_policy_and_health_show_that_a_forbidden_launcher_is_ignored(nested: IndexClient) -> None:
+    """The property is on the table or inherited. `test_launchers.py` tests which launcher the jobs use."""
     for arguments in (("a", "--namespace"), ("a.b.t",)):
         call(nested, *arguments, "--set", "seamark.services.launcher=local")
         (shown,) = [one for one in load_policy(nested, "a.b.t")["properties"] if one["name"].endswith("launcher")]

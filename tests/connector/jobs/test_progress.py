@@ -1,4 +1,4 @@
-"""Jobs say how many files and bytes they have read, and in the end all of those that they expected."""
+"""The progress of jobs: files and bytes read so far, and finally all that they expected."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def jobs() -> dict[str, Callable[[IndexClient], object]]:
 
 
 @pytest.mark.parametrize("name", list(jobs()))
-def test_a_job_reads_what_it_expects(client: IndexClient, served: Served, name: str) -> None:
+def test_job_reports_all_the_files_and_bytes_that_it_expected(client: IndexClient, served: Served, name: str) -> None:
     with catalog_at(served.url) as catalog:
         create(catalog, 2, PartitionSpec())
         for number in range(6):
@@ -51,18 +51,18 @@ def test_a_job_reads_what_it_expects(client: IndexClient, served: Served, name: 
     assert seen[-1] == WorkProgress(6, 6, size_bytes, size_bytes)
     done = [one.bytes_done for one in seen]
     assert done == sorted(done)
-    if name != "compaction":  # which copies the files of a partition together
+    if name != "compaction":  # Compaction copies the files of a partition together.
         assert len(set(done)) > 3
 
 
-def test_a_batch_counts_once_whether_it_counts_its_files_or_not() -> None:
+def test_batch_counts_once_with_or_without_progress_of_its_files() -> None:
     seen: list[WorkProgress] = []
     with reporting(seen.append):
         expect(4, 40)
         with part(2, 20):
             advance(1, 10)
             advance(1, 10)
-        with part(2, 20):  # as on a cluster
+        with part(2, 20):  # A task on a cluster does not report its files.
             pass
     assert seen[-1] == WorkProgress(4, 4, 40, 40)
-    advance(1, 1)  # nobody listens
+    advance(1, 1)  # No listener is active.

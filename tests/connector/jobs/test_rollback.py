@@ -1,4 +1,4 @@
-"""A rolled-back job against a model: the files that it replaced are back, and what writers did since stays."""
+"""A rolled-back job against a model: the replaced files are back, and later changes of writers stay."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def lineage(client: IndexClient) -> set[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("version", quick([3, 2], 1))
-def test_random_histories_around_a_job_and_its_rollback(client: IndexClient, served: Served, version: int) -> None:
-    """Whether or not the rollback is possible, the rows are those of the model, and each row keeps its
-    id.
-    """
+def test_rows_stay_the_same_in_random_histories_with_a_job_and_its_rollback(
+    client: IndexClient, served: Served, version: int
+) -> None:
+    """Whether or not the rollback is possible, the rows are those of the model, and each row keeps its id."""
     rng = random.Random(f"{first_seed()} {version}")
     outcomes = Counter[str]()
     with catalog_at(served.url) as catalog:
@@ -92,7 +92,9 @@ def test_random_histories_around_a_job_and_its_rollback(client: IndexClient, ser
                     outcomes["undone"] += 1
                     live, removed = entries_by_state(catalog.load_table("db.t"))
                     assert history.items() <= contents_of(catalog.load_table("db.t")).items()
-                    assert not live & removed, "Iceberg's incremental clean-up would delete these with their snapshots"
+                    assert not live & removed, (
+                        "Iceberg's incremental clean-up would delete these files with their snapshots"
+                    )
                     assert paths(client) == (before - (compacted - now)) | (now - compacted)
                 assert not kept or lineage(client) == kept
                 assert read(client) == Counter((one, one % 3, text) for one, text in model.items())
@@ -103,7 +105,9 @@ def test_random_histories_around_a_job_and_its_rollback(client: IndexClient, ser
     assert min(outcomes["undone"], outcomes["refused"]) > 0, outcomes
 
 
-def test_the_newest_job_that_is_not_undone_is_undone_and_another_is_named(client: IndexClient, served: Served) -> None:
+def test_undo_reverts_the_newest_job_and_an_invalid_request_names_the_reason(
+    client: IndexClient, served: Served
+) -> None:
     with catalog_at(served.url) as catalog:
         create(catalog, 2)
     append(client, "db.t", rows(range(3)))
@@ -124,7 +128,7 @@ def test_the_newest_job_that_is_not_undone_is_undone_and_another_is_named(client
         undo_job(client, "db.t", job)
 
 
-def test_a_job_whose_old_files_may_be_deleted_is_not_undone(client: IndexClient, served: Served) -> None:
+def test_job_whose_old_files_may_be_deleted_is_not_undone(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         create(catalog, 2)
     for number in range(3):
@@ -136,8 +140,8 @@ def test_a_job_whose_old_files_may_be_deleted_is_not_undone(client: IndexClient,
     assert read(client).total() == 3
 
 
-def test_no_expiration_removes_an_undone_snapshot_within_an_hour(tmp_path: Path) -> None:
-    """An engine that read the table before the undo would take the files that are back for removed."""
+def test_undone_snapshot_does_not_expire_within_an_hour(tmp_path: Path) -> None:
+    """An engine that read the table before the undo would otherwise treat the restored files as removed."""
     clock = LateClock()
     served = Served(tmp_path, warehouse=tmp_path.as_uri(), clock=clock)
     served.start()
@@ -162,10 +166,13 @@ def test_no_expiration_removes_an_undone_snapshot_within_an_hour(tmp_path: Path)
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_rewritten_manifests_are_undone_below_later_commits_or_not_at_all(
+def test_manifest_rewrite_is_undone_below_later_commits_or_refused(
     client: IndexClient, served: Served, version: int
 ) -> None:
-    """In random histories: all live entries stay as they are, in the manifests of before where no commit was since."""
+    """All live entries stay the same in random histories.
+
+    Without a later commit, they are in the former manifests again.
+    """
     rng = random.Random(f"{first_seed()} {version}")
     outcomes = Counter[str]()
     with catalog_at(served.url) as catalog:
@@ -202,7 +209,7 @@ def test_rewritten_manifests_are_undone_below_later_commits_or_not_at_all(
             assert entries(catalog.load_table("db.t")) == kept
             assert read(client) == held
             assert not lived or lineage(client) == lived
-            append(client, "db.t", rows(range(200, 203)))  # also after it, the table is a table
+            append(client, "db.t", rows(range(200, 203)))  # The table still accepts commits after the undo.
             assert read(client).total() == held.total() + 3
             catalog.drop_table("db.t")
     assert outcomes["undone after nothing"], outcomes
@@ -211,8 +218,9 @@ def test_rewritten_manifests_are_undone_below_later_commits_or_not_at_all(
 
 
 def entries_by_state(table: Table) -> tuple[set[Any], set[Any]]:
-    """Return the files that the current snapshot has, and those that any snapshot says were removed: path and
-    offset.
+    """Return the files of the current snapshot, and the files that any snapshot removed.
+
+    A file is a pair of path and offset.
     """
     head = table.current_snapshot()
     assert head is not None
@@ -230,7 +238,7 @@ def entries_by_state(table: Table) -> tuple[set[Any], set[Any]]:
 
 
 def contents_of(table: Table) -> dict[int, Any]:
-    """By snapshot, its live files with their sequence numbers, and the snapshots that added them."""
+    """Return for each snapshot its live files, with their sequence numbers and the snapshots that added them."""
     return {
         snapshot.snapshot_id: {
             (

@@ -1,4 +1,7 @@
-"""Statements that maintain tables: what the grammar takes, what it leaves to the engine, and what runs."""
+"""Statements that maintain tables.
+
+The tests show which statements the grammar accepts, which ones it leaves to the engine, and what they do.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ PROTOTYPE = "day < DATE '2026-01-01'"
         ),
     ],
 )
-def test_statements_are_read(text: str, statement: TableStatement) -> None:
+def test_maintenance_statement_is_parsed(text: str, statement: TableStatement) -> None:
     assert parse_statement(text) == statement
 
 
@@ -95,12 +98,12 @@ def test_other_statements_are_left_to_the_engine(text: str) -> None:
         ("ALTER TABLE t PARTITION (a = 1) DROP COLUMNS (b,)", "the names of columns"),
     ],
 )
-def test_mistakes_are_refused_with_their_place(text: str, expected: str) -> None:
+def test_syntax_error_is_reported_with_its_position(text: str, expected: str) -> None:
     with pytest.raises(BadRequest, match=expected):
         parse_statement(text)
 
 
-def test_any_spacing_quotes_and_comments_read_the_same() -> None:
+def test_spacing_quotes_and_comments_do_not_change_the_parsed_statement() -> None:
     seed = first_seed()
     rng = random.Random(seed)
     blanks = [" ", "\n", "\t ", " /* ; ( */ ", " -- '(\n"]
@@ -125,7 +128,7 @@ def test_any_spacing_quotes_and_comments_read_the_same() -> None:
         assert parse_statement(text) == expected, (seed, text)
 
 
-def test_statements_run_and_readers_see_null_in_the_partitions_alone(client: IndexClient, served: Served) -> None:
+def test_drop_columns_sets_null_only_in_the_named_partitions(client: IndexClient, served: Served) -> None:
     create(served, 2)
     rng = random.Random(1)
     for first in range(0, 1200, 400):
@@ -138,7 +141,7 @@ def test_statements_run_and_readers_see_null_in_the_partitions_alone(client: Ind
     assert read(client) == before
     drop = parse_statement("ALTER TABLE db.t PARTITION (part = 0) DROP COLUMNS (PAYLOAD, place.note)")
     assert drop is not None
-    # As the proxy of Trino runs it.
+    # The Trino proxy runs the statement in this way.
     job = StatementJob(served.url, None, drop, utc=True)
     argv = [sys.executable, "-m", "seamark.connector.jobs.statement_runs"]
     output = subprocess.run(argv, input=msgspec.json.encode(job), capture_output=True, check=True, timeout=120).stdout
@@ -154,7 +157,7 @@ def test_statements_run_and_readers_see_null_in_the_partitions_alone(client: Ind
     assert read(client) == before
 
 
-def test_the_process_of_a_statement_says_what_the_table_refuses(client: IndexClient, served: Served) -> None:
+def test_statement_that_the_table_refuses_reports_the_reason(client: IndexClient, served: Served) -> None:
     create(served, 2)
     append(client, "db.t", rows(random.Random(1), range(10)))
     for name, reason in (("fixed", "is required"), ("part", "is the source of a partition field")):
@@ -173,10 +176,10 @@ def test_the_process_of_a_statement_says_what_the_table_refuses(client: IndexCli
         pytest.param("ALTER TABLE db.t MERGE FILES", 3, 3, marks=pytest.mark.slow),
     ],
 )
-def test_a_statement_that_is_killed_leaves_the_table_whole_and_its_files_are_removed(
+def test_killed_statement_leaves_the_table_intact_and_its_files_are_removed(
     client: IndexClient, served: Served, statement: str, version: int, step: int
 ) -> None:
-    """The process of the statement dies before or after each of its writes and requests, every `step`th of them."""
+    """The process of the statement dies before or after every `step`th of its writes and requests."""
     create(served, version)
     rng = random.Random(first_seed())
     for first in range(0, 2400, 800):

@@ -1,4 +1,4 @@
-"""Statistics of tables: random histories, against exact counts of the rows that a scan reads."""
+"""Statistics of tables in random histories, against exact counts of the rows that a scan reads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.seeds import first_seed
 
 
 def counts(catalog: RestCatalog, table: str = "db.t") -> dict[int, int]:
-    """By field id, of the current snapshot."""
+    """Return the number of distinct values of the current snapshot, by field id."""
     metadata = catalog.load_table(table).metadata
     (found,) = [file for file in metadata.statistics if file.snapshot_id == metadata.current_snapshot_id]
     return {blob.fields[0]: int((blob.properties or {})["ndv"]) for blob in found.blob_metadata}
@@ -54,10 +54,10 @@ def files_of(catalog: RestCatalog) -> set[Path]:
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_statistics_of_random_histories_are_within_the_error_of_sketches(
+def test_statistics_in_random_histories_are_within_the_error_of_the_sketches(
     client: IndexClient, served: Served, version: int
 ) -> None:
-    """Values of removed rows are counted until a tenth of the rows was removed, so the bound above allows for them."""
+    """Values of removed rows count until a tenth of the rows is removed, so the upper bound includes them."""
     rng, incremental = random.Random(first_seed()), 0
     with catalog_at(served.url) as catalog:
         create(catalog, version, rng.choice((PartitionSpec(), BY_PART)))
@@ -84,10 +84,10 @@ def test_statistics_of_random_histories_are_within_the_error_of_sketches(
                 error = 0 if count <= 4096 else 0.05 * count
                 removed = 0 if report.columns_read else 0.25 * max(1, report.rows + len(ever))
                 assert count - error <= found[column] <= count + error + removed, (step, column, count, found)
-        assert incremental, "no statistics were computed from those before"
+        assert incremental, "no statistics were computed from earlier ones"
 
 
-def test_only_new_files_are_read_and_the_result_is_that_of_a_full_run(client: IndexClient, served: Served) -> None:
+def test_incremental_statistics_read_only_new_files_and_equal_a_full_run(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         create(catalog, 2, BY_PART)
         append(client, "db.t", rows(range(30_000)))
@@ -101,7 +101,7 @@ def test_only_new_files_are_read_and_the_result_is_that_of_a_full_run(client: In
         one = counts(catalog)
         assert compute_statistics(client, "db.t", full=True).files == 9
         assert counts(catalog) == one
-        # A replacement of counted files is read only if rows were added before it.
+        # Files that replace counted files are read only if rows were added before the replacement.
         compact(client, "db.t", policy=CompactionPolicy(1 << 30, 2))
         assert compute_statistics(client, "db.t").files == 0
         assert counts(catalog) == one
@@ -111,7 +111,7 @@ def test_only_new_files_are_read_and_the_result_is_that_of_a_full_run(client: In
         assert exact(client)[0] == pytest.approx(counts(catalog)[1], rel=0.05)
 
 
-def test_columns_whose_values_went_or_whose_type_changed_are_read_whole(client: IndexClient, served: Served) -> None:
+def test_columns_with_removed_values_or_a_changed_type_are_read_completely(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         schema = Schema(
@@ -137,7 +137,7 @@ def test_columns_whose_values_went_or_whose_type_changed_are_read_whole(client: 
         assert counts(catalog) == {1: 1001, 2: 501, 3: 1}
 
 
-def test_a_policy_decides_when_and_for_which_columns(client: IndexClient, served: Served) -> None:
+def test_policy_decides_when_and_for_which_columns_statistics_are_computed(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         create(catalog, 2, **{"seamark_statistics_columns": "id, gone", "seamark_statistics_changed-percent": "20"})
         assert compute_statistics(client, "db.t").snapshot_id is None
@@ -175,9 +175,7 @@ def test_damaged_or_missing_statistics_are_computed_again(client: IndexClient, s
                 update.remove_statistics(catalog.load_table("db.t").metadata.current_snapshot_id)
 
 
-def test_expiration_and_removal_of_orphans_treat_statistics_as_files_of_their_snapshot(
-    client: IndexClient, served: Served
-) -> None:
+def test_expiration_and_orphan_removal_keep_statistics_of_live_snapshots(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         create(catalog, 2, BY_PART)
         for number in range(3):
@@ -189,7 +187,8 @@ def test_expiration_and_removal_of_orphans_treat_statistics_as_files_of_their_sn
         orphan = folder / "metadata" / "left.stats"
         orphan.write_bytes(b"left over")
         age_all(catalog.load_table("db.t"))
-        os.utime(catalog.load_table("db.t").metadata_location.removeprefix("file://"))  # the table is in use
+        # A recent metadata file shows that the table is in use.
+        os.utime(catalog.load_table("db.t").metadata_location.removeprefix("file://"))
         assert remove_orphan_files(client, "db.t").files == 1
         assert not orphan.exists()
         assert all(path.exists() for path in named)
@@ -199,7 +198,9 @@ def test_expiration_and_removal_of_orphans_treat_statistics_as_files_of_their_sn
         assert {path for path in named if path.exists()} == left
 
 
-def test_a_refused_commit_leaves_no_file(client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_statistics_commit_leaves_no_file(
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: Any) -> None:
         raise Conflict("refused")
 
@@ -215,7 +216,9 @@ def test_a_refused_commit_leaves_no_file(client: IndexClient, served: Served, mo
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_partition_statistics_are_the_totals_of_partitions(client: IndexClient, served: Served, version: int) -> None:
+def test_partition_statistics_contain_the_totals_of_each_partition(
+    client: IndexClient, served: Served, version: int
+) -> None:
     with catalog_at(served.url) as catalog:
         create(catalog, version, BY_PART)
         append(client, "db.t", rows(range(300)))
@@ -235,7 +238,7 @@ def test_partition_statistics_are_the_totals_of_partitions(client: IndexClient, 
         assert [row["last_updated_snapshot_id"] == snapshot.snapshot_id for row in found] == [True, True, False]
 
 
-def test_partition_statistics_hold_decimals_that_truncation_makes_longer(client: IndexClient, served: Served) -> None:
+def test_partition_statistics_accept_decimals_that_truncation_makes_longer(client: IndexClient, served: Served) -> None:
     fields = [{"id": 1, "name": "price", "required": False, "type": "decimal(9, 2)"}]
     with catalog_at(served.url) as catalog:
         create_table(client, spec=[("truncate[10]", 1)], fields=fields)

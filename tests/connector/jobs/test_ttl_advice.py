@@ -1,4 +1,4 @@
-"""Advice on column TTLs: what plans and scan reports read is never advised, whatever the age; what nobody reads is."""
+"""Advice on column TTLs: columns that plans or scan reports read are never advised, unread columns are."""
 
 from __future__ import annotations
 
@@ -33,10 +33,7 @@ COLUMNS = {"id": 1, "at": 2, "payload": 3, "ext": 4, "tags": 5}
 
 
 def fill(client: IndexClient, served: Served, transform: Any, ages_d: range, kind: str = "date") -> date:
-    """Return rows of these ages in days.
-
-    Returns today.
-    """
+    """Append a row for each age in days, and return today's date."""
     arrow, today = create(served, kind, transform), lasting_today()
     rows = []
     for number, age_d in enumerate(ages_d):
@@ -48,7 +45,7 @@ def fill(client: IndexClient, served: Served, transform: Any, ages_d: range, kin
 
 
 def counted_before(client: IndexClient, served: Served, *columns: int, days: int = 40, age_d: int = ALL_AGES) -> None:
-    """Read of these columns some days ago."""
+    """Record that the columns were read some days ago."""
     entry = served.run(served.server.components.catalog.tables.load(("db",), "t")).entry
     today = served.server.components.catalog.column_usage.today
     reads = tuple((column, age_d, 1) for column in (*columns, -2))
@@ -59,11 +56,11 @@ def advised(client: IndexClient, days: int = 30) -> dict[str, int]:
     return {one["column"]: one["older-than-days"] for one in advise_ttl(client, "db.t", days)["advice"]}
 
 
-def test_columns_are_advised_from_the_age_on_that_no_read_reached(client: IndexClient, served: Served) -> None:
+def test_column_is_advised_from_the_age_that_no_read_reached(client: IndexClient, served: Served) -> None:
     today = fill(client, served, DayTransform(), range(0, 400, 10))
     counted_before(client, served, 1)
     assert advised(client) == {"id": 7, "payload": 7, "ext": 7, "tags": 7}
-    # Partitions of up to 35 days ago, of which the oldest ended 29 days ago.
+    # Partitions of up to 35 days ago; the oldest of them ended 29 days ago.
     recent = f"at >= DATE '{today - timedelta(days=35)}'"
     scan(client, "db.t", ["payload"], recent).to_arrow()
     assert advised(client) == {"id": 7, "payload": 30, "ext": 7, "tags": 7}
@@ -71,7 +68,7 @@ def test_columns_are_advised_from_the_age_on_that_no_read_reached(client: IndexC
     assert advised(client) == {"id": 365, "payload": 30, "ext": 365, "tags": 7}
     scan(client, "db.t", ["tags"]).to_arrow()
     assert advised(client) == {"id": 365, "payload": 30, "ext": 365}
-    compact(client, "db.t")  # no query
+    compact(client, "db.t")  # A job is no query.
     found = advise_ttl(client, "db.t")
     assert (found["reads"], found["reads-with-columns"], found["confidence"]) == (4, 4, 1.0)
     payload = next(one for one in found["advice"] if one["column"] == "payload")
@@ -89,7 +86,7 @@ def test_columns_are_advised_from_the_age_on_that_no_read_reached(client: IndexC
     assert "payload" not in advised(client)
 
 
-def test_random_reads_are_never_advised(client: IndexClient, served: Served) -> None:
+def test_random_reads_prevent_advice_for_their_columns_and_ages(client: IndexClient, served: Served) -> None:
     seed = first_seed()
     rng = random.Random(seed)
     kind = rng.choice(["date", "timestamp"])
@@ -115,7 +112,7 @@ def test_random_reads_are_never_advised(client: IndexClient, served: Served) -> 
         assert all(one["column"] not in read or day < read[one["column"]] for day in lost), (seed, one)
 
 
-def test_scan_reports_count_and_those_without_columns_lower_the_confidence(client: IndexClient, served: Served) -> None:
+def test_scan_reports_count_and_lower_the_confidence_without_columns(client: IndexClient, served: Served) -> None:
     fill(client, served, DayTransform(), range(0, 100, 10))
     counted_before(client, served, 1)
 
@@ -140,7 +137,7 @@ def test_scan_reports_count_and_those_without_columns_lower_the_confidence(clien
     report(**spark, filter=sanitized, **{"projected-field-ids": [1]})
     assert advised(client) == {"tags": 7}
     assert advise_ttl(client, "db.t")["confidence"] == 1.0
-    report(**{"projected-field-ids": [1, 2, 3, 4, 5, 6]})  # of an engine that names all columns always
+    report(**{"projected-field-ids": [1, 2, 3, 4, 5, 6]})  # Some engines always name all columns.
     report(**{"projected-field-ids": ["x"], "filter": {"type": "no"}})
     found = advise_ttl(client, "db.t")
     assert (found["reads"], found["reads-with-columns"], found["confidence"]) == (5, 3, 0.6)
@@ -149,7 +146,7 @@ def test_scan_reports_count_and_those_without_columns_lower_the_confidence(clien
     assert advised(client) == {}
 
 
-def test_there_is_a_reason_where_there_is_no_advice(client: IndexClient, served: Served) -> None:
+def test_missing_advice_has_a_reason(client: IndexClient, served: Served) -> None:
     fill(client, served, DayTransform(), range(0, 100, 10))
     assert "has not seen a read" in advise_ttl(client, "db.t")["reason"]
     scan(client, "db.t", ["id"]).to_arrow()
@@ -158,7 +155,7 @@ def test_there_is_a_reason_where_there_is_no_advice(client: IndexClient, served:
         advise_ttl(client, "db.t", 0)
 
 
-def test_counters_are_bounded_and_many_columns_count_as_all(client: IndexClient, served: Served) -> None:
+def test_counters_are_bounded_and_excess_reads_count_for_every_column(client: IndexClient, served: Served) -> None:
     fill(client, served, DayTransform(), range(0, 100, 10))
     usage = served.server.components.catalog.column_usage
     uuid = served.run(served.server.components.catalog.tables.load(("db",), "t")).entry.uuid
@@ -171,7 +168,8 @@ def test_counters_are_bounded_and_many_columns_count_as_all(client: IndexClient,
     usage.add(ColumnRead("of a table that the database refuses", columns_of((1 << 63,)), 0), "ron")
     assert len(usage._counts) == 7
     found = served.run(usage.of_table(uuid))
-    # Rita has half of the limit; more of her reads count as reads of every column in partitions of every age.
+    # Rita has half of the limit. Her further reads count as reads of every column, in partitions of
+    # every age.
     assert {(one.column_id, one.oldest_age_d): one.reads for one in found} == {
         (1, 0): 2,
         (2, 0): 2,
@@ -182,6 +180,6 @@ def test_counters_are_bounded_and_many_columns_count_as_all(client: IndexClient,
     }
     assert columns_of(range(1, COLUMNS_MAX + 2)) == {EVERY_COLUMN}
     usage._limit = 20
-    for number in range(3):  # each as much as seven reads of few columns
+    for number in range(3):  # Each of these reads counts as much as seven reads of few columns.
         usage.add(ColumnRead(uuid, columns_of(range(1000 * number + 1, 1000 * number + 101)), 0), "rita")
     assert [EVERY_COLUMN in read.columns for read in usage._counts] == [False, True]

@@ -1,4 +1,4 @@
-"""The files of a write, merged before its commit: the rows are those that were written, and other files stay."""
+"""The files of a write are merged before its commit: the written rows and all other files stay."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def stored(folder: Path, ending: str = ".parquet") -> set[str]:
 
 
 def written_by(client: IndexClient, mode: str, given: Sequence[pa.Table], where: Any = True) -> tuple[Any, Any]:
-    """Return (the destination, the files of a task for each table)."""
+    """Return the destination, and the files that one task writes for each table."""
     into = open_destination(client, "db.t", mode, where=where)
     return into, [write_batches(into.target, table.to_batches()) for table in given]
 
@@ -42,7 +42,7 @@ def partitions(files: Sequence[Any]) -> Counter[str]:
 
 
 @pytest.mark.parametrize("number", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 12))])
-def test_rows_are_those_that_the_tasks_have_written(
+def test_merged_files_contain_the_rows_that_the_tasks_wrote(
     client: IndexClient, served: Served, tmp_path: Path, number: int
 ) -> None:
     seed = first_seed() + number
@@ -76,7 +76,7 @@ def test_rows_are_those_that_the_tasks_have_written(
         if not replaced:
             expected[number_before] = row
     assert read(client) == expected, seed
-    if version == 3:  # each row has its own id, and is of this commit or the one before
+    if version == 3:  # Each row has its own id, and belongs to this commit or the one before.
         ids = scan(client, "db.t", [NAMES[0]]).to_arrow()[NAMES[0]].to_pylist()
         assert None not in ids
         assert len(set(ids)) == len(expected)
@@ -86,7 +86,7 @@ def test_rows_are_those_that_the_tasks_have_written(
         assert client.explain("db.t", "id = -5").files == 0
 
 
-def test_partitions_of_large_files_and_of_one_file_stay(client: IndexClient, served: Served) -> None:
+def test_merge_keeps_large_files_and_single_files_of_partitions(client: IndexClient, served: Served) -> None:
     create(served, 2)
     rng = random.Random(1)
     one = rows(rng, range(20_000)).filter(pa.array([number % 2 == 0 for number in range(20_000)]))
@@ -107,9 +107,7 @@ def test_partitions_of_large_files_and_of_one_file_stay(client: IndexClient, ser
     assert calls == []
 
 
-def test_a_merge_that_fails_leaves_the_files_as_they_were_written(
-    client: IndexClient, served: Served, tmp_path: Path
-) -> None:
+def test_failed_merge_keeps_the_files_that_the_tasks_wrote(client: IndexClient, served: Served, tmp_path: Path) -> None:
     create(served, 2)
     into, parts = written_by(client, APPEND, [rows(random.Random(n), range(n * 9, n * 9 + 9)) for n in range(3)])
 
@@ -125,7 +123,7 @@ def test_a_merge_that_fails_leaves_the_files_as_they_were_written(
     assert sorted(read(client)) == list(range(27))
 
 
-def test_an_interrupt_leaves_no_file(client: IndexClient, served: Served, tmp_path: Path) -> None:
+def test_interrupted_merge_leaves_no_file(client: IndexClient, served: Served, tmp_path: Path) -> None:
     create(served, 2)
     into, parts = written_by(client, APPEND, [rows(random.Random(n), range(n * 900, n * 900 + 900)) for n in range(3)])
     assert stored(tmp_path)
@@ -140,7 +138,7 @@ def test_an_interrupt_leaves_no_file(client: IndexClient, served: Served, tmp_pa
     assert stored(tmp_path) == set()
 
 
-def test_a_table_whose_columns_changed_meanwhile_is_not_merged(client: IndexClient, served: Served) -> None:
+def test_table_whose_columns_changed_during_the_write_is_not_merged(client: IndexClient, served: Served) -> None:
     create(served, 2)
     into, parts = written_by(client, APPEND, [rows(random.Random(n), range(n * 9, n * 9 + 9)) for n in range(3)])
     with catalog_at(served.url) as catalog, catalog.load_table("db.t").update_schema() as update:

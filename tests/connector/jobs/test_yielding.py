@@ -1,5 +1,8 @@
-"""Little of the work of rewrites is wasted: one job rewrites files of a table at a time, files that writers will soon
-replace are left out, and no rewrite is given up because of a part of it."""
+"""Rewrites waste little work.
+
+One job at a time rewrites files of a table, files that writers will soon replace are left out, and a
+conflict in one part of a rewrite does not discard the other parts.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ from tests.seeds import first_seed, quick
 SMALL = CompactionPolicy(1 << 20, 2)
 
 
-def test_one_job_rewrites_files_of_a_table_and_the_other_is_due_again(client: IndexClient, served: Served) -> None:
+def test_second_rewrite_job_of_a_table_is_refused_and_due_again(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         create(catalog, 2)
     with rewrite_lease(client, "db.t", job="a merge"):
@@ -50,7 +53,7 @@ def test_one_job_rewrites_files_of_a_table_and_the_other_is_due_again(client: In
     assert JOBS["compaction"](client, ("db", "t")) == {}
 
 
-def test_a_statement_waits_for_a_rewrite_of_the_table_and_then_says_so(client: IndexClient, served: Served) -> None:
+def test_statement_waits_for_a_running_rewrite_until_its_timeout(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         create(catalog, 2)
     for number in range(3):
@@ -79,7 +82,7 @@ def test_a_statement_waits_for_a_rewrite_of_the_table_and_then_says_so(client: I
         holder.result(60)
 
 
-def test_files_are_settled_by_their_age_once_rows_were_changed(client: IndexClient, served: Served) -> None:
+def test_files_settle_by_age_after_rows_were_changed(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         create(catalog, 2)
     for number in range(3):
@@ -87,7 +90,7 @@ def test_files_are_settled_by_their_age_once_rows_were_changed(client: IndexClie
     opened = open_table(client, "db.t", At(), history=True)
     tasks = list(plan(client, opened, sequence_numbers=True))
     newest_ms = max(snapshot.timestamp_ms for snapshot in opened.history)
-    assert select_settled(opened, tasks, 1 << 40, newest_ms) == tasks  # nobody has changed rows
+    assert select_settled(opened, tasks, 1 << 40, newest_ms) == tasks  # No row was changed yet.
     upsert(client, "db.t", rows([1], "new"), keys=["id"], mode="copy-on-write")
     opened = open_table(client, "db.t", At(), history=True)
     times = {snapshot.sequence_number: 1000 * snapshot.sequence_number for snapshot in opened.history}
@@ -99,15 +102,17 @@ def test_files_are_settled_by_their_age_once_rows_were_changed(client: IndexClie
     for age_ms, numbers in ((500, [2, 3]), (1500, [2]), (2500, []), (0, [2, 3, 4])):
         kept = select_settled(opened, tasks, age_ms, 4400)
         assert sorted(int(task.file["data-sequence-number"]) for task in kept) == numbers, age_ms
-    assert select_settled(opened, tasks, 500, 10_000) == tasks  # the change is old
+    assert select_settled(opened, tasks, 500, 10_000) == tasks  # The change is old.
 
 
 @pytest.mark.parametrize("version", quick([3, 2], 1))
-def test_the_files_of_a_rewrite_without_a_conflict_are_committed(
+def test_rewrite_commits_the_partitions_without_a_conflict(
     client: IndexClient, served: Served, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Writers change random rows of random partitions while a compaction is under way: the partitions of which
-    enough is left are committed, the new files of the others are deleted, and the rows are those of the writers.
+    """Writers change random rows of random partitions during a compaction.
+
+    The compaction commits the partitions with enough unchanged files, and deletes its new files of the others.
+    The rows are those of the writers.
     """
     rng = random.Random(f"{first_seed()} {version}")
     parts = 0
@@ -149,11 +154,10 @@ def test_the_files_of_a_rewrite_without_a_conflict_are_committed(
     assert parts
 
 
-def test_deletes_and_overwrites_of_an_engine_that_a_compaction_overtook_are_committed(
-    client: IndexClient, served: Served
-) -> None:
-    """PyIceberg loads the table, a job replaces its files, and then PyIceberg commits: it need not repeat, and no
-    row is lost or comes back.
+def test_engine_commit_after_a_concurrent_compaction_succeeds(client: IndexClient, served: Served) -> None:
+    """PyIceberg loads the table, a job replaces its files, and then PyIceberg commits deletes or overwrites.
+
+    PyIceberg does not have to repeat its commit, no row is lost, and no deleted row comes back.
     """
     rng = random.Random(first_seed())
     undone = 0

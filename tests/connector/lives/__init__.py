@@ -1,1 +1,1 @@
-"""Random lives of tables of all types, with a model of their rows."""
+"""Random histories of tables with columns of all types, and a model of their rows."""

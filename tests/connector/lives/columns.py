@@ -1,6 +1,7 @@
 """Columns of random tables: all primitive types, and structs, lists and maps of them.
 
-A value is as in `typed.py`; of a struct it is its fields' values by id, of a list a list, of a map a list of pairs.
+Primitive values are as in `typed.py`. The value of a struct is a dict of its fields' values by id, the
+value of a list a list, and the value of a map a list of pairs.
 """
 
 from __future__ import annotations
@@ -30,13 +31,16 @@ _UNITS = {"int": 1, "long": 1, "date": 1, "time": 1_800_000_000, "decimal(9, 2)"
 _UNITS |= {"timestamp": typed.DAY_US // 3, "timestamptz": typed.DAY_US // 3}
 _UNITS |= dict.fromkeys(_V3_KINDS, typed.DAY_US * 333)
 _ENDINGS = ("", "\0", "é", "\U0001f600", "z" * 20, " cliente llamó por teléfono", "é" * 12, "a" + "日本" * 6)
-"""Writers cut long texts, of characters of one to four bytes, for bounds."""
+"""Endings of long texts. Their characters have one to four bytes, and writers cut the texts for bounds."""
 _LONG = 2**63
 
 
 @dataclass(eq=False)
 class Column:
-    """`children`: the fields of a struct, the element of a list, or key and value of a map."""
+    """A column of a random table.
+
+    `children` has the fields of a struct, the element of a list, or the key and value of a map.
+    """
 
     id: int
     name: str
@@ -77,7 +81,7 @@ class Column:
         return made
 
     def take_ids(self, json: dict[str, Any]) -> None:
-        """Those that the server has given the column."""
+        """Set the ids of the column and its children to those that the server has assigned."""
         self.id = json["id"]
         kind = json["type"]
         match self.kind:
@@ -93,7 +97,7 @@ class Column:
     # Values
 
     def of(self, row: dict[int, Any]) -> Any:
-        """Return the value in a row or struct, which lacks columns that are younger."""
+        """Return the column's value in a row or struct, or its initial default if the row is older."""
         return row.get(self.id, self.initial)
 
     def array(self, values: Sequence[Any]) -> pa.Array:
@@ -121,7 +125,7 @@ class Column:
         return typed.array(self.kind, values)
 
     def plain(self, column: pa.Array) -> list[Any]:
-        """Return the values of an array again."""
+        """Convert an Arrow array back to plain values."""
         valid = column.is_valid().to_pylist()
         match self.kind:
             case "struct":
@@ -140,7 +144,7 @@ class Column:
         return typed.plain(self.kind, column)
 
     def frozen(self, value: Any) -> Hashable:
-        """Equal for equal values: NaN is NaN, and -0.0 is not 0.0."""
+        """Return a hashable form of the value: NaN equals NaN, and -0.0 differs from 0.0."""
         if value is None:
             return None
         match self.kind:
@@ -179,7 +183,7 @@ class Column:
         self.kind = kind
 
     def promoted(self, row: dict[int, Any], kind: str) -> None:
-        """Changes the column's values in a row; only dates change."""
+        """Convert the column's value in a row to the promoted type; only dates change."""
         unit = {"timestamp": typed.DAY_US, "timestamp_ns": typed.DAY_US * 1000}.get(kind)
         if self.kind == "date" and unit is not None and row.get(self.id) is not None:
             row[self.id] *= unit
@@ -194,8 +198,8 @@ def kinds(version: int) -> list[str]:
 
 
 def draw_value(rng: random.Random, kind: str) -> Any:
-    """Return an edge of the type, or one of few values, so that rows meet."""
-    if kind not in typed.SAMPLES:  # promoted
+    """Return an edge value of the type, or a value out of few, so that rows match each other."""
+    if kind not in typed.SAMPLES:  # The type is the result of a promotion.
         return rng.randint(-500, 500)
     if rng.random() < 0.5:
         return rng.choice(typed.SAMPLES[kind])
@@ -216,5 +220,5 @@ def draw_value(rng: random.Random, kind: str) -> Any:
 
 
 def key_of(value: Any) -> Any:
-    """Return the same for values that are one key: both zeros are, and NaN is one."""
+    """Return an equal result for values that are the same key: the zeros are one key, and all NaNs are one key."""
     return ("NaN" if value != value else value + 0.0) if isinstance(value, float) else value

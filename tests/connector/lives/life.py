@@ -1,7 +1,7 @@
 """A random table of all types and its random history, with a model of its rows that knows nothing of files.
 
-The writers, the changes of schema and partitioning, the jobs and the indexes are drawn from one seed. After each step
-the rows, the rows that filters match, earlier snapshots and row ids are compared with the model.
+One seed decides the writers, the changes of schema and partitioning, the jobs and the indexes. After each
+step, the rows, the rows that filters match, earlier snapshots and row ids are compared with the model.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PRECOMBINED = ("int", "long", "string", "timestamp", "date", "decimal(9, 2)", "
 _BUCKETED = {"int", "long", "date", "time", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"}
 _BUCKETED |= {"string", "uuid", "binary", "decimal", "fixed"}
 _FILTERS = 2
-"""For each step."""
+"""The number of random filters after each step."""
 
 
 class Life:
@@ -60,7 +60,7 @@ class Life:
         self._snapshots: dict[int, tuple[list[Column], Counter[Any]]] = {}
         self._row_ids: dict[Any, tuple[int, int]] = {}
         self._touched: set[Any] | None = None
-        """The keys whose rows the step may have given other ids; None for all."""
+        """The keys whose rows may have other ids after the step. None means all keys."""
         self._spec: list[dict[str, Any]] = []
         self._create()
 
@@ -108,7 +108,7 @@ class Life:
         if indexable := [column for column in plain if column.kind not in ("float", "double")]:
             indexed = rng.choice(indexable)
             properties["seamark.index.other"] = f"{rng.choice(('bloom', 'bitmap'))}({_quoted(indexed.name)})"
-        # Row groups are so small that compaction copies them.
+        # Row groups are small enough that compaction copies them.
         properties["write.parquet.row-group-size-bytes"] = rng.choice(("40", "40", "100000"))
         ordered = [column.name for column in plain if column.name.isidentifier()]
         if ordered:
@@ -178,7 +178,7 @@ class Life:
     # Steps
 
     def step(self) -> str:
-        """Make one, and return what it was."""
+        """Make a random step and return its description."""
         steps: dict[Callable[[], str], int] = {
             **{self._append: 3, self._upsert: 6, self._unlocated: 1, self._delete: 2, self._delete_matching: 2},
             **{self._compact: 3, self._cluster: 1, self._index: 2, self._list_again: 1},
@@ -199,7 +199,7 @@ class Life:
         return str(list(new.values()))
 
     def _batch(self) -> list[Row]:
-        """Return rows of which some have stored keys."""
+        """Return random rows; some of them have keys of stored rows."""
         rows = [self._row() for _ in range(self._rng.randint(1, 6))]
         for row in rows:
             if self.rows and self._rng.random() < 0.6:
@@ -238,7 +238,8 @@ class Life:
                 keys=[key.name for key in self._keys],
                 strategy=EQUALITY,
             )
-        except (Unwritable, BadRequest) as error:  # of floats, and of partitions that other columns decide
+        # Keys of floats are refused, and keys of partitions that other columns decide.
+        except (Unwritable, BadRequest) as error:
             self._touched = set()
             self.told["refused"] += 1
             return str(error)
@@ -303,7 +304,7 @@ class Life:
         return drawn.text
 
     def _sql_insert(self) -> str:
-        """INSERT of rows whose other columns have their defaults."""
+        """Run an INSERT that leaves some columns to their defaults."""
         written = [column for column in self._columns if can_be_written(column)]
         if any(key not in written for key in self._keys):
             return "nothing"
@@ -332,7 +333,7 @@ class Life:
     def _cluster(self) -> str:
         try:
             report = cluster_incrementally(self._client, self._table, full=self._rng.random() < 0.5)
-        except BadRequest as error:  # its columns are renamed or gone
+        except BadRequest as error:  # Its columns are renamed or dropped.
             return str(error)
         assert not report.errors
         return ""
@@ -391,7 +392,8 @@ class Life:
             for one in column.walk()
             for kind in PROMOTED.get(one.kind, ())
             if id(one) not in keys
-            # Dates are promoted in version 3; those within other columns stay, so that the model is simple.
+            # Dates are promoted in version 3. Dates within other columns are not promoted, so that the model
+            # stays simple.
             and (one.kind != "date" or (self._version >= 3 and one is column and one.id not in used))
         ]
         if not able:

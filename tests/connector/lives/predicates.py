@@ -1,4 +1,4 @@
-"""Random filters on the columns of a random table: Iceberg's expression JSON, and which rows they match."""
+"""Random filters on the columns of a random table: Iceberg's expression JSON, and the rows that they match."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from tests.planner.lakes.literal_forms import render
 Row = dict[int, Any]
 Test = Callable[[Row], bool]
 Filter = tuple[dict[str, Any], Test, Test]
-"""The JSON, whether a row matches, and whether it matches the negation: Iceberg's NOT is applied to the comparisons."""
+"""The JSON of a filter, a test of a row, and a test for the negated filter.
+
+Iceberg pushes NOT down to the comparisons, so the negated filter has its own test.
+"""
 _NEGATED = {
     **{"eq": "not-eq", "lt": "gt-eq", "lt-eq": "gt", "is-null": "not-null"},
     **{"in": "not-in", "starts-with": "not-starts-with", "is-nan": "not-nan"},
@@ -61,7 +64,7 @@ def _joined(word: str, one: Test, other: Test) -> Test:
 
 
 def _terms(columns: Sequence[Column]) -> list[tuple[str, Column, Callable[[Row], Any]]]:
-    """Return columns and fields of structs."""
+    """Return columns and fields of structs, each with its name and a function that reads it from a row."""
     found: list[tuple[str, Column, Callable[[Row], Any]]] = []
     for column in columns:
         if column.kind not in NESTED:
@@ -88,12 +91,12 @@ def _test(op: str, values: Sequence[Any], get: Callable[[Row], Any]) -> Test:
             return lambda row: get(row) is not None and get(row).startswith(values[0])
         case "lt" | "lt-eq" | "gt" | "gt-eq" | "eq":
             return lambda row: get(row) is not None and bool(_ORDERED[op](_ordered(get(row)), known[0]))
-    opposite = _test(_NEGATED[op], values, get)  # which null and NaN match
+    opposite = _test(_NEGATED[op], values, get)  # Null and NaN match the opposite comparison.
     return lambda row: not opposite(row)
 
 
 def _ordered(value: Any) -> Any:
-    """To readers of Seamark NaN is more than each number, and both zeros are equal."""
+    """Return a sort key: Seamark's readers order NaN above each number, and both zeros are equal."""
     if not isinstance(value, float):
         return value
     return (1, 0.0) if value != value else (0, value + 0.0)

@@ -14,12 +14,16 @@ from tests.planner.lakes.literal_forms import render
 _WORDS = {"date": "DATE", "timestamp": "TIMESTAMP", "timestamptz": "TIMESTAMP"}
 _KINDS = ("boolean", "int", "long", "double", "string", *_WORDS)
 _DAYS_MIN, _DAYS_MAX = -719_162, 2_932_896
-"""Days of the years 1 and 9999, which literals can state."""
+"""Days of the years 1 and 9999, the first and the last that literals can express."""
 
 
 @dataclass
 class DrawnStatement:
-    """`text` has a condition that `matches` rows, and gives them the values `new` by the ids of columns."""
+    """An UPDATE or a DELETE.
+
+    `text` is the statement, `matches` says whether its condition is true for a row, and `new` has new values by
+    column id.
+    """
 
     text: str
     matches: Callable[[Row], bool]
@@ -27,9 +31,9 @@ class DrawnStatement:
 
 
 def can_be_written(column: Column) -> bool:
-    """Return whether statements compare and set the column.
+    """Return True if statements can compare and set the column.
 
-    There are no literals of the type real.
+    SQL has no literals of the type real.
     """
     return column.kind in _KINDS or column.kind.startswith("decimal(")
 
@@ -37,7 +41,7 @@ def can_be_written(column: Column) -> bool:
 def draw_change(
     rng: random.Random, table: str, columns: Sequence[Column], settable: Sequence[Column], rows: Sequence[Row]
 ) -> DrawnStatement | None:
-    """Return an UPDATE or a DELETE; None if no column can be compared."""
+    """Return an UPDATE or a DELETE, or None if statements can compare no column."""
     compared = [column for column in columns if can_be_written(column)]
     if not compared:
         return None
@@ -63,7 +67,7 @@ def quoted(name: str) -> str:
 
 
 def literal(kind: str, value: Any) -> str:
-    """Return the value in Trino's SQL."""
+    """Return the value as a literal of Trino's SQL."""
     if value is None:
         return "NULL"
     if kind.startswith("decimal("):
@@ -108,7 +112,7 @@ def _on_value(column: Column, test: Callable[[Any], bool]) -> Callable[[Row], bo
 
 
 def draw_known(rng: random.Random, column: Column, *, nulls: bool = True) -> Any:
-    """Return a value that a literal can state."""
+    """Return a random value that a literal can express."""
     if nulls and rng.random() < 0.1:
         return None
     while True:
@@ -119,7 +123,7 @@ def draw_known(rng: random.Random, column: Column, *, nulls: bool = True) -> Any
 
 def _is_known(kind: str, value: Any) -> bool:
     if kind == "double":
-        return value == value and abs(value) < 1e30  # NaN and infinity have no literals
+        return value == value and abs(value) < 1e30  # NaN and infinity have no literals.
     if kind == "string":
         return "\0" not in value
     if kind in _WORDS:

@@ -1,4 +1,4 @@
-"""Tables of all types live random lives, and have the rows that their models say."""
+"""Tables of all types have the rows of their models after random histories."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ def test_tables_of_all_types_have_the_rows_of_their_histories(client: IndexClien
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("number", range(8))
-def test_so_they_have_in_many_long_lives(client: IndexClient, number: int) -> None:
+def test_tables_of_all_types_have_the_rows_of_many_long_histories(client: IndexClient, number: int) -> None:
     for life in range(6):
         play(client, 10_000 * first_seed() + 100 * number + life, 40, f"t{life}")

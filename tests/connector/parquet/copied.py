@@ -1,4 +1,4 @@
-"""Merges files by the copy of their row groups, as the tests of the copy need it."""
+"""Functions that merge files by copying their row groups."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from seamark.connector.parquet.encryption.footers import FileEncryption, FileKey
 
 
 def with_ids(schema: pa.Schema) -> pa.Schema:
-    """Return the schema with a field id on every node, as in files of Iceberg tables; the ids follow the names."""
+    """Return the schema with a field id on every node, as in files of Iceberg tables.
+
+    The ids depend on the positions of the fields.
+    """
     return pa.schema([_with_id(field, 1 + number * 100) for number, field in enumerate(schema)])
 
 
@@ -34,7 +37,7 @@ def _with_id(field: pa.Field, number: int) -> pa.Field:
 
 
 def skeleton(path: Path, schema: pa.Schema) -> SourceFile:
-    """Return a file without rows."""
+    """Return an empty file with the schema."""
     with pq.ParquetWriter(path, schema, store_schema=False, store_decimal_as_integer=True):
         pass
     return SourceFile(str(path), Storage())
@@ -49,11 +52,11 @@ def merge(
     keys: FileKeys | None = None,
     encryption: FileEncryption | None = None,
 ) -> None:
-    """Copy all row groups of the files into one with the columns of `schema`.
+    """Copy all row groups of the files into a new file with the columns of `schema`.
 
     Raises:
-        Unreadable: For files whose chunks cannot be copied; `out` does not exist then.
-        ValueError: For files whose chunks cannot be copied; `out` does not exist then.
+        Unreadable: The chunks of a file cannot be copied; `out` does not exist then.
+        ValueError: The chunks of a file cannot be copied; `out` does not exist then.
     """
     with ExitStack() as opened:
         target = opened.enter_context(skeleton(out.with_suffix(".skeleton"), schema))
@@ -74,9 +77,12 @@ def merge(
 
 
 def concatenate(paths: Sequence[Path], out: Path) -> None:
-    """Copy all row groups of files of one schema, which is that of the new file, too: no field ids are needed.
+    """Copy all row groups of files with one schema into a new file with the same schema.
 
-    Unreadable; `out` does not exist then.
+    The files need no field ids.
+
+    Raises:
+        Unreadable: The chunks of a file cannot be copied; `out` does not exist then.
     """
     with ExitStack() as opened:
         sources = [opened.enter_context(SourceFile(str(path), Storage())) for path in paths]

@@ -1,4 +1,4 @@
-"""Writes and reads encrypted files by pyarrow, as the tests of encryption need them."""
+"""Functions that write and read encrypted files with pyarrow."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from seamark.connector.parquet.encryption.keys import ParquetKeys
 
 CONFIGURATION = "SEAMARK_PARQUET_TEST_SERVICE"
-"""The variable that ConfiguredKms needs."""
+"""The environment variable that ConfiguredKms requires."""
 MASTER_KEYS = {name: bytes([number]) * 16 for number, name in enumerate(("kf", "k1", "k2", "other"), 1)}
 
 
 class PyArrowKms(pe.KmsClient):  # type: ignore[misc]
-    """A client of pyarrow's kind, which shares no code with Seamark's."""
+    """A KMS client for pyarrow that shares no code with Seamark."""
 
     def wrap_key(self, key_bytes: bytes, master_key_identifier: str) -> str:
         nonce = bytes(12)
@@ -34,7 +34,10 @@ class PyArrowKms(pe.KmsClient):  # type: ignore[misc]
 
 
 class ConfiguredKms(PyArrowKms):
-    """As a client of a real service: without its configuration, a variable of its process, it cannot be made."""
+    """A KMS client that requires configuration, like the client of a real service.
+
+    The constructor fails if the process does not have its environment variable.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +46,7 @@ class ConfiguredKms(PyArrowKms):
 
 
 def key_file(folder: Path, *namespaces: str) -> str:
-    """Return the path of a key file that names these namespaces for all master keys of the service."""
+    """Return the path of a key file that allows these namespaces for all master keys of the service."""
     path = folder / "keys.json"
     path.write_text(json.dumps({"namespaces": dict.fromkeys(MASTER_KEYS, namespaces)}))
     return str(path)
@@ -62,7 +65,7 @@ def encryption_of(config: pe.EncryptionConfiguration) -> Any:
 
 
 def configuration(columns: Mapping[str, list[str]] | None = None, **options: Any) -> pe.EncryptionConfiguration:
-    """Without `columns`: one key for all."""
+    """Return a configuration with the given column keys. Without `columns`, one key encrypts all columns."""
     return pe.EncryptionConfiguration(
         footer_key="kf",
         column_keys=columns or {},

@@ -1,4 +1,4 @@
-"""Copied row groups against reading, concatenating and dropping columns: by pyarrow, DuckDB and DataFusion."""
+"""Copied row groups against reading, concatenating and dropping columns with pyarrow, DuckDB and DataFusion."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ def random_rows(rng: random.Random, schema: pa.Schema, rows: int) -> pa.Table:
 
 
 def write(rng: random.Random, path: Path, rows: pa.Table, encryption: Any = None) -> None:
-    """By a random writer's settings.
+    """Write the rows with random settings of the writer.
 
     Args:
-        encryption: Of pyarrow's writer, which then writes no Bloom filters.
+        encryption: The encryption properties of pyarrow's writer, which then writes no Bloom filters.
     """
     names = [column.path for column in leaf_columns(rows.schema)]
     flat = [field.name for field in rows.schema if field.type in (pa.int64(), pa.string())]
@@ -115,7 +115,7 @@ def leaf_columns(schema: pa.Schema) -> list[Any]:
 
 
 @pytest.mark.parametrize("number", quick(range(12), 4))
-def test_a_merged_file_has_the_rows_of_its_files(tmp_path: Path, number: int) -> None:
+def test_merged_file_has_the_rows_of_its_files(tmp_path: Path, number: int) -> None:
     seed = first_seed() + number
     rng = random.Random(seed)
     names = rng.sample(list(KINDS), rng.randint(1, len(KINDS)))
@@ -124,7 +124,7 @@ def test_a_merged_file_has_the_rows_of_its_files(tmp_path: Path, number: int) ->
     parts, paths = [], []
     for part in range(rng.randint(1, 5)):
         rows = random_rows(rng, schema, rng.choice([1, 50, 500]))
-        columns = rng.sample(names, len(names))  # each file has its own order
+        columns = rng.sample(names, len(names))  # Each file has its own order of columns.
         write(rng, tmp_path / f"{part}.parquet", rows.select(columns))
         parts.append(rows)
         paths.append(tmp_path / f"{part}.parquet")
@@ -153,7 +153,7 @@ def test_a_merged_file_has_the_rows_of_its_files(tmp_path: Path, number: int) ->
             assert engine == (matching,), seed
 
 
-def test_page_indexes_and_bloom_filters_are_those_of_the_copied_chunks(tmp_path: Path) -> None:
+def test_page_indexes_and_bloom_filters_describe_the_copied_chunks(tmp_path: Path) -> None:
     schema = with_ids(pa.schema([("long", pa.int64()), ("text", pa.string())]))
     paths = []
     for part in range(3):
@@ -179,7 +179,7 @@ def test_page_indexes_and_bloom_filters_are_those_of_the_copied_chunks(tmp_path:
                     assert merged.bloom(copied, column) == given_file.bloom(given, column)
                     _check_offset_index(merged, number, column)
                 assert merged.bloom(merged.footer.groups[number], 0) is not None
-    # DuckDB uses the filters: a value of another residue is in the range of each row group and in one filter.
+    # DuckDB uses the filters: every row group's range contains the value, but only one filter does.
     probe = duckdb.sql(f"SELECT * FROM parquet_bloom_probe('{out}', 'long', 4)").fetchall()
     assert [excluded for *_, excluded in probe].count(False) == 1
     session = datafusion.SessionContext()
@@ -190,7 +190,7 @@ def test_page_indexes_and_bloom_filters_are_those_of_the_copied_chunks(tmp_path:
 
 
 def _check_offset_index(file: SourceFile, number: int, column: int) -> None:
-    """Each page of the offset index begins with a page header."""
+    """Check that each page in the offset index begins with a page header."""
     index = file.offset_index(file.footer.groups[number], column)
     assert index is not None
     pages = thrift.read(index)[0][1][1][1]
@@ -201,7 +201,7 @@ def _check_offset_index(file: SourceFile, number: int, column: int) -> None:
         assert (kind, end + packed) == (0, size)
 
 
-def test_a_footer_is_encoded_as_it_was(tmp_path: Path) -> None:
+def test_unchanged_footer_is_encoded_to_the_same_bytes(tmp_path: Path) -> None:
     rng = random.Random(first_seed())
     for number in range(20):
         names = rng.sample(list(KINDS), rng.randint(1, len(KINDS)))
@@ -232,8 +232,8 @@ def _footer_of(path: Path) -> bytes:
     return data[-8 - int.from_bytes(data[-8:-4], "little") : -8]
 
 
-def test_hostile_files_are_refused_and_nothing_is_left(tmp_path: Path) -> None:
-    """Truncated files, footers with other bytes, and other lengths: a refusal, or the same rows as pyarrow reads."""
+def test_corrupt_files_are_refused_without_an_output_file(tmp_path: Path) -> None:
+    """Files are truncated, or have changed footers or lengths. If a file is accepted, pyarrow reads the same rows."""
     rng = random.Random(first_seed())
     schema = with_ids(pa.schema([("long", pa.int64()), ("text", pa.string())]))
     rows = random_rows(rng, schema, 300)
@@ -265,7 +265,7 @@ def test_hostile_files_are_refused_and_nothing_is_left(tmp_path: Path) -> None:
     assert refused > 100
 
 
-def test_chunks_that_overlap_are_refused(tmp_path: Path) -> None:
+def test_overlapping_column_chunks_are_refused(tmp_path: Path) -> None:
     schema = with_ids(pa.schema([("long", pa.int64()), ("int", pa.int32())]))
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"long": range(100), "int": range(100)}, schema=schema), path, use_dictionary=False)
@@ -289,7 +289,7 @@ def test_chunks_that_overlap_are_refused(tmp_path: Path) -> None:
         SourceFile(str(path), Storage())
 
 
-def test_files_of_duckdb_and_pyarrow_become_one(tmp_path: Path) -> None:
+def test_files_of_duckdb_and_pyarrow_are_merged_into_one(tmp_path: Path) -> None:
     schema = with_ids(pa.schema([("long", pa.int64()), ("text", pa.string())]))
     one, other, out = tmp_path / "1.parquet", tmp_path / "2.parquet", tmp_path / "out.parquet"
     duckdb.sql(
@@ -302,7 +302,7 @@ def test_files_of_duckdb_and_pyarrow_become_one(tmp_path: Path) -> None:
 
 
 class Objects(Storage):
-    """Local files as an object store gives them: by range reads and output streams."""
+    """A storage that reads local files as an object store does: by range reads and output streams."""
 
     def open(self, location: str) -> tuple[fs.FileSystem, str]:
         filesystem, path = super().open(location)
@@ -310,7 +310,9 @@ class Objects(Storage):
 
 
 @pytest.mark.parametrize("block", [100, 1000, 4096, 1 << 20])
-def test_objects_are_copied_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+def test_copy_of_objects_in_blocks_equals_the_copy_of_local_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
     rng = random.Random(first_seed())
     schema = with_ids(pa.schema([("long", pa.int64()), ("text", pa.string()), ("tags", KINDS["tags"][0])]))
     monkeypatch.setattr(source, "BLOCK_BYTES", block)
@@ -326,8 +328,8 @@ def test_objects_are_copied_in_blocks(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (tmp_path / "object.parquet").read_bytes() == (tmp_path / "local.parquet").read_bytes()
 
 
-def test_nan_in_the_statistics_of_a_copied_chunk_makes_no_bound() -> None:
-    """As parquet-java writes them; the rows of that chunk may be larger than the other bounds."""
+def test_nan_in_the_statistics_of_a_copied_chunk_gives_no_bound() -> None:
+    """parquet-java writes NaN as a bound. The rows of that chunk may be larger than the other bounds."""
     schema = Schema((Field(1, "d", False, "double"),), 0)
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table({"d": [1.0, 100.0, 5.0, 7.0]}), sink, row_group_size=2)
@@ -350,7 +352,7 @@ def test_nan_in_the_statistics_of_a_copied_chunk_makes_no_bound() -> None:
     assert bounds(float("nan")) == [[], []]
 
 
-def test_a_statistic_of_text_that_is_no_utf8_makes_no_bound() -> None:
+def test_invalid_utf8_in_text_statistics_gives_no_bound() -> None:
     schema = Schema((Field(1, "s", False, "string"),), 0)
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table({"s": [b"a", b"\xff"]}), sink)

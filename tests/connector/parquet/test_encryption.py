@@ -1,4 +1,7 @@
-"""Copies of encrypted files against reading, concatenating and dropping columns; changed bytes, other keys, limits."""
+"""Copies of encrypted files against reading, concatenating and dropping columns with pyarrow.
+
+The tests also change bytes, use other keys and exceed limits.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +47,9 @@ SIMPLE = with_ids(pa.schema([("long", pa.int64()), ("text", pa.string())]))
 
 
 class GivenKeys:
-    """Keys that a caller has.
+    """Keys that a caller supplies.
 
-    `columns`: by the path of the column; others have the footer's key. Its repr has no key.
+    `columns` has keys by column path. Other columns have the footer's key. The repr shows no key.
     """
 
     def __init__(
@@ -86,9 +89,10 @@ def scheme(path: Path, target: pa.Schema) -> EncryptionScheme:
 
 
 @pytest.mark.parametrize("number", quick(range(12), 4))
-def test_a_merged_file_has_the_rows_of_its_encrypted_files(tmp_path: Path, number: int) -> None:
-    """Encrypted with new keys, with other master keys, or no longer; from encrypted files and others; columns are
-    left out.
+def test_merged_file_has_the_rows_of_its_encrypted_files(tmp_path: Path, number: int) -> None:
+    """The new file is encrypted with new keys or other master keys, or is not encrypted.
+
+    Some of the old files are not encrypted, and some columns are left out.
     """
     seed = first_seed() + number
     rng = random.Random(seed)
@@ -123,7 +127,7 @@ def test_a_merged_file_has_the_rows_of_its_encrypted_files(tmp_path: Path, numbe
 
 
 def _check_indexes(merged: SourceFile, groups: list[tuple[SourceFile, Any]]) -> None:
-    """Column indexes and Bloom filters are those of the old files, and offset indexes name the new pages."""
+    """Check that column indexes and Bloom filters equal the old ones, and offset indexes name the new pages."""
     for copied, (source, group) in zip(merged.footer.groups, groups, strict=True):
         columns = [[leaf.names for leaf in source.leaves].index(leaf.names) for leaf in merged.leaves]
         for column, old in enumerate(columns):
@@ -150,8 +154,13 @@ def _check_indexes(merged: SourceFile, groups: list[tuple[SourceFile, Any]]) -> 
 
 @pytest.mark.parametrize("signed", [False, True])
 @pytest.mark.parametrize("ctr_pages", [False, True])
-def test_given_keys_of_the_footer_and_of_columns(tmp_path: Path, signed: bool, ctr_pages: bool) -> None:
-    """All columns with the footer's key, which pyarrow reads, then one with another key; objects are read in blocks."""
+def test_file_is_encrypted_with_given_keys_of_the_footer_and_of_columns(
+    tmp_path: Path, signed: bool, ctr_pages: bool
+) -> None:
+    """First, all columns have the footer's key, and pyarrow reads the file. Then one column has another key.
+
+    Objects are read in blocks.
+    """
     rows = pa.table({"long": range(5000), "text": [f"t{n % 9}" for n in range(5000)]}, schema=SIMPLE)
     one, two, out = tmp_path / "1.parquet", tmp_path / "2.parquet", tmp_path / "out.parquet"
     algorithm = "AES_GCM_CTR_V1" if ctr_pages else "AES_GCM_V1"
@@ -182,7 +191,7 @@ def test_given_keys_of_the_footer_and_of_columns(tmp_path: Path, signed: bool, c
         merge([two], tmp_path / "none.parquet", SIMPLE, keys=GivenKeys(footer.key))
 
 
-def test_files_of_duckdb_are_read_and_it_reads_ours(tmp_path: Path) -> None:
+def test_duckdb_and_seamark_read_each_others_encrypted_files(tmp_path: Path) -> None:
     one, out = tmp_path / "1.parquet", tmp_path / "out.parquet"
     con = duckdb.connect()
     con.sql("SET force_mbedtls_unsafe = 'true'")
@@ -215,7 +224,7 @@ def _encrypted_file(path: Path, rows: pa.Table, *, checksum: bool = True, **opti
 
 @pytest.mark.parametrize("algorithm", ["AES_GCM_V1", "AES_GCM_CTR_V1"])
 @pytest.mark.parametrize("signed", [False, True])
-def test_a_changed_byte_is_refused_or_changes_no_row(tmp_path: Path, algorithm: str, signed: bool) -> None:
+def test_changed_byte_is_refused_or_changes_no_row(tmp_path: Path, algorithm: str, signed: bool) -> None:
     _change_bytes(tmp_path, algorithm, signed=signed, module_bytes=1, footer_bytes=14)
 
 
@@ -229,8 +238,12 @@ def test_changed_bytes_of_each_module_are_refused_or_change_no_row(
 
 
 def _places(rng: random.Random, data: bytes, module_bytes: int, footer_bytes: int) -> list[int]:
-    """So many places of each encrypted module before the footer (page headers, pages, indexes), one of them in its
-    length, and of the footer with its length; also one of the magic at each end."""
+    """Return random positions in the encrypted file.
+
+    There are `module_bytes` positions in each encrypted module before the footer (page headers, pages,
+    indexes), one of them in its length. There are `footer_bytes` positions in the footer and one in its length,
+    and one in the magic at each end.
+    """
     footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
     places = [rng.randrange(4), len(data) - 1 - rng.randrange(4)]
     places += rng.sample(range(footer, len(data) - 8), footer_bytes) + rng.sample(
@@ -246,7 +259,10 @@ def _places(rng: random.Random, data: bytes, module_bytes: int, footer_bytes: in
 
 
 def _change_bytes(folder: Path, algorithm: str, *, signed: bool, module_bytes: int, footer_bytes: int) -> None:
-    """Pages of AES-CTR have no tag; their CRC finds the change."""
+    """Change single bytes of an encrypted file, and check that each change is refused or changes no row.
+
+    Pages of AES-CTR have no tag; their CRC detects the change.
+    """
     rng = random.Random(first_seed())
     rows = pa.table({"long": range(500), "text": [f"secret {n % 9}" for n in range(500)]}, schema=SIMPLE)
     good, broken, out = folder / "good.parquet", folder / "broken.parquet", folder / "out.parquet"
@@ -282,10 +298,10 @@ def _change_bytes(folder: Path, algorithm: str, *, signed: bool, module_bytes: i
 
 
 def test_swapped_modules_are_refused(tmp_path: Path) -> None:
-    """The pages of two row groups have the same keys and sizes; their positions are authenticated."""
+    """The pages of the two row groups have the same keys and sizes, but their positions are authenticated."""
     rows = pa.table({"long": [*range(200), *range(200)], "text": ["same"] * 400}, schema=SIMPLE)
     path, out = tmp_path / "1.parquet", tmp_path / "out.parquet"
-    _encrypted_file(path, rows, checksum=False)  # a checksum of encrypted bytes is a varint of 3 to 5 bytes
+    _encrypted_file(path, rows, checksum=False)  # A checksum of encrypted bytes would be a varint of 3 to 5 bytes.
     with SourceFile(str(path), Storage(), keys=encrypted.keys()) as source:
         first, second = ((int(group.begins[1]), int(group.ends[1])) for group in source.footer.groups)
     data = path.read_bytes()
@@ -297,7 +313,7 @@ def test_swapped_modules_are_refused(tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_lengths_are_checked_before_bytes_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_module_lengths_are_checked_before_bytes_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = pa.table({"long": range(200), "text": ["t"] * 200}, schema=SIMPLE)
     path, out = tmp_path / "1.parquet", tmp_path / "out.parquet"
     _encrypted_file(path, rows)
@@ -328,8 +344,8 @@ def test_more_pages_than_ordinals_are_refused(tmp_path: Path, monkeypatch: pytes
     assert not out.exists()
 
 
-def test_no_value_of_an_encrypted_column_is_in_the_new_file(tmp_path: Path) -> None:
-    """Neither in pages nor in statistics, indexes or Bloom filters, although the old file is not encrypted."""
+def test_encrypted_file_contains_no_value_of_an_encrypted_column(tmp_path: Path) -> None:
+    """The old file is not encrypted. The new file has no value in pages, statistics, indexes or Bloom filters."""
     rows = pa.table({"long": range(400), "text": [f"secret {n:05}" for n in range(400)]}, schema=SIMPLE)
     path, out = tmp_path / "1.parquet", tmp_path / "out.parquet"
     blooms = {"text": {"ndv": 400, "fpp": 0.01}}
@@ -356,7 +372,7 @@ def test_no_value_of_an_encrypted_column_is_in_the_new_file(tmp_path: Path) -> N
 
 
 class _LeakingKms:
-    """A service whose errors contain what it was given and what it knows."""
+    """A key service whose errors contain its arguments and its keys."""
 
     def wrap_key(self, key_bytes: bytes, master_key_identifier: str) -> str:
         raise RuntimeError(f"{key_bytes!r} {KEY!r}")
@@ -365,7 +381,7 @@ class _LeakingKms:
         raise RuntimeError(f"{wrapped_key!r} {KEY!r}")
 
 
-def test_no_key_is_in_an_error_or_a_repr(tmp_path: Path) -> None:
+def test_errors_and_reprs_contain_no_key(tmp_path: Path) -> None:
     path, out = tmp_path / "1.parquet", tmp_path / "out.parquet"
     _encrypted_file(path, pa.table({"long": [1], "text": ["t"]}, schema=SIMPLE))
     encryption = scheme(path, SIMPLE)
@@ -394,7 +410,7 @@ def test_no_key_is_in_an_error_or_a_repr(tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_the_environment_names_the_keys(tmp_path: Path) -> None:
+def test_keys_are_read_from_the_file_that_the_environment_names(tmp_path: Path) -> None:
     def environment(file: Any) -> dict[str, str]:
         path = tmp_path / "keys.json"
         path.write_text(file if isinstance(file, str) else json.dumps(file))
@@ -445,7 +461,7 @@ def test_key_metadata_of_other_tools_is_refused() -> None:
             keys.key(metadata, None)
 
 
-def test_a_module_opens_at_its_position_only() -> None:
+def test_module_is_decrypted_only_at_its_own_position() -> None:
     cipher = ModuleCipher(KEY, b"file", ctr_pages=False)
     sealed = memoryview(bytes(cipher.chunk(3, 4).encrypt(Module.DATA_PAGE, b"values", 5)))
     assert cipher.chunk(3, 4).decrypt(Module.DATA_PAGE, sealed, 5) == b"values"
@@ -462,7 +478,7 @@ def test_a_module_opens_at_its_position_only() -> None:
             chunk.decrypt(module, sealed, page)
 
 
-def test_structures_with_bytes_after_them_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encrypted_structures_with_trailing_bytes_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """parquet-java encrypts the whole buffer of a structure."""
     rows = pa.table({"long": range(500), "text": [f"t{n % 9}" for n in range(500)]}, schema=SIMPLE)
     path, padded, out = tmp_path / "1.parquet", tmp_path / "2.parquet", tmp_path / "out.parquet"

@@ -1,4 +1,4 @@
-"""A row group that statistics rule out has no row for which the filter is true."""
+"""A row group that statistics rule out contains no row that matches the filter."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GROUP_ROWS = 5
 
 
 def random_rows(rng: random.Random) -> pa.Table:
-    """In the order of all columns, so that row groups have narrow ranges."""
+    """Return rows that are sorted by all columns, so that row groups have narrow ranges."""
     start = rng.randint(0, 900)
     rows = [
         {

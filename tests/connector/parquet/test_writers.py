@@ -1,5 +1,7 @@
-"""Files of many writers, of all types and of odd sizes, become one file: pyarrow, DuckDB, DataFusion and Polars read
-the rows of the files."""
+"""Files of many writers, with all types and unusual sizes, are merged into one file.
+
+pyarrow, DuckDB, DataFusion and Polars read the rows of the original files from it.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ READERS: Mapping[str, Reader] = {
 
 
 def texts(table: pa.Table) -> list[str]:
-    """Return the rows, to be compared in whatever order an engine gives them."""
+    """Return the rows as sorted texts, because engines return rows in any order."""
     return sorted(map(repr, table.to_pylist()))
 
 
@@ -82,7 +84,7 @@ def _pyarrow(rng: random.Random, rows: pa.Table, path: Path) -> None:
 
 
 def _field_ids(schema: pa.Schema | pa.StructType) -> Any:
-    """As DuckDB takes them."""
+    """Return the field ids in the form that DuckDB accepts."""
     found: dict[str, Any] = {}
     for field in schema:
         kind, children = field.type, dict[str, Any]()
@@ -128,7 +130,7 @@ def _datafusion(rng: random.Random, rows: pa.Table, path: Path) -> None:
 
 
 def _large(field: pa.Field) -> pa.Field:
-    """With the types that Polars has."""
+    """Return the field with the types that Polars supports."""
     kind = field.type
     if pa.types.is_struct(kind):
         kind = pa.struct([_large(child) for child in kind])
@@ -151,7 +153,7 @@ def _polars(rng: random.Random, rows: pa.Table, path: Path) -> None:
 
 
 def _pyiceberg(rng: random.Random, rows: pa.Table, path: Path) -> None:
-    """As PyIceberg's `append` writes a data file."""
+    """Write a data file as PyIceberg's `append` does."""
     model, schema = FileFormatFactory.get(FileFormat.PARQUET), pyarrow_to_schema(rows.schema)
     batches = [
         _to_requested_schema(
@@ -201,7 +203,7 @@ DRAWN: Mapping[str, tuple[pa.DataType, Callable[[random.Random], Any]]] = {
 
 
 @pytest.mark.parametrize("number", [*range(6), *(pytest.param(n, marks=pytest.mark.slow) for n in range(6, 60))])
-def test_random_files_of_all_writers_become_one(tmp_path: Path, number: int) -> None:
+def test_random_files_of_all_writers_are_merged_into_one(tmp_path: Path, number: int) -> None:
     seed = first_seed() + number
     rng = random.Random(seed)
     names = rng.sample(list(DRAWN), rng.randint(1, len(DRAWN)))
@@ -213,7 +215,7 @@ def test_random_files_of_all_writers_become_one(tmp_path: Path, number: int) -> 
         parts.append(
             pa.table([pa.array(values, DRAWN[name][0]) for name, values in zip(names, drawn, strict=True)], schema)
         )
-        # PyIceberg 0.12 writes a list of structs that is null as an empty list.
+        # PyIceberg 0.12 writes a null list of structs as an empty list.
         writer = rng.choice([name for name in WRITERS if name != "pyiceberg" or "stops" not in names])
         paths.append(tmp_path / f"{part}-{writer}.parquet")
         WRITERS[writer](rng, parts[-1], paths[-1])
@@ -226,7 +228,7 @@ def test_random_files_of_all_writers_become_one(tmp_path: Path, number: int) -> 
         assert texts(read(out)) == expected, (seed, name, paths)
 
 
-# All types, and odd sizes
+# All types, and unusual sizes
 
 
 def _typed() -> pa.Table:
@@ -296,20 +298,23 @@ ODD: Mapping[str, Callable[[Path], None]] = {
     "a row a group": lambda path: pq.write_table(pa.table({"n": range(400)}), path, row_group_size=1),
 }
 UNREAD = {("split bytes", "duckdb"), ("split bytes", "polars")}
-"""What an engine does not read from the original either."""
+"""Pairs of file and engine: the engine cannot read the original file either."""
 LEFT_OUT = {("5,000 columns", "duckdb"), ("1,000 columns", "duckdb")}
-"""DuckDB reserves 8 MiB for each column that it reads. A process that has reserved more than the machine's memory may
-start no other by `fork`, as PySpark does."""
+"""Pairs of file and engine that are not tested, because DuckDB reserves 8 MiB for each column that it reads.
+
+A process that has reserved more than the machine's memory cannot start another process by `fork`, as
+PySpark does.
+"""
 
 
 LARGE = {"5,000 columns", "huge values"}
-"""Names of ODD."""
+"""Names of the large files in ODD."""
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else []) for name in ODD]
 )
-def test_odd_files_are_copied_as_they_are(tmp_path: Path, name: str) -> None:
+def test_unusual_files_are_copied_unchanged(tmp_path: Path, name: str) -> None:
     path, out = tmp_path / "given.parquet", tmp_path / "out.parquet"
     ODD[name](path)
     before = path.read_bytes()
@@ -326,5 +331,5 @@ def test_odd_files_are_copied_as_they_are(tmp_path: Path, name: str) -> None:
         assert texts(read(out)) == texts(pa.concat_tables([given, given])), engine
     with pq.ParquetFile(path) as old, pq.ParquetFile(out) as new:
         assert new.schema.equals(old.schema)
-        if new.metadata.num_rows:  # types of Arrow are of the copied files
+        if new.metadata.num_rows:  # The Arrow types come from the copied files.
             assert new.read().equals(pa.concat_tables([old.read(), old.read()]))

@@ -1,1 +1,1 @@
-"""Readers: rows, pages, schemas, whole files."""
+"""Tests of the readers: rows, pages, schemas, whole files."""

@@ -1,4 +1,4 @@
-"""Chosen rows of files are the same rows as in a scan of all, also where strings are read as codes of a dictionary."""
+"""Chosen rows of files equal the rows of a full scan, also if strings are read as dictionary codes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def given(start: int, source: random.Random) -> pa.Table:
         "id": pa.array(ids, pa.int64()),
         "few": pa.array([source.choice([None, "", "zwölf", f"w{one % 9}"]) for one in ids]),
         "own": pa.array([f"{one}-{source.random()}" for one in ids]),
-        # Its dictionary is full in the middle of the file, and the pages that follow are plain.
+        # Its dictionary becomes full in the middle of the file, and the pages that follow are plain.
         "mixed": pa.array([f"m{one % 7}" if one < start + ROWS // 2 else f"m{one}" for one in ids]),
         "raw": pa.array([source.choice([None, b"\x00\xff", b"r"]) for _ in ids], pa.binary()),
         "price": pa.array([one % 5 / 4 for one in ids]),
@@ -54,7 +54,9 @@ def given(start: int, source: random.Random) -> pa.Table:
 
 
 @pytest.mark.parametrize("all_coded", [False, True])
-def test_chosen_rows_are_those_of_a_scan(client: IndexClient, monkeypatch: pytest.MonkeyPatch, all_coded: bool) -> None:
+def test_chosen_rows_equal_the_rows_of_a_scan(
+    client: IndexClient, monkeypatch: pytest.MonkeyPatch, all_coded: bool
+) -> None:
     seed = first_seed()
     source = random.Random(seed)
     create(client, fields=FIELDS, properties=PAGES)
@@ -86,7 +88,7 @@ def test_chosen_rows_are_those_of_a_scan(client: IndexClient, monkeypatch: pytes
 
 
 def _counted(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Return the columns that are read as codes, once for each row group."""
+    """Return a list that records the columns that are read as codes, once for each row group."""
     real: Callable[..., list[str]] = coded_strings.select_coded_columns
     found: list[list[str]] = []
 

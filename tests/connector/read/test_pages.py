@@ -1,4 +1,4 @@
-"""Rows read from the pages that hold them are the rows of the file; where there is doubt, none are read."""
+"""Rows that are read from single pages equal the rows of the file; if there is a doubt, no page is used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CODECS = ("none", "snappy", "zstd", "gzip", "lz4")
 
 
 def table(rng: np.random.Generator, rows: int) -> pa.Table:
-    """Return columns of many kinds, some with nulls, of few values and of many."""
+    """Return columns of many types, some with nulls, with few or many distinct values."""
 
     def with_nulls(values: pa.Array) -> pa.Array:
         return pa.compute.if_else(pa.array(rng.random(rows) < 0.2), pa.scalar(None, values.type), values)
@@ -64,7 +64,7 @@ def opened(data: bytes) -> tuple[Pages, pq.ParquetFile]:
 
 
 def some_rows(rng: np.random.Generator, rows: int) -> Any:
-    """Few, or many side by side."""
+    """Return a few random row numbers, or many consecutive ones."""
     if rng.random() < 0.5:
         return np.sort(rng.choice(rows, int(rng.integers(1, 6)), replace=False))
     first = int(rng.integers(0, rows - 10))
@@ -72,7 +72,7 @@ def some_rows(rng: np.random.Generator, rows: int) -> Any:
 
 
 def check(data: bytes, of: pa.Table, names: Sequence[str], rng: np.random.Generator, said: str) -> int:
-    """Return how often pages were read; each time they gave the rows that are there."""
+    """Check that pages give the rows of the file, and return how often pages were read."""
     pages, file = opened(data)
     first = read = 0
     for number in range(file.metadata.num_row_groups):
@@ -91,7 +91,7 @@ FLAT = ("number", "sorted", "few", "word", "text", "float", "flag", "at", "nanos
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_the_rows_are_those_of_the_file(codec: str) -> None:
+def test_rows_from_pages_equal_the_rows_of_the_file(codec: str) -> None:
     seed = first_seed()
     rng, source = np.random.default_rng(seed), random.Random(seed)
     of = table(rng, ROWS)
@@ -113,14 +113,14 @@ def test_the_rows_are_those_of_the_file(codec: str) -> None:
     assert read > 3, f"seed {seed}: pages were read {read} times only"
 
 
-def test_a_column_whose_pages_are_cut_elsewhere_has_the_same_rows() -> None:
+def test_columns_with_different_page_boundaries_give_the_same_rows() -> None:
     rng = np.random.default_rng(3)
     of = pa.table({"narrow": np.arange(ROWS, dtype=np.int32), "wide": [f"{one:0100d}" for one in range(ROWS)]})
     data = written(of, max_rows_per_page=20_000, data_page_size=9_000, write_batch_size=100, use_dictionary=False)
     assert sum(check(data, of, ["narrow", "wide"], rng, "") for _ in range(5)) > 5
 
 
-def test_less_is_read_than_the_column_has() -> None:
+def test_reading_few_rows_reads_a_small_part_of_the_column() -> None:
     of = pa.table({"n": np.random.default_rng(5).integers(0, 2**60, ROWS)})
     data = written(of, row_group_size=ROWS, use_dictionary=False)
     reads: list[int] = []
@@ -138,12 +138,12 @@ def test_less_is_read_than_the_column_has() -> None:
 
 
 @pytest.mark.parametrize("names", [["list"], ["struct"], ["number", "list"], ["list.list.element"], ["unknown"]])
-def test_nested_columns_are_read_whole(names: list[str]) -> None:
+def test_pages_of_nested_columns_are_not_used(names: list[str]) -> None:
     pages, _ = opened(written(table(np.random.default_rng(1), 5_000), max_rows_per_page=100))
     assert pages.read(0, names, np.array([3])) is None
 
 
-def test_rows_on_all_pages_and_files_without_a_page_index_are_read_whole() -> None:
+def test_pages_are_not_used_for_rows_on_all_pages_or_without_a_page_index() -> None:
     of = table(np.random.default_rng(1), 20_000)
     pages, _ = opened(written(of))
     assert pages.read(0, ["number"], np.arange(0, 20_000, 100)) is None
@@ -152,7 +152,7 @@ def test_rows_on_all_pages_and_files_without_a_page_index_are_read_whole() -> No
 
 
 def offsets_of(data: bytes) -> tuple[int, int]:
-    """Return where the offset index of the first column of the first row group is, and its bytes."""
+    """Return the position and the size of the offset index of the first column in the first row group."""
     _, file = opened(data)
     out = io.BytesIO()
     file.metadata.write_metadata_file(out)
@@ -160,7 +160,7 @@ def offsets_of(data: bytes) -> tuple[int, int]:
     return chunk[4][1], chunk[5][1]
 
 
-def test_a_page_index_that_is_wrong_gives_the_right_rows_or_none() -> None:
+def test_corrupt_page_index_gives_the_right_rows_or_none() -> None:
     of = pa.table({"n": np.random.default_rng(5).integers(0, 2**60, 30_000)})
     data = written(of, row_group_size=30_000, use_dictionary=False, max_rows_per_page=1_000)
     at, size = offsets_of(data)
@@ -178,13 +178,13 @@ def test_a_page_index_that_is_wrong_gives_the_right_rows_or_none() -> None:
     assert none > 40
 
 
-def test_pages_that_say_other_rows_than_the_index_are_not_believed() -> None:
+def test_pages_that_contradict_the_page_index_are_not_used() -> None:
     of = pa.table({"n": np.arange(30_000)})
     data = written(of, row_group_size=30_000, use_dictionary=False, max_rows_per_page=1_000)
     at, size = offsets_of(data)
     index = thrift.read(data, at)[0]
     locations = index[1][1][1]
-    locations[4][3], locations[5][3] = (thrift.I64, 3_999), (thrift.I64, 5_001)  # the rows of page 3 end earlier
+    locations[4][3], locations[5][3] = (thrift.I64, 3_999), (thrift.I64, 5_001)  # The rows of page 3 end earlier.
     wrong = thrift.write(index)
     assert len(wrong) == size
     pages, _ = opened(data[:at] + wrong + data[at + size :])
@@ -227,20 +227,20 @@ def structs(depth: int) -> st.SearchStrategy[dict[int, tuple[int, Any]]]:
 
 
 @given(structs(2))
-def test_a_structure_is_read_as_it_was_written(fields: dict[int, tuple[int, Any]]) -> None:
+def test_thrift_structure_is_read_as_it_was_written(fields: dict[int, tuple[int, Any]]) -> None:
     data = thrift.write(fields)
     assert thrift.read(b"x" + data + b"y", 1) == (fields, 1 + len(data))
 
 
 @given(st.binary(max_size=60))
-def test_garbage_is_a_value_error_or_a_structure(data: bytes) -> None:
+def test_garbage_is_a_value_error_or_a_thrift_structure(data: bytes) -> None:
     try:
         thrift.read(data)
     except ValueError:
         return
 
 
-def test_a_footer_is_written_as_it_was() -> None:
+def test_thrift_footer_is_written_to_the_same_bytes() -> None:
     data = written(table(np.random.default_rng(1), 3_000))
     size = int.from_bytes(data[-8:-4], "little")
     footer = data[-8 - size : -8]

@@ -1,4 +1,4 @@
-"""Columns of data files, against what was written and what Iceberg's rules of projection say."""
+"""Columns of data files against the written values and Iceberg's column projection rules."""
 
 from __future__ import annotations
 
@@ -62,16 +62,16 @@ ROWS: list[Any] = [
 ]
 
 
-def test_columns_are_found_by_id_whatever_they_are_called(tmp_path: Path) -> None:
+def test_columns_are_found_by_id_and_not_by_name(tmp_path: Path) -> None:
     path = written(tmp_path, FIELDS, ROWS)
     assert read(path, 1, 2, 4, 6) == {1: [1, 2, 3], 2: ["p", None, "q"], 4: [7, None, None], 6: [1, None, None]}
 
 
-def test_a_column_added_later_is_null(tmp_path: Path) -> None:
+def test_column_that_was_added_later_is_null(tmp_path: Path) -> None:
     assert read(written(tmp_path, FIELDS, ROWS), 7) == {7: [None, None, None]}
 
 
-def test_columns_with_defaults_or_partition_values_are_left_to_the_reader(tmp_path: Path) -> None:
+def test_columns_with_defaults_or_partition_values_are_refused(tmp_path: Path) -> None:
     path = written(tmp_path, FIELDS, ROWS)
     with pytest.raises(Unreadable, match="default"):
         read(path, 8)
@@ -79,18 +79,18 @@ def test_columns_with_defaults_or_partition_values_are_left_to_the_reader(tmp_pa
         read(path, 7, projection=Projection(SCHEMA, partitioned=frozenset([7])))
 
 
-def test_a_file_of_another_length_than_its_manifest_says_is_refused(tmp_path: Path) -> None:
+def test_file_with_another_row_count_than_its_manifest_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Unreadable, match="3 rows; its manifest says 4"):
         read(written(tmp_path, FIELDS, ROWS), 1, rows=4)
 
 
-def test_a_file_without_ids_is_not_read(tmp_path: Path) -> None:
+def test_file_without_field_ids_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path, [pa.field("ident", pa.int64())], [[1, 2, 3]])
     with pytest.raises(Unreadable, match="no field ids"):
         read(path, 1)
 
 
-def test_a_file_that_is_not_parquet_is_unreadable(tmp_path: Path) -> None:
+def test_file_that_is_not_parquet_is_unreadable(tmp_path: Path) -> None:
     path = tmp_path / "data.parquet"
     path.write_bytes(b"PAR1 no PAR1")
     with pytest.raises(Unreadable, match="cannot be read"):
@@ -99,7 +99,7 @@ def test_a_file_that_is_not_parquet_is_unreadable(tmp_path: Path) -> None:
         read(str(tmp_path / "absent"), 1)
 
 
-def test_of_two_columns_that_may_be_the_one_none_is_taken(tmp_path: Path) -> None:
+def test_file_with_two_columns_of_the_same_id_is_refused(tmp_path: Path) -> None:
     twice = written(tmp_path, [with_id("x", pa.int64(), 1), with_id("y", pa.int64(), 1)], [[1, 2, 3], [4, 5, 6]])
     with pytest.raises(Unreadable, match="2 columns that may be column 1"):
         read(twice, 1)
@@ -113,7 +113,7 @@ ENCRYPTED: list[Any] = [
 
 
 @pytest.mark.parametrize(("columns", "options"), ENCRYPTED)
-def test_of_encrypted_files_only_columns_are_read_that_they_do_not_encrypt(
+def test_plain_columns_of_encrypted_files_are_read_without_keys(
     tmp_path: Path, columns: dict[str, list[str]], options: dict[str, Any]
 ) -> None:
     path = str(tmp_path / "data.parquet")
@@ -150,7 +150,7 @@ def test_of_encrypted_files_only_columns_are_read_that_they_do_not_encrypt(
     for column_id in secret:
         with pytest.raises(Unreadable, match=r"it encrypts its column (id|st\.a), whose values an index would show"):
             read_with_keys(2, column_id)
-    # pyarrow ends the process that asks it for an encrypted column without its key.
+    # The process aborts if pyarrow reads an encrypted column without its key.
     for column_id in (1, 2):
         with pytest.raises(Unreadable, match="it is encrypted, and this process has no key"):
             read_with_keys(column_id, keys=lambda: None)

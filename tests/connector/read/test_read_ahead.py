@@ -1,4 +1,7 @@
-"""Small files are read by other threads, ahead of their use: the same rows in the same order, and the same errors."""
+"""Other threads read small files ahead of their use.
+
+The rows, their order and the errors stay the same.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,7 @@ def _task(path: Path, values: list[int], deleted: list[int] | None = None) -> Sc
 
 @pytest.fixture(autouse=True)
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that files of a few kilobytes are above and below each of them."""
+    """Set limits that are near the size of the test's files, which are a few kilobytes."""
     for name, value in (
         ("_SMALL_FILE_BYTES_MAX", 2000),
         ("_READ_BYTES_MAX", 5000),
@@ -65,8 +68,8 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(read_ahead, name, value)
 
 
-def test_all_files_come_in_their_order_with_their_rows(tmp_path: Path) -> None:
-    """Large and small ones, with deletes and without, empty ones too, against the lists that were written."""
+def test_read_ahead_returns_all_files_in_order_with_their_rows(tmp_path: Path) -> None:
+    """Files are large, small or empty, with and without deletes. The written lists are the expected rows."""
     rng = random.Random(first_seed())
     tasks, expected = [], []
     for number in range(60):
@@ -83,7 +86,7 @@ def test_all_files_come_in_their_order_with_their_rows(tmp_path: Path) -> None:
     assert found == expected
 
 
-def test_an_unreadable_file_is_an_error_after_the_files_before_it(tmp_path: Path) -> None:
+def test_unreadable_file_raises_an_error_after_the_files_before_it(tmp_path: Path) -> None:
     tasks = [_task(tmp_path / f"{number}.parquet", [number]) for number in range(40)]
     Path(tmp_path / "25.parquet").write_bytes(b"no Parquet")
     found: list[list[int]] = []
@@ -99,7 +102,7 @@ def test_an_unreadable_file_is_an_error_after_the_files_before_it(tmp_path: Path
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("read-ahead")]
 
 
-def test_a_reader_that_stops_early_leaves_no_thread_and_has_requested_few_files(tmp_path: Path) -> None:
+def test_reader_that_stops_early_leaves_no_thread_and_requested_few_files(tmp_path: Path) -> None:
     tasks = [_task(tmp_path / f"{number}.parquet", [number]) for number in range(200)]
     requested: list[ScanTask] = []
 

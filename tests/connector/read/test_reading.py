@@ -1,4 +1,4 @@
-"""Rows read from a plan's tasks, against what was written, what DuckDB says and what PyIceberg reads."""
+"""Rows that are read from a plan's tasks, against the written rows, DuckDB and PyIceberg."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ def client(served: Served) -> Iterator[SeamarkClient]:
 
 
 def columns_of(rows: list[Row]) -> dict[int, pa.Array]:
-    """By id, of the oracle's rows."""
+    """Return the columns of the oracle's rows, by field id."""
     kinds = {number: kind for number, (kind, _) in enumerate(COLUMNS.values(), 1)} | {51: "int", 53: "int"}
     made = {column_id: arrow_array(kind, [row[column_id] for row in rows]) for column_id, kind in kinds.items()}
     inner = pa.StructArray.from_arrays([made[53]], ["y"])
     return made | {NESTED.id: pa.StructArray.from_arrays([made[51], inner], ["in", "deep"]), 52: inner}
 
 
-def test_sql_keeps_the_rows_that_duckdb_keeps(table: tuple[duckdb.DuckDBPyConnection, list[Row]]) -> None:
+def test_sql_filter_keeps_the_rows_that_duckdb_keeps(table: tuple[duckdb.DuckDBPyConnection, list[Row]]) -> None:
     db, rows = table
     columns = columns_of(rows)
     judged = 0
@@ -92,7 +92,7 @@ def test_sql_keeps_the_rows_that_duckdb_keeps(table: tuple[duckdb.DuckDBPyConnec
 
 
 def in_expression(tree: Tree, row: Any, *, negated: bool = False) -> bool:
-    """Null as Iceberg has it, numbers as SQL has them."""
+    """Evaluate an expression on a row: nulls as in Iceberg, comparisons of numbers as in SQL."""
     if isinstance(tree, Leaf):
         value = row[tree.column]
         if tree.value is None:
@@ -114,7 +114,7 @@ def in_expression(tree: Tree, row: Any, *, negated: bool = False) -> bool:
 
 
 async def history(stored: Stored, rng: random.Random, commits: int) -> None:
-    """Files of several row groups, and deletes of every kind that the version has."""
+    """Commit files with several row groups, and deletes of every kind that the format version has."""
     for _ in range(commits):
         before = stored.snapshots[-1] if stored.snapshots else Snapshot(0, [], [])
         part = rng.choice([1, 2])
@@ -144,7 +144,7 @@ async def history(stored: Stored, rng: random.Random, commits: int) -> None:
 
 
 def normal(row: Any) -> tuple[Any, ...]:
-    """Equal where the values are the same: NaN, and zeros by their sign."""
+    """Return a comparable form of the row: NaN equals NaN, and -0.0 differs from 0.0."""
     return tuple(repr(one) if isinstance(one, float) else one for one in row)
 
 
@@ -157,7 +157,7 @@ def normal(row: Any) -> tuple[Any, ...]:
         pytest.param(3, True, 4, marks=pytest.mark.slow),
     ],
 )
-def test_the_rows_of_random_tables_are_those_that_were_written_and_not_deleted(
+def test_scans_of_random_tables_return_the_written_rows_without_deleted_ones(
     served: Served, client: SeamarkClient, version: int, partitioned: bool, seed: int
 ) -> None:
     rng = random.Random(seed)
@@ -194,9 +194,7 @@ def test_the_rows_of_random_tables_are_those_that_were_written_and_not_deleted(
     assert min(seen["some"], seen["none"]) > 1, seen
 
 
-def test_bitmaps_choose_rows_and_columns_of_the_filter_are_not_read_where_they_are_exact(
-    served: Served, client: SeamarkClient
-) -> None:
+def test_exact_bitmap_chooses_rows_without_reading_the_filters_columns(served: Served, client: SeamarkClient) -> None:
     async def make() -> Stored:
         made = await Stored.create(served.api)
         rows = [(n, f"n{n}", float(n % 10), 1) for n in range(1000)]
@@ -209,7 +207,7 @@ def test_bitmaps_choose_rows_and_columns_of_the_filter_are_not_read_where_they_a
 
     stored = served.run(make())
     path = Path(stored.snapshots[-1].data[0].path.removeprefix("file://"))
-    spoil(path, keep=lambda group, column: column != "id")  # not even one byte of the filter's column is looked at
+    spoil(path, keep=lambda group, column: column != "id")  # No byte of the filter's column is read.
     found = scan(client, "db.t", ["name"], "id IN (7, 500)")
     assert found.to_arrow().to_pylist() == [{"name": "n500"}]
     assert (found.counts.row_groups, found.counts.row_groups_skipped) == (1, 49)
@@ -218,7 +216,7 @@ def test_bitmaps_choose_rows_and_columns_of_the_filter_are_not_read_where_they_a
 
 
 def spoil(path: Path, keep: Any) -> None:
-    """Overwrites the column chunks but those that `keep(row group, column)` holds; the footer stays as it is."""
+    """Overwrite all column chunks except those for which `keep(row group, column)` is true; the footer stays."""
     data = bytearray(path.read_bytes())
     file = pq.ParquetFile(path).metadata
     for group in range(file.num_row_groups):
@@ -263,9 +261,7 @@ def test_row_groups_that_statistics_rule_out_are_not_read(
         scan(client, "db.t").to_arrow()
 
 
-def test_of_row_groups_without_a_match_only_the_columns_of_the_filter_are_read(
-    served: Served, client: SeamarkClient
-) -> None:
+def test_only_the_filters_columns_are_read_in_row_groups_without_a_match(served: Served, client: SeamarkClient) -> None:
     async def make() -> Stored:
         made = await Stored.create(served.api)
         rows = [(2 * (n % 100), f"n{n}", None, 1) for n in range(1000)]
@@ -303,7 +299,7 @@ def test_spans_divide_a_file_by_its_row_groups(served: Served, client: SeamarkCl
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_rows_that_only_one_of_two_sets_of_deletes_removed_can_be_read(
+def test_rows_that_only_one_of_two_delete_sets_removes_can_be_read(
     served: Served, client: SeamarkClient, version: int
 ) -> None:
     async def make() -> Stored:
@@ -326,7 +322,7 @@ def test_rows_that_only_one_of_two_sets_of_deletes_removed_can_be_read(
         assert gone == rows[0] - rows[1]
 
 
-def test_at_most_as_many_rows_as_asked_for_are_read(served: Served, client: SeamarkClient) -> None:
+def test_limit_bounds_the_rows_and_the_files_that_are_read(served: Served, client: SeamarkClient) -> None:
     async def make() -> Stored:
         made = await Stored.create(served.api)
         await made.commit([made.data_file([(n, "a", 1.5, 1) for n in range(100)]) for _ in range(3)])
@@ -341,7 +337,7 @@ def test_at_most_as_many_rows_as_asked_for_are_read(served: Served, client: Seam
     assert sorted(table["id"].to_pylist()) == [0, 0, 0, 1, 1, 1]
 
 
-def test_tables_that_cannot_be_read_exactly_are_refused(served: Served, client: SeamarkClient) -> None:
+def test_scan_that_cannot_be_exact_is_refused(served: Served, client: SeamarkClient) -> None:
     async def make() -> Stored:
         made = await Stored.create(served.api)
         await made.commit([made.data_file([(1, "a", 1.5, 1)])])
@@ -365,7 +361,7 @@ def test_tables_that_cannot_be_read_exactly_are_refused(served: Served, client: 
         scan(client, "db.t", at=At(as_of_ms=1))
 
 
-def test_files_that_are_not_read_are_told_by_name(served: Served, client: SeamarkClient) -> None:
+def test_error_names_the_file_that_cannot_be_read(served: Served, client: SeamarkClient) -> None:
     async def make() -> Stored:
         made = await Stored.create(served.api)
         files = [made.data_file([(1, "a", 1.5, 1)])]
@@ -395,7 +391,7 @@ def test_files_that_are_not_read_are_told_by_name(served: Served, client: Seamar
     assert stored.snapshots
 
 
-def test_nan_is_above_the_bounds_by_which_a_plan_leaves_files_out(served: Served, client: SeamarkClient) -> None:
+def test_nan_is_above_all_numbers_also_if_bounds_leave_files_out(served: Served, client: SeamarkClient) -> None:
     kind = pa.schema([("id", pa.int64()), ("f", pa.float64())])
     with lake.catalog_at(served.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
@@ -412,7 +408,7 @@ def test_nan_is_above_the_bounds_by_which_a_plan_leaves_files_out(served: Served
         assert sorted(scan(client, "db.n", ["id"], where).to_arrow()["id"].to_pylist()) == ids, where
 
 
-def test_a_scan_stays_with_its_snapshot_and_branches_are_read(served: Served, client: SeamarkClient) -> None:
+def test_scan_reads_the_snapshot_branch_or_tag_that_it_names(served: Served, client: SeamarkClient) -> None:
     async def make() -> Stored:
         made = await Stored.create(served.api)
         for n in range(3):

@@ -1,4 +1,4 @@
-"""Scans that few rows are left of read the pages that hold these, and find the rows that are there."""
+"""Scans that need few rows read only the pages that contain them, and return the right rows."""
 
 from __future__ import annotations
 

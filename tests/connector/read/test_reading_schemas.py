@@ -1,4 +1,4 @@
-"""Rows read from files of other schemas than the snapshot's: older ones, and files that others wrote."""
+"""Rows in files with another schema than the snapshot: older files, and files of other writers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from tests.connector.served import Served
 
 
 def evolved(url: str) -> None:
-    """`db.e`, six commits with five schemas and two partition specs."""
+    """Create `db.e`, with six commits, five schemas and two partition specs."""
     inner = StructType(NestedField(20, "x", IntegerType()), NestedField(21, "y", StringType()))
     listed = ListType(22, StructType(NestedField(23, "p", IntegerType()), NestedField(24, "q", FloatType())))
     schema = Schema(
@@ -126,12 +126,12 @@ def value_of(rng: random.Random, kind: pa.DataType) -> Any:
 
 
 def listed(table: pa.Table) -> list[str]:
-    """In one spelling: PyIceberg's uuids are an extension type's, some of its lists and texts large."""
+    """Return the rows in a common form: PyIceberg has uuids as an extension type, and some large lists and texts."""
     rows = sorted(table.to_pylist(), key=lambda row: row["id"])
     return [repr({name: one.bytes if isinstance(one, uuid.UUID) else one for name, one in row.items()}) for row in rows]
 
 
-def test_files_of_older_schemas_are_read_by_the_schema_of_the_snapshot(served: Served, client: SeamarkClient) -> None:
+def test_files_of_older_schemas_are_read_with_the_schema_of_the_snapshot(served: Served, client: SeamarkClient) -> None:
     evolved(served.url)
     with lake.catalog_at(served.url) as catalog:
         table = catalog.load_table("db.e")
@@ -159,7 +159,7 @@ def test_files_of_older_schemas_are_read_by_the_schema_of_the_snapshot(served: S
             assert listed(found) == listed(oracle.select(["id", *names])), sql
 
 
-def test_a_column_that_an_older_file_lacks_has_its_default_or_its_partition_value(tmp_path: Path) -> None:
+def test_column_that_an_older_file_lacks_has_its_default_or_partition_value(tmp_path: Path) -> None:
     path = tmp_path / "data.parquet"
     fields = [pa.field("b", pa.int32(), metadata={"PARQUET:field_id": "2"})]
     pq.write_table(pa.table([[1, 2]], schema=pa.schema(fields)), path)
@@ -186,7 +186,7 @@ def test_a_column_that_an_older_file_lacks_has_its_default_or_its_partition_valu
     assert batch.to_pylist() == [{"late": "new"}]
 
 
-def test_a_file_without_ids_is_read_by_the_name_mapping_or_not_at_all(tmp_path: Path) -> None:
+def test_file_without_ids_is_read_by_the_name_mapping_or_refused(tmp_path: Path) -> None:
     path = tmp_path / "data.parquet"
     rows = [{"old": 1, "st": {"x": [5, None]}}, {"old": None, "st": None}]
     kind = pa.schema([("old", pa.int32()), ("st", pa.struct([("x", pa.list_(pa.int32()))]))])
@@ -236,7 +236,7 @@ def new_table(schema: ours.Schema, spec: PartitionSpec, folder: Path) -> TableMe
         (pa.array([[1]]), "int", "cannot be read as int32"),
     ],
 )
-def test_a_column_that_cannot_become_the_tables_is_refused_by_name(
+def test_column_that_cannot_be_converted_is_refused_by_name(
     tmp_path: Path, stored: pa.Array, kind: str, wanted: str
 ) -> None:
     path = tmp_path / "data.parquet"

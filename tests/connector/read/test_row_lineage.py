@@ -1,4 +1,4 @@
-"""Row lineage through upserts, against what a dict says: who a row is, and which commit changed it last."""
+"""Row lineage through upserts, against a dict: row ids, and the commit that last changed each row."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ Row = tuple[Any, ...]
 
 
 def lineage(client: SeamarkClient, name: str = "db.t") -> dict[int, tuple[int | None, int | None]]:
-    """Return (row id, sequence number) by `id`."""
+    """Return (row id, last updated sequence number) for each `id`."""
     found = scan(client, name, ["id", *NAMES]).to_arrow().to_pylist()
     assert len({one["id"] for one in found}) == len(found)
     return {one["id"]: (one["_row_id"], one["_last_updated_sequence_number"]) for one in found}
 
 
 def sequence(client: SeamarkClient) -> int:
-    """Of the table's last commit."""
+    """Return the sequence number of the table's last commit."""
     return int(client._json("GET", "/v1/namespaces/db/tables/t", {})["metadata"]["last-sequence-number"])
 
 
 class Model:
-    """Rows as a dict has them.
+    """The expected rows and their lineage, in dicts.
 
-    Ids of new rows are the table's to choose, once: they are taken over then.
+    The table assigns the id of a new row once, and the model then takes the id over.
     """
 
     def __init__(self) -> None:
@@ -47,19 +47,19 @@ class Model:
         self.used: set[int] = set()
 
     def check(self, client: SeamarkClient, kept: set[int], changed: set[int], new: set[int], note: str) -> None:
-        """`kept` rows are as they were, `changed` ones have their id, `new` ones an id that none ever had."""
+        """Check that `kept` rows keep everything, `changed` rows their ids, and `new` rows have unused ids."""
         found = lineage(client)
         assert found.keys() == self.rows.keys() == kept | changed | new, note
         now = sequence(client)
         for one in kept:
-            assert found[one] == self.ids[one], f"{note}: row {one} was only carried over"
+            assert found[one] == self.ids[one], f"{note}: row {one} was only copied"
         for one in changed:
             assert found[one] == (self.ids[one][0], now), f"{note}: row {one} was updated"
         for one in new:
             row_id, number = found[one]
             assert number == now, f"{note}: row {one} is new"
             assert row_id is not None, note
-            assert row_id not in self.used, f"{note}: row {one} has an id that another had"
+            assert row_id not in self.used, f"{note}: row {one} has an id that another row had"
             self.used.add(row_id)
         self.ids = {one: (row_id or 0, number or 0) for one, (row_id, number) in found.items()}
         assert len({row_id for row_id, _ in found.values()}) == len(found), note
@@ -69,7 +69,7 @@ class Model:
 
 @pytest.mark.parametrize("seed", quick(range(6), 1))
 @pytest.mark.parametrize("spec", quick([(("bucket[4]", 1),), (), (("identity", 2),)], 1))
-def test_rows_keep_who_they_are_whatever_file_they_come_to(
+def test_rows_keep_their_ids_when_they_move_to_other_files(
     client: IndexClient, seed: int, spec: tuple[tuple[str, int], ...]
 ) -> None:
     rng = random.Random(100 * seed + len(spec))
@@ -118,7 +118,7 @@ def test_rows_keep_who_they_are_whatever_file_they_come_to(
                     model.check(client, set(model.rows), set(), set(), f"{note}, delete, {mode}")
 
 
-def test_rows_from_before_an_upgrade_are_new_ones_of_the_commit_that_takes_them_over(client: IndexClient) -> None:
+def test_rows_from_before_an_upgrade_receive_ids_when_they_are_rewritten(client: IndexClient) -> None:
     create(client, version=2)
     append(client, "db.t", rows((1, "de", 1, "a"), (2, "de", 1, "b")))
     append(client, "db.t", rows((3, "de", 1, "c")))
@@ -127,14 +127,14 @@ def test_rows_from_before_an_upgrade_are_new_ones_of_the_commit_that_takes_them_
     assert lineage(client) == dict.fromkeys((1, 2, 3), (None, None))
     upsert(client, "db.t", rows((2, "fr", 2, "B")), keys=["id"], mode=COPY_ON_WRITE)
     first = lineage(client)
-    assert {one: number for one, (_, number) in first.items()} == {1: 3, 2: 3, 3: 2}, "3 stays in its file"
+    assert {one: number for one, (_, number) in first.items()} == {1: 3, 2: 3, 3: 2}, "row 3 stays in its file"
     assert sorted(row_id for row_id, _ in first.values() if row_id is not None) == [0, 1, 2]
     upsert(client, "db.t", rows((1, "fr", 3, "A"), (3, "fr", 3, "C")), keys=["id"], mode=COPY_ON_WRITE)
     assert lineage(client) == {1: (first[1][0], 4), 2: first[2], 3: (first[3][0], 4)}
 
 
-def test_files_have_the_columns_only_where_rows_need_them(client: IndexClient, served: Served) -> None:
-    """What is only added, and what is in a table without lineage, is written as it always was."""
+def test_files_have_lineage_columns_only_if_rows_need_them(client: IndexClient, served: Served) -> None:
+    """Files with only new rows, and files of tables without lineage, have no lineage columns."""
     for version, wanted in ((2, set()), (3, set(NAMES))):
         create(client, f"t{version}", version=version)
         before = set(served.home.rglob("*.parquet"))
@@ -153,7 +153,7 @@ def test_files_have_the_columns_only_where_rows_need_them(client: IndexClient, s
             assert told == [(1, 0), (2, 1), (3, None)]
 
 
-def test_a_table_with_a_column_of_that_name_is_told_to_rename_it(client: IndexClient) -> None:
+def test_table_with_a_column_of_a_reserved_name_must_rename_it(client: IndexClient) -> None:
     create(client, fields=[*FIELDS, {"id": 5, "name": "_row_id", "required": False, "type": "long"}])
     append(client, "db.t", rows((1, "de", 1, "a")))
     with pytest.raises(Unwritable, match="the table has a column _row_id, a name that the format reserves"):
@@ -165,7 +165,7 @@ def test_a_table_with_a_column_of_that_name_is_told_to_rename_it(client: IndexCl
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_a_column_of_that_name_is_upserted_as_any_other_where_files_stay(client: IndexClient, version: int) -> None:
+def test_column_with_a_reserved_name_is_upserted_if_files_stay(client: IndexClient, version: int) -> None:
     create(client, fields=[*FIELDS, {"id": 5, "name": "_row_id", "required": False, "type": "long"}], version=version)
 
     def given(*rows: tuple[int, int, int]) -> pa.Table:

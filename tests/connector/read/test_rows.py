@@ -1,4 +1,4 @@
-"""The client's lookups and bitmaps against a real server."""
+"""Lookups and bitmaps of the client against a real server."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_keys_are_found_by_the_names_of_their_columns(client: SeamarkClient, sto
     assert before.rows.column("position").to_pylist() == [5]
 
 
-def test_rows_of_a_predicate_come_file_by_file(client: SeamarkClient, stored: Stored) -> None:
+def test_bitmap_returns_the_rows_of_a_predicate_file_by_file(client: SeamarkClient, stored: Stored) -> None:
     files = [file.path for file in stored.snapshots[-1].data]
     found = list(client.bitmap("db.t", "id BETWEEN 4 AND 11", deletes=True))
     assert [(one.file_path, one.positions.tolist(), one.exact) for one in found] == [
@@ -64,7 +64,7 @@ def test_rows_of_a_predicate_come_file_by_file(client: SeamarkClient, stored: St
     assert [(one.roaring, one.positions.tolist()) for one in every] == [(None, list(range(10)))] * 3
 
 
-def test_pages_are_followed(served: Served, client: SeamarkClient, stored: Stored) -> None:
+def test_client_follows_the_pages_of_a_bitmap(served: Served, client: SeamarkClient, stored: Stored) -> None:
     asked = []
     request = client._request
 
@@ -86,7 +86,7 @@ def test_errors_of_the_server_are_raised_with_their_message(client: SeamarkClien
         list(client.bitmap("db.t", "id ="))
 
 
-def test_an_answer_that_is_no_lookup_is_the_servers_failure(client: SeamarkClient) -> None:
+def test_invalid_answer_to_a_lookup_is_a_server_failure(client: SeamarkClient) -> None:
     client._request = lambda *_, **__: keys_stream({"id": [1]})  # type: ignore[method-assign]
     with pytest.raises(ServerFailed, match="not a lookup"):
         client.lookup("db.t", {"id": [1]})

@@ -1,4 +1,4 @@
-"""Two columns that swap names while somebody writes by one of them: rows are those of one schema, never of both."""
+"""Two columns swap their names during a write; the rows always belong to one schema."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def fill(client: IndexClient, *rows: tuple[int, int], properties: Mapping[str, s
 
 
 def held(client: IndexClient) -> list[tuple[int, int]]:
-    """Of each row the columns by their ids."""
+    """Return the columns of each row, in the order of their ids."""
     table = scan(client, "db.t").to_arrow()
     return sorted(zip(table.column(0).to_pylist(), table.column(1).to_pylist(), strict=True))
 
@@ -55,9 +55,7 @@ def swapped_before_plan(monkeypatch: pytest.MonkeyPatch, module: Any, client: In
     monkeypatch.setattr(module, "plan", plan)
 
 
-def test_an_overwrite_replaces_what_its_names_meant_when_it_began(
-    client: IndexClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_overwrite_uses_the_column_names_from_its_start(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(client, (1, 2), (2, 1))
     meanwhile(monkeypatch, lambda: swap(client))
     overwrite(client, "db.t", pa.table({"a": [1], "b": [77]}), where="a = 1")
@@ -65,7 +63,7 @@ def test_an_overwrite_replaces_what_its_names_meant_when_it_began(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_an_upsert_that_a_swap_and_its_key_have_overtaken_is_done_anew(
+def test_upsert_is_repeated_after_a_concurrent_swap_and_append(
     client: IndexClient, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(client, (5, 50))
@@ -76,11 +74,11 @@ def test_an_upsert_that_a_swap_and_its_key_have_overtaken_is_done_anew(
 
     meanwhile(monkeypatch, other)
     assert upsert(client, "db.t", pa.table({"a": [1], "b": [7]}), keys=["a"], mode=mode).attempts == 2
-    assert held(client) == [(5, 50), (7, 1)], "the key is the second column by now, and there is one row of it"
+    assert held(client) == [(5, 50), (7, 1)], "the key is the second column now, and one row has it"
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_an_upsert_and_a_delete_find_the_rows_of_their_names_though_these_change_before_the_plan(
+def test_upsert_and_delete_use_the_names_from_before_a_swap_of_columns(
     client: IndexClient, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(client, (1, 50), (50, 1))
@@ -95,7 +93,7 @@ def test_an_upsert_and_a_delete_find_the_rows_of_their_names_though_these_change
 
 
 @pytest.mark.parametrize("properties", [{}, {"seamark.index.a": "bitmap(a)", "seamark.index.b": "bitmap(b)"}])
-def test_a_scan_is_by_the_names_of_the_schema_that_it_has_loaded(
+def test_scan_uses_the_names_of_the_schema_that_it_loaded(
     client: IndexClient, properties: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(client, (1, 2), (2, 1), properties=properties)
@@ -104,7 +102,7 @@ def test_a_scan_is_by_the_names_of_the_schema_that_it_has_loaded(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_rows_of_nan_that_came_meanwhile_are_deleted_by_a_filter_in_json_too(
+def test_delete_by_a_json_filter_includes_nan_rows_of_a_concurrent_append(
     client: IndexClient, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client, fields=[{"id": 1, "name": "x", "required": False, "type": "double"}])
@@ -114,7 +112,7 @@ def test_rows_of_nan_that_came_meanwhile_are_deleted_by_a_filter_in_json_too(
     assert scan(client, "db.t").to_arrow().to_pylist() == [{"x": 1.0}]
 
 
-def test_a_schema_that_the_table_does_not_have_is_refused(client: IndexClient) -> None:
+def test_request_with_an_unknown_schema_id_is_refused(client: IndexClient) -> None:
     fill(client, (1, 2))
     asked = json.dumps({"filter": {"type": "eq", "term": "a", "value": 1}, "seamark": {"schema-id": 7}}).encode()
     with pytest.raises(BadRequest, match=r"no schema 7|schema-id is 7"):

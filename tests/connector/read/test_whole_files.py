@@ -1,4 +1,4 @@
-"""Merge-on-read that takes the last row of a data file: the file goes, and what it leaves behind are no deletes."""
+"""Merge-on-read changes that delete the last row of a data file remove the file and its deletes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def tasks(client: IndexClient) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_a_data_file_goes_with_its_last_row_and_its_deletes_with_it(client: IndexClient, version: int) -> None:
+def test_data_file_is_removed_with_its_last_row_and_its_deletes(client: IndexClient, version: int) -> None:
     create(client, version=version)
     append(client, "db.t", rows((1, "de", 1, "a"), (2, "de", 1, "b"), (3, "de", 1, "c")))
     append(client, "db.t", rows((4, "de", 1, "d"), (5, "de", 1, "e")))
@@ -37,10 +37,10 @@ def test_a_data_file_goes_with_its_last_row_and_its_deletes_with_it(client: Inde
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_a_file_of_which_others_took_rows_meanwhile_is_not_removed_for_them(
+def test_removal_of_a_file_is_repeated_after_a_concurrent_delete(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
-    """The removal is refused, and done anew from what stands: both deletes are of rows that were there."""
+    """The removal is refused and repeated on the new snapshot, so that each delete counts rows that existed."""
     create(client, version=version)
     append(client, "db.t", rows((1, "de", 1, "a"), (2, "de", 1, "b")))
     whole = {"where": "id > 0", "mode": MERGE_ON_READ}

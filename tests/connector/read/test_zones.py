@@ -1,4 +1,4 @@
-"""Which zones of sessions pass for UTC."""
+"""Time zones of sessions that count as UTC, and zones that do not."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from seamark.connector.plans.zones import is_utc
 
 
 @pytest.mark.parametrize("zone", ["UTC", "utc", "Etc/UTC", "GMT", "Etc/GMT", " Z ", "+00:00"])
-def test_utc_is_known_as_engines_spell_it(zone: str) -> None:
+def test_spellings_of_utc_by_engines_are_utc(zone: str) -> None:
     assert is_utc(zone)
 
 
 @pytest.mark.parametrize("zone", ["", "+00:30", "-01:00", "UTC+1", "Etc/GMT+1", "Europe/London", "Africa/Abidjan"])
-def test_a_zone_that_is_or_was_another_does_not_pass_for_utc(zone: str) -> None:
+def test_zone_with_another_offset_now_or_in_the_past_is_not_utc(zone: str) -> None:
     assert not is_utc(zone)

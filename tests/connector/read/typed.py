@@ -16,7 +16,7 @@ LONG = 2**63
 
 
 def _narrow(number: float) -> float:
-    """As a float of 32 bits holds it."""
+    """Return the number as a 32-bit float."""
     try:
         return float(struct.unpack("<f", struct.pack("<f", number))[0])
     except OverflowError:
@@ -50,7 +50,7 @@ SAMPLES: dict[str, Sequence[Any]] = {
     "fixed[3]": [b"abc", b"\0\0\0", b"\xff\xff\xff"],
     "binary": BYTES,
 }
-"""The edges of each type."""
+"""The edge values of each type."""
 
 
 def _integers(least: int, most: int) -> st.SearchStrategy[int]:
@@ -80,12 +80,12 @@ _ANY: dict[str, st.SearchStrategy[Any]] = {
 
 
 def values(kind: str) -> st.SearchStrategy[Any]:
-    """Edges and whatever lies between; never null."""
+    """Return a strategy for edge values and other values of the type; never null."""
     return st.sampled_from(SAMPLES[kind]) | _ANY[kind]
 
 
 def columns(kind: str, *, size_min: int = 0, size_max: int = 40) -> st.SearchStrategy[list[Any]]:
-    """With nulls."""
+    """Return a strategy for lists of values and nulls."""
     return st.lists(st.none() | values(kind), min_size=size_min, max_size=size_max)
 
 
@@ -102,7 +102,7 @@ def _decimals(precision: int, scale: int) -> Callable[[Sequence[Any]], pa.Array]
     kind = pa.decimal128(precision, scale)
 
     def made(given: Sequence[Any]) -> pa.Array:
-        # by tuples, as decimal's own arithmetic rounds to 28 digits
+        # Decimals are made from tuples, because decimal's own arithmetic rounds to 28 digits.
         exact = (None if v is None else Decimal((int(v < 0), tuple(map(int, str(abs(v)))), -scale)) for v in given)
         return pa.array(list(exact), kind)
 
@@ -143,7 +143,7 @@ def array(kind: str, given: Sequence[Any]) -> pa.Array:
 
 
 def plain(kind: str, column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    """Return the values of an Arrow column again."""
+    """Convert an Arrow column back to plain values."""
     if isinstance(column, pa.ChunkedArray):
         return [value for chunk in column.chunks for value in plain(kind, chunk)]
     if isinstance(column, pa.ExtensionArray):
@@ -163,7 +163,7 @@ def _unscaled(number: Decimal, scale: int) -> int:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal to the bit: NaN is NaN, and -0.0 is not 0.0."""
+    """Return True if the values are equal to the bit: NaN equals NaN, and -0.0 differs from 0.0."""
     if isinstance(one, float) and isinstance(other, float):
         return (one != one and other != other) or struct.pack("<d", one) == struct.pack("<d", other)
     return type(one) is type(other) and bool(one == other)

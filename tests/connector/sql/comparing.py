@@ -1,4 +1,4 @@
-"""Results of two engines, made comparable."""
+"""Functions that make results of two engines comparable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from seamark.connector.sql.session import SqlResult
 
 
 def comparable(value: Any) -> Any:
-    """Sum of doubles depend on the order; zeros of both signs are equal, and either stands for a group."""
+    """Return the value in a comparable form.
+
+    Sums of doubles depend on the order of the rows. Zeros of both signs are equal, and either can represent a
+    group.
+    """
     match value:
         case float():
             return "NaN" if math.isnan(value) else float(f"{value:.6g}") + 0.0

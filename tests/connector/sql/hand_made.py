@@ -1,9 +1,11 @@
-"""Statements in `hand_made.sql`, one a line, about what is easily answered wrong: nulls in NOT IN, rows that outer
-joins keep, names that hide others, conditions above windows, groups and set operations. Their tables are in the schema
-`db`.
+"""Statements in `hand_made.sql`, one on each line, that are easily answered wrong.
 
-The statements mean the same to DuckDB, as `plain_database` opens it, as to Trino. Those in `hand_made_spark.sql` are
-Spark's; their schema `{db}` also has the tables of `tests/engines/spark/star.py`, and `{old}` is a snapshot of `sales`.
+They have nulls in NOT IN, rows that outer joins keep, names that hide others, and conditions above windows,
+groups and set operations. Their tables are in the schema `db`.
+
+The statements have the same meaning in DuckDB, as `plain_database` opens it, and in Trino. Those in
+`hand_made_spark.sql` are for Spark; their schema `{db}` also has the tables of
+`tests/engines/spark/star.py`, and `{old}` is a snapshot of `sales`.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ OF_SPARK = tuple(Path(__file__).with_name("hand_made_spark.sql").read_text().spl
 FOUND_FAULTS = tuple(
     one for one in STATEMENTS if re.search(r"year\(|, db\.\w+ (RIGHT|FULL)|ORDER BY (-t|x \+|total)", one)
 )
-"""Of clauses that were answered wrong."""
+"""Statements with clauses that Seamark once answered wrong."""
 OF_TRINO = (
     "SELECT id, -k AS k FROM db.a WHERE k IS NOT NULL ORDER BY k + 0, id LIMIT 4",
     "SELECT k, count(*) AS n, sum(id) AS s FROM db.a GROUP BY k ORDER BY s / n DESC, k LIMIT 3",
@@ -33,7 +35,7 @@ OF_TRINO = (
     "SELECT a.id, b.id FROM db.a JOIN db.b ON a.v = b.v WHERE a.k < 2",
     "SELECT k, s, b.id, c.n FROM db.b JOIN db.c USING (k, s)",
 )
-"""Statements that mean something else to DuckDB."""
+"""Statements that have another meaning in DuckDB."""
 _FILE_ROWS = {"a": 4, "b": 3, "c": 2, "e": 1}
 TABLES = {
     "a": pa.schema(
@@ -122,7 +124,7 @@ def _row_of_c(n: int) -> dict[str, Any]:
 def files_of(table: str) -> list[pa.Table]:
     """Return the rows of each data file.
 
-    Rows of a file have near values; `e` is empty.
+    The rows of a file have similar values. The table `e` is empty.
     """
     rows = {
         "a": [_row_of_a(n) for n in range(24)],
@@ -135,7 +137,7 @@ def files_of(table: str) -> list[pa.Table]:
 
 
 def open_plain() -> duckdb.DuckDBPyConnection:
-    """DuckDB that divides integers, sorts nulls and reads times as Trino does."""
+    """Return a DuckDB connection that divides integers, sorts nulls and reads times as Trino does."""
     plain = duckdb.connect(config={"threads": 1})
     plain.execute("SET TimeZone = 'UTC'")
     plain.execute("SET integer_division = true")
@@ -144,7 +146,7 @@ def open_plain() -> duckdb.DuckDBPyConnection:
 
 
 def plain_database() -> duckdb.DuckDBPyConnection:
-    """Return the tables, as `open_plain` has them."""
+    """Return a DuckDB connection from `open_plain` with the tables."""
     plain = open_plain()
     plain.execute("CREATE SCHEMA db")
     plain.execute("SET schema = 'db'")

@@ -1,4 +1,4 @@
-"""Random predicates whose operands have several types: an engine converts them to one type before it compares any."""
+"""Random predicates whose operands have several types; an engine first converts them to one type."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SHARP = {
     "x": ("0.1", "1.5", "-2.25"),
     "y": ("0.1", "1.5", "-2.25"),
 }
-"""Values that are equal to others once they are converted."""
+"""Values that become equal to others when they are converted."""
 _ALSO = ("1", "3", "7", "30", "0.5", "1.50", "1e0", "0.3e0", "1e300", "9007199254740993e0", "-2.25e0", "0.1e0", "1e10")
 _DAYS = tuple(f"2022-01-{day:02d}" for day in (8, 15, 20, 28))
 _NULLS = ("NULL", "CAST(NULL AS double)", "CAST(NULL AS bigint)")
@@ -62,7 +62,7 @@ class MixedPredicates:
         )
 
     def of_trino(self, p: str = "") -> str:
-        """Also of a kind that only Trino runs."""
+        """Return a predicate, which may be of a kind that only Trino runs."""
         column = self._rng.choice((*NUMBERS, *TIMES))
         one, two, three = (self.operand(column) for _ in range(3))
         negated = self._rng.choice(("", "NOT "))

@@ -1,5 +1,8 @@
-"""Random queries in the SQL entry's dialect, and the tables that they read: nulls, NaN, zeros with a sign, decimals,
-dates, times with and without a zone, and texts beyond ASCII."""
+"""Random queries in the dialect of the SQL entry, and the tables that they read.
+
+The tables have nulls, NaN, zeros with a sign, decimals, dates, times with and without a zone, and non-ASCII
+texts.
+"""
 
 from __future__ import annotations
 
@@ -68,10 +71,7 @@ def random_rows(rng: random.Random, rows: int) -> pa.Table:
 
 
 class RandomQueries:
-    """Draws queries.
-
-    Their rows have one order only where `ordered` says so.
-    """
+    """Draws random queries. The order of their rows is defined only if `ordered` is set."""
 
     def __init__(self, rng: random.Random, schema: str) -> None:
         self._rng = rng
@@ -185,7 +185,8 @@ class RandomQueries:
             (
                 f"{p}id {op} {number}",
                 f"{p}id {op} {p}k",
-                # Trino 483 makes a range of neighbours beside NULL, `k IN (1, 2, NULL)`, and finds the nulls of k, too.
+                # Trino 483 makes a range of neighbours beside NULL, `k IN (1, 2, NULL)`, and also finds the nulls
+                # of k.
                 f"{p}k IN (1, {number}, NULL)"
                 if self._rng.random() < 0.3 and number not in (0, 2)
                 else f"{p}k IN (1, 3)",

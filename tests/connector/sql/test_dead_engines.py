@@ -1,4 +1,4 @@
-"""An engine that does not answer, or does not start, is reported in one line with what to do."""
+"""An engine that does not answer or start is reported in one line that says what to do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.services.process import free_port
 JDK = "install a JDK 17 or newer"
 
 
-def test_a_dead_trino_is_named_by_its_address() -> None:
+def test_error_of_an_unreachable_trino_names_its_address() -> None:
     port = free_port()
     with pytest.raises(Unreachable) as caught:
         TrinoRows(TrinoAddress.parse(f"http://127.0.0.1:{port}"), "SELECT 1")
@@ -36,7 +36,9 @@ def no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_java")
-def test_a_missing_java_is_told_apart_from_a_missing_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_java_is_reported_differently_from_missing_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = ["run", "compact", "shop.orders", "--on", "local", "--url", "http://127.0.0.1:1"]
     done = CliRunner().invoke(cli, given)
     assert done.exit_code == 2
@@ -47,8 +49,8 @@ def test_a_missing_java_is_told_apart_from_a_missing_spark(tmp_path: Path, monke
 
 
 @pytest.mark.usefixtures("no_java")
-def test_a_java_that_is_not_in_the_path_is_left_to_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of JAVA_HOME, or of the spark-env.sh of a Spark, which only spark-submit reads."""
+def test_java_outside_the_path_is_left_to_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Java comes from JAVA_HOME or from Spark's spark-env.sh, which only spark-submit reads."""
 
     class Started:
         def __init__(self, *_: object) -> None: ...
@@ -68,7 +70,7 @@ def test_a_java_that_is_not_in_the_path_is_left_to_spark(tmp_path: Path, monkeyp
 
 
 class Session:
-    """A stand-in for PySpark, with its builder and its settings: no JVM starts."""
+    """A stand-in for PySpark's builder and settings that starts no JVM."""
 
     def __init__(self, conf: dict[str, str], error: str = "") -> None:
         self.builder = self.conf = self
@@ -110,13 +112,13 @@ def start(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_java", "spark_home")
-def test_a_spark_without_java_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_without_java_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     session = Session({}, f"[{NO_GATEWAY}] Java gateway process exited before sending its port number.")
     with pytest.raises(Unreachable, match=f"No Spark at local.2.: there is no Java: {JDK}"):
         start(session, monkeypatch)
 
 
-def test_a_spark_without_settings_gets_icebergs_jar_and_the_catalog(
+def test_spark_without_settings_gets_icebergs_jar_and_the_catalog(
     spark_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = Session({})

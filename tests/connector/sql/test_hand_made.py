@@ -1,5 +1,7 @@
-"""Hand-made statements give the rows of plain DuckDB: as translated, over what the analysis leaves of the tables, and
-from a server's tables."""
+"""Hand-made statements return the rows of plain DuckDB.
+
+They run translated, on the rows that the analysis keeps, and on a server's tables.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def value(given: Any) -> Any:
-    """Numbers of different types are equal: DuckDB has other types of sums and quotients."""
+    """Return the value in a comparable form.
+
+    Numbers become floats, because DuckDB's sums and quotients have other types.
+    """
     return comparable(float(given) if isinstance(given, int | Decimal) and not isinstance(given, bool) else given)
 
 
@@ -77,7 +82,7 @@ def answer(connection: duckdb.DuckDBPyConnection, text: str) -> Counter[str]:
     return rows_of(connection.execute(text).to_arrow_table())
 
 
-def test_a_translated_statement_has_the_rows_of_the_statement(plain: duckdb.DuckDBPyConnection) -> None:
+def test_translated_statement_returns_the_rows_of_the_original(plain: duckdb.DuckDBPyConnection) -> None:
     kinds = {table: {name: from_iceberg(kind) for name, kind in iceberg_types(table).items()} for table in TABLES}
     translated = 0
     for text in STATEMENTS:
@@ -95,10 +100,10 @@ def test_a_translated_statement_has_the_rows_of_the_statement(plain: duckdb.Duck
 
 
 @pytest.mark.parametrize("lakes", [2, pytest.param(60, marks=pytest.mark.slow)])
-def test_random_statements_have_the_same_rows_as_translated(lakes: int) -> None:
-    """Those of the analysis of Trino's statements.
+def test_translated_random_statements_return_the_rows_of_the_originals(lakes: int) -> None:
+    """The statements are those of the analysis of Trino's statements.
 
-    In plain DuckDB they mean the same, but for what it names itself.
+    They have the same meaning in plain DuckDB, except for names that DuckDB generates.
     """
     told, seed = Counter[str](), first_seed()
     for number in range(lakes):
@@ -114,7 +119,7 @@ def test_random_statements_have_the_same_rows_as_translated(lakes: int) -> None:
             }
             for _ in range(40):
                 text = statements.query(rng.choice([1, 1, 2, 2, 3]))
-                # NOW is another time, and to Trino a column of USING is none of `t.*`.
+                # NOW is another time, and in Trino a column of USING is not part of `t.*`.
                 if "current_date" in text or "now()" in text or (".*" in text and "USING" in text):
                     continue
                 try:
@@ -139,7 +144,7 @@ def test_random_statements_have_the_same_rows_as_translated(lakes: int) -> None:
     ("known", "step"),
     [(True, 4), pytest.param(True, 1, marks=pytest.mark.slow), pytest.param(False, 1, marks=pytest.mark.slow)],
 )
-def test_the_rows_stay_over_what_the_analysis_leaves_of_the_tables(
+def test_statements_return_the_same_rows_on_the_rows_that_the_analysis_keeps(
     plain: duckdb.DuckDBPyConnection, known: bool, step: int
 ) -> None:
     columns = {table: iceberg_types(table) for table in TABLES}
@@ -165,7 +170,7 @@ def test_the_rows_stay_over_what_the_analysis_leaves_of_the_tables(
 @pytest.mark.parametrize(
     "statements", [FOUND_FAULTS, pytest.param(STATEMENTS, marks=pytest.mark.slow)], ids=["found faults", "all"]
 )
-def test_the_rows_are_those_of_plain_duckdb_with_and_without_plans(
+def test_statements_return_the_rows_of_plain_duckdb_with_and_without_plans(
     served: Served, plain: duckdb.DuckDBPyConnection, statements: tuple[str, ...]
 ) -> None:
     left_out = 0
@@ -192,13 +197,13 @@ def test_conditions_on_times_leave_files_out(served: Served) -> None:
             assert table.files < table.considered_files, condition
 
 
-def test_an_unnamed_column_is_counted_among_the_columns_of_the_result(served: Served) -> None:
+def test_unnamed_column_is_numbered_among_the_columns_of_the_result(served: Served) -> None:
     with SqlSession(served.url) as session:
         assert session.sql("SELECT *, k + 1 FROM db.c").schema.names == ["k", "n", "s", "d", "_col4"]
 
 
-def test_order_by_sees_the_names_of_select_before_those_of_from(served: Served) -> None:
-    """As in Trino, also within an expression, where DuckDB takes the column."""
+def test_order_by_prefers_names_of_select_to_names_of_from(served: Served) -> None:
+    """Trino does so also within an expression, where DuckDB takes the column of FROM."""
     with SqlSession(served.url) as session:
         found = session.sql("SELECT -k AS k FROM db.c WHERE k IS NOT NULL ORDER BY k + 0 LIMIT 2").to_arrow()
         assert found.column(0).to_pylist() == [-4, -3]
@@ -206,8 +211,8 @@ def test_order_by_sees_the_names_of_select_before_those_of_from(served: Served) 
             session.sql("SELECT n AS k, k FROM db.c ORDER BY length(k)")
 
 
-def test_upper_changes_no_character_that_has_no_other(served: Served) -> None:
-    """Java has no capital of ß; DuckDB has."""
+def test_upper_keeps_a_character_without_a_single_capital(served: Served) -> None:
+    """Java has no single capital of ß; DuckDB has one."""
     with SqlSession(served.url) as session:
         query = "SELECT upper(s), upper(s || 'ßxß'), upper('ẞß') FROM db.c WHERE upper(s) = 'STRAßE' OR s IS NULL"
         rows = {tuple(row.values()) for row in session.sql(query).to_arrow().to_pylist()}

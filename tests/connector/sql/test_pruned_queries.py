@@ -1,4 +1,4 @@
-"""Random queries give the same rows whether conditions and joins leave files and rows out or not."""
+"""Random queries return the same rows with and without conditions and joins that leave files and rows out."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ def check(url: str, seed: int, queries: int) -> Counter[str]:
     return told
 
 
-def test_pruned_queries_have_the_rows_of_whole_tables(served: Served) -> None:
+def test_pruned_queries_return_the_rows_of_whole_tables(served: Served) -> None:
     told = check(served.url, first_seed(), examples(60))
     assert told["files left out"] > 0
 
 
 @pytest.mark.slow
-def test_a_thousand_pruned_queries_have_the_rows_of_whole_tables(served: Served) -> None:
+def test_a_thousand_pruned_queries_return_the_rows_of_whole_tables(served: Served) -> None:
     told = check(served.url, first_seed(), 1000)
     assert told["files left out"] > 100
 
 
-def test_a_small_table_leaves_files_of_a_large_table_out(served: Served) -> None:
+def test_join_with_a_small_table_leaves_files_of_a_large_table_out(served: Served) -> None:
     with SqlSession(served.url) as session:
         text = "SELECT count(*) FROM db.t1 a JOIN db.t2 b ON a.id = b.id WHERE b.name = 'nothing has this name'"
         found = session.sql(text)
@@ -70,7 +70,7 @@ def test_a_small_table_leaves_files_of_a_large_table_out(served: Served) -> None
         assert found.to_arrow().column(0).to_pylist() == [0]
 
 
-def test_a_tag_is_read_as_the_snapshot_that_it_names(served: Served) -> None:
+def test_tag_is_read_as_the_snapshot_that_it_names(served: Served) -> None:
     with catalog_at(served.url) as catalog:
         numbers = {}
         for name in TABLES:

@@ -1,4 +1,4 @@
-"""INSERT, UPDATE and DELETE of `seamark sql` change the rows of their conditions, whatever the layout of the table."""
+"""INSERT, UPDATE and DELETE of `seamark sql` change exactly the rows of their conditions, in any table layout."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def session(served: Served) -> Iterator[SqlSession]:
 def create(
     client: IndexClient, name: str, columns: list[tuple[str, Any]], transform: str = "", **properties: str
 ) -> None:
-    """A table that is partitioned by its last column, if a transform is given."""
+    """Create a table that is partitioned by its last column if a transform is given."""
     fields = [{"id": n, "name": column, "required": False, "type": kind} for n, (column, kind) in enumerate(columns, 1)]
     body: dict[str, Any] = {"name": name, "schema": {"type": "struct", "fields": fields}, "properties": properties}
     if transform:
@@ -55,7 +55,7 @@ def count(session: SqlSession, text: str) -> int | None:
 
 @pytest.mark.parametrize("kind", TIMES)
 def test_rows_before_1970_are_changed(client: IndexClient, session: SqlSession, kind: str) -> None:
-    """DuckDB's extension truncates months and days towards zero, and so it leaves out their files."""
+    """DuckDB's extension truncates months and days towards zero, so it wrongly leaves out their files."""
     for transform in ("year", "month", "day", "hour", "bucket[3]", "identity")[:: 1 if kind == "timestamp" else 2]:
         table = f"{kind}_{transform[:3]}"
         create(client, table, [("id", "long"), ("at", kind)], transform)
@@ -72,7 +72,7 @@ def test_rows_before_1970_are_changed(client: IndexClient, session: SqlSession, 
 @pytest.mark.parametrize(
     ("version", "mode"), [(2, "merge-on-read"), (2, "copy-on-write"), (3, ""), (3, "copy-on-write")]
 )
-def test_rows_keep_their_other_columns_and_ids(
+def test_changed_rows_keep_their_other_columns_and_ids(
     client: IndexClient, session: SqlSession, version: int, mode: str
 ) -> None:
     modes = {f"write.{kind}.mode": mode for kind in ("update", "delete")} if mode else {}
@@ -96,7 +96,7 @@ def test_rows_keep_their_other_columns_and_ids(
     assert ("position-deletes" in kind) == (mode != "copy-on-write"), kind
 
 
-def test_a_condition_may_read_the_table_itself(client: IndexClient, session: SqlSession) -> None:
+def test_condition_of_a_change_can_read_the_changed_table(client: IndexClient, session: SqlSession) -> None:
     create(client, "t", [("id", "long"), ("n", "long")])
     session.sql("INSERT INTO db.t VALUES (1, 10), (2, 20), (3, 30)")
     session.sql("INSERT INTO db.t SELECT id + 3, n FROM db.t WHERE n > 10")
@@ -111,7 +111,7 @@ def test_a_condition_may_read_the_table_itself(client: IndexClient, session: Sql
     ]
 
 
-def test_an_overtaken_change_runs_again_on_the_new_rows(
+def test_change_runs_again_after_a_concurrent_commit(
     client: IndexClient, session: SqlSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client, "t", [("id", "long"), ("n", "long")])
@@ -150,7 +150,7 @@ REFUSED = [
 ]
 
 
-def test_statements_that_fail_change_nothing(client: IndexClient, session: SqlSession) -> None:
+def test_failed_statement_changes_nothing(client: IndexClient, session: SqlSession) -> None:
     fields = [{"id": n, "name": name, "required": n == 1, "type": "long"} for n, name in enumerate(("id", "n"), 1)]
     body = {"name": "t", "schema": {"type": "struct", "fields": fields}}
     client._request("POST", "/v1/namespaces/db/tables", {}, json.dumps(body).encode())
@@ -164,7 +164,7 @@ def test_statements_that_fail_change_nothing(client: IndexClient, session: SqlSe
     assert len(client.files("db.t")) == len(client.files("db.old")) == 1
 
 
-def test_the_texts_of_a_change() -> None:
+def test_row_change_is_divided_into_its_source_and_values() -> None:
     text = 'UPDATE "a,b".t /* , */ SET x = f(1, 2) -- WHERE\n'
     text += ", y = CASE WHEN z = 1 THEN 'WHERE' END WHERE x IN (1, 2) ; "
     parts = divide_row_change(text)

@@ -1,4 +1,4 @@
-"""`lower(c) = 'x'` and `upper(c) = 'X'` leave files out by an index on one of the functions, and never lose a row."""
+"""An index on lower(c) or upper(c) leaves files out for both functions, and loses no row."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def read_whole() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("indexed", ["lower(email)", "upper(email)"])
-def test_either_function_is_served_by_an_index_on_either(served: Served, indexed: str) -> None:
+def test_index_on_lower_or_upper_serves_both_functions(served: Served, indexed: str) -> None:
     create_table(served.url, emails)
     text = "SELECT id FROM db.people WHERE lower(email) = 'person.number7@example.com'"
     advice = seamark_command(served.url, "explain", "db.people", text.partition("WHERE ")[2])
@@ -89,7 +89,7 @@ def test_either_function_is_served_by_an_index_on_either(served: Served, indexed
     assert indexed in shown
 
 
-def test_an_index_for_prefixes_serves_patterns(served: Served) -> None:
+def test_bitmap_index_on_lower_serves_prefix_patterns(served: Served) -> None:
     create_table(served.url, emails)
     create_index(served.url, "lower(email)", "bitmap")
     with SqlSession(served.url) as session:
@@ -98,7 +98,7 @@ def test_an_index_for_prefixes_serves_patterns(served: Served) -> None:
         assert found.explanation.tables[0].files == 1
 
 
-def test_duckdb_reads_the_files_that_the_index_leaves(served: Served) -> None:
+def test_duckdb_reads_the_files_that_the_index_keeps(served: Served) -> None:
     create_table(served.url, emails)
     create_index(served.url, "lower(email)")
     text = "SELECT id FROM sea.db.people WHERE lower(email) = 'person.number7@example.com'"

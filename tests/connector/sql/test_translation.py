@@ -1,4 +1,4 @@
-"""Only what the translation lists reaches DuckDB, and DuckDB itself opens nothing."""
+"""Only functions on the translation's list reach DuckDB, and DuckDB itself opens no file or address."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_functions_that_are_not_listed_are_not_translated(text: str) -> None:
         translated(text)
 
 
-def test_names_are_looked_up_once_however_many_columns_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_column_name_is_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = Counter[str]()
 
     def counted(field: VisibleColumn, qualifiers: tuple[str, ...]) -> bool:
@@ -104,7 +104,7 @@ def test_names_are_looked_up_once_however_many_columns_there_are(monkeypatch: py
         "USE x",
     ],
 )
-def test_statements_of_other_kinds_are_no_queries(text: str) -> None:
+def test_other_statements_are_not_queries(text: str) -> None:
     try:
         kind = parse(text).kind
     except BadRequest:
@@ -113,7 +113,7 @@ def test_statements_of_other_kinds_are_no_queries(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["SELECT 1; SELECT 2", "", ";", "SELECT 1; DROP TABLE s.t", "SELEC 1", "SELECT (1"])
-def test_a_text_that_is_not_one_statement_is_refused(text: str) -> None:
+def test_text_that_is_not_one_statement_is_refused(text: str) -> None:
     with pytest.raises(BadRequest):
         parse(text)
 
@@ -136,7 +136,7 @@ def test_a_text_that_is_not_one_statement_is_refused(text: str) -> None:
         "SELECT INTERVAL '" + "9" * 5_000 + "' DAY",
     ],
 )
-def test_texts_that_explode_are_refused(text: str) -> None:
+def test_text_that_expands_without_bounds_is_refused(text: str) -> None:
     with pytest.raises((BadRequest, UnsupportedInDuckDB)):
         translated(text)
 
@@ -157,7 +157,7 @@ def test_texts_that_explode_are_refused(text: str) -> None:
         ("name IS DISTINCT FROM 'b'", ["a_b", "ab", None]),
     ],
 )
-def test_a_negated_condition_is_true_for_the_other_rows(condition: str, kept: list[str | None]) -> None:
+def test_negated_condition_is_true_for_the_other_rows(condition: str, kept: list[str | None]) -> None:
     found = translated(f"SELECT name FROM s.t WHERE {condition} ORDER BY name NULLS LAST")
     with duckdb.connect() as db:
         db.execute("CREATE TABLE t0 AS SELECT * FROM (VALUES ('a_b'), ('ab'), ('b'), (NULL)) AS t (c2)")
@@ -165,8 +165,8 @@ def test_a_negated_condition_is_true_for_the_other_rows(condition: str, kept: li
         assert [row[0] for row in db.execute(found.text).fetchall()] == kept
 
 
-def test_upper_converts_each_character_to_one_and_is_written_once() -> None:
-    """Trino's `upper` keeps a character whose capital form are several letters."""
+def test_upper_converts_each_character_to_one_and_repeats_no_expression() -> None:
+    """Trino's `upper` keeps a character whose capital form has several letters."""
     texts = [None, "", "ß", "ßß", "aßbßc", "ßa", "ẞß", "é", "a part", "Straße"]
     expected = [
         None if text is None else "".join(one.upper() if len(one.upper()) == 1 else one for one in text)
@@ -181,7 +181,7 @@ def test_upper_converts_each_character_to_one_and_is_written_once() -> None:
     assert found.text.count("c2") == twice.text.count("c2")
 
 
-def test_no_identifier_of_a_statement_reaches_duckdb() -> None:
+def test_identifiers_of_a_statement_do_not_reach_duckdb() -> None:
     found = translated('SELECT "id" AS "a; DROP", t."NAME" FROM s."t" AS "t" WHERE name = \'it\'\'s\'')
     source = "(SELECT * FROM t0 LIMIT 4611686018427387904) AS r0"
     expected = ("SELECT r0.c0 AS c0, r0.c2 AS c1", f"FROM {source}", "WHERE (r0.c2 = 'it''s')")
@@ -208,7 +208,7 @@ def test_no_identifier_of_a_statement_reaches_duckdb() -> None:
         ("SELECT 99999999999999999999", "out of the range"),
     ],
 )
-def test_mistakes_are_named(text: str, why: str) -> None:
+def test_invalid_query_is_refused_with_its_reason(text: str, why: str) -> None:
     with pytest.raises(BadRequest, match=why):
         translated(text)
 
@@ -228,7 +228,7 @@ def test_mistakes_are_named(text: str, why: str) -> None:
         ("1e0", DOUBLE),
     ],
 )
-def test_types_are_those_of_trino(text: str, kind: SqlType) -> None:
+def test_expression_has_the_type_that_trino_gives_it(text: str, kind: SqlType) -> None:
     assert translated(f"SELECT {text} FROM s.t").columns[0][1] == kind
 
 
@@ -254,7 +254,7 @@ def test_types_are_those_of_trino(text: str, kind: SqlType) -> None:
         "IMPORT DATABASE '{file}'",
     ],
 )
-def test_duckdb_opens_nothing_whatever_it_is_told(text: str, tmp_path: Path) -> None:
+def test_duckdb_connection_opens_no_file_for_any_statement(text: str, tmp_path: Path) -> None:
     file = tmp_path / "secret.csv"
     file.write_text("secret\n1\n")
     a_python_variable = [1]
@@ -264,7 +264,7 @@ def test_duckdb_opens_nothing_whatever_it_is_told(text: str, tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["secret.csv"]
 
 
-def test_the_engine_is_chosen_by_bytes_and_by_what_the_statement_does() -> None:
+def test_engine_is_chosen_by_bytes_and_kind_of_the_statement() -> None:
     both = frozenset({DUCKDB, TRINO})
     small, large = Demand(Kind.QUERY, 10), Demand(Kind.QUERY, LARGE_BYTES)
     assert choose(small, AUTO, both).engine == DUCKDB
@@ -287,7 +287,7 @@ def test_the_engine_is_chosen_by_bytes_and_by_what_the_statement_does() -> None:
         (Demand(Kind.QUERY), "presto"),
     ],
 )
-def test_without_an_engine_the_reason_is_given(demand: Demand, wanted: str) -> None:
+def test_missing_engine_is_reported_with_the_reason(demand: Demand, wanted: str) -> None:
     with pytest.raises(BadRequest, match=r"DuckDB|Spark|not a query|not configured|must be"):
         choose(demand, wanted, frozenset({DUCKDB}))
 
@@ -318,7 +318,7 @@ def _columns_of_tpch(node: exp.Table, names: Iterable[str]) -> dict[str, SqlType
     return found
 
 
-def test_the_22_queries_of_tpc_h_are_translated_and_duckdb_takes_them() -> None:
+def test_all_22_queries_of_tpc_h_are_translated_and_run_in_duckdb() -> None:
     text = "\n".join(line for line in TPCH.read_text().splitlines() if not line.startswith("--"))
     names = set(re.findall(r"\b(?:r|n|s|c|p|ps|o|l)_\w+", text))
     queries = [one for one in text.split(";") if one.strip()]
@@ -332,7 +332,7 @@ def test_the_22_queries_of_tpc_h_are_translated_and_duckdb_takes_them() -> None:
     assert len(queries) == 22
 
 
-def test_merge_is_written_in_sparks_words_if_it_means_the_same_there() -> None:
+def test_merge_is_translated_for_spark_only_if_its_meaning_stays() -> None:
     text = "MERGE INTO s.t USING s.u AS u ON t.id = u.id WHEN MATCHED THEN UPDATE SET x = u.x + 1"
     found = spark_text(parse(text).tree, "sea", "lake", None)
     assert found.startswith("MERGE INTO `lake`.s.t USING `lake`.s.u AS u ON")
@@ -359,19 +359,19 @@ def test_merge_is_written_in_sparks_words_if_it_means_the_same_there() -> None:
         ("CASE 1 WHEN NULL THEN 1 ELSE 3 END", 3),
     ],
 )
-def test_literals_of_trino_have_their_values(text: str, value: object) -> None:
+def test_trino_literals_have_their_values(text: str, value: object) -> None:
     query = translate(parse(f'SELECT {text} FROM (SELECT 7 AS "1_0") q').tree, lambda _: COLUMNS, NOW)
     with closing(open_connection(DuckDBLimits())) as con:
         assert con.execute(query.text).fetchall() == [(value,)]
 
 
 @pytest.mark.parametrize("text", ["1__0", "1_", "1_a", "0x", "0b2", "12abc", "0x" + "f" * 5000])
-def test_digits_that_are_no_number_are_refused(text: str) -> None:
+def test_invalid_number_literal_is_refused(text: str) -> None:
     with pytest.raises(BadRequest, match="is not a number"):
         parse(f"SELECT {text} FROM s.t")
 
 
-def test_a_sum_of_decimals_beyond_38_digits_fails() -> None:
+def test_sum_of_decimals_beyond_38_digits_fails() -> None:
     """DuckDB wraps around at 2 to the power of 127."""
     wide = decimal(38, 2)
     values = ", ".join(["(CAST('999999999999999999999999999999999999.99' AS DECIMAL(38, 2)))"] * 2)
@@ -385,7 +385,7 @@ def test_a_sum_of_decimals_beyond_38_digits_fails() -> None:
             assert len(con.execute(query.text).fetchall()) == 1
 
 
-def test_rows_as_json_have_dates_of_any_year() -> None:
+def test_json_rows_have_dates_of_any_year() -> None:
     days = pa.array([2932896, 2932897, -719529, -719163, None, 2**31 - 1], pa.int32()).cast(pa.date32())
     micros = pa.array([253402300799999999, 253402300800000000, -62135596800000001, None, 0, 1], pa.int64())
     batch = pa.record_batch(

@@ -1,4 +1,4 @@
-"""A Seamark that a test plays, and the rewriter that asks it."""
+"""A Seamark that a test plays, and a rewriter that sends its requests to it."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def filter_of(predicate: str | None) -> Expression | None:
 
 
 READER = "rita"
-"""As whom statements run over plan views."""
+"""The user of statements over plan views."""
 PATIENT = RewriteLimits(budget_s=10.0)
 ViewAsked = tuple[Name, View, str, tuple[Reference, ...]]
 
 
 @dataclass
 class Seamark:
-    """Gives the n-th plan the id 100 + n.
+    """A server that gives the n-th plan the id 100 + n.
 
-    `plan` may say otherwise, or raise.
+    `plan` may return another answer, or raise an error.
 
     Attributes:
-        tables: What is known of them, if more than the columns.
+        tables: The known tables, if more than their columns is known.
     """
 
     plan: Callable[[TablePlanRequest], Any] = lambda wanted: {}
@@ -56,7 +56,7 @@ class Seamark:
     asked: list[TablePlanRequest] = field(default_factory=list)
     looked_at: list[tuple[str, ...]] = field(default_factory=list)
     views: dict[str | Name, View] = field(default_factory=dict)
-    """By their names, with the schema or without. `plan_view` names the n-th one `v~plan~n`, or raises."""
+    """Views by name, with or without the schema. `plan_view` names the n-th `v~plan~n`, or raises an error."""
     answer: Callable[[Name], str | None] | None = None
     views_asked: list[ViewAsked] = field(default_factory=list)
     views_read: list[Name] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""A coordinator that speaks Trino's client protocol, and a Seamark that makes plan tables, as a test has them do."""
+"""A coordinator that speaks Trino's client protocol, and a Seamark that makes plan tables; tests script both."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from seamark.connector.trino.protocol.accepted_logins import TARGET
 from tests.connector.trino.rig import Fake, faked
 
 PLAN_ID = 4711471147
-"""Of each plan that the played Seamark makes."""
+"""The id of each plan that the played Seamark makes."""
 Page = dict[str, Any]
-"""Of an answer: what a test says, and what follows from its place is added. `wait` seconds pass before it is given."""
+"""A page of an answer: the test gives its content, and the server adds the fields that follow from its place.
+
+The server waits `wait` seconds before it sends the page.
+"""
 
 ROWS: Page = {"columns": [{"name": "x", "type": "bigint"}], "data": [[1]], "stats": {"state": "RUNNING"}}
 END: Page = {"columns": [{"name": "x", "type": "bigint"}], "stats": {"state": "FINISHED"}}
@@ -33,16 +36,20 @@ def failed(name: str, message: str = "", kind: str = "USER_ERROR") -> Page:
 
 @dataclass
 class Trino:
-    """`asked` are the statements, `fetched` the tokens that were asked for, `deleted` those of cancelled statements."""
+    """A coordinator that a test plays.
+
+    `asked` has the statements, `fetched` the tokens of requested pages, and `deleted` the tokens of cancelled
+    statements.
+    """
 
     fake: Fake
     asked: list[str] = field(default_factory=list)
     fetched: list[tuple[int, int]] = field(default_factory=list)
     deleted: list[tuple[int, int]] = field(default_factory=list)
     judged: list[str] = field(default_factory=list)
-    """Queries whose rules were asked for: `rules` is the answer, for all; empty: 410."""
+    """Queries whose rules were requested. `rules` is the answer for all; if it is empty, the answer is 410."""
     logins: list[str] = field(default_factory=list)
-    """The credentials that the proxy asked about. `login_status` is the answer, after `login_wait_s`."""
+    """The credentials that the proxy checked. `login_status` is the answer, after `login_wait_s` seconds."""
     login_status: Callable[[str], int] = lambda credentials: 410
     login_wait_s: float = 0.0
     rules: dict[str, Any] = field(default_factory=lambda: rules_of(table()))
@@ -53,7 +60,7 @@ class Trino:
 
 
 def table(name: str = "t", *, filters: Sequence[str] = (), masks: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """As Trino has tables that a statement reads."""
+    """Return a table of a statement in the form of Trino's answer."""
     columns = [{"column": column, "mask": mask} for column, mask in (masks or {}).items()] + [{"column": "x"}]
     return {"catalog": "lake", "schema": "db", "table": name, "filters": list(filters), "columns": columns}
 
@@ -64,9 +71,9 @@ def rules_of(*tables: dict[str, Any], **properties: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def fake_trino(play: Callable[[str], list[Page]]) -> AsyncIterator[Trino]:
-    """`play` has the pages of each statement; the first answers the POST.
+    """Yield a coordinator. `play` returns the pages of each statement; the first page answers the POST.
 
-    A page may be asked for again and again.
+    A page may be requested several times.
     """
     scripts: dict[int, list[Page]] = {}
     numbers = itertools.count()
@@ -111,7 +118,7 @@ async def fake_trino(play: Callable[[str], list[Page]]) -> AsyncIterator[Trino]:
 
 @dataclass
 class Seamark:
-    """`asked` are (path, body) of the questions, `renewed` those of the leases."""
+    """A Seamark that a test plays: `asked` has (path, body) of plan requests, `renewed` those of lease requests."""
 
     fake: Fake
     asked: list[tuple[str, Any]] = field(default_factory=list)
@@ -123,12 +130,12 @@ class Seamark:
 
 
 Plan = dict[str, Any] | int
-"""What is answered: a plan table, in addition to what is usual, or a status."""
+"""An answer: fields of a plan table that differ from the defaults, or an HTTP status."""
 
 
 @asynccontextmanager
 async def fake_seamark(plan: Callable[[str, Any], Plan] | None = None, *, wait_s: float = 0) -> AsyncIterator[Seamark]:
-    """`plan` is asked with the table (`db/t`) and the body of the request."""
+    """Yield a Seamark. `plan` receives the table (`db/t`) and the body of each request."""
 
     async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
         path, _, route = request.rel_url.raw_path.removeprefix("/api/v1/tables/").rpartition("/")

@@ -1,4 +1,4 @@
-"""The proxy over coordinators and a Seamark that do what a test says, all in the test's own event loop."""
+"""The proxy between coordinators and a Seamark that a test scripts, all in the test's event loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CATALOG = "lake"
 class Fake:
     """A server that a test plays.
 
-    `seen` has each request's method, target, headers and body.
+    `seen` has the method, target, headers and body of each request.
     """
 
     url: str = ""
@@ -35,7 +35,7 @@ class Fake:
 
 @asynccontextmanager
 async def faked(answer: Callable[[Fake, web.BaseRequest, bytes], Awaitable[web.StreamResponse]]) -> AsyncIterator[Fake]:
-    """`answer` gets each request after it was read and seen."""
+    """Yield a server. `answer` receives each request after its body was read and recorded in `seen`."""
     fake = Fake()
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
@@ -63,8 +63,9 @@ async def listening(handle: Handler) -> AsyncIterator[str]:
 
 
 def nowhere() -> str:
-    """Return an address at which nobody listens, now or later: a port that was free may be taken meanwhile, and who
-    connects to one of those that connections get may even meet himself.
+    """Return an address at which no server listens, now or later.
+
+    A free port could be taken later, and a connection to an ephemeral port can even reach itself.
     """
     return "http://127.0.0.1:1"
 
@@ -85,7 +86,10 @@ class Rig:
 
 @asynccontextmanager
 async def proxied(*trino: str, seamark: str = "", tls: Any = None, **settings: Any) -> AsyncIterator[Rig]:
-    """`http` unpacks nothing and follows nothing: what it sees is what came."""
+    """Yield a running proxy.
+
+    Its `http` client does not decompress and follows no redirects, so tests see raw answers.
+    """
     given = {"catalogs": frozenset([CATALOG]), "drain_s": 1.0, "limits": RewriteLimits(budget_s=10.0), **settings}
     sock = bind("127.0.0.1", 0)
     async with AsyncExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The proxy plans for senders whose login Trino accepts, and asks Trino about a login once a minute."""
+"""The proxy plans only for clients whose login Trino accepts, and checks a login once a minute."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRINO = Coordinator("http://trino", "")
 
 
 async def _ask(rig: Rig, authorization: str, statement: str = STATEMENT, **headers: str) -> str:
-    """Return the header that says what was done."""
+    """Return the header that says what the proxy did."""
     given = {"X-Trino-User": "ann", "Authorization": authorization, **headers}
     _, answer, _ = await rig.ask("POST", "/v1/statement", data=statement.encode(), headers=given)
     return str(answer["X-Seamark-Plan"])
@@ -30,13 +30,13 @@ def _played(statement: str) -> list[Page]:
     return [ROWS, END]
 
 
-async def test_a_stranger_gets_no_plan_and_an_accepted_user_asks_once() -> None:
+async def test_plans_are_made_only_for_accepted_logins_which_are_checked_once() -> None:
     async with fake_trino(_played) as trino, fake_seamark() as seamark, proxied(trino.url, seamark=seamark.url) as rig:
         trino.login_status = lambda credentials: 410 if credentials == "Basic right" else 401
         for _ in range(2):
             assert await _ask(rig, "Basic wrong") == "unchanged; Trino has not accepted the login"
         assert seamark.asked == seamark.fake.seen == []
-        assert trino.asked == [STATEMENT, STATEMENT]  # Trino itself refuses them
+        assert trino.asked == [STATEMENT, STATEMENT]  # Trino itself refuses them.
         for _ in range(3):
             assert await _ask(rig, "Basic right") in ("rewritten", "planned")
         assert len(seamark.asked) == 3
@@ -44,35 +44,35 @@ async def test_a_stranger_gets_no_plan_and_an_accepted_user_asks_once() -> None:
         assert await _ask(rig, "Basic wrong") == "unchanged; Trino has not accepted the login"
         assert await _ask(rig, "Basic right", "SELECT 1") != "unchanged; Trino has not accepted the login"
         assert await _ask(rig, "Basic wrong", "SELECT 1") != "unchanged; Trino has not accepted the login"
-        assert len(trino.logins) == 4  # a statement without tables needs no check
+        assert len(trino.logins) == 4  # A statement without tables needs no check.
 
 
 @pytest.mark.parametrize("status", [302, 400, 401, 403, 429, 500, 503])
-async def test_another_answer_accepts_no_login(status: int) -> None:
+async def test_answer_with_another_status_accepts_no_login(status: int) -> None:
     async with fake_trino(_played) as trino, fake_seamark() as seamark, proxied(trino.url, seamark=seamark.url) as rig:
         trino.login_status = lambda credentials: status
         assert await _ask(rig, "Bearer x") == "unchanged; Trino has not accepted the login"
         assert seamark.fake.seen == []
 
 
-async def test_a_login_of_single_use_is_left_to_its_statement() -> None:
+async def test_login_of_single_use_is_not_checked() -> None:
     async with fake_trino(_played) as trino, fake_seamark() as seamark, proxied(trino.url, seamark=seamark.url) as rig:
         assert await _ask(rig, "Negotiate abc==") == "unchanged; Trino has not accepted the login"
         assert (trino.logins, seamark.fake.seen, trino.asked) == ([], [], [STATEMENT])
 
 
-async def test_a_slow_decision_delays_no_statement_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_login_check_delays_a_statement_only_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHECK_S", 0.05)
     async with fake_trino(_played) as trino, fake_seamark() as seamark, proxied(trino.url, seamark=seamark.url) as rig:
         trino.login_wait_s = 0.3
         assert await _ask(rig, "Basic right") == "unchanged; Trino has not accepted the login"
-        await asyncio.sleep(0.5)  # the decision comes after the statement
+        await asyncio.sleep(0.5)  # The decision comes after the statement.
         assert await _ask(rig, "Basic right") in ("rewritten", "planned")
         assert trino.logins == ["Basic right"]
 
 
 class _Trino:
-    """Counts the requests that ask about logins."""
+    """A Trino that counts the login checks."""
 
     def __init__(self, status: int = 410) -> None:
         self.asked: list[CIMultiDict[str]] = []
@@ -98,7 +98,7 @@ class _Response:
         return None
 
 
-async def test_a_login_is_asked_about_again_after_a_minute_and_by_all_its_parts() -> None:
+async def test_login_is_checked_again_after_a_minute_and_for_other_credentials() -> None:
     trino, now_s = _Trino(), [1000.0]
     logins = AcceptedLogins(trino.send, lambda: now_s[0])
     first = CIMultiDict({"Authorization": "Basic a", "X-Trino-User": "ann", "X-Trino-Source": "x"})
@@ -129,7 +129,7 @@ async def test_a_login_is_asked_about_again_after_a_minute_and_by_all_its_parts(
     assert not any(b"Basic" in key for key in logins._until_s)
 
 
-async def test_the_memory_of_logins_is_bounded() -> None:
+async def test_number_of_remembered_logins_is_bounded() -> None:
     trino = _Trino()
     logins = AcceptedLogins(trino.send)
     for number in range(LOGINS_MAX + 10):
@@ -137,7 +137,7 @@ async def test_the_memory_of_logins_is_bounded() -> None:
     assert len(logins._until_s) == LOGINS_MAX
 
 
-async def test_no_answer_tells_the_version_of_the_software() -> None:
+async def test_answers_do_not_reveal_the_software_version() -> None:
     async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
         return web.Response(text="x", headers={"Server": "trino"})
 
@@ -160,7 +160,7 @@ async def test_no_answer_tells_the_version_of_the_software() -> None:
 
 
 async def _raw(rig: Rig, method: str) -> tuple[int, dict[str, str], bytes]:
-    """Return the answer to a request for `*`, which is no path."""
+    """Return the answer to a request for `*`, which is not a path."""
     host, port = rig.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(f"{method} * HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())

@@ -1,4 +1,4 @@
-"""Who fails again and again is left in peace, for longer and longer, and tried by one."""
+"""The circuit breaker of a failing server: it opens for growing times, and one request tries it then."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def opened(hands: Hands) -> Breaker:
     return breaker
 
 
-def test_it_opens_after_failures_in_a_row_and_not_before() -> None:
+def test_breaker_opens_only_after_failures_in_a_row() -> None:
     breaker = Breaker(Hands())
     for _ in range(10):
         for _ in range(FAILURES_MAX - 1):
@@ -39,7 +39,7 @@ def test_it_opens_after_failures_in_a_row_and_not_before() -> None:
     assert breaker.is_open
 
 
-def test_one_tries_and_success_closes_it() -> None:
+def test_one_request_tries_and_its_success_closes_the_breaker() -> None:
     hands = Hands()
     breaker = opened(hands)
     hands.now_s += BACKOFF_S
@@ -49,7 +49,7 @@ def test_one_tries_and_success_closes_it() -> None:
     assert not breaker.is_open
 
 
-def test_each_trial_that_fails_doubles_the_time_up_to_a_bound() -> None:
+def test_each_failed_trial_doubles_the_time_up_to_a_maximum() -> None:
     hands = Hands()
     breaker = opened(hands)
     waits = []
@@ -63,7 +63,7 @@ def test_each_trial_that_fails_doubles_the_time_up_to_a_bound() -> None:
     assert waits[-1] == BACKOFF_MAX_S
 
 
-def test_failures_of_those_who_asked_before_it_opened_change_nothing() -> None:
+def test_failures_of_requests_from_before_it_opened_change_nothing() -> None:
     hands = Hands()
     breaker = opened(hands)
     for _ in range(100):
@@ -72,7 +72,7 @@ def test_failures_of_those_who_asked_before_it_opened_change_nothing() -> None:
     assert breaker.allow_request()
 
 
-def test_a_trial_of_which_nothing_is_heard_is_followed_by_another() -> None:
+def test_trial_without_a_result_is_followed_by_another() -> None:
     hands = Hands()
     breaker = opened(hands)
     hands.now_s += BACKOFF_S
@@ -82,7 +82,7 @@ def test_a_trial_of_which_nothing_is_heard_is_followed_by_another() -> None:
 
 
 @given(st.lists(st.sampled_from(["ask", "succeeded", "failed", "wait"]), max_size=60))
-def test_it_always_asks_again_in_the_end(steps: list[str]) -> None:
+def test_breaker_always_allows_a_request_in_the_end(steps: list[str]) -> None:
     hands = Hands()
     breaker = Breaker(hands)
     for step in steps:

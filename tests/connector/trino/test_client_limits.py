@@ -1,4 +1,4 @@
-"""What clients of the proxy may cost: silence, floods, large and slow headers and bodies, and answers left unread."""
+"""Limits on clients of the proxy: idle connections, floods, large and slow headers and bodies, unread answers."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ def head(path: str, *headers: str) -> bytes:
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET /v1/in", ASK[:-2] + b"x: "])
-async def test_a_header_that_does_not_arrive_in_time_ends_the_connection(begun: bytes) -> None:
+async def test_header_that_does_not_arrive_in_time_ends_the_connection(begun: bytes) -> None:
     async with faked(echo) as trino, proxied(trino.url, header_timeout_s=0.2) as rig, AsyncExitStack() as stack:
         wire = await connected(stack, rig)
         await wire.send(begun)
         assert b"HTTP/1.1 408 " in await wire.rest()
 
 
-async def test_an_idle_connection_is_closed_after_its_time() -> None:
+async def test_idle_connection_is_closed_after_its_time() -> None:
     async with faked(echo) as trino, proxied(trino.url, idle_timeout_s=0.5) as rig, AsyncExitStack() as stack:
         wire = await connected(stack, rig)
         assert await answered(wire)
         assert await wire.rest() == b""
 
 
-async def test_silent_connections_make_room_for_those_that_ask() -> None:
+async def test_silent_connections_are_closed_in_favour_of_active_ones() -> None:
     async with faked(echo) as trino, proxied(trino.url, connections=8) as rig, AsyncExitStack() as stack:
         old = await connected(stack, rig)
         assert await answered(old)
@@ -69,7 +69,7 @@ async def test_silent_connections_make_room_for_those_that_ask() -> None:
         assert await answered(old)
 
 
-async def test_an_address_has_its_share_and_requests_under_way_are_never_cut_off() -> None:
+async def test_address_has_a_connection_limit_that_interrupts_no_request() -> None:
     go = asyncio.Event()
 
     async def wait(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
@@ -93,7 +93,7 @@ async def test_an_address_has_its_share_and_requests_under_way_are_never_cut_off
 
 
 @pytest.mark.parametrize(("fields", "size"), [(1, 20_000), (40, 1_000), (1000, 10)])
-async def test_a_large_header_is_refused_as_a_whole_and_in_each_field(fields: int, size: int) -> None:
+async def test_header_above_the_size_limit_is_refused(fields: int, size: int) -> None:
     async with faked(echo) as trino, proxied(trino.url, header_bytes=16_384) as rig, AsyncExitStack() as stack:
         wire = await connected(stack, rig)
         await wire.send(ASK[:-2])
@@ -117,7 +117,7 @@ async def test_bodies_and_answers_do_not_count_as_headers() -> None:
 
 @pytest.mark.parametrize("path", ["/v1/statement", "/v1/other"])
 @pytest.mark.parametrize("announced", [True, False])
-async def test_a_large_body_is_refused(path: str, announced: bool) -> None:
+async def test_large_body_is_refused(path: str, announced: bool) -> None:
     limits = {"body_bytes": 10_000, "statement_bytes": 1_000}
     async with faked(echo) as trino, proxied(trino.url, **limits) as rig, AsyncExitStack() as stack:
         wire = await connected(stack, rig)
@@ -136,7 +136,7 @@ async def test_a_large_body_is_refused(path: str, announced: bool) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/statement", "/v1/other"])
-async def test_a_body_that_stops_or_dribbles_is_refused(path: str) -> None:
+async def test_body_that_stops_or_arrives_slowly_is_refused(path: str) -> None:
     async with faked(echo) as trino, proxied(trino.url, body_timeout_s=0.3) as rig, AsyncExitStack() as stack:
         stops, dribbles = await connected(stack, rig), await connected(stack, rig)
         for wire in (stops, dribbles):
@@ -156,7 +156,7 @@ async def test_a_body_that_stops_or_dribbles_is_refused(path: str) -> None:
         assert trino.seen == []
 
 
-async def test_a_coordinator_that_takes_a_body_slowly_is_no_fault_of_the_client() -> None:
+async def test_slow_coordinator_does_not_cause_a_body_timeout() -> None:
     async def take_slowly(request: web.BaseRequest) -> web.Response:
         size = 0
         await asyncio.sleep(1.5)
@@ -164,13 +164,14 @@ async def test_a_coordinator_that_takes_a_body_slowly_is_no_fault_of_the_client(
             size += len(chunk)
         return web.Response(body=b"%d bytes" % size)
 
-    # The client sends from this process, which a busy machine may hold up: that counts as waiting for it.
+    # A busy machine may delay the client, which is in this process; the proxy counts that as waiting
+    # for the client.
     async with listening(take_slowly) as trino, proxied(trino, body_timeout_s=1.0) as rig:
         status, _, body = await rig.ask("POST", "/v1/x", data=io.BytesIO(b"x" * (12 << 20)))
         assert (status, body) == (200, b"%d bytes" % (12 << 20))
 
 
-async def test_an_answer_that_nobody_reads_is_cut_off() -> None:
+async def test_answer_that_the_client_does_not_read_is_cut_off() -> None:
     async def endless(request: web.BaseRequest) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
@@ -197,7 +198,7 @@ async def test_an_answer_that_nobody_reads_is_cut_off() -> None:
         (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: verysecret\r\n\r\n", 400),
     ],
 )
-async def test_requests_that_are_not_http_are_counted_and_quoted_nowhere(raw: bytes, status: int) -> None:
+async def test_invalid_http_requests_are_counted_and_not_quoted(raw: bytes, status: int) -> None:
     async with faked(echo) as trino, proxied(trino.url) as rig, AsyncExitStack() as stack:
         wire = await connected(stack, rig)
         with structlog.testing.capture_logs() as events:
@@ -218,7 +219,7 @@ def authority(tmp_path: Path) -> Authority:
     return made
 
 
-async def test_connections_count_before_their_handshake(authority: Authority) -> None:
+async def test_connections_count_before_their_tls_handshake(authority: Authority) -> None:
     served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     served.load_cert_chain(authority.certificate, authority.key)
     trusted = ssl.create_default_context(cafile=str(authority.file))
@@ -237,7 +238,7 @@ async def test_connections_count_before_their_handshake(authority: Authority) ->
         await asyncio.gather(*reading, return_exceptions=True)
 
 
-async def test_a_handshake_that_does_not_come_in_time_ends_the_connection(authority: Authority) -> None:
+async def test_tls_handshake_that_does_not_end_in_time_closes_the_connection(authority: Authority) -> None:
     served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     served.load_cert_chain(authority.certificate, authority.key)
     limits = {"header_timeout_s": 0.3}
@@ -248,7 +249,7 @@ async def test_a_handshake_that_does_not_come_in_time_ends_the_connection(author
             assert b"HTTP" not in await wire.rest()
 
 
-def test_behind_another_proxy_all_come_from_one_address() -> None:
+def test_limit_per_address_does_not_apply_behind_another_proxy() -> None:
     def per_address(**given: bool) -> int:
         settings = ProxySettings(
             trino=("http://a",), catalogs=frozenset(), seamark="http://b", connections=100, **given

@@ -1,4 +1,4 @@
-"""What goes through the proxy comes out as it went in, however large, slow or broken."""
+"""The proxy forwards requests and answers unchanged, however large, slow or broken they are."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def names(headers: object) -> set[str]:
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "POST", "PATCH", "DELETE"])
-async def test_requests_are_passed_on_as_they_are(method: str) -> None:
+async def test_requests_are_forwarded_unchanged(method: str) -> None:
     async with faked(echo) as trino, proxied(trino.url) as rig:
         target = "/v1/query/a%2Fb%20c/%7E;x?q=%26+1&empty=&%C3%A9"
         given = {
@@ -44,7 +44,7 @@ async def test_requests_are_passed_on_as_they_are(method: str) -> None:
         assert {name: headers[name] for name in given} == given
 
 
-async def test_headers_of_one_name_stay_apart_in_their_order_both_ways() -> None:
+async def test_repeated_headers_stay_separate_and_in_order() -> None:
     async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
         cookies = [("Set-Cookie", "a=1; Path=/ui; HttpOnly"), ("X-Trino-Set-Session", "x=1"), ("Set-Cookie", "b=2")]
         return web.Response(headers=cookies, text="x")
@@ -56,10 +56,10 @@ async def test_headers_of_one_name_stay_apart_in_their_order_both_ways() -> None
         assert headers["X-Trino-Set-Session"] == "x=1"
         assert trino.seen[0][2].getall("X-Trino-Session") == ["a=1", "b=2"]
         await rig.ask("GET", "/v1/info")
-        assert "Cookie" not in trino.seen[1][2]  # cookies are the clients', the proxy keeps none
+        assert "Cookie" not in trino.seen[1][2]  # The cookies belong to the clients; the proxy keeps none.
 
 
-async def test_headers_about_a_connection_end_with_it() -> None:
+async def test_connection_headers_are_not_forwarded() -> None:
     async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
         return web.Response(text="x", headers={"Connection": "X-Mine", "X-Mine": "1", "Keep-Alive": "timeout=5"})
 
@@ -71,7 +71,7 @@ async def test_headers_about_a_connection_end_with_it() -> None:
         assert names(headers) & {"x-mine", "keep-alive"} == set()
 
 
-async def test_trino_hears_where_the_client_came_and_nothing_that_it_made_up() -> None:
+async def test_forwarded_headers_describe_the_client_and_replace_forged_ones() -> None:
     lies = {
         **{"Forwarded": "proto=https", "X-Forwarded-For": "1.1.1.1", "X-Forwarded-Proto": "https"},
         **{"X-Forwarded-Host": "evil", "X-Forwarded-Port": "1", "X-Forwarded-Prefix": "/x", "X-Proxied-Https": "on"},
@@ -93,7 +93,7 @@ async def test_trino_hears_where_the_client_came_and_nothing_that_it_made_up() -
         assert trino.seen[1][2]["Host"] == trino.url.removeprefix("http://")
 
 
-async def test_a_proxy_before_this_one_is_believed_where_the_operator_says_so() -> None:
+async def test_forwarded_headers_are_trusted_if_the_operator_says_so() -> None:
     sent = {"X-Forwarded-For": "10.1.1.1", "X-Forwarded-Proto": "https", "X-Forwarded-Host": "trino.example"}
     async with faked(echo) as trino, proxied(trino.url, trust_forwarded=True) as rig:
         await rig.ask("GET", "/v1/info", headers={**sent, "X-Forwarded-Prefix": "/lake/"})
@@ -103,7 +103,7 @@ async def test_a_proxy_before_this_one_is_believed_where_the_operator_says_so() 
         assert (heard["X-Forwarded-Port"], heard["X-Forwarded-Prefix"]) == ("443", "/lake")
 
 
-async def test_compressed_bodies_are_not_touched() -> None:
+async def test_compressed_bodies_are_forwarded_unchanged() -> None:
     packed = gzip.compress(b"x" * 100_000)
 
     async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
@@ -119,7 +119,7 @@ async def test_compressed_bodies_are_not_touched() -> None:
             assert trino.seen[-1][2]["Accept-Encoding"] == "gzip, zstd"
 
 
-async def test_nothing_is_asked_for_that_the_client_did_not_ask_for() -> None:
+async def test_proxy_adds_only_forwarding_headers() -> None:
     async with faked(echo) as trino, proxied(trino.url) as rig:
         host, port = rig.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -131,17 +131,17 @@ async def test_nothing_is_asked_for_that_the_client_did_not_ask_for() -> None:
 
 
 @pytest.mark.parametrize(("method", "status"), [("HEAD", 200), ("DELETE", 204), ("GET", 304), ("GET", 200)])
-async def test_answers_without_a_body_have_none(method: str, status: int) -> None:
+async def test_answers_without_a_body_stay_without_one(method: str, status: int) -> None:
     async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
         return web.Response(status=status, headers={"ETag": '"1"'})
 
     async with faked(answer) as trino, proxied(trino.url) as rig:
-        for _ in range(2):  # the connection is still in step
+        for _ in range(2):  # The connection still works for the second request.
             found, headers, body = await rig.ask(method, "/v1/statement/executing/x")
             assert (found, body, headers["ETag"]) == (status, b"", '"1"')
 
 
-async def test_redirects_are_the_clients_to_follow() -> None:
+async def test_redirects_are_passed_to_the_client() -> None:
     async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
         return web.Response(status=303, headers={"Location": "http://storage.example/segment"})
 
@@ -150,7 +150,7 @@ async def test_redirects_are_the_clients_to_follow() -> None:
         assert (status, headers["Location"]) == (303, "http://storage.example/segment")
 
 
-async def test_prepared_statements_come_in_long_headers() -> None:
+async def test_long_headers_of_prepared_statements_are_forwarded() -> None:
     async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
         return web.Response(text="x", headers={"X-Trino-Added-Prepare": request.headers["X-Trino-Prepared-Statement"]})
 
@@ -163,7 +163,7 @@ async def test_prepared_statements_come_in_long_headers() -> None:
 # Size and time
 
 
-async def test_a_large_answer_is_fetched_no_faster_than_the_client_takes_it() -> None:
+async def test_large_answer_is_fetched_at_the_speed_of_the_client() -> None:
     sent = 0
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
@@ -180,14 +180,14 @@ async def test_a_large_answer_is_fetched_no_faster_than_the_client_takes_it() ->
         await got.content.readexactly(MIB)
         await asyncio.sleep(0.5)
         held = sent - MIB
-        assert held < 24 * MIB, held  # sockets' buffers, mostly
+        assert held < 24 * MIB, held  # Most of it is in buffers of sockets.
         size = MIB
         async for chunk in got.content.iter_any():
             size += len(chunk)
         assert size == 256 * MIB
 
 
-async def test_a_statement_that_is_too_long_is_passed_on_unread_as_it_comes() -> None:
+async def test_too_long_statement_is_streamed_without_analysis() -> None:
     arrived = 0
     go_on = asyncio.Event()
 
@@ -204,7 +204,7 @@ async def test_a_statement_that_is_too_long_is_passed_on_unread_as_it_comes() ->
 
     async with listening(answer) as trino, proxied(trino, statement_bytes=1000) as rig:
         asked = asyncio.create_task(rig.ask("POST", "/v1/statement", data=long()))
-        await until(lambda: arrived >= MIB)  # before the client has sent all
+        await until(lambda: arrived >= MIB)  # This happens before the client has sent everything.
         go_on.set()
         _, headers, body = await asked
         assert body == str(28 + 2 * MIB).encode()
@@ -213,7 +213,7 @@ async def test_a_statement_that_is_too_long_is_passed_on_unread_as_it_comes() ->
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.02])
 @pytest.mark.parametrize("sizes", [(1,), (700, 1), (16_384, 16_385), (1, 300_000, 1), (1, 1, 1, 1)])
-async def test_an_answer_in_pieces_comes_whole_whenever_its_end_comes(sizes: tuple[int, ...], pause_s: float) -> None:
+async def test_answer_in_pieces_arrives_completely(sizes: tuple[int, ...], pause_s: float) -> None:
     pieces = [bytes([number + 1]) * size for number, size in enumerate(sizes)]
 
     async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
@@ -226,12 +226,12 @@ async def test_an_answer_in_pieces_comes_whole_whenever_its_end_comes(sizes: tup
         return response
 
     async with faked(answer) as trino, proxied(trino.url) as rig:
-        for _ in range(3):  # of one connection
+        for _ in range(3):  # on one connection
             status, _, body = await rig.ask("GET", "/v1/info")
             assert (status, body) == (200, b"".join(pieces))
 
 
-async def test_a_length_that_was_announced_is_kept() -> None:
+async def test_announced_content_length_is_kept() -> None:
     async with faked(echo) as trino, proxied(trino.url, statement_bytes=1000) as rig:
         for size in (10, 100_000):
             await rig.ask("POST", "/v1/statement", data=b" " * size)
@@ -240,7 +240,7 @@ async def test_a_length_that_was_announced_is_kept() -> None:
             assert "Transfer-Encoding" not in headers
 
 
-async def test_a_client_that_leaves_takes_its_request_to_trino_along() -> None:
+async def test_client_that_disconnects_cancels_its_request_to_trino() -> None:
     begun, ended = asyncio.Event(), asyncio.Event()
 
     async def answer(request: web.BaseRequest) -> web.Response:
@@ -259,7 +259,7 @@ async def test_a_client_that_leaves_takes_its_request_to_trino_along() -> None:
 
 
 @pytest.mark.parametrize("length", [True, False])
-async def test_an_answer_that_breaks_off_breaks_off_for_the_client_too(length: bool) -> None:
+async def test_interrupted_answer_is_interrupted_for_the_client_too(length: bool) -> None:
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Length": "1000000"} if length else {})
         await response.prepare(request)
@@ -276,7 +276,7 @@ async def test_an_answer_that_breaks_off_breaks_off_for_the_client_too(length: b
         assert status == 200
 
 
-async def test_requests_under_way_end_before_the_proxy_does() -> None:
+async def test_proxy_finishes_running_requests_before_it_stops() -> None:
     begun = asyncio.Event()
 
     async def answer(request: web.BaseRequest) -> web.Response:
@@ -295,7 +295,7 @@ async def test_requests_under_way_end_before_the_proxy_does() -> None:
 # Coordinators
 
 
-async def test_a_coordinator_that_is_not_there_is_named() -> None:
+async def test_error_of_an_unreachable_coordinator_names_it() -> None:
     gone = nowhere()
     async with proxied(gone) as rig:
         for method, target in (("POST", "/v1/statement"), ("GET", "/v1/info")):
@@ -304,7 +304,7 @@ async def test_a_coordinator_that_is_not_there_is_named() -> None:
             assert gone.removeprefix("http://") in body.decode()
 
 
-async def test_one_that_hangs_up_is_no_answer() -> None:
+async def test_disconnecting_coordinator_gives_a_502() -> None:
     async def answer(request: web.BaseRequest) -> web.Response:
         assert request.transport is not None
         request.transport.abort()
@@ -315,7 +315,7 @@ async def test_one_that_hangs_up_is_no_answer() -> None:
         assert status == 502
 
 
-async def test_statements_go_round_and_what_belongs_to_one_stays_where_it_is() -> None:
+async def test_statements_rotate_over_coordinators_and_their_requests_stay() -> None:
     async with faked(echo) as one, faked(echo) as two, proxied(one.url, two.url) as rig:
         for _ in range(4):
             await rig.ask("POST", "/v1/statement", data=b"SELECT 1")
@@ -335,13 +335,13 @@ async def test_statements_go_round_and_what_belongs_to_one_stays_where_it_is() -
             assert (await other.ask("GET", f"{prefixes[one.url]}/v1/statement/queued/1"))[0] == 200
 
 
-async def test_a_single_coordinator_is_told_of_no_prefix() -> None:
+async def test_single_coordinator_gets_no_prefix() -> None:
     async with faked(echo) as trino, proxied(trino.url) as rig:
         await rig.ask("POST", "/v1/statement", data=b"SELECT 1")
         assert "X-Forwarded-Prefix" not in trino.seen[0][2]
 
 
-async def test_statements_pass_over_a_coordinator_that_is_down() -> None:
+async def test_statements_skip_an_unreachable_coordinator() -> None:
     async with faked(echo) as up, proxied(nowhere(), up.url) as rig:
         for number in range(4):
             body = b"x" * (300_000 if number % 2 else 10)
@@ -351,10 +351,10 @@ async def test_statements_pass_over_a_coordinator_that_is_down() -> None:
         assert (await rig.ask("GET", "/v1/info"))[0] == 200
 
 
-# What is the proxy's own
+# The proxy's own endpoints
 
 
-async def test_health_and_counts_are_told_without_asking_trino() -> None:
+async def test_health_and_metrics_are_answered_without_trino() -> None:
     async with proxied(nowhere()) as rig:
         status, _, body = await rig.ask("GET", "/seamark/healthz")
         assert (status, b'"draining":false' in body) == (200, True)
@@ -365,7 +365,7 @@ async def test_health_and_counts_are_told_without_asking_trino() -> None:
         assert (await rig.ask("POST", "/seamark/healthz"))[0] == 405
 
 
-async def test_answers_of_the_proxy_name_no_address_behind_it() -> None:
+async def test_answers_of_the_proxy_contain_no_address_behind_it() -> None:
     hidden = nowhere()
     async with proxied(hidden) as rig:
         for path in ("/seamark/healthz", "/seamark/metrics", "/seamark/nothing"):
@@ -374,7 +374,7 @@ async def test_answers_of_the_proxy_name_no_address_behind_it() -> None:
 
 
 @pytest.mark.parametrize("several", [False, True])
-async def test_logs_do_not_have_what_opens_the_results_of_a_query(
+async def test_logs_do_not_contain_the_secrets_of_query_results(
     several: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with faked(echo) as trino, proxied(trino.url, *[nowhere()] * several) as rig:
@@ -388,7 +388,7 @@ async def test_logs_do_not_have_what_opens_the_results_of_a_query(
     assert "SECRET" not in logged
 
 
-async def test_clients_may_come_by_https(tmp_path: Path) -> None:
+async def test_proxy_serves_https_and_verifies_coordinators(tmp_path: Path) -> None:
     made = ["-keyout", tmp_path / "key.pem", "-out", tmp_path / "cert.pem"]
     kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
     subprocess.run(["openssl", "req", "-x509", *kind, *made], check=True, capture_output=True)
@@ -396,7 +396,7 @@ async def test_clients_may_come_by_https(tmp_path: Path) -> None:
     async with faked(echo) as trino, proxied(trino.url, tls=tls) as rig:
         assert (await rig.ask("GET", "/v1/info"))[0] == 200
         assert trino.seen[0][2]["X-Forwarded-Proto"] == "https"
-        # And coordinators by https, with a certificate that has to be believed.
+        # The proxy verifies the certificate of a coordinator with https.
         with pytest.raises(ssl.SSLError):
             server_tls(tmp_path / "key.pem", tmp_path / "key.pem")
         async with proxied(rig.url) as outer:

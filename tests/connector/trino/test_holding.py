@@ -1,4 +1,7 @@
-"""A rewritten statement that fails for whatever reason, before it gave rows, is none that the client hears of."""
+"""If a rewritten statement fails before it gives rows, the proxy runs the original.
+
+The client sees no failure.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ ORIGINAL_ROWS: Page = {**ROWS, "data": [["the original's"]]}
 
 
 def playing(*pages: Page) -> Any:
-    """Return a script: the rewritten statement has these pages; any other has rows."""
+    """Return a script: the rewritten statement has these pages, and any other statement has rows."""
     return lambda text: list(pages) if VERSION in text else [QUEUED, ORIGINAL_ROWS, END]
 
 
@@ -50,7 +53,10 @@ async def staged(play: Any, *others: str, **settings: Any) -> AsyncIterator[tupl
 
 
 async def result(rig: Rig, statement: str = STATEMENT, **options: Any) -> tuple[list[Any], Any, str]:
-    """As a client reads it that finds rows in no answer to a POST: rows, error, and what the header says."""
+    """Return the rows, the error and the plan header of a statement.
+
+    Check that no answer to a POST contains rows, as some clients require.
+    """
     _, headers, body = await rig.ask("POST", "/v1/statement", data=statement.encode(), **options)
     page = json.loads(body)
     assert "data" not in page
@@ -67,13 +73,13 @@ def no_plan(trino: Trino) -> list[str]:
     return [text for text in trino.asked if VERSION not in text]
 
 
-async def test_the_rows_of_a_rewritten_statement_are_the_clients() -> None:
+async def test_client_gets_the_rows_of_the_rewritten_statement() -> None:
     async with staged(playing(QUEUED, PLANNING, ROWS, ROWS, END)) as (trino, rig):
         rows, error, told = await result(rig)
         assert (rows, error) == ([[1], [1]], None)
         assert told.startswith("rewritten; scans=1; files=3/100; db.t=3/100; ms=")
         assert trino.asked == [f"SELECT x FROM lake.db.t {VERSION} WHERE x = 1"]
-        # What was looked at is asked for again, and nothing before it.
+        # The client requests the last page again that the proxy has read, and no page before it.
         assert trino.fetched == [(0, 1), (0, 2), (0, 2), (0, 3), (0, 4)]
 
 
@@ -92,7 +98,7 @@ async def test_the_rows_of_a_rewritten_statement_are_the_clients() -> None:
     ],
 )
 @pytest.mark.parametrize("several", [False, True])
-async def test_the_original_runs_where_the_rewritten_one_fails(pages: list[Page], several: bool) -> None:
+async def test_original_runs_if_the_rewritten_statement_fails(pages: list[Page], several: bool) -> None:
     async with fake_trino(playing(*pages)) as other, staged(playing(*pages), *[other.url] * several) as (trino, rig):
         rows, error, told = await result(rig)
         assert (rows, error) == ([["the original's"]], None)
@@ -104,7 +110,7 @@ async def test_the_original_runs_where_the_rewritten_one_fails(pages: list[Page]
         assert 'seamark_trino_statements_total{outcome="original"} 1.0' in counts.decode()
 
 
-async def test_errors_are_those_of_the_original_statement() -> None:
+async def test_client_gets_the_error_of_the_original_statement() -> None:
     async with staged(lambda text: [QUEUED, failed("COLUMN_NOT_FOUND", text)]) as (trino, rig):
         _, error, _ = await result(rig)
         assert error == "COLUMN_NOT_FOUND"
@@ -114,37 +120,37 @@ async def test_errors_are_those_of_the_original_statement() -> None:
 @pytest.mark.parametrize(
     "error", [failed("USER_CANCELED"), failed("EXCEEDED_MEMORY_LIMIT", kind="INSUFFICIENT_RESOURCES")]
 )
-async def test_who_was_cancelled_or_too_large_is_not_run_again(error: Page) -> None:
+async def test_cancelled_or_too_large_statement_is_not_run_again(error: Page) -> None:
     async with staged(playing(QUEUED, error)) as (trino, rig):
         _, name, _ = await result(rig)
         assert name == error["error"]["errorName"]
         assert no_plan(trino) == []
 
 
-async def test_once_there_are_rows_an_error_is_the_clients() -> None:
+async def test_error_after_the_first_rows_is_passed_to_the_client() -> None:
     async with staged(playing(QUEUED, ROWS, failed("GENERIC_INTERNAL_ERROR"))) as (trino, rig):
         rows, error, _ = await result(rig)
         assert (rows, error) == ([[1]], "GENERIC_INTERNAL_ERROR")
         assert no_plan(trino) == []
 
 
-async def test_a_statement_that_takes_long_is_handed_over_as_it_is() -> None:
+async def test_slow_statement_is_handed_over_to_the_client() -> None:
     slow = {**QUEUED, "wait": 0.2}
     async with staged(playing(QUEUED, *[slow] * 4, ROWS, END), hold_s=0.3, rules=False) as (trino, rig):
         _, _, body = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
-        assert len(trino.fetched) < 4  # how many of them come in time depends on the machine
+        assert len(trino.fetched) < 4  # The machine's speed decides how many of them come in time.
         assert json.loads(body)["nextUri"].endswith(f"/0/slug/{len(trino.fetched) + 1}")
         rows, _, _ = await result(rig)
         assert rows == [[1]]
 
 
-async def test_nothing_is_followed_where_there_is_no_time() -> None:
+async def test_proxy_follows_no_page_without_time_to_hold() -> None:
     async with staged(playing(QUEUED, ROWS, END), hold_s=0.0) as (trino, rig):
         await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
         assert trino.fetched == []
 
 
-async def test_a_coordinator_that_goes_away_meanwhile_is_the_clients_to_see() -> None:
+async def test_client_sees_a_coordinator_that_stops_during_the_statement() -> None:
     async with staged(playing(QUEUED, PLANNING, {**PLANNING, "gone": True}, END)) as (trino, rig):
         status, _, body = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
         page = json.loads(body)
@@ -153,22 +159,22 @@ async def test_a_coordinator_that_goes_away_meanwhile_is_the_clients_to_see() ->
         assert no_plan(trino) == []
 
 
-async def test_one_that_does_not_even_take_it_is_given_the_original() -> None:
+async def test_original_is_sent_if_the_coordinator_drops_the_rewritten_statement() -> None:
     async with staged(playing({"gone": True})) as (_, rig):
         rows, _, told = await result(rig)
         assert rows == [["the original's"]]
-        # The kernel says either, by whether it had anything of the request left.
+        # The error depends on whether the kernel still had a part of the request.
         assert told in ("original; ServerDisconnectedError", "original; ClientOSError")
 
 
-async def test_a_refused_login_is_passed_back() -> None:
+async def test_refused_login_is_passed_to_the_client() -> None:
     async with staged(playing({"status": 401})) as (trino, rig):
         status, headers, _ = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
         assert (status, headers["Set-Cookie"]) == (401, "token=0")
         assert no_plan(trino) == []
 
 
-async def test_a_client_that_leaves_meanwhile_cancels_its_statement() -> None:
+async def test_client_that_disconnects_cancels_its_statement() -> None:
     async with staged(playing(QUEUED, PLANNING, {**PLANNING, "wait": 5}, END), hold_s=30.0) as (trino, rig):
         asked = asyncio.create_task(rig.ask("POST", "/v1/statement", data=STATEMENT.encode()))
         await until(lambda: (0, 2) in trino.fetched)
@@ -176,7 +182,7 @@ async def test_a_client_that_leaves_meanwhile_cancels_its_statement() -> None:
         await until(lambda: trino.deleted == [(0, 2)])
 
 
-async def test_followers_have_the_clients_headers_but_those_of_its_body() -> None:
+async def test_requests_of_the_proxy_have_the_clients_headers_without_body_headers() -> None:
     async with staged(playing(QUEUED, ROWS, END)) as (trino, rig):
         sent = {"Authorization": "Basic x", "Content-Type": "text/plain; charset=utf-8", "X-Trino-User": "u"}
         await rig.ask("POST", "/v1/statement", data=STATEMENT.encode(), headers={**sent, "Accept-Encoding": "gzip"})
@@ -195,7 +201,7 @@ async def test_followers_have_the_clients_headers_but_those_of_its_body() -> Non
             assert headers["Accept-Encoding"] == "identity"
 
 
-async def test_prefixes_of_coordinators_are_taken_off_what_is_followed() -> None:
+async def test_coordinator_prefix_is_removed_from_the_pages_that_the_proxy_reads() -> None:
     play = playing(QUEUED, ROWS, END)
     async with fake_trino(play) as two, staged(play, two.url) as (one, rig):
         for _ in range(2):
@@ -214,7 +220,7 @@ async def test_plans_that_trino_cannot_read_are_not_made_for_a_while() -> None:
         assert len(trino.asked) == 2 * FAILURES_MAX + 1
 
 
-async def test_whom_rules_forbid_plans_gets_none_for_a_while_and_others_do() -> None:
+async def test_user_whose_rules_forbid_plans_gets_none_for_a_while() -> None:
     async with staged(playing(QUEUED, ROWS, END)) as (trino, rig):
         trino.rules = rules_of(table(masks={"x": "1"}))
         for _ in range(FAILURES_MAX):
@@ -240,9 +246,7 @@ FREE = rules_of(table())
         (rules_of(table(), table("u", filters=["a = 1"])), "planned"),
     ],
 )
-async def test_clients_are_told_no_counts_unless_it_is_switched_on_and_no_rule_is_in_force(
-    rules: dict[str, Any], told: str
-) -> None:
+async def test_counts_are_shown_only_if_enabled_and_no_rule_applies(rules: dict[str, Any], told: str) -> None:
     for switched_on in (False, True):
         async with staged(playing(QUEUED, ROWS, END), plan_header=switched_on) as (trino, rig):
             trino.rules = rules
@@ -266,9 +270,7 @@ async def test_clients_are_told_no_counts_unless_it_is_switched_on_and_no_rule_i
     ],
 )
 @pytest.mark.parametrize("pages", [[QUEUED, PLANNING, ROWS, END], [QUEUED, END], [QUEUED, ROWS, ROWS, END]])
-async def test_where_rules_forbid_it_or_are_not_known_the_original_runs(
-    rules: dict[str, Any], pages: list[Page]
-) -> None:
+async def test_original_runs_if_rules_forbid_the_plan_or_are_unknown(rules: dict[str, Any], pages: list[Page]) -> None:
     async with staged(playing(*pages)) as (trino, rig):
         trino.rules = rules
         rows, error, told = await result(rig)
@@ -277,8 +279,8 @@ async def test_where_rules_forbid_it_or_are_not_known_the_original_runs(
         await until(lambda: [number for number, _ in trino.deleted] == [0])
 
 
-async def test_a_statement_that_stays_in_the_queue_runs_as_it_came() -> None:
-    """What it would read is not known before Trino has analysed it."""
+async def test_statement_that_stays_in_the_queue_runs_as_the_original() -> None:
+    """The tables that it reads are unknown until Trino has analysed it."""
     slow = {**QUEUED, "wait": 0.2}
     async with staged(playing(QUEUED, *[slow] * 4, ROWS, END), hold_s=0.3) as (trino, rig):
         trino.rules = {}
@@ -286,14 +288,14 @@ async def test_a_statement_that_stays_in_the_queue_runs_as_it_came() -> None:
         assert no_plan(trino) == [STATEMENT]
 
 
-async def test_rules_are_asked_for_beside_the_first_answer_and_not_at_all_where_there_are_none() -> None:
+async def test_rules_are_requested_once_and_only_if_there_are_rules() -> None:
     for rules in (True, False):
         async with staged(playing(QUEUED, QUEUED, PLANNING, ROWS, END), rules=rules) as (trino, rig):
             assert (await result(rig))[0] == [[1]]
             assert trino.judged == ["q0"] * rules
 
 
-async def test_what_is_read_is_explained_to_nobody_who_is_subject_to_a_rule() -> None:
+async def test_explain_of_a_user_with_rules_runs_as_the_original() -> None:
     for rules, kept in ((FREE, 0), (rules_of(table(filters=["a = 1"])), 1)):
         async with staged(playing(QUEUED, ROWS, END)) as (trino, rig):
             trino.rules = rules
@@ -302,10 +304,10 @@ async def test_what_is_read_is_explained_to_nobody_who_is_subject_to_a_rule() ->
 
 
 @pytest.mark.parametrize("state", ["QUEUED", "PLANNING", "RUNNING"])
-async def test_what_a_plan_found_is_told_to_those_who_may_read_the_table(state: str) -> None:
-    """How many files may hold a value tells of the rows.
+async def test_counts_of_a_plan_are_shown_only_to_users_who_may_read_the_table(state: str) -> None:
+    """The number of files that can contain a value reveals something about the rows.
 
-    Until Trino has planned, nobody knows who may hear it.
+    Until Trino has planned the statement, the proxy does not know whether the user may read the table.
     """
     slow = {"stats": {"state": state}, "wait": 1.5}
     async with staged(playing(QUEUED, slow, slow, ROWS, END), hold_s=1.2) as (_, rig):
@@ -314,7 +316,7 @@ async def test_what_a_plan_found_is_told_to_those_who_may_read_the_table(state: 
         assert (headers["X-Seamark-Plan"] == "planned") == (state != "RUNNING")
 
 
-async def test_a_table_that_is_kept_whole_is_no_news_either() -> None:
+async def test_header_does_not_reveal_that_a_plan_keeps_all_files() -> None:
     async with (
         fake_trino(playing()) as trino,
         fake_seamark(lambda *_: {"plan-snapshot-id": None}) as seamark,
@@ -324,12 +326,12 @@ async def test_a_table_that_is_kept_whole_is_no_news_either() -> None:
         assert told == "planned"
 
 
-# Queries that go on as they came
+# Queries that stay unchanged
 
 UNCHANGED = "SELECT 1"
 
 
-async def test_a_query_as_it_came_is_followed_out_of_the_queue_and_no_page_is_asked_for_twice(
+async def test_unchanged_query_is_followed_out_of_the_queue_without_repeated_pages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("seamark.connector.trino.proxy._QUEUE_S", 30.0)
@@ -343,7 +345,7 @@ async def test_a_query_as_it_came_is_followed_out_of_the_queue_and_no_page_is_as
 
 
 @pytest.mark.parametrize("statement", ["SET SESSION a = 1", "/* a comment */ SELECT 1", "INSERT INTO t SELECT 1"])
-async def test_statements_that_are_not_plain_queries_get_the_answer_of_trino(statement: str) -> None:
+async def test_statement_that_is_not_a_plain_query_gets_the_answer_of_trino(statement: str) -> None:
     async with staged(lambda _: [QUEUED, QUEUED, END]) as (trino, rig):
         _, _, body = await rig.ask("POST", "/v1/statement", data=statement.encode())
         assert json.loads(body)["nextUri"].endswith("/queued/0/slug/1")
@@ -354,7 +356,7 @@ async def test_statements_that_are_not_plain_queries_get_the_answer_of_trino(sta
     "page",
     [failed("SYNTAX_ERROR"), END, {**ROWS, "stats": {"state": "QUEUED"}}, {"status": 503, "stats": {"state": ""}}],
 )
-async def test_whatever_comes_out_of_the_queue_the_client_asks_for_itself(page: Page) -> None:
+async def test_page_after_the_queue_is_left_to_the_client(page: Page) -> None:
     async with staged(lambda _: [QUEUED, page, END]) as (_, rig):
         _, _, body = await rig.ask("POST", "/v1/statement", data=UNCHANGED.encode())
         answer = json.loads(body)
@@ -363,15 +365,15 @@ async def test_whatever_comes_out_of_the_queue_the_client_asks_for_itself(page: 
         assert answer["nextUri"].endswith("/queued/0/slug/1")
 
 
-async def test_a_query_that_stays_in_the_queue_is_handed_over_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_query_that_stays_in_the_queue_is_handed_over_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.connector.trino.proxy._QUEUE_S", 0.05)
     async with staged(lambda _: [QUEUED, {**QUEUED, "wait": 0.1}, *[QUEUED] * 5, END]) as (trino, rig):
         _, _, body = await rig.ask("POST", "/v1/statement", data=UNCHANGED.encode())
-        assert len(trino.fetched) < 5  # how many of them come in time depends on the machine
+        assert len(trino.fetched) < 5  # The machine's speed decides how many of them come in time.
         assert json.loads(body)["nextUri"].endswith(f"/queued/0/slug/{len(trino.fetched) + 1}")
 
 
-async def test_a_client_that_leaves_the_queue_cancels_its_query(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_that_disconnects_in_the_queue_cancels_its_query(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.connector.trino.proxy._QUEUE_S", 30.0)
     async with staged(lambda _: [QUEUED, {**QUEUED, "wait": 5}, END]) as (trino, rig):
         asked = asyncio.create_task(rig.ask("POST", "/v1/statement", data=UNCHANGED.encode()))
@@ -380,7 +382,7 @@ async def test_a_client_that_leaves_the_queue_cancels_its_query(monkeypatch: pyt
         await until(lambda: trino.deleted == [(0, 1)])
 
 
-async def test_a_query_in_the_queue_is_sent_to_one_coordinator_alone() -> None:
+async def test_queued_query_is_sent_to_one_coordinator_only() -> None:
     async with staged(lambda _: [{**QUEUED, "gone": True}]) as (trino, rig):
         status, _, _ = await rig.ask("POST", "/v1/statement", data=UNCHANGED.encode())
         assert (status, trino.asked) == (502, [UNCHANGED])

@@ -1,4 +1,4 @@
-"""What Trino says of the rules that are in force, and whether a rewritten statement may give its rows."""
+"""Trino's answer about its access rules, and whether a rewritten statement may return its rows."""
 
 from __future__ import annotations
 
@@ -43,25 +43,24 @@ def judged(used: PlanInputs, *tables: dict[str, Any], **properties: Any) -> Rule
         (VIEWED, [table("t"), table("v~plan~0")], RuleDecision.UNKNOWN),
     ],
 )
-def test_rules_decide_by_what_files_were_left_out_by(
+def test_rules_forbid_a_plan_by_the_columns_that_left_files_out(
     used: PlanInputs, tables: list[dict[str, Any]], verdict: RuleDecision
 ) -> None:
     assert judged(used, *tables) is verdict
 
 
-def test_what_is_explained_shows_counts_so_no_rule_may_be_in_force() -> None:
+def test_explain_is_forbidden_if_any_rule_applies() -> None:
+    """EXPLAIN ANALYZE shows counts of rows and files."""
     explained = PlanInputs({T: frozenset({"x"})}, explains=True)
     assert judged(explained, table("t")) is RuleDecision.NO_RULES
     assert judged(explained, table("t", filters=["a = 1"])) is RuleDecision.FORBIDDEN
 
 
 @pytest.mark.parametrize(("value", "verdict"), [("true", RuleDecision.FORBIDDEN), ("false", RuleDecision.NO_RULES)])
-def test_a_demand_for_partition_filters_that_the_session_got_elsewhere_is_respected(
-    value: str, verdict: RuleDecision
-) -> None:
+def test_partition_filter_requirement_of_the_session_is_respected(value: str, verdict: RuleDecision) -> None:
     assert judged(VIEWED, table("t"), table("v"), query_partition_filter_required=value) is verdict
 
 
 @pytest.mark.parametrize("answer", [b"", b"[]", b"{}", b'{"referencedTables": []}', b"<html>", b'{"session": 1}'])
-def test_an_answer_that_is_not_understood_says_nothing(answer: bytes) -> None:
+def test_answer_that_is_not_understood_decides_nothing(answer: bytes) -> None:
     assert check_access(answer, PlanInputs()) is RuleDecision.UNKNOWN

@@ -1,5 +1,7 @@
-"""ALTER TABLE … MERGE FILES and DROP COLUMNS through the proxy: Trino says who may, and the client gets an answer in
-Trino's protocol."""
+"""ALTER TABLE … MERGE FILES and DROP COLUMNS through the proxy.
+
+Trino decides who may run them, and the client gets an answer in Trino's protocol.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ RESULT = StatementResult(5, 1, 500, 400, 3, 1, 1, 0)
 
 @dataclass
 class Jobs:
-    """What ran; `ends` lets the jobs end."""
+    """Jobs that a test plays: `ran` has those that ran, and `ends` lets them end."""
 
     ran: list[StatementJob] = field(default_factory=list)
     ends: asyncio.Event = field(default_factory=asyncio.Event)
@@ -57,7 +59,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> Jobs:
 
 @asynccontextmanager
 async def rigged(refused: str = "", **settings: Any) -> AsyncIterator[tuple[Trino, Rig]]:
-    """`refused`: a word of the statements that Trino refuses."""
+    """Yield a coordinator and a proxy. Trino refuses statements that contain the text `refused`."""
 
     def play(text: str) -> list[Page]:
         if refused and refused in text:
@@ -87,7 +89,7 @@ async def follow(rig: Rig, answer: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-async def test_the_client_gets_the_counts_of_the_job(jobs: Jobs) -> None:
+async def test_client_gets_the_counts_of_the_job(jobs: Jobs) -> None:
     async with rigged() as (trino, rig):
         begun = await post(rig, MERGE)
         assert begun["stats"]["state"] == "RUNNING"
@@ -105,7 +107,7 @@ async def test_the_client_gets_the_counts_of_the_job(jobs: Jobs) -> None:
         assert trino.judged == ["q1?pruned=true"] or trino.judged == ["q1"]
 
 
-async def test_a_drop_needs_the_right_to_update_each_column(jobs: Jobs) -> None:
+async def test_drop_columns_requires_the_right_to_update_each_column(jobs: Jobs) -> None:
     async with rigged() as (trino, rig):
         jobs.ends.set()
         await follow(rig, await post(rig, DROP))
@@ -118,7 +120,7 @@ async def test_a_drop_needs_the_right_to_update_each_column(jobs: Jobs) -> None:
 
 @pytest.mark.parametrize("refused", ["EXPLAIN", "SELECT"])
 @pytest.mark.parametrize("text", [MERGE, DROP])
-async def test_statements_that_trino_refuses_do_not_run(jobs: Jobs, text: str, refused: str) -> None:
+async def test_statement_that_trino_refuses_does_not_run(jobs: Jobs, text: str, refused: str) -> None:
     async with rigged(refused) as (_, rig):
         answer = await follow(rig, await post(rig, text))
         assert answer["error"]["errorName"] == "PERMISSION_DENIED"
@@ -135,7 +137,7 @@ async def test_statements_that_trino_refuses_do_not_run(jobs: Jobs, text: str, r
         {},
     ],
 )
-async def test_a_row_filter_or_a_mask_forbids_it(jobs: Jobs, rules: dict[str, Any]) -> None:
+async def test_row_filter_or_mask_forbids_the_statement(jobs: Jobs, rules: dict[str, Any]) -> None:
     async with rigged() as (trino, rig):
         trino.rules = rules
         for text in (MERGE, DROP):
@@ -144,7 +146,7 @@ async def test_a_row_filter_or_a_mask_forbids_it(jobs: Jobs, rules: dict[str, An
         assert jobs.ran == []
 
 
-async def test_a_failed_job_is_a_failed_statement(jobs: Jobs) -> None:
+async def test_failed_job_is_a_failed_statement(jobs: Jobs) -> None:
     jobs.answer, _ = StatementAnswer(error="x is required"), jobs.ends.set()
     async with rigged() as (_, rig):
         answer = await follow(rig, await post(rig, DROP))
@@ -153,7 +155,7 @@ async def test_a_failed_job_is_a_failed_statement(jobs: Jobs) -> None:
         assert "data" not in answer
 
 
-async def test_a_cancelled_statement_kills_its_job(jobs: Jobs) -> None:
+async def test_cancelled_statement_kills_its_job(jobs: Jobs) -> None:
     async with rigged() as (_, rig):
         begun = await post(rig, MERGE)
         while not jobs.ran:
@@ -167,7 +169,7 @@ async def test_a_cancelled_statement_kills_its_job(jobs: Jobs) -> None:
         assert (await rig.ask("POST", target))[0] == 405
 
 
-async def test_one_runs_and_ten_wait_and_the_next_is_refused(jobs: Jobs) -> None:
+async def test_one_statement_runs_ten_wait_and_the_next_is_refused(jobs: Jobs) -> None:
     async with rigged() as (_, rig):
         begun = [await post(rig, MERGE) for _ in range(1 + table_statements.WAITING_MAX)]
         assert len(jobs.ran) == 1
@@ -198,13 +200,13 @@ async def test_other_statements_go_to_trino(jobs: Jobs, text: str, headers: dict
         assert jobs.ran == []
 
 
-async def test_without_the_option_trino_gets_all(jobs: Jobs) -> None:
+async def test_trino_gets_all_statements_if_the_option_is_off(jobs: Jobs) -> None:
     async with rigged(maintenance=0) as (trino, rig):
         await post(rig, MERGE)
         assert trino.asked == [MERGE]
 
 
-async def test_mistakes_and_transactions_are_refused_before_trino_is_asked(jobs: Jobs) -> None:
+async def test_syntax_errors_and_transactions_are_refused_before_trino_is_asked(jobs: Jobs) -> None:
     async with rigged() as (trino, rig):
         assert (await post(rig, f"{MERGE} NOW"))["error"]["errorName"] == "SYNTAX_ERROR"
         refused = await post(rig, MERGE, **{"X-Trino-Transaction-Id": "4711"})

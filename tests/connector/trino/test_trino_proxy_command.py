@@ -1,4 +1,4 @@
-"""`seamark trino-proxy`: what it refuses, and how it begins and ends."""
+"""`seamark trino-proxy`: the options that it refuses, its start and its end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_invalid_options_end_the_command_with_exit_code_2(arguments: list[str], 
     assert told in " ".join(done.output.split())
 
 
-def test_it_says_where_it_listens_and_ends_when_told(tmp_path: Path) -> None:
+def test_proxy_prints_its_address_and_ends_at_sigterm(tmp_path: Path) -> None:
     with trino_proxy(tmp_path, "--trino", nowhere(), seamark=nowhere()) as proxy:
         with urllib.request.urlopen(f"{proxy.url}/seamark/healthz", timeout=60) as answer:
             assert answer.status == 200
@@ -49,7 +49,7 @@ def test_it_says_where_it_listens_and_ends_when_told(tmp_path: Path) -> None:
     assert "ready" not in printed
 
 
-def test_a_server_that_is_no_trino_is_not_said_to_be_ready(tmp_path: Path) -> None:
+def test_proxy_reports_a_server_that_is_not_trino(tmp_path: Path) -> None:
     class Quiet(SimpleHTTPRequestHandler):
         def log_message(self, format: str, *given: object) -> None:
             pass
@@ -64,7 +64,7 @@ def test_a_server_that_is_no_trino_is_not_said_to_be_ready(tmp_path: Path) -> No
     assert f"and what answers at {url} is no Trino" in printed
 
 
-def test_an_address_that_is_taken_is_named(tmp_path: Path) -> None:
+def test_error_of_a_used_port_names_the_address(tmp_path: Path) -> None:
     with trino_proxy(tmp_path, "--trino", nowhere(), seamark=nowhere()) as proxy:
         arguments = ["--trino", nowhere(), "--catalog", "x", "--url", nowhere(), "--port", str(proxy.port)]
         done = CliRunner().invoke(cli, ["trino-proxy", *arguments])

@@ -1,4 +1,4 @@
-"""A statement may wait in Trino's queue for longer than its plans' leases, as long as its client waits, too."""
+"""A statement can wait in Trino's queue for longer than the leases of its plans, while its client waits, too."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SLOW = RewriteLimits(budget_s=10)
 PLANS = [(("db", "t"), 5)]
 
 
-def test_plans_are_renewed_for_who_asks_how_far_a_statement_in_the_queue_is() -> None:
+def test_plans_are_renewed_by_status_requests_of_a_queued_statement() -> None:
     made = QueuedStatements(lease_s=0)
     assert made.plans_to_renew("/v1/statement/queued/q1/slug/1") == ()
     made.add("/v1/statement/queued/q1/slug/1", PLANS, time.monotonic())
@@ -33,17 +33,17 @@ def test_plans_are_renewed_for_who_asks_how_far_a_statement_in_the_queue_is() ->
         assert made.plans_to_renew(f"/v1/statement/{target}") == ()
 
 
-def test_plans_are_not_renewed_each_time() -> None:
+def test_plans_are_renewed_only_after_a_part_of_their_lease() -> None:
     made = QueuedStatements(lease_s=1000)
     made.add("/v1/statement/queued/q1/slug/1", PLANS, time.monotonic())
     assert made.plans_to_renew("/v1/statement/queued/q1/slug/2") == ()
-    # But at once, where the coordinator has taken long to answer.
+    # If the coordinator was slow to answer, the next request renews the plans at once.
     made.add("/v1/statement/queued/q1/slug/1", PLANS, time.monotonic() - 300)
     assert made.plans_to_renew("/v1/statement/queued/q1/slug/2") == PLANS
     assert made.plans_to_renew("/v1/statement/queued/q1/slug/3") == ()
 
 
-def test_no_more_is_remembered_than_there_is_room_for() -> None:
+def test_number_of_remembered_statements_is_bounded() -> None:
     made = QueuedStatements(lease_s=0)
     for number in range(100_000):
         made.add(f"/v1/statement/queued/q{number}/slug/1", PLANS, time.monotonic())
@@ -53,7 +53,10 @@ def test_no_more_is_remembered_than_there_is_room_for() -> None:
 
 
 async def fetch(trino: Trino, several: bool, slow_stage: str) -> list[str]:
-    """Return the plans that were renewed until there were rows, where each page of one stage takes ten seconds."""
+    """Return the plans that were renewed until the first rows.
+
+    Each page of `slow_stage` takes ten seconds.
+    """
     now_s = time.monotonic()
     async with (
         AsyncExitStack() as stack,
@@ -82,19 +85,19 @@ async def fetch(trino: Trino, several: bool, slow_stage: str) -> list[str]:
     return [path for path, _ in seamark.renewed]
 
 
-async def test_the_proxy_renews_what_a_statement_in_the_queue_will_read() -> None:
+async def test_proxy_renews_the_plans_of_a_queued_statement() -> None:
     async with fake_trino(lambda _: [*[QUEUED] * 8, ROWS, END]) as trino:
         for several in (False, True):
             renewed = await fetch(trino, several, "queued")
             assert set(renewed) == {"db/t"}
 
 
-async def test_the_plans_of_a_statement_that_runs_are_not_renewed() -> None:
+async def test_plans_of_a_running_statement_are_not_renewed() -> None:
     async with fake_trino(lambda _: [QUEUED, *[ROWS] * 8, END]) as trino:
         assert await fetch(trino, False, "executing") == []
 
 
-async def test_a_server_that_is_gone_is_no_failure_of_what_waits() -> None:
+async def test_unreachable_seamark_does_not_fail_a_waiting_statement() -> None:
     async with AsyncExitStack() as there, fake_trino(lambda _: [*[QUEUED] * 3, ROWS, END]) as trino:
         seamark = await there.enter_async_context(fake_seamark())
         async with proxied(trino.url, seamark=seamark.url, lease_s=1, hold_s=0, rules=False, limits=SLOW) as rig:

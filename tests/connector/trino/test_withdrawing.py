@@ -1,4 +1,4 @@
-"""Plans are shown for as long as a statement needs them, and no statement loses one that it has taken."""
+"""Plans are visible as long as a statement needs them, and no statement loses a plan that it has taken."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T, U = ("db", "t"), ("db", "u")
 
 
 class Catalog:
-    """Which plans it shows."""
+    """A catalog that records its visible plans."""
 
     def __init__(self) -> None:
         self.shown: set[tuple[Name, int]] = set()
@@ -52,7 +52,7 @@ def note(catalog: Catalog, made: PlanWithdrawal, *plans: tuple[Name, int]) -> No
         made.note(plan, time.monotonic())
 
 
-async def test_plans_are_withdrawn_once_no_statement_needs_them_one_request_for_each_table() -> None:
+async def test_unneeded_plans_are_withdrawn_with_one_request_for_each_table() -> None:
     async with withdrawing() as (catalog, made):
         plans = [(T, 1), (T, 2), (U, 3)]
         note(catalog, made, *plans)
@@ -65,13 +65,13 @@ async def test_plans_are_withdrawn_once_no_statement_needs_them_one_request_for_
         await until(lambda: not catalog.shown)
 
 
-async def test_plans_that_were_answered_and_not_used_are_withdrawn_too() -> None:
+async def test_plans_that_no_statement_used_are_withdrawn() -> None:
     async with withdrawing() as (catalog, made):
         note(catalog, made, (T, 1))
         await until(lambda: not catalog.shown)
 
 
-async def test_a_plan_that_is_taken_while_it_is_withdrawn_is_leased_again_afterwards() -> None:
+async def test_plan_that_is_taken_during_its_withdrawal_is_leased_again() -> None:
     async with withdrawing() as (catalog, made):
         catalog.wait_s = 0.5
         note(catalog, made, (T, 1))
@@ -83,7 +83,7 @@ async def test_a_plan_that_is_taken_while_it_is_withdrawn_is_leased_again_afterw
         assert catalog.shown == {(T, 1)}
 
 
-async def test_an_answer_that_is_older_than_the_withdrawal_is_leased_again() -> None:
+async def test_plan_from_before_its_withdrawal_is_leased_again() -> None:
     async with withdrawing() as (catalog, made):
         asked_s = time.monotonic()
         note(catalog, made, (T, 1))
@@ -93,7 +93,7 @@ async def test_an_answer_that_is_older_than_the_withdrawal_is_leased_again() -> 
         assert catalog.shown == {(T, 1)}
 
 
-async def test_a_plan_that_does_not_come_back_is_an_error_of_who_takes_it() -> None:
+async def test_failed_lease_is_raised_to_the_statement_that_takes_the_plan() -> None:
     async with withdrawing() as (catalog, made):
         catalog.fails = True
         with pytest.raises(ClientError):
@@ -101,7 +101,7 @@ async def test_a_plan_that_does_not_come_back_is_an_error_of_who_takes_it() -> N
         catalog.fails = False
 
 
-async def test_all_are_withdrawn_at_the_end_and_a_server_that_is_gone_is_no_failure() -> None:
+async def test_all_plans_are_withdrawn_at_the_end_even_if_the_server_fails() -> None:
     for fails in (False, True):
         async with withdrawing(600.0) as (catalog, made):
             note(catalog, made, (T, 1), (U, 2))
@@ -110,7 +110,7 @@ async def test_all_are_withdrawn_at_the_end_and_a_server_that_is_gone_is_no_fail
         assert bool(catalog.shown) == fails
 
 
-async def test_those_that_no_statement_needs_are_withdrawn_at_once_for_who_lists_snapshots() -> None:
+async def test_flush_withdraws_unneeded_plans_at_once() -> None:
     async with withdrawing(600.0) as (catalog, made):
         note(catalog, made, (T, 1), (T, 2))
         await made.take([(T, 1)])
@@ -118,7 +118,7 @@ async def test_those_that_no_statement_needs_are_withdrawn_at_once_for_who_lists
         assert catalog.shown == {(T, 1)}
 
 
-async def test_what_trino_may_not_have_analysed_is_left_to_its_lease() -> None:
+async def test_plan_that_trino_may_not_have_analysed_is_left_to_its_lease() -> None:
     async with withdrawing() as (catalog, made):
         note(catalog, made, (T, 1))
         await made.take([(T, 1)])
@@ -127,7 +127,7 @@ async def test_what_trino_may_not_have_analysed_is_left_to_its_lease() -> None:
     assert catalog.shown == {(T, 1)}
 
 
-async def test_a_client_that_leaves_while_its_plans_come_back_keeps_none() -> None:
+async def test_client_that_disconnects_during_a_lease_keeps_no_plan() -> None:
     async with withdrawing() as (catalog, made):
         catalog.wait_s = 0.5
         note(catalog, made, (T, 1))

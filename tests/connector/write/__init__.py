@@ -1,1 +1,1 @@
-"""Writers: appends, upserts, deletes, buckets, clustering."""
+"""Tests of the writers: appends, upserts, deletes, buckets, clustering."""

@@ -1,4 +1,4 @@
-"""Rows written from plain Python and committed through a real server, as PyIceberg and the catalog see them."""
+"""Rows that plain Python appends through a server, as PyIceberg and the catalog read them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def seen(client: IndexClient, name: str = "db.t") -> dict[str | None, list[int]]
     return found
 
 
-def test_appended_rows_are_in_the_table_with_their_indexes(client: IndexClient, served: Served) -> None:
+def test_appended_rows_are_in_the_table_and_its_indexes(client: IndexClient, served: Served) -> None:
     answer = append(client, "db.t", [rows(1, 2), rows(3, land=None)], summary={"job": "nightly"})
     assert answer is not None
     assert answer["operation"] == "append"
@@ -71,10 +71,10 @@ def test_appended_rows_are_in_the_table_with_their_indexes(client: IndexClient, 
     assert client.explain("db.t", "land = 'de' AND id = 2", files=True).files == 1
 
 
-def test_more_index_files_than_a_commit_may_bring_fail_no_append(
+def test_append_with_too_many_index_files_succeeds_with_fewer(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limit = 40  # for both sides, instead of a thousand
+    limit = 40  # The limit of both sides is a thousand otherwise.
     for where in ("seamark.connector.write.table_writer", "seamark.metaserver.commit.change_requests.change"):
         monkeypatch.setattr(f"{where}.INDEX_FILES_MAX", limit)
     into = open_destination(client, "db.t")
@@ -84,30 +84,30 @@ def test_more_index_files_than_a_commit_may_bring_fail_no_append(
     into.commit(client, written)
     assert seen(client) == {"de": list(range(tasks))}
     puffins = [one for one in served.written_files() if one.suffix == ".puffin"]
-    assert len(puffins) == limit, "those that no commit names are deleted"
+    assert len(puffins) == limit, "index files that no commit names are deleted"
     told = client.indexes("db.t")
     assert sum(one.files for one in told) == limit
     assert sum(one.lag_files for one in told) == tasks * len(INDEXED) - limit
 
 
-def test_appends_that_meet_are_all_there(client: IndexClient) -> None:
+def test_appends_to_the_same_table_all_succeed(client: IndexClient) -> None:
     for one in range(5):
         append(client, "db.b", rows(one, one + 100))
     assert seen(client, "db.b") == {"de": [*range(5), *range(100, 105)]}
 
 
-def test_nothing_is_committed_for_no_rows(client: IndexClient, served: Served) -> None:
+def test_append_of_no_rows_commits_nothing(client: IndexClient, served: Served) -> None:
     assert append(client, "db.t", rows()) is None
     assert overwrite_partitions(client, "db.t", []) is None
     assert seen(client) == {}
     assert served.written_files() == set()
 
 
-def test_a_producers_sequence_is_in_the_table_once(client: IndexClient, served: Served) -> None:
+def test_append_with_a_repeated_producer_sequence_is_committed_once(client: IndexClient, served: Served) -> None:
     first = append(client, "db.t", rows(1), producer=("job", 1))
     before = served.written_files()
     again = append(client, "db.t", rows(1), producer=("job", 1))
-    assert served.written_files() == before, "of the second write no file is left"
+    assert served.written_files() == before, "the repeated write leaves no file"
     assert first is not None
     assert again is not None
     assert (first["duplicate"], again["duplicate"]) == (False, True)
@@ -116,7 +116,7 @@ def test_a_producers_sequence_is_in_the_table_once(client: IndexClient, served: 
     assert seen(client) == {"de": [1, 2]}
 
 
-def test_files_of_a_commit_whose_first_answer_was_lost_are_kept(
+def test_files_of_a_commit_with_a_lost_answer_are_kept(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit = CommitClient.commit
@@ -133,7 +133,7 @@ def test_files_of_a_commit_whose_first_answer_was_lost_are_kept(
     assert len(served.written_files()) == 4
 
 
-def test_partitions_that_rows_are_of_are_replaced(client: IndexClient) -> None:
+def test_overwrite_replaces_exactly_the_partitions_of_its_rows(client: IndexClient) -> None:
     append(client, "db.t", [rows(1, 2), rows(3, land="fr"), rows(4, land=None)])
     answer = overwrite_partitions(client, "db.t", [rows(7), rows(8, land=None)])
     assert answer is not None
@@ -142,7 +142,7 @@ def test_partitions_that_rows_are_of_are_replaced(client: IndexClient) -> None:
 
 
 @pytest.mark.parametrize("where", ["land = 'de'", {"type": "eq", "term": "land", "value": "de"}])
-def test_an_overwrite_replaces_the_rows_that_its_predicate_matches(client: IndexClient, where: Any) -> None:
+def test_overwrite_replaces_the_rows_that_its_predicate_matches(client: IndexClient, where: Any) -> None:
     append(client, "db.t", [rows(1, 2), rows(3, land="fr")])
     overwrite(client, "db.t", rows(9), where=where)
     assert seen(client) == {"de": [9], "fr": [3]}
@@ -152,9 +152,7 @@ def test_an_overwrite_replaces_the_rows_that_its_predicate_matches(client: Index
     assert seen(client) == {"it": [5]}
 
 
-def test_a_predicate_that_cuts_a_file_is_refused_and_what_was_written_is_gone(
-    client: IndexClient, served: Served
-) -> None:
+def test_overwrite_that_splits_a_file_is_refused_and_leaves_no_file(client: IndexClient, served: Served) -> None:
     append(client, "db.t", rows(1, 2))
     before = served.written_files()
     with pytest.raises(BadRequest):
@@ -166,10 +164,11 @@ def test_a_predicate_that_cuts_a_file_is_refused_and_what_was_written_is_gone(
 
 
 @pytest.mark.parametrize("where", ["f < 0.1", "f > 0.1", "f = 0.1"])
-def test_an_overwrite_is_of_what_its_predicate_says_and_never_of_more(client: IndexClient, where: str) -> None:
+def test_overwrite_with_an_inexact_literal_is_refused(client: IndexClient, where: str) -> None:
     with catalog_at(client.url) as catalog:
         catalog.create_table("db.f", Schema(NestedField(1, "f", FloatType(), required=False)))
-    stored = pa.table({"f": pa.array([0.1], pa.float32())})  # none of these is true of it: its value is no 0.1
+    # No predicate is true for it: as a float, its value is not 0.1.
+    stored = pa.table({"f": pa.array([0.1], pa.float32())})
     append(client, "db.f", stored)
     with pytest.raises(BadRequest, match="a literal that its column cannot hold"):
         overwrite(client, "db.f", stored.slice(0, 0), where=where)
@@ -186,14 +185,14 @@ def test_an_overwrite_is_of_what_its_predicate_says_and_never_of_more(client: In
     ],
 )
 @pytest.mark.parametrize("producer", [None, ("p", 1)])
-def test_a_refusal_deletes_no_file_that_an_earlier_sending_may_have_committed(
+def test_refused_commit_keeps_files_that_an_earlier_request_may_have_committed(
     client: IndexClient,
     served: Served,
     monkeypatch: pytest.MonkeyPatch,
     answers: list[tuple[int, str]],
     producer: tuple[str, int] | None,
 ) -> None:
-    """A proxy's 503 may be about a request that it had sent on; a file that is live already is somebody's."""
+    """A proxy may answer 503 although it has forwarded the request. A file that is already live may be in use."""
     left, real = list(answers), IndexClient._request
 
     def request(self: IndexClient, method: str, path: str, *given: Any, **more: Any) -> bytes:
@@ -208,14 +207,14 @@ def test_a_refusal_deletes_no_file_that_an_earlier_sending_may_have_committed(
     assert len(served.written_files()) == 4
 
 
-def test_rows_that_do_not_fit_change_nothing(client: IndexClient, served: Served) -> None:
+def test_invalid_rows_change_nothing(client: IndexClient, served: Served) -> None:
     with pytest.raises(Unwritable, match="column id is required"):
         append(client, "db.t", [rows(1), pa.table({"id": pa.array([None], pa.int64())})])
     assert served.written_files() == set()
     assert seen(client) == {}
 
 
-def test_an_overwrite_that_was_overtaken_is_refused_and_what_it_wrote_is_gone(
+def test_conflicting_overwrite_is_refused_and_leaves_no_file(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append(client, "db.t", rows(1))
@@ -239,7 +238,7 @@ def test_an_overwrite_that_was_overtaken_is_refused_and_what_it_wrote_is_gone(
 
 
 @pytest.mark.parametrize("error", [Unreachable("cut off"), ServerFailed("?", status=500)])
-def test_files_whose_commit_is_in_doubt_are_kept(
+def test_files_of_a_commit_with_an_unknown_outcome_are_kept(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     commit = CommitClient.commit
@@ -255,7 +254,7 @@ def test_files_whose_commit_is_in_doubt_are_kept(
     assert len(served.written_files()) == 4
 
 
-def test_rows_go_to_a_branch(client: IndexClient) -> None:
+def test_rows_are_appended_to_a_branch(client: IndexClient) -> None:
     append(client, "db.t", rows(1))
     with catalog_at(client.url) as catalog:
         table = catalog.load_table("db.t")
@@ -272,7 +271,9 @@ def test_rows_go_to_a_branch(client: IndexClient) -> None:
         assert table.scan(snapshot_id=branch.snapshot_id).to_arrow()["id"].to_pylist() == [3]
 
 
-def test_a_table_that_took_the_name_since_is_left_alone(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_append_is_refused_if_another_table_has_taken_the_name(
+    client: IndexClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     commit = CommitClient.commit
 
     def replaced(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:

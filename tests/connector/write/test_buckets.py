@@ -1,4 +1,4 @@
-"""Sizes of buckets and advice, and what a resize makes of a partition spec; the command that tells and does both."""
+"""Bucket sizes and advice, the partition spec after a resize, and the command for both."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.commands import invoke_seamark
 
 
 def bucket(count: int, key: int) -> int:
-    """By PyIceberg."""
+    """Return the bucket of the key, computed by PyIceberg."""
     return int(BucketTransform(count).transform(LongType())(key) or 0)
 
 
@@ -36,7 +36,7 @@ def loaded(client: IndexClient) -> dict[str, Any]:
 
 
 def fields(client: IndexClient) -> list[tuple[str, str, int]]:
-    """Of the spec in force: (name, transform, field id)."""
+    """Return (name, transform, field id) of each field in the default spec."""
     metadata = loaded(client)
     spec = next(one for one in metadata["partition-specs"] if one["spec-id"] == metadata["default-spec-id"])
     return [(one["name"], one["transform"], one["field-id"]) for one in spec["fields"]]
@@ -48,7 +48,7 @@ def update(client: IndexClient, *updates: dict[str, Any]) -> None:
 
 
 def set_spec(client: IndexClient, *parts: tuple[str, str, int]) -> None:
-    """Of (name, transform, source id)."""
+    """Set a default spec with fields of (name, transform, source id)."""
     made = [{"name": name, "transform": transform, "source-id": source} for name, transform, source in parts]
     spec = {"action": "add-spec", "spec": {"spec-id": 0, "fields": made}}
     update(client, spec, {"action": "set-default-spec", "spec-id": -1})
@@ -57,7 +57,7 @@ def set_spec(client: IndexClient, *parts: tuple[str, str, int]) -> None:
 # Sizes
 
 
-def test_each_bucket_is_told_with_its_files_rows_and_bytes(client: IndexClient) -> None:
+def test_bucket_sizes_have_the_files_rows_and_bytes_of_each_bucket(client: IndexClient) -> None:
     create(client, spec=[("bucket[4]", 1)])
     for start in (0, 100):
         append(client, "db.t", ids(list(range(start, start + 100))))
@@ -71,9 +71,9 @@ def test_each_bucket_is_told_with_its_files_rows_and_bytes(client: IndexClient) 
     assert (found.shared_files, found.shared_bytes) == (0, 0)
 
 
-def test_files_of_fewer_buckets_count_in_each_that_may_hold_their_rows(client: IndexClient) -> None:
+def test_files_of_fewer_buckets_count_in_every_bucket_that_may_have_their_rows(client: IndexClient) -> None:
     create(client)
-    append(client, "db.t", ids([1]))  # in no bucket
+    append(client, "db.t", ids([1]))  # This file is in no bucket.
     set_spec(client, ("b", "bucket[2]", 1))
     key = next(one for one in range(100) if bucket(2, one) == 1)
     append(client, "db.t", ids([key] * 8))
@@ -82,7 +82,7 @@ def test_files_of_fewer_buckets_count_in_each_that_may_hold_their_rows(client: I
     append(client, "db.t", ids([fine] * 5))
     (found,) = bucket_sizes(client, "db.t")
     assert found.files.tolist() == [1, 2, 1, 3]
-    assert found.rows.tolist() == [1, 4, 0, 9]  # one of four buckets has the row, no matter which
+    assert found.rows.tolist() == [1, 4, 0, 9]  # The row of the unbucketed file counts in one bucket, no matter which.
     assert found.shared_files == 2
     sizes = {one["spec_id"]: one["file_size_in_bytes"] for one in client.files("db.t").to_pylist()}
     assert found.shared_bytes == sizes[0] + sizes[1]
@@ -92,7 +92,7 @@ def test_files_of_fewer_buckets_count_in_each_that_may_hold_their_rows(client: I
     assert (coarse.buckets, coarse.files.tolist(), coarse.shared_files) == (2, [1, 3], 1)
 
 
-def test_more_buckets_than_any_memory_holds_are_refused_by_their_number(client: IndexClient) -> None:
+def test_bucket_sizes_for_too_many_buckets_are_refused(client: IndexClient) -> None:
     create(client, spec=[("bucket[1048576]", 1)])
     append(client, "db.t", ids([1, 2]))
     (found,) = bucket_sizes(client, "db.t")
@@ -102,18 +102,18 @@ def test_more_buckets_than_any_memory_holds_are_refused_by_their_number(client: 
         bucket_sizes(client, "db.t")
 
 
-def test_the_advice_is_the_doubling_at_which_a_bucket_is_about_as_large_as_wanted(client: IndexClient) -> None:
+def test_advised_bucket_count_is_the_doubling_nearest_to_the_target_size(client: IndexClient) -> None:
     create(client, spec=[("bucket[4]", 1)])
     append(client, "db.t", ids(list(range(1000))))
     total = int(bucket_sizes(client, "db.t")[0].bytes.sum())
     for share, advice in ((1, 4), (4, 4), (5, 4), (6, 8), (11, 8), (12, 16), (64, 64), (100, 128)):
         (found,) = bucket_sizes(client, "db.t", target_bytes=total // share)
-        assert found.advice == advice, f"buckets of a {share}th of the table"
+        assert found.advice == advice, f"the target is a {share}th of the table"
     with pytest.raises(ValueError, match="target_bytes is 0"):
         bucket_sizes(client, "db.t", target_bytes=0)
 
 
-def test_buckets_of_partitions_are_measured_within_the_partition_where_the_middle_byte_lies(
+def test_bucket_sizes_are_advised_for_the_partition_with_the_median_byte(
     client: IndexClient,
 ) -> None:
     create(client, spec=[("identity", 2), ("bucket[2]", 1)])
@@ -130,7 +130,7 @@ def test_buckets_of_partitions_are_measured_within_the_partition_where_the_middl
     assert bucket_sizes(client, "db.t", target_bytes=by_land["de"] // 2)[0].advice == 2
 
 
-def test_a_table_without_rows_or_without_buckets_has_nothing_to_measure(client: IndexClient) -> None:
+def test_bucket_sizes_are_empty_without_rows_or_buckets(client: IndexClient) -> None:
     create(client, spec=[("bucket[4]", 1), ("bucket[2]", 2)])
     found = bucket_sizes(client, "db.t")
     assert [(one.column, one.buckets, one.advice, one.skew) for one in found] == [
@@ -138,7 +138,7 @@ def test_a_table_without_rows_or_without_buckets_has_nothing_to_measure(client: 
         ("land", 2, 2, 1.0),
     ]
     append(client, "db.t", rows((1, None)))
-    assert [one.rows.sum() for one in bucket_sizes(client, "db.t")] == [1, 0]  # null is in no bucket
+    assert [one.rows.sum() for one in bucket_sizes(client, "db.t")] == [1, 0]  # Null is in no bucket.
     create(client, "plain", spec=[("truncate[4]", 1)])
     assert bucket_sizes(client, "db.plain") == []
 
@@ -146,7 +146,7 @@ def test_a_table_without_rows_or_without_buckets_has_nothing_to_measure(client: 
 # Resize
 
 
-def test_a_resize_changes_one_field_of_the_spec_and_nothing_else(client: IndexClient) -> None:
+def test_resize_changes_one_field_of_the_spec_and_nothing_else(client: IndexClient) -> None:
     create(client, spec=[("identity", 2), ("bucket[8]", 1), ("truncate[2]", 4)])
     append(client, "db.t", ids([1, 2, 3], "de"))
     before = loaded(client)
@@ -162,15 +162,15 @@ def test_a_resize_changes_one_field_of_the_spec_and_nothing_else(client: IndexCl
     assert held(client) == [(1, "de", None, None), (2, "de", None, None), (3, "de", None, None)]
 
 
-def test_a_resize_that_is_done_already_changes_nothing(client: IndexClient) -> None:
+def test_repeated_resize_changes_nothing(client: IndexClient) -> None:
     create(client, spec=[("bucket[8]", 1)])
-    resize(client, "db.t", buckets=64)  # three doublings in one
+    resize(client, "db.t", buckets=64)  # A resize can double the buckets several times.
     location = loaded(client)
     assert resize(client, "db.t", buckets=64) == ResizeResult("id", 64, 64, 1)
     assert loaded(client) == location
 
 
-def test_buckets_that_a_table_had_once_are_the_same_field_again(client: IndexClient) -> None:
+def test_resize_to_an_earlier_bucket_count_reuses_its_field(client: IndexClient) -> None:
     create(client, spec=[("bucket[8]", 1)])
     resize(client, "db.t", buckets=16)
     resize(client, "db.t", buckets=32)
@@ -180,7 +180,7 @@ def test_buckets_that_a_table_had_once_are_the_same_field_again(client: IndexCli
     assert fields(client) == [("id_bucket_16", "bucket[16]", 1001)]
 
 
-def test_no_name_of_a_field_is_given_to_another_one(client: IndexClient) -> None:
+def test_resize_gives_the_new_field_an_unused_name(client: IndexClient) -> None:
     create(client, spec=[("bucket[2]", 1)])
     update(
         client,
@@ -202,7 +202,7 @@ def test_no_name_of_a_field_is_given_to_another_one(client: IndexClient) -> None
     assert [one[:2] for one in fields(client)] == [("id_bucket_4_2", "bucket[4]"), ("id_bucket_4_3", "bucket[4]")]
 
 
-def test_version_1_keeps_the_old_field_in_its_place_as_nothing(client: IndexClient) -> None:
+def test_resize_of_version_1_keeps_the_old_field_as_void(client: IndexClient) -> None:
     create(client, version=1, spec=[("bucket[2]", 1), ("identity", 2)])
     append(client, "db.t", ids([1, 2, 3], "de"))
     resize(client, "db.t", buckets=4)
@@ -226,7 +226,7 @@ def test_version_1_keeps_the_old_field_in_its_place_as_nothing(client: IndexClie
     assert found.shared_files == len({bucket(2, key) for key in (1, 2, 3)}) + len({bucket(4, key) for key in (4, 5, 6)})
 
 
-def test_a_number_that_no_doubling_leads_to_is_refused(client: IndexClient) -> None:
+def test_resize_to_a_count_that_is_no_doubling_is_refused(client: IndexClient) -> None:
     create(client, spec=[("bucket[8]", 1)])
     cases: list[tuple[int, str]] = [
         (4, "8 buckets, and 4 are fewer: the number of buckets can only grow"),
@@ -243,7 +243,7 @@ def test_a_number_that_no_doubling_leads_to_is_refused(client: IndexClient) -> N
         assert fields(client) == [("p0", "bucket[8]", 1000)], wanted
 
 
-def test_a_resize_names_the_column_where_several_have_buckets(client: IndexClient) -> None:
+def test_resize_requires_a_column_if_several_have_buckets(client: IndexClient) -> None:
     create(client, spec=[("bucket[8]", 1), ("bucket[4]", 2)])
     with pytest.raises(BadRequest, match="buckets of id, land; give the column"):
         resize(client, "db.t", buckets=16)
@@ -258,7 +258,7 @@ def test_a_resize_names_the_column_where_several_have_buckets(client: IndexClien
         resize(client, "db.nope", buckets=16)
 
 
-def test_a_resize_is_tried_again_where_others_change_the_spec(
+def test_resize_is_repeated_after_a_concurrent_change_of_the_spec(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client, spec=[("bucket[8]", 1)])
@@ -278,7 +278,7 @@ def test_a_resize_is_tried_again_where_others_change_the_spec(
     assert [one[0] for one in fields(client)] == ["note", "id_bucket_16"]
 
 
-def test_who_is_always_overtaken_gives_up(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resize_gives_up_after_repeated_conflicts(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
     create(client, spec=[("bucket[8]", 1)])
 
     def refused(*_: object) -> None:
@@ -290,7 +290,7 @@ def test_who_is_always_overtaken_gives_up(client: IndexClient, monkeypatch: pyte
         resize(client, "db.t", buckets=16)
 
 
-def test_of_several_who_double_at_once_each_gets_the_same_buckets(client: IndexClient) -> None:
+def test_concurrent_resizes_to_the_same_count_make_one_spec(client: IndexClient) -> None:
     create(client, spec=[("bucket[8]", 1)])
     with ThreadPoolExecutor(6) as pool:
         done = [pool.submit(resize, IndexClient(client.url), "db.t", buckets=16) for _ in range(6)]
@@ -298,12 +298,12 @@ def test_of_several_who_double_at_once_each_gets_the_same_buckets(client: IndexC
     assert len(loaded(client)["partition-specs"]) == 2
 
 
-def test_a_key_is_looked_for_in_its_old_bucket_and_its_new_one(client: IndexClient) -> None:
+def test_plan_of_a_key_reads_its_old_bucket_and_its_new_one(client: IndexClient) -> None:
     create(client, spec=[("bucket[8]", 1)])
     append(client, "db.t", ids(list(range(400))))
     for count in (16, 32, 64):
         resize(client, "db.t", buckets=count)
-    # Every other one, so that old files keep rows and stay.
+    # Only every other key is upserted, so that old files keep rows and stay.
     upsert(client, "db.t", ids(list(range(1, 2000, 2)), "new"), keys=["id"], mode="merge-on-read")
     kept = client.explain("db.t", "id = 7", files=True).kept
     assert kept is not None
@@ -319,7 +319,7 @@ def seamark(client: IndexClient, *arguments: str) -> tuple[int, str]:
     return invoke_seamark("buckets", *arguments, url=client.url)
 
 
-def test_the_command_shows_advises_and_resizes(client: IndexClient) -> None:
+def test_buckets_command_shows_advises_and_resizes(client: IndexClient) -> None:
     create(client, spec=[("bucket[4]", 1)])
     append(client, "db.t", ids(list(range(1000))))
     code, text = seamark(client, "db.t")
@@ -333,12 +333,12 @@ def test_the_command_shows_advises_and_resizes(client: IndexClient) -> None:
     assert (code, "id: 8 buckets from now on, as before" in text) == (0, True), text
     assert "4 files (" in seamark(client, "db.t")[1]
     _, text = seamark(client, "db.t", "--json")
-    (told,) = json.loads(text[text.index("\n[\n") :])  # logs share the output
+    (told,) = json.loads(text[text.index("\n[\n") :])  # Logs are part of the output.
     assert (told["buckets"], told["advice"], len(told["sizes"]), told["shared-files"]) == (8, 8, 8, 4)
     assert sum(one["rows"] for one in told["sizes"]) == 1000
 
 
-def test_errors_of_the_buckets_command_are_one_line(client: IndexClient) -> None:
+def test_buckets_command_reports_each_error_in_one_line(client: IndexClient) -> None:
     create(client, spec=[("bucket[8]", 1)])
     create(client, "plain")
     cases: list[tuple[tuple[str, ...], int, str]] = [

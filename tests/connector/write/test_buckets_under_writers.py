@@ -1,5 +1,8 @@
-"""Buckets doubled while writers go on: no commit fails or is done anew for it, and every snapshot is as a plain dict
-has it, by our reader and by PyIceberg. The model knows rows and nothing of buckets."""
+"""The number of buckets doubles while writers commit.
+
+No commit fails or is repeated because of it. Every snapshot matches a plain dict, by Seamark's reader and
+by PyIceberg. The dict knows rows and no buckets.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ DOUBLINGS = (16, 32, 64)
 
 @dataclass
 class Taken:
-    """A step that was committed; the spec in force before and after it."""
+    """A committed step, with the default spec before and after it."""
 
     step: Step
     attempts: int
@@ -46,7 +49,7 @@ class Taken:
 
 @dataclass
 class Writers:
-    """What they have in common: numbers of steps, what was taken, and when to stop."""
+    """The shared state of the writers: step numbers, committed steps, and the signal to stop."""
 
     url: str
     spec_id: int = 0
@@ -56,7 +59,7 @@ class Writers:
     _lock: Lock = field(default_factory=Lock)
 
     def run(self, made: Callable[[int], Step], write: Callable[[IndexClient, Step], Report | None]) -> int:
-        """Run one writer until it is told to stop; return its number of steps."""
+        """Run one writer until it must stop. Return its number of steps."""
         client, count = IndexClient(self.url), 0
         try:
             while not self.stop.is_set():
@@ -69,11 +72,11 @@ class Writers:
                 count += 1
         finally:
             client.close()
-            self.stop.set()  # who fails ends the others, too
+            self.stop.set()  # A failed writer stops the others, too.
         return count
 
     def wait_for(self, more: int) -> None:
-        """Until so many more steps are taken."""
+        """Wait until `more` further steps are committed."""
         until = len(self.taken) + more
         for _ in range(6000):
             if len(self.taken) >= until or self.stop.is_set():
@@ -82,7 +85,7 @@ class Writers:
         raise AssertionError("the writers stand still")
 
     def wait_for_both(self, steps: int) -> None:
-        """Until there are so many steps of either writer."""
+        """Wait until each of the two writers has committed `steps` steps."""
 
         def taken() -> bool:
             appends = sum(one.step.kind == "append" for one in list(self.taken.values()))
@@ -96,7 +99,7 @@ def row(rng: random.Random, key: int, number: int) -> dict[str, Any]:
 
 
 def changing(seed: int, mode: str) -> tuple[Callable[[int], Step], Callable[[IndexClient, Step], Report]]:
-    """Upserts of some of 300 keys, whole rows or one column."""
+    """Return a writer that upserts some of 300 keys, whole rows or one column."""
     rng = random.Random(seed)
 
     def made(number: int) -> Step:
@@ -113,7 +116,7 @@ def changing(seed: int, mode: str) -> tuple[Callable[[int], Step], Callable[[Ind
 
 
 def adding(seed: int) -> tuple[Callable[[int], Step], Callable[[IndexClient, Step], None]]:
-    """Append of keys that nobody else has."""
+    """Return a writer that appends keys that no other writer uses."""
     rng, fresh = random.Random(seed), itertools.count(10_000)
 
     def made(number: int) -> Step:
@@ -126,7 +129,7 @@ def adding(seed: int) -> tuple[Callable[[int], Step], Callable[[IndexClient, Ste
 
 
 def double(client: IndexClient, writers: Writers) -> None:
-    """Three times, with the writers at work before, between and after."""
+    """Double the buckets three times; the writers commit before, between and after."""
     writers.wait_for(4)
     for count in DOUBLINGS:
         writers.spec_id = resize(client, "db.t", buckets=count).spec_id
@@ -139,7 +142,7 @@ def snapshots(client: IndexClient) -> list[dict[str, Any]]:
 
 
 def judge_rows(client: IndexClient, taken: Mapping[int, Taken], version: int, note: str) -> None:
-    """Every snapshot is what its step makes of the one before; no step is lost or there twice."""
+    """Check that every snapshot is the snapshot before plus its step, and that each step is there exactly once."""
     model: dict[int, dict[str, Any]] = {}
     left = dict(taken)
     with catalog_at(client.url) as catalog:
@@ -149,14 +152,14 @@ def judge_rows(client: IndexClient, taken: Mapping[int, Taken], version: int, no
             model = left.pop(number).step.on(model)
             wanted, told = in_model(model), f"{note}, after step {number}"
             assert held(client, "db.t", At(snapshot_id=one["snapshot-id"])) == wanted, told
-            if version == 2:  # the version that PyIceberg reads with deletes
+            if version == 2:  # PyIceberg reads the deletes of version 2.
                 found = theirs.scan(snapshot_id=one["snapshot-id"]).to_arrow().select(COLUMNS).sort_by("id")
                 assert [tuple(values.values()) for values in found.to_pylist()] == wanted, told
-    assert left == {}, f"{note}: lost"
+    assert left == {}, f"{note}: these steps are lost"
 
 
 def judge_files(client: IndexClient, taken: Mapping[int, Taken], note: str) -> None:
-    """Each data file is of the spec that was in force, and its rows are of its bucket."""
+    """Check that each data file has the spec that was the default, and that its rows belong to its bucket."""
     counts = dict(enumerate((8, *DOUBLINGS)))
     of_spec = dict.fromkeys(counts, 0)
     for one in snapshots(client):
@@ -168,11 +171,11 @@ def judge_files(client: IndexClient, taken: Mapping[int, Taken], note: str) -> N
             keys = pq.read_table(file["file_path"].removeprefix("file://"), columns=["id"], partitioning=None)
             assert {bucket(counts[file["spec_id"]], key) for key in keys["id"].to_pylist()} == {number}, note
             of_spec[file["spec_id"]] += 1
-    assert all(of_spec.values()), f"{note}: each of the specs has files"
+    assert all(of_spec.values()), f"{note}: not every spec has files"
 
 
 def judge_plans(client: IndexClient, note: str) -> None:
-    """An equality reads one bucket of each number of them, and whoever has the key is in it."""
+    """Check that a plan of an equality reads one bucket of each bucket count, and finds the key."""
     names = {"p0": 8, **{f"id_bucket_{count}": count for count in DOUBLINGS}}
     for key in (1, 77, 299, 10_003):
         kept = client.explain("db.t", f"id = {key}", files=True).kept
@@ -190,7 +193,7 @@ def judge_plans(client: IndexClient, note: str) -> None:
         pytest.param(MODES[0], 3, BY_ID, id="vectors and a record index", marks=pytest.mark.slow),
     ],
 )
-def test_from_8_to_64_buckets_no_writer_waits_and_no_row_is_wrong(
+def test_doubling_from_8_to_64_buckets_delays_no_writer_and_keeps_all_rows(
     client: IndexClient, mode: str, version: int, properties: dict[str, str]
 ) -> None:
     seed = 7
@@ -206,7 +209,7 @@ def test_from_8_to_64_buckets_no_writer_waits_and_no_row_is_wrong(
             writers.stop.set()
         counts = [one.result(60) for one in running]
     assert min(counts) > 3, note
-    assert {one.attempts for one in writers.taken.values()} == {1}, f"{note}: a resize is no reason to do it again"
+    assert {one.attempts for one in writers.taken.values()} == {1}, f"{note}: a resize must not cause a second attempt"
     judge_rows(client, writers.taken, version, note)
     judge_files(client, writers.taken, note)
     judge_plans(client, note)
@@ -215,7 +218,7 @@ def test_from_8_to_64_buckets_no_writer_waits_and_no_row_is_wrong(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_write_that_began_before_a_resize_is_committed_unchanged(
+def test_write_that_began_before_a_resize_is_committed_unchanged(
     client: IndexClient, served: Served, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client, spec=[("bucket[8]", 1)])
@@ -234,10 +237,10 @@ def test_a_write_that_began_before_a_resize_is_committed_unchanged(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_stale_bucket_and_a_new_one_of_the_same_keys_collide(
+def test_concurrent_upserts_of_a_key_in_an_old_and_a_new_bucket_conflict(
     client: IndexClient, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both writers have the key 5, the one by the spec of 8 buckets, the other by that of 16: one is done anew."""
+    """Both writers change key 5: one with the spec of 8 buckets, the other with 16. One of them is repeated."""
     create(client, spec=[("bucket[8]", 1)])
     upsert(client, "db.t", rows(*((key, "old") for key in range(40))), keys=["id"])
     other = next(key for key in range(40) if bucket(8, key) != bucket(8, 5))
@@ -257,5 +260,5 @@ def test_a_stale_bucket_and_a_new_one_of_the_same_keys_collide(
 
     meanwhile(monkeypatch, elsewhere)
     report = upsert(client, "db.t", rows((5, "again")), keys=["id"], mode=mode)
-    assert (report.attempts, report.updated) == (1, 1)  # writers of different buckets never meet
+    assert (report.attempts, report.updated) == (1, 1)  # Writers of different buckets do not conflict.
     assert {one[0]: one[1] for one in held(client)} == dict.fromkeys(range(40), "old") | {5: "again", other: "theirs"}

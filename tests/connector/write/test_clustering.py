@@ -1,4 +1,4 @@
-"""Curves lead through every point by neighbours; ranks and keys put rows where brute force over plain Python does."""
+"""Space-filling curves visit neighbours, and ranks and keys match a brute-force computation in plain Python."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ def grid(axes: int, bits: int) -> Any:
 
 
 def along(points: Any, bits: int, curve: str) -> Any:
-    """Points in the order of their keys."""
+    """Return the points in the order of their keys."""
     keys = [bytes(one) for one in compute_curve_keys(points, bits, curve)]
     assert len(set(keys)) == len(points)
     return points[sorted(range(len(keys)), key=keys.__getitem__)].astype(int)
 
 
 @pytest.mark.parametrize(("axes", "bits"), GRIDS)
-def test_hilberts_curve_visits_every_point_once_and_each_step_leads_to_a_neighbour(axes: int, bits: int) -> None:
+def test_hilbert_curve_visits_every_point_once_in_steps_to_neighbours(axes: int, bits: int) -> None:
     steps = np.abs(np.diff(along(grid(axes, bits), bits, HILBERT), axis=0)).sum(axis=1)
     assert (steps == 1).all()
 
 
 @pytest.mark.parametrize(("axes", "bits"), GRIDS)
-def test_the_z_order_is_the_bits_of_all_attributes_in_turn(axes: int, bits: int) -> None:
+def test_z_order_interleaves_the_bits_of_all_attributes(axes: int, bits: int) -> None:
     def interleaved(point: Any) -> int:
         digits = "".join(format(int(one) >> bit & 1, "b") for bit in range(bits - 1, -1, -1) for one in point)
         return int(digits, 2)
@@ -63,7 +63,7 @@ def test_the_z_order_is_the_bits_of_all_attributes_in_turn(axes: int, bits: int)
     assert along(points, bits, ZORDER).tolist() == sorted(points.astype(int).tolist(), key=interleaved)
 
 
-def test_a_stretch_of_hilberts_curve_spans_less_of_each_axis_than_one_of_the_z_order() -> None:
+def test_pieces_of_the_hilbert_curve_are_smaller_than_pieces_of_the_z_order() -> None:
     points = grid(3, 4)
     spans = {}
     for curve in CURVES:
@@ -72,7 +72,7 @@ def test_a_stretch_of_hilberts_curve_spans_less_of_each_axis_than_one_of_the_z_o
     assert spans[HILBERT] < spans[ZORDER]
 
 
-def test_many_wide_attributes_have_keys_that_compare_as_bytes() -> None:
+def test_keys_of_many_wide_attributes_compare_as_bytes() -> None:
     draw = np.random.default_rng(7)
     points = draw.integers(0, 1 << 31, (500, 20), dtype=np.uint64)
     for curve in CURVES:
@@ -81,7 +81,7 @@ def test_many_wide_attributes_have_keys_that_compare_as_bytes() -> None:
         assert np.array_equal(np.sort(to_sortable_keys(keys)), np.array(sorted(bytes(one) for one in keys)))
 
 
-def test_an_unknown_curve_is_refused() -> None:
+def test_unknown_curve_is_refused() -> None:
     with pytest.raises(ValueError, match="hilbert, zorder"):
         compute_curve_keys(grid(2, 2), 2, "peano")
 
@@ -102,7 +102,7 @@ KINDS: dict[str, tuple[pa.DataType, list[Any]]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_values_place_is_its_rank_nulls_first(kind: str) -> None:
+def test_rank_of_a_value_follows_its_position_with_nulls_first(kind: str) -> None:
     arrow, values = KINDS[kind]
     rng = random.Random(kind)
     rows = [rng.choice([*values, None]) for _ in range(400)]
@@ -116,7 +116,7 @@ def test_a_values_place_is_its_rank_nulls_first(kind: str) -> None:
     assert max(places) < 1 << RANK_BITS
 
 
-def test_values_that_the_sample_lacks_are_between_their_neighbours_and_nan_above_all() -> None:
+def test_values_between_sampled_values_rank_between_them_and_nan_above_all() -> None:
     ranks = Ranks.of(pa.array([1.0, 5.0, 5.0, float("nan"), 9.0]))
     places = ranks.places(pa.array([0.0, 1.0, 3.0, 5.0, 7.0, 9.0, 10.0, float("nan")])).tolist()
     assert places == sorted(places)
@@ -126,7 +126,7 @@ def test_values_that_the_sample_lacks_are_between_their_neighbours_and_nan_above
 
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("kind", KINDS)
-def test_values_of_other_rows_get_the_ranks_that_they_would_have_in_the_sample(kind: str, seed: int) -> None:
+def test_values_outside_the_sample_have_the_rank_that_they_would_have_in_it(kind: str, seed: int) -> None:
     arrow, values = KINDS[kind]
     rng = random.Random(f"{kind} {seed}")
     known = [*rng.sample(values, rng.randrange(len(values) + 1)), *([None] * rng.randrange(2))]
@@ -141,17 +141,17 @@ def test_values_of_other_rows_get_the_ranks_that_they_would_have_in_the_sample(k
         assert place == min((doubled << RANK_BITS) // max(1, 2 * len(sample)), (1 << RANK_BITS) - 1)
 
 
-def test_a_skewed_attribute_is_cut_where_its_rows_are() -> None:
+def test_ranks_divide_a_skewed_attribute_by_its_rows() -> None:
     values = pa.array([0] * 10 + [2**i for i in range(1, 31)] * 3)
     quarters = Ranks.of(values).places(values) >> np.uint64(RANK_BITS - 2)
     assert np.bincount(quarters.astype(int)).tolist() == pytest.approx([25, 25, 25, 25], abs=4)
 
 
-# Keys that lead to other tables
+# Keys that refer to other tables
 
 
 @pytest.mark.parametrize("seed", quick(range(20), 7))
-def test_a_row_is_found_by_all_of_its_key(seed: int) -> None:
+def test_joined_row_is_found_by_its_whole_key(seed: int) -> None:
     rng = random.Random(seed)
     kinds = rng.sample([pa.int32(), pa.int64(), pa.string()], rng.randint(1, 3))
     count = rng.randint(0, 60)
@@ -161,7 +161,7 @@ def test_a_row_is_found_by_all_of_its_key(seed: int) -> None:
         return pa.array(drawn, pa.int64()).cast(kind)
 
     table = [column(kind, count) for kind in kinds]
-    # A whole number is found whatever its width.
+    # Integers of different widths are equal.
     given = [column(pa.int64() if kind == pa.int32() else kind, 200) for kind in kinds]
     keys = list(zip(*(one.to_pylist() for one in table), strict=True))
     asked = zip(*(one.to_pylist() for one in given), strict=True)
@@ -179,7 +179,7 @@ JOINS = {
 }
 
 
-def test_attributes_are_reached_through_keys_and_keys_of_those() -> None:
+def test_attributes_are_read_through_keys_of_joined_tables() -> None:
     attributes = Attributes(["day", "customer.city", "nation.rank"], JOINS, FACTS.schema)
     assert attributes.columns == ["day", "customer"]
     found = []
@@ -190,7 +190,7 @@ def test_attributes_are_reached_through_keys_and_keys_of_those() -> None:
 
 
 @pytest.mark.parametrize("curve", CURVES)
-def test_keys_are_those_of_the_tuple_of_ranks_whichever_batch_rows_come_in(curve: str) -> None:
+def test_curve_keys_do_not_depend_on_the_batches_of_the_rows(curve: str) -> None:
     rng = random.Random(curve)
     facts = pa.table(
         {
@@ -199,7 +199,7 @@ def test_keys_are_those_of_the_tuple_of_ranks_whichever_batch_rows_come_in(curve
         }
     )
     attributes = Attributes(["nation.rank", "day", "customer.city"], JOINS, facts.schema)
-    # A customer's rank and city have the same order here, and would count as one.
+    # Here, a customer's rank and city have the same order, and would count as one column.
     clustering = replace(pickle.loads(pickle.dumps(Clustering.of(attributes, facts, curve))), groups=())
     customers = {10: ("P", 2), 20: ("B", 1), 30: (None, None)}
     reached = [customers.get(one, (None, None)) for one in facts["customer"].to_pylist()]
@@ -233,7 +233,7 @@ def test_columns_and_joins_that_cannot_be_clustered_are_refused() -> None:
     assert Attributes(["x.y"], JOINS, schema).columns == ["x.y"]
 
 
-def test_cuts_make_parts_of_about_equal_numbers() -> None:
+def test_range_bounds_divide_the_rows_into_almost_equal_parts() -> None:
     keys = np.array([bytes([one]) for one in random.Random(1).sample(range(200), 200)], dtype="S1")
     at = choose_range_bounds(keys, 7)
     counts = np.bincount(np.searchsorted(at, keys, "right"), minlength=7)
@@ -247,24 +247,24 @@ def test_cuts_make_parts_of_about_equal_numbers() -> None:
 @pytest.mark.parametrize("files", [1, 2, 3, 7, 60])
 @pytest.mark.parametrize("distinct", [1, 5, 1 << 16])
 def test_files_end_between_cells_of_the_curve(files: int, distinct: int) -> None:
-    """The files have about the same size, and where keys allow it the first key of a file begins a large cell."""
+    """The files have about the same size. If the keys allow it, the first key of each file begins a large cell."""
     rng = np.random.default_rng(first_seed())
     points = rng.integers(0, distinct, (6000, 2)).astype(np.uint64)
     keys = np.sort(to_sortable_keys(compute_curve_keys(points, 16, "zorder")))
     bounds = choose_cell_bounds(keys, files)
     assert np.array_equal(bounds, np.sort(bounds))
     assert len(bounds) <= 2 * files
-    if distinct < 1 << 16:  # few keys, each of many rows
+    if distinct < 1 << 16:  # There are few keys, with many rows each.
         return
     sizes = np.diff([0, *np.searchsorted(keys, bounds), len(keys)]) * files / len(keys)
     assert sizes.min() >= 1 - FILE_SIZE_SPREAD_FRACTION - 0.1
     assert sizes.max() <= 1 + FILE_SIZE_SPREAD_FRACTION + 0.1
     used = [np.flatnonzero(np.unpackbits(np.frombuffer(bound.ljust(4, b"\0"), np.uint8))).max() for bound in bounds]
-    assert max(used, default=0) < np.log2(files) + 4  # the bits that tell cells of about a file apart
+    assert max(used, default=0) < np.log2(files) + 4  # These bits distinguish cells of about one file.
 
 
 @pytest.mark.parametrize("curve", ["hilbert", "zorder"])
-def test_queries_open_fewer_rows_than_of_as_many_files_of_equal_size(curve: str) -> None:
+def test_queries_read_fewer_rows_with_cell_bounds_than_with_equal_sizes(curve: str) -> None:
     rng = np.random.default_rng(first_seed())
     rows = pa.table({"a": rng.integers(0, 1000, 40_000), "b": rng.integers(0, 1000, 40_000)})
     clustering = Clustering.of(Attributes(["a", "b"], {}, rows.schema), rows, curve)
@@ -284,7 +284,7 @@ def test_queries_open_fewer_rows_than_of_as_many_files_of_equal_size(curve: str)
 
 
 def test_columns_of_the_same_order_count_as_one_and_queries_open_fewer_files() -> None:
-    """An order date and a ship date, and two columns that are independent of them."""
+    """The table has an order date, a ship date, and two columns that are independent of them."""
     rng = np.random.default_rng(first_seed())
     ordered = rng.integers(0, 1000, 40_000)
     shipped = ordered + rng.integers(1, 30, 40_000)
@@ -294,7 +294,7 @@ def test_columns_of_the_same_order_count_as_one_and_queries_open_fewer_files() -
     assert clustering.groups == ((0, 1), (2,), (3,))
 
     def opened(chosen: Clustering) -> float:
-        """Mean number of 100 files that ranges of a hundredth of the values open."""
+        """Return the mean number of files, out of 100, that a range with a hundredth of the values opens."""
         order = np.argsort(to_sortable_keys(chosen.keys(table)), kind="stable")
         counts = []
         for values in columns.values():
@@ -322,7 +322,7 @@ def test_several_columns_of_the_same_order_stay_in_the_key() -> None:
     assert len(np.unique(clustering.keys(table), axis=0)) == len(np.unique(clustering.points(table), axis=0))
 
 
-def test_a_column_is_copied_only_if_it_has_several_chunks() -> None:
+def test_column_is_copied_only_if_it_has_several_chunks() -> None:
     chunk = pa.array([1, 2, 3])
     assert single_array(pa.chunked_array([chunk])).buffers()[1].address == chunk.buffers()[1].address
     for chunks in ([], [chunk, chunk], [chunk.slice(1)], [chunk.slice(1), chunk]):

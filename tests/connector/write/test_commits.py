@@ -1,4 +1,4 @@
-"""The client of the commit route, as a writer uses it: over its port, pickled, refused, repeated."""
+"""The client of the commit route, as a writer uses it: over the port, pickled, refused, repeated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def lake(served: Served) -> Lake:
     return made
 
 
-def test_a_change_is_committed_and_its_answer_told(served: Served, lake: Lake) -> None:
+def test_commit_returns_the_snapshot_and_says_if_it_is_a_duplicate(served: Served, lake: Lake) -> None:
     client = pickle.loads(pickle.dumps(CommitClient(SeamarkClient(served.url))))
     body: dict[str, Any] = {"add": [lake.data([(1, 0, "a")])], "producer": {"id": "p", "sequence": 1}}
     first = client.commit("db.t", body)
@@ -32,7 +32,7 @@ def test_a_change_is_committed_and_its_answer_told(served: Served, lake: Lake) -
     client.client.close()
 
 
-def test_what_the_server_refuses_is_an_error_by_what_to_do(served: Served, lake: Lake) -> None:
+def test_refused_commit_raises_an_error_of_its_kind(served: Served, lake: Lake) -> None:
     client = CommitClient(SeamarkClient(served.url))
     with pytest.raises(BadRequest, match="The change is empty"):
         client.commit("db.t", {})

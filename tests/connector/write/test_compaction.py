@@ -1,4 +1,4 @@
-"""Compaction against a model: whatever writers did and do meanwhile, the rows are the same before and after."""
+"""Compaction against a model: the rows stay the same, before and during any changes of writers."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def rows(ids: range | list[int], seed: str = "") -> pa.Table:
 
 
 def read(client: IndexClient, table: str = "db.t") -> Counter[tuple[Any, ...]]:
-    """By our reader, which applies all kinds of deletes."""
+    """Return the rows as Seamark's reader reads them, which applies all kinds of deletes."""
     return Counter(tuple(row.values()) for row in scan(client, table).to_arrow().to_pylist())
 
 
 def read_stock(catalog: RestCatalog, table: str = "db.t") -> Counter[tuple[Any, ...]]:
-    """By PyIceberg, which reads no equality deletes."""
+    """Return the rows as PyIceberg reads them, which does not support equality deletes."""
     return Counter(tuple(row.values()) for row in catalog.load_table(table).scan().to_arrow().to_pylist())
 
 
@@ -67,7 +67,7 @@ def create(
 
 
 def create_three_batches(client: IndexClient, catalog: RestCatalog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """6 small files in each of 3 partitions, each of which is a commit of a compaction."""
+    """Create 6 small files in each of 3 partitions; a compaction commits each partition separately."""
     create(catalog, 2, BY_PART)
     for number in range(6):
         upsert(client, "db.t", rows(range(number * 9, number * 9 + 9)), keys=["id"])
@@ -76,7 +76,7 @@ def create_three_batches(client: IndexClient, catalog: RestCatalog, monkeypatch:
 
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("spec", [PartitionSpec(), BY_PART], ids=["unpartitioned", "by part"])
-def test_small_files_become_few_with_the_same_rows(
+def test_small_files_are_compacted_to_few_with_the_same_rows(
     client: IndexClient, served: Served, version: int, spec: PartitionSpec
 ) -> None:
     with catalog_at(served.url) as catalog:
@@ -100,7 +100,7 @@ def test_small_files_become_few_with_the_same_rows(
         assert compact(client, "db.t").commits == 0
 
 
-def test_deletes_are_applied_and_their_files_removed(client: IndexClient, served: Served) -> None:
+def test_compaction_applies_deletes_and_removes_their_files(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         create(catalog, 2)
         table = catalog.load_table("db.t")
@@ -115,7 +115,7 @@ def test_deletes_are_applied_and_their_files_removed(client: IndexClient, served
         assert read_stock(catalog) == expected
 
 
-def test_rows_keep_their_ids_and_sequence_numbers(client: IndexClient, served: Served) -> None:
+def test_compacted_rows_keep_their_ids_and_sequence_numbers(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         create(catalog, 3)
         for number in range(6):
@@ -131,7 +131,7 @@ def test_rows_keep_their_ids_and_sequence_numbers(client: IndexClient, served: S
         assert lineage() == before
 
 
-def test_a_change_of_a_file_gives_up_its_batch_alone(
+def test_concurrent_change_of_a_file_discards_only_its_batch(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with catalog_at(served.url) as catalog:
@@ -154,7 +154,7 @@ def test_a_change_of_a_file_gives_up_its_batch_alone(
 
 
 @pytest.mark.parametrize(("appends", "files_max"), [(40, 15), pytest.param(120, 25, marks=pytest.mark.slow)])
-def test_files_are_merged_by_tiers_so_that_growth_rewrites_little(
+def test_tiered_compaction_of_a_growing_table_rewrites_few_rows(
     client: IndexClient, served: Served, appends: int, files_max: int
 ) -> None:
     with catalog_at(served.url) as catalog:
@@ -172,7 +172,7 @@ def test_files_are_merged_by_tiers_so_that_growth_rewrites_little(
         assert rewritten < 4 * 50 * appends, "each row is rewritten about log5(appends) times"
 
 
-def test_a_table_of_version_1_is_refused(client: IndexClient, served: Served) -> None:
+def test_compaction_of_a_version_1_table_is_refused(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         create(catalog, 1)
         with pytest.raises(BadRequest, match="version 1"):
@@ -183,10 +183,10 @@ def test_a_table_of_version_1_is_refused(client: IndexClient, served: Served) ->
     ("seed", "version"),
     [*seeds_by_version((0, 1), fast=1), *(pytest.param(2, version, marks=pytest.mark.slow) for version in (2, 3))],
 )
-def test_random_histories_with_compactions_between_and_within(
+def test_random_histories_with_compactions_keep_the_rows(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, version: int, seed: int
 ) -> None:
-    """The oracle is a dictionary.
+    """The expected rows are in a dictionary.
 
     Writers also commit between the plan of a compaction and its commit.
     """
@@ -238,12 +238,12 @@ def test_random_histories_with_compactions_between_and_within(
         *(pytest.param(seed, version, marks=pytest.mark.slow) for seed in (2, 3) for version in (2, 3)),
     ],
 )
-def test_rows_that_are_deleted_meanwhile_are_deleted_in_the_new_files(
+def test_rows_that_are_deleted_during_a_compaction_stay_deleted(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, version: int, seed: int
 ) -> None:
     """Writers also commit before each repeated commit of the compaction.
 
-    The oracle is a dictionary; rows that no writer touches keep their row ids.
+    The expected rows are in a dictionary. Rows that no writer changes keep their row ids.
     """
     rng = random.Random(f"{seed} {version}")
     model: dict[int, str] = {}
@@ -320,10 +320,10 @@ def test_rows_that_are_deleted_meanwhile_are_deleted_in_the_new_files(
     assert rows_deleted > 0
 
 
-def test_rows_that_come_back_are_no_deleted_rows(
+def test_rows_that_a_rollback_restores_discard_the_batch(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rollback restores rows that the new files lack: the batch is given up."""
+    """The rollback restores rows that the new files do not have."""
     with catalog_at(served.url) as catalog:
         create(catalog, 2)
         for number in range(6):
@@ -364,7 +364,7 @@ def evolve_spec(client: IndexClient) -> None:
     )
 
 
-def test_deletion_vectors_in_one_file_are_counted_for_each_data_file(client: IndexClient, served: Served) -> None:
+def test_deletion_vectors_in_one_file_count_for_each_data_file(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         create(catalog, 3)
         for number in range(10):
@@ -376,7 +376,7 @@ def test_deletion_vectors_in_one_file_are_counted_for_each_data_file(client: Ind
         assert client.files("db.t", content="deletes").num_rows == 0
 
 
-def test_an_upgrade_within_a_compaction_is_a_conflict(
+def test_upgrade_during_a_compaction_is_a_conflict(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the rows would lose the row ids that the upgrade gave them."""
@@ -406,7 +406,7 @@ def post(client: IndexClient, *updates: dict[str, Any]) -> None:
     client._json("POST", "/v1/namespaces/db/tables/t", {}, {"requirements": [], "updates": list(updates)})
 
 
-def test_a_missing_file_stops_its_own_batch_alone(
+def test_missing_file_stops_only_its_own_batch(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with catalog_at(served.url) as catalog:
@@ -418,10 +418,10 @@ def test_a_missing_file_stops_its_own_batch_alone(
             run_compaction(client, ("db", "t"))
 
 
-def test_a_compaction_that_would_not_make_fewer_files_is_given_up(
+def test_compaction_that_would_not_reduce_files_is_discarded(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a table with a sort order, whose writer ends a file when its buffer is full, whatever the target size."""
+    """An example is a sorted table: its writer ends a file when its buffer is full, whatever the target size is."""
     with catalog_at(served.url) as catalog:
         create(catalog, 2)
         for number in range(6):
@@ -444,7 +444,7 @@ def test_a_compaction_that_would_not_make_fewer_files_is_given_up(
         assert CompactionPolicy.of(open_table(client, "db.t", CURRENT).metadata, {}).small == SMALL_SORTED
 
 
-def test_a_target_size_above_two_gibibytes_is_a_long_for_every_writer(client: IndexClient, served: Served) -> None:
+def test_target_size_above_two_gibibytes_is_accepted_by_every_writer(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         create(catalog, 2, **{"write_target-file-size-bytes": str(3 << 30)})
         for number in range(6):
@@ -452,7 +452,7 @@ def test_a_target_size_above_two_gibibytes_is_a_long_for_every_writer(client: In
         assert compact(client, "db.t").files_after == 1
 
 
-def test_files_with_uuids_within_nested_columns_are_merged(client: IndexClient) -> None:
+def test_files_with_uuids_in_nested_columns_are_merged(client: IndexClient) -> None:
     uuids: dict[str, Any] = {
         "one": {"type": "struct", "fields": [{"id": 5, "name": "u", "required": False, "type": "uuid"}]},
         "many": {"type": "list", "element-id": 6, "element-required": False, "element": "uuid"},

@@ -1,4 +1,4 @@
-"""Delete files that are written, as PyIceberg, the server and we ourselves read them."""
+"""Written delete files, as PyIceberg, the server and Seamark's reader read them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def path_of(file: dict[str, Any]) -> Path:
 
 
 def rows_of(file: dict[str, Any], path: str) -> list[int]:
-    """Return what a delete file says of a data file, as the server reads it."""
+    """Return the positions of a data file in a delete file, as the server reads it."""
     data = path_of(file).read_bytes()
     offset, length = file.get("content-offset", 0), file.get("content-size-in-bytes", len(data))
     named = file["file-format"].lower(), 1, len(data), file["record-count"], file.get("referenced-data-file")
@@ -72,7 +72,7 @@ POSITIONS = st.lists(
 
 
 @given(POSITIONS)
-def test_a_vector_is_the_one_that_the_specification_describes(positions: list[int]) -> None:
+def test_encoded_vector_matches_the_specification(positions: list[int]) -> None:
     distinct = sorted(set(positions))
     blob = encode_vector(longs(*distinct))
     assert struct.unpack(">I", blob[:4])[0] == len(blob) - 8
@@ -105,7 +105,7 @@ def test_pyiceberg_reads_the_vectors_of_a_puffin_file(tmp_path: Path) -> None:
         assert made.record_count == len(expected[made.referenced_data_file])
 
 
-def test_a_vector_takes_in_what_was_deleted_before_and_says_what_it_replaces(tmp_path: Path) -> None:
+def test_new_vector_includes_earlier_deletes_and_names_what_it_replaces(tmp_path: Path) -> None:
     older, metadata = table(tmp_path, SCHEMA, version=2), table(tmp_path, SCHEMA)
     reader = Deletes(Storage(), metadata)
     a, b, c = "file:///a.parquet", "file:///b.parquet", "file:///c.parquet"
@@ -127,22 +127,22 @@ def test_a_vector_takes_in_what_was_deleted_before_and_says_what_it_replaces(tmp
     ]
 
 
-def test_positions_that_a_delete_file_names_twice_hide_no_new_ones(tmp_path: Path) -> None:
-    """As files have them that were merged of several; Java's readers take them, too."""
+def test_new_vector_includes_a_delete_file_with_repeated_positions(tmp_path: Path) -> None:
+    """Merged delete files can repeat positions, and Java's readers accept them."""
     metadata, path = table(tmp_path, SCHEMA), "file:///a.parquet"
     reader = Deletes(Storage(), metadata)
     (file,) = write_deletes(
         target(table(tmp_path, SCHEMA, version=2)), [DeletedRows(path, 0, [], longs(1, 3))], reader
     ).files
     rows = pq.read_table(path_of(file))
-    pq.write_table(pa.concat_tables([rows.slice(0, 1), rows]), path_of(file))  # 1, 1, 3
+    pq.write_table(pa.concat_tables([rows.slice(0, 1), rows]), path_of(file))  # The positions are 1, 1, 3.
     assert reader.load(path, [file]).positions.tolist() == [1, 3]
     written = write_deletes(target(metadata), [DeletedRows(path, 0, [], longs(2), [file])], reader)
     (vector,) = written.files
     assert rows_of(vector, path) == [1, 2, 3]
 
 
-def test_nothing_new_writes_nothing(tmp_path: Path) -> None:
+def test_deletes_without_new_positions_write_no_file(tmp_path: Path) -> None:
     metadata = table(tmp_path, SCHEMA)
     reader = Deletes(Storage(), metadata)
     first = write_deletes(target(metadata), [DeletedRows("file:///a", 0, [], longs(1, 2))], reader)
@@ -152,7 +152,7 @@ def test_nothing_new_writes_nothing(tmp_path: Path) -> None:
     assert len(files_in(tmp_path)) == 1
 
 
-def test_a_delete_file_that_cannot_be_read_brings_no_row_back(tmp_path: Path) -> None:
+def test_unreadable_delete_file_refuses_the_change_and_restores_no_row(tmp_path: Path) -> None:
     metadata = table(tmp_path, SCHEMA)
     first = write_deletes(
         target(metadata), [DeletedRows("file:///a", 0, [], longs(1, 2))], Deletes(Storage(), metadata)
@@ -170,7 +170,7 @@ def test_a_delete_file_that_cannot_be_read_brings_no_row_back(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("by_file", [False, True])
-def test_position_deletes_are_sorted_and_can_be_left_out_by_their_bounds(tmp_path: Path, by_file: bool) -> None:
+def test_position_deletes_are_sorted_and_have_bounds(tmp_path: Path, by_file: bool) -> None:
     properties = {
         "write.delete.granularity": "file" if by_file else "partition",
         "write.delete.parquet.compression-codec": "gzip",
@@ -205,7 +205,7 @@ def test_position_deletes_are_sorted_and_can_be_left_out_by_their_bounds(tmp_pat
     assert sorted(seen, key=str) == sorted(given, key=str)
 
 
-def test_equality_deletes_lie_in_the_partitions_of_their_keys(tmp_path: Path) -> None:
+def test_equality_deletes_are_written_to_the_partitions_of_their_keys(tmp_path: Path) -> None:
     metadata = table(tmp_path, SCHEMA, spec=spec(("identity", 2), ("bucket[2]", 1)))
     to = target(metadata)
     keys = pa.table({"land": ["de", "fr", None, "de"], "id": [1, 1, None, 7], "ratio": [0.0] * 4})
@@ -233,7 +233,7 @@ def test_equality_deletes_lie_in_the_partitions_of_their_keys(tmp_path: Path) ->
         (["land", "land"], "no column twice"),
     ],
 )
-def test_columns_that_make_no_key_are_refused(tmp_path: Path, columns: list[str], says: str) -> None:
+def test_columns_that_cannot_be_a_key_are_refused(tmp_path: Path, columns: list[str], says: str) -> None:
     metadata = table(tmp_path, SCHEMA, spec=spec(("identity", 2)))
     keys = pa.table({"id": [1], "land": ["de"], "ratio": [0.5]})
     with pytest.raises(Unwritable, match=says):
@@ -241,7 +241,7 @@ def test_columns_that_make_no_key_are_refused(tmp_path: Path, columns: list[str]
     assert files_in(tmp_path) == []
 
 
-def test_each_version_of_the_format_has_its_own_deletes(tmp_path: Path) -> None:
+def test_each_format_version_has_its_own_kind_of_deletes(tmp_path: Path) -> None:
     def made(version: int) -> tuple[TableMetadata, Deletes]:
         metadata = table(tmp_path, SCHEMA, version=version)
         return metadata, Deletes(Storage(), metadata)
@@ -267,7 +267,7 @@ def test_negative_and_repeated_positions_are_refused(tmp_path: Path) -> None:
         write_deletes(target(metadata), [DeletedRows("file:///a", 0, [], longs(3))] * 2, reader)
 
 
-def test_our_own_reader_leaves_out_what_was_deleted(tmp_path: Path) -> None:
+def test_seamarks_reader_leaves_out_deleted_rows(tmp_path: Path) -> None:
     metadata = table(tmp_path, SCHEMA)
     to, reader = target(metadata), Deletes(Storage(), metadata)
     (file,) = write_batches(to, pa.table({"id": list(range(10))}).to_batches()).files
@@ -281,7 +281,7 @@ def test_our_own_reader_leaves_out_what_was_deleted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_a_data_file_of_which_no_row_is_left_is_removed_itself(tmp_path: Path, version: int) -> None:
+def test_data_file_without_remaining_rows_is_removed(tmp_path: Path, version: int) -> None:
     metadata = table(tmp_path, SCHEMA, version=version)
     made, reader = target(metadata), Deletes(Storage(), metadata)
     a, b = "file:///a.parquet", "file:///b.parquet"
@@ -292,7 +292,9 @@ def test_a_data_file_of_which_no_row_is_left_is_removed_itself(tmp_path: Path, v
     before = {one: [file for file in first.files if file.get("referenced-data-file") in (one, None)] for one in (a, b)}
     known = files_in(tmp_path)
     second = write_deletes(made, [DeletedRows(a, 0, [], longs(1, 3), before[a], 4)], reader)
-    assert (second.files, second.removed) == ((), ({"file-path": a},)), "with the deletes that are its own"
+    assert (second.files, second.removed) == ((), ({"file-path": a},)), (
+        "the data file's own deletes are removed with it"
+    )
     assert files_in(tmp_path) == known
     rows = [DeletedRows(a, 0, [], longs(1), before[a], 4), DeletedRows(b, 0, [], longs(0), before[b], 2)]
     third = write_deletes(made, rows, reader)
@@ -301,8 +303,8 @@ def test_a_data_file_of_which_no_row_is_left_is_removed_itself(tmp_path: Path, v
     assert all(rows_of(file, b) == [] for file in third.files if version == 2)
 
 
-def test_a_data_file_stays_where_it_is_not_known_that_no_row_is_left(tmp_path: Path) -> None:
-    """Which rows equality deletes took no position says; and rows that are deleted twice count once."""
+def test_data_file_is_kept_if_its_remaining_rows_are_unknown(tmp_path: Path) -> None:
+    """Equality deletes have no positions, and rows that are deleted twice count once."""
     metadata = table(tmp_path, SCHEMA)
     made, reader, a = target(metadata), Deletes(Storage(), metadata), "file:///a.parquet"
     by_key = write_equality_deletes(made, pa.table({"id": [1]}), ["id"]).files

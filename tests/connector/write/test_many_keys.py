@@ -1,5 +1,7 @@
-"""Keys of which a plan is asked for one by one leave out the files that lie between them; and of many keys the answers
-of an index are taken, however long they are."""
+"""Plans that name many keys one by one leave out the files between the keys.
+
+Index answers for many keys are accepted, however long they are.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ FILES, ROWS = 120, 4
 
 
 @pytest.mark.parametrize(("bytes_max", "read"), [(4 << 20, FILES // 2), (100, FILES)])
-def test_more_keys_than_ranges_are_named_as_long_as_they_are_not_too_long(
+def test_plan_names_more_keys_than_ranges_if_they_are_short_enough(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch, bytes_max: int, read: int
 ) -> None:
     monkeypatch.setattr("seamark.connector.write.row_locations.FEW_VALUES_MAX", 5)
@@ -39,13 +41,10 @@ def test_more_keys_than_ranges_are_named_as_long_as_they_are_not_too_long(
     assert read - RANGES_MAX <= report.files_read <= read
 
 
-def test_answers_with_more_text_of_paths_than_an_array_of_strings_holds_are_taken(
+def test_lookup_answers_with_more_path_text_than_a_string_array_holds_are_accepted(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One path of a MiB in the place of thousands of usual length.
-
-    Each answer has a dictionary of its own.
-    """
+    """One path of a MiB represents thousands of usual length. Each answer has its own dictionary."""
     create(client, properties=BY_ID)
     append(client, "db.t", rows((1, "de")))
     count, path = 2100, "p" * (1 << 20)
@@ -70,7 +69,7 @@ def test_answers_with_more_text_of_paths_than_an_array_of_strings_holds_are_take
     monkeypatch.setattr("seamark.connector.write.row_locations.plan", lambda *_: iter([task]))
     opened = open_table(client, "db.t", CURRENT)
     found = locate(client, opened, BatchKeys(find_key_fields(opened.schema, ["id"]), [pa.array(range(count))]))
-    (file,) = found.files  # and nothing of the path that no row has
+    (file,) = found.files  # The path that no row uses is left out.
     assert file.positions.tolist() == file.keys.tolist() == list(range(count))
     assert asked == [700] * 3
     assert not found.read

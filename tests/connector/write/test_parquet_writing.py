@@ -1,4 +1,4 @@
-"""Data files as other readers see them, and what their ContentFiles say of them."""
+"""Written data files as other readers read them, and their ContentFile metrics."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def random_rows(seed: int, count: int, nulls: float = 0.2) -> pa.Table:
 def write_data_file(
     rows: pa.Table, to: WriteTarget, location: str, *, row_group_rows: int | None = None
 ) -> dict[str, Any]:
-    """Return one data file, of no partition; its ContentFile."""
+    """Write one unpartitioned data file and return its ContentFile."""
     made = pa.Table.from_batches([conform(one, to.schema, to.arrow) for one in rows.to_batches()], to.arrow)
     if to.ordering is not None:
         made = to.ordering.sort(made)
@@ -81,7 +81,7 @@ def write(folder: Path, rows: pa.Table, schema: Schema = EVERY_TYPE, **given: An
 
 
 @pytest.mark.parametrize(("seed", "count"), [(0, 0), (1, 1), (2, 7), (3, 100)])
-def test_pyiceberg_reads_what_was_written(tmp_path: Path, seed: int, count: int) -> None:
+def test_pyiceberg_reads_the_written_values(tmp_path: Path, seed: int, count: int) -> None:
     rows = random_rows(seed, count)
     file, metadata = write(tmp_path, rows)
     read = read_by_pyiceberg(metadata, [file])
@@ -91,12 +91,12 @@ def test_pyiceberg_reads_what_was_written(tmp_path: Path, seed: int, count: int)
         assert typed.all_same(typed.plain(kind, read[name]), typed.plain(kind, rows[name])), (seed, kind)
     for name in ("st", "list", "lists"):
         assert read[name].to_pylist() == rows[name].to_pylist(), (seed, name)
-    # PyIceberg makes an empty map of a null one whose values are structs
+    # PyIceberg reads a null map with struct values as an empty map.
     assert read["map"].to_pylist() == [one or [] for one in rows["map"].to_pylist()]
     assert str(read["deep"].to_pylist()) == str(rows["deep"].to_pylist()), seed
 
 
-def test_duckdb_reads_what_was_written(tmp_path: Path) -> None:
+def test_duckdb_reads_the_written_values(tmp_path: Path) -> None:
     rows = random_rows(4, 100)
     file, _ = write(tmp_path, rows)
     path = file["file-path"].removeprefix("file://")
@@ -109,7 +109,7 @@ def test_duckdb_reads_what_was_written(tmp_path: Path) -> None:
         if kind == "uuid":
             seen = theirs.to_pylist()
             assert [None if one is None else UUID(str(one)).bytes for one in seen] == mine
-        elif kind == "timestamptz_ns":  # DuckDB 1.5 reads it in microseconds, and the last as infinity
+        elif kind == "timestamptz_ns":  # DuckDB 1.5 reads microseconds, and the last value as infinity.
             micros = typed.plain("timestamptz", theirs)
             for got, nanos in zip(micros, mine, strict=True):
                 assert got == nanos or abs(got * 1000 - nanos) < 1000, kind
@@ -119,7 +119,7 @@ def test_duckdb_reads_what_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_bound_leaves_out_no_file_that_has_the_value(tmp_path: Path, kind: str) -> None:
+def test_bounds_include_every_value_of_the_file(tmp_path: Path, kind: str) -> None:
     schema = Schema((Field(1, "c", False, kind),))
 
     @settings(
@@ -159,7 +159,7 @@ def test_pyiceberg_prunes_no_file_that_has_the_value(tmp_path: Path, kind: str) 
         theirs = their_metadata(metadata).schema()
         for value in values:
             if kind == "float" and value in (float("inf"), float("-inf")):
-                continue  # for which PyIceberg takes no float at all
+                continue  # PyIceberg accepts no infinite float.
             if value is None:
                 predicates: list[Any] = [IsNull("c")]
             elif value != value:
@@ -183,8 +183,8 @@ def _literal(kind: str, value: Any) -> Any:
     return value
 
 
-def test_metrics_are_those_of_pyicebergs_writer(tmp_path: Path) -> None:
-    """But for zeros, whose bounds have signs here, and for the bounds of what is inside a struct, which it lacks."""
+def test_metrics_equal_those_of_pyicebergs_writer(tmp_path: Path) -> None:
+    """The bounds of zeros differ, because they have signs here. PyIceberg writes no bounds for fields of structs."""
     kept = [field for field in EVERY_TYPE.fields if field.id < 30 and not field.name.endswith(("uuid", "_ns"))]
     rows = random_rows(5, 60).select([field.name for field in kept])
     file, metadata = write(tmp_path, rows, Schema(tuple(kept)))
@@ -209,7 +209,7 @@ def test_metrics_are_those_of_pyicebergs_writer(tmp_path: Path) -> None:
         assert decode("fixed[3]", found[fixed]) in typed.SAMPLES["fixed[3]"]
 
 
-def test_a_column_in_structs_has_metrics_and_one_in_lists_and_maps_has_sizes_alone(tmp_path: Path) -> None:
+def test_columns_in_structs_have_metrics_and_those_in_lists_have_only_sizes(tmp_path: Path) -> None:
     file, _ = write(tmp_path, random_rows(6, 60, nulls=0.0))
     assert set(by_column(file["column-sizes"])) == {*range(1, len(KINDS) + 1), 31, 32, 35, 37, 39, 41, 44}
     assert set(by_column(file["value-counts"])) == {*range(1, len(KINDS) + 1), 31, 32, 35}
@@ -218,7 +218,7 @@ def test_a_column_in_structs_has_metrics_and_one_in_lists_and_maps_has_sizes_alo
 
 
 @pytest.mark.parametrize("length", [4095, 4096, 4097, 100_000])
-def test_long_values_have_bounds_though_footers_have_none(tmp_path: Path, length: int) -> None:
+def test_long_values_have_bounds_although_the_footer_has_none(tmp_path: Path, length: int) -> None:
     schema = Schema((Field(1, "s", False, "string"), Field(2, "b", False, "binary")))
     rows = pa.table({"s": ["m", "a" * length, "zz", None] * 4, "b": [b"m", b"\xff" * length, b"z", b"a"] * 4})
     file, _ = write(tmp_path, rows, schema)
@@ -235,7 +235,7 @@ def decode_full(folder: Path, rows: pa.Table, schema: Schema) -> tuple[Any, ...]
 
 
 @given(st.text(max_size=6) | st.text("\ud7ff\ue000\U0010ffff\uffffa", max_size=5), st.integers(1, 4))
-def test_a_text_cut_short_is_a_bound(text: str, length: int) -> None:
+def test_truncated_text_is_a_valid_bound(text: str, length: int) -> None:
     assert compute_lower_bound("string", text, length) <= text
     above = compute_upper_bound("string", text, length)
     if above is None:
@@ -249,7 +249,7 @@ def test_a_text_cut_short_is_a_bound(text: str, length: int) -> None:
 @given(
     st.binary(max_size=6) | st.text("\xff\xfe", max_size=5).map(lambda text: text.encode("latin1")), st.integers(1, 4)
 )
-def test_bytes_cut_short_are_a_bound(data: bytes, length: int) -> None:
+def test_truncated_bytes_are_a_valid_bound(data: bytes, length: int) -> None:
     assert compute_lower_bound("binary", data, length) <= data
     above = compute_upper_bound("binary", data, length)
     if above is None:
@@ -258,7 +258,7 @@ def test_bytes_cut_short_are_a_bound(data: bytes, length: int) -> None:
         assert above >= data
 
 
-# What the properties say
+# Table properties
 
 
 WIDE = Schema(tuple(Field(1 + n, f"c{n}", False, "int") for n in range(120)))
@@ -283,7 +283,7 @@ WIDE = Schema(tuple(Field(1 + n, f"c{n}", False, "int") for n in range(120)))
         (WIDE, {"write.metadata.metrics.default": "full"}, {1, 120}, {1, 120}),
     ],
 )
-def test_properties_say_which_columns_have_metrics(
+def test_properties_decide_which_columns_have_metrics(
     schema: Schema, properties: dict[str, str], with_bounds: set[int], with_counts: set[int]
 ) -> None:
     modes = modes_of(schema, properties, UNSORTED)
@@ -343,7 +343,7 @@ def test_files_are_encoded_as_the_properties_say(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_property_that_makes_no_sense_is_named(tmp_path: Path, properties: dict[str, str], says: str) -> None:
+def test_invalid_property_is_refused_by_name(tmp_path: Path, properties: dict[str, str], says: str) -> None:
     with pytest.raises((Unwritable, BadRequest), match=says):
         write(tmp_path, pa.table({"id": [1]}), Schema((Field(1, "id", False, "long"),)), properties=properties)
     assert not list(tmp_path.rglob("*.parquet"))
@@ -400,7 +400,7 @@ NAIVE, AWARE = dt.datetime(2020, 1, 1), dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
         ("variant", pa.array([b"x"]), "variant"),
     ],
 )
-def test_a_value_that_would_change_is_refused_by_the_name_of_its_column(
+def test_value_that_a_cast_would_change_is_refused_with_its_column(
     tmp_path: Path, kind: Any, column: pa.Array, says: str
 ) -> None:
     with pytest.raises(Unwritable, match=says):
@@ -432,7 +432,7 @@ def test_a_value_that_would_change_is_refused_by_the_name_of_its_column(
         ("boolean", pa.nulls(2), [None, None]),
     ],
 )
-def test_a_value_is_cast_where_it_stays_what_it_is(tmp_path: Path, kind: str, column: pa.Array, expected: Any) -> None:
+def test_value_is_cast_if_it_stays_the_same(tmp_path: Path, kind: str, column: pa.Array, expected: Any) -> None:
     file, metadata = write(tmp_path, pa.table({"c": column}), one(kind))
     assert typed.all_same(typed.plain(kind, read_by_pyiceberg(metadata, [file])["c"]), expected)
 
@@ -449,12 +449,12 @@ def test_a_value_is_cast_where_it_stays_what_it_is(tmp_path: Path, kind: str, co
     ],
     ids=["large", "view", "a slice", "a null with elements"],
 )
-def test_lists_are_written_however_they_are_kept(tmp_path: Path, column: pa.Array) -> None:
+def test_every_list_type_of_arrow_is_written(tmp_path: Path, column: pa.Array) -> None:
     file, metadata = write(tmp_path, pa.table({"c": column}), one(ListType(2, "long", True)))
     assert read_by_pyiceberg(metadata, [file])["c"].to_pylist() == [[1, 2], None, []]
 
 
-def test_a_required_column_has_no_nulls_but_where_its_struct_is_null(tmp_path: Path) -> None:
+def test_required_field_can_be_null_only_if_its_struct_is_null(tmp_path: Path) -> None:
     schema = one(StructType((Field(2, "x", True, "string"), Field(3, "y", True, ListType(4, "int", True)))))
     rows = pa.table({"c": [None, {"x": "a", "y": [1]}, {"x": "", "y": []}]})
     file, metadata = write(tmp_path, rows, schema)
@@ -466,7 +466,7 @@ def test_a_required_column_has_no_nulls_but_where_its_struct_is_null(tmp_path: P
         write(tmp_path, pa.table({"c": [{}]}), one(StructType((Field(2, "c", True, "int"),))))
 
 
-def test_a_missing_column_has_the_write_default_or_null(tmp_path: Path) -> None:
+def test_missing_column_has_the_write_default_or_null(tmp_path: Path) -> None:
     defaults: dict[str, Any] = {
         "boolean": True,
         "int": 7,
@@ -504,7 +504,7 @@ def test_a_missing_column_has_the_write_default_or_null(tmp_path: Path) -> None:
     assert "nothing" not in read.column_names
 
 
-def test_a_column_that_the_table_lacks_is_refused(tmp_path: Path) -> None:
+def test_column_that_the_table_lacks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Unwritable, match="no column d; it has c"):
         write(tmp_path, pa.table({"c": [1], "d": [2]}), one("int"))
     twice = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["c", "c"])
@@ -512,7 +512,7 @@ def test_a_column_that_the_table_lacks_is_refused(tmp_path: Path) -> None:
         write(tmp_path, twice, one("int"))
 
 
-def test_names_are_spelled_as_iceberg_spells_them_and_never_clash() -> None:
+def test_column_names_are_escaped_as_in_iceberg_without_conflicts() -> None:
     schema = Schema((Field(1, "a b", False, "int"), Field(2, "a_x20b", False, "int"), Field(3, "1é", False, "int")))
     assert arrow_schema(schema).names == ["a_x20b", "a_x20b_2", "_1é"]
 
@@ -522,7 +522,7 @@ def test_names_are_spelled_as_iceberg_spells_them_and_never_clash() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("how", "nulls"), [("asc", "nulls-first"), ("desc", "nulls-first"), ("asc", "nulls-last")])
-def test_rows_lie_in_the_order_of_the_table(tmp_path: Path, kind: str, how: str, nulls: str) -> None:
+def test_rows_are_written_in_the_sort_order_of_the_table(tmp_path: Path, kind: str, how: str, nulls: str) -> None:
     values = typed.column(random.Random(f"{kind} {how} {nulls}"), kind, 60)
     rows = pa.table({"c": typed.array(kind, values), "n": list(range(60))})
     schema = Schema((Field(1, "c", False, kind), Field(2, "n", False, "long")))
@@ -533,7 +533,7 @@ def test_rows_lie_in_the_order_of_the_table(tmp_path: Path, kind: str, how: str,
     expected = sorted(range(60), key=lambda row: -(row // 10))
     present = [row for row in expected if values[row] is not None]
     present.sort(key=lambda row: _rank(values[row]), reverse=how == "desc")
-    # a stable sort that is turned round turns equal rows round, too
+    # A reversed stable sort also reverses equal rows.
     ties: dict[Any, list[int]] = {}
     for row in expected:
         ties.setdefault(None if values[row] is None else _rank(values[row]), []).append(row)
@@ -550,8 +550,8 @@ def _rank(value: Any) -> Any:
     return value.encode() if isinstance(value, str) else value
 
 
-def test_written_rows_are_those_that_were_given(tmp_path: Path) -> None:
-    """What a file holds is what `conform` made of the rows, not a near relation of it."""
+def test_file_contains_exactly_the_conformed_rows(tmp_path: Path) -> None:
+    """The expected rows are those that `conform` returns."""
     rows = random_rows(8, 50)
     metadata = table(tmp_path, EVERY_TYPE)
     to = target(metadata)
@@ -565,7 +565,7 @@ def test_written_rows_are_those_that_were_given(tmp_path: Path) -> None:
     assert read["map"].to_pylist() == rows["map"].to_pylist()
 
 
-def test_a_column_that_repeats_nothing_has_no_dictionary(tmp_path: Path) -> None:
+def test_column_without_repeated_values_has_no_dictionary(tmp_path: Path) -> None:
     rows = 40_000
     numbers = [random.Random(7).randrange(2**60) + one for one in range(rows)]
     given = pa.table(

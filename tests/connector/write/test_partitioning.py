@@ -1,4 +1,4 @@
-"""Rows by partition, against the transforms of single values and against PyIceberg's."""
+"""Partitions of rows, against the transforms of single values and against PyIceberg."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def results(transform: str, kind: str, column: pa.Array | pa.ChunkedArray) -> li
 
 
 @pytest.mark.parametrize(("transform", "kind"), PAIRS)
-def test_a_column_is_transformed_as_each_of_its_values_is(transform: str, kind: str) -> None:
+def test_transform_of_a_column_equals_the_transform_of_each_value(transform: str, kind: str) -> None:
     @settings(max_examples=examples(25), suppress_health_check=[HealthCheck.too_slow])
     @given(typed.columns(kind), st.integers(0, 40))
     def judge(values: list[Any], split: int) -> None:
@@ -51,8 +51,8 @@ def test_a_column_is_transformed_as_each_of_its_values_is(transform: str, kind: 
     ("transform", "kind"),
     [(transform, kind) for transform, kind in PAIRS if not kind.startswith(("float", "decimal", "uuid"))],
 )
-def test_pyiceberg_puts_rows_where_we_do(transform: str, kind: str) -> None:
-    """But for types whose values are objects of its own, whose functions `test_transforms.py` compares."""
+def test_pyiceberg_computes_the_same_partition_values(transform: str, kind: str) -> None:
+    """Types whose values are PyIceberg's own objects are left out; `test_transforms.py` compares their functions."""
     theirs: IcebergType = IcebergType.handle_primitive_type(kind, lambda name: name)
     judge = parse_transform(transform).transform(theirs)
     values = typed.column(random.Random(7), kind, 60)
@@ -60,11 +60,11 @@ def test_pyiceberg_puts_rows_where_we_do(transform: str, kind: str) -> None:
     for value, ours in zip(values, found, strict=True):
         said = judge(value)
         if transform.startswith("truncate") and value in (-(2**31), -(2**63)):
-            continue  # which overflows: PyIceberg has integers without end, Java and we do not
+            continue  # The truncation overflows: PyIceberg has unbounded integers, Java and Seamark do not.
         assert typed.same(said, ours), (value, said, ours)
 
 
-def test_bytes_are_hashed_as_murmur3_has_them() -> None:
+def test_hash_of_bytes_is_murmur3() -> None:
     rng = random.Random(3)
     lengths = [*range(40), 100, 4095, 4096, 4097, 9001]
     parts = [rng.randbytes(length) for length in lengths]
@@ -114,7 +114,7 @@ def rows(seed: int, count: int) -> pa.RecordBatch:
     ],
     ids=str,
 )
-def test_every_row_is_in_the_one_partition_of_its_values(fields: list[tuple[str, int]]) -> None:
+def test_every_row_is_in_the_partition_of_its_values(fields: list[tuple[str, int]]) -> None:
     for seed, count in enumerate([0, 1, 2, 300]):
         batch = rows(seed, count)
         split = Partitioner(spec(*fields), SCHEMA).split(batch)
@@ -136,10 +136,10 @@ def test_every_row_is_in_the_one_partition_of_its_values(fields: list[tuple[str,
                 assert typed.all_same([column[row] for column in columns], list(partition)), (seed, row)
         assert sorted(seen) == list(range(count))
         keys = [repr([column[row] for column in columns]) for row in range(count)]
-        assert len(split) == len(set(keys)), "a partition was cut in two"
+        assert len(split) == len(set(keys)), "a partition was split in two"
 
 
-def test_a_partition_is_written_as_the_standard_has_it() -> None:
+def test_partition_values_are_written_in_the_json_of_the_specification() -> None:
     made = Partitioner(spec(("day", 3), ("identity", 6), ("void", 1), ("bucket[4]", 2)), SCHEMA)
     assert made.json((19_000, float("nan"), None, 3)) == ["2022-01-08", "NaN", None, 3]
 
@@ -154,13 +154,13 @@ def test_a_partition_is_written_as_the_standard_has_it() -> None:
         ("identity", (99,), "one column"),
     ],
 )
-def test_a_spec_that_cannot_be_written_by_is_refused(transform: str, sources: tuple[int, ...], says: str) -> None:
+def test_spec_that_writers_do_not_support_is_refused(transform: str, sources: tuple[int, ...], says: str) -> None:
     field = PartitionField("part", transform, sources[0] if len(sources) == 1 else None, sources[1:] and sources, 1000)
     with pytest.raises(Unwritable, match=rf"part .*{says}"):
         Partitioner(PartitionSpec(1, (field,)), SCHEMA)
 
 
-def test_a_struct_on_the_way_that_is_null_makes_a_null() -> None:
+def test_partition_value_of_a_field_in_a_null_struct_is_null() -> None:
     batch = pa.RecordBatch.from_pydict(
         {name: [None] * 2 for name in ("id", "name", "at", "ratio")}
         | {"st": pa.array([None, {"land": "x"}], pa.struct([("land", pa.string())]))}

@@ -1,4 +1,4 @@
-"""Who writes, and which of its changes this is: looked at before a write, and recorded with every commit."""
+"""Producers and their sequence numbers: writers check them before a write, and each commit records them."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from tests.connector.write.test_upserts import create, held, rows
 @pytest.mark.parametrize(
     "producer", ["ab", ("job",), ("job", "1"), ("job", 1.0), ("job", True), ("job", -1), (1, 2), 7]
 )
-def test_an_invalid_producer_is_refused_with_the_reason(producer: Any) -> None:
+def test_invalid_producer_is_refused_with_the_reason(producer: Any) -> None:
     with pytest.raises(ValueError, match="it must be a name and a whole number from 0"):
         producer_json(producer)
 
 
-def test_a_producer_is_told_as_commits_have_it() -> None:
+def test_producer_json_is_the_form_that_commits_use() -> None:
     assert producer_json(("job", 0)) == {"id": "job", "sequence": 0}
     assert producer_json(None) is None
 
 
-def test_nobody_is_asked_for_a_change_of_no_producer_or_by_one_name_for_names() -> None:
+def test_invalid_producer_or_key_list_is_refused_without_a_request() -> None:
     nowhere, rows, wrong = SeamarkClient("http://127.0.0.1:1"), pa.table({"id": [1]}), ("job", "1")
     for change in (
         lambda: upsert(nowhere, "db.t", rows, keys=["id"], producer=wrong),  # type: ignore[arg-type]
@@ -45,7 +45,7 @@ def test_nobody_is_asked_for_a_change_of_no_producer_or_by_one_name_for_names() 
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
-def test_an_append_of_no_rows_is_recorded_and_its_repeat_appends_nothing(client: IndexClient, version: int) -> None:
+def test_append_of_no_rows_is_recorded_and_its_repeat_appends_nothing(client: IndexClient, version: int) -> None:
     create(client, version=version)
     first = append(client, "db.t", rows(), producer=("job", 4))
     assert first is not None
@@ -72,9 +72,7 @@ CHANGES: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_repeat_of_what_found_nothing_changes_nothing_that_came_since(
-    client: IndexClient, name: str, version: int
-) -> None:
+def test_repeat_of_a_change_without_effect_changes_no_later_rows(client: IndexClient, name: str, version: int) -> None:
     create(client, version=version)
     append(client, "db.t", rows((9, "a", 7)))
     if name == "upsert":
@@ -83,11 +81,13 @@ def test_a_repeat_of_what_found_nothing_changes_nothing_that_came_since(
     append(client, "db.t", rows((5, "new", 7)))
     again = CHANGES[name](client, producer=("job", 1))
     assert again["duplicate"] if isinstance(again, dict) else again.duplicate
-    assert delete(client, "db.t", where="id = 5 or id = 9", producer=("job", 1)).duplicate, "whatever the repeat is"
+    assert delete(client, "db.t", where="id = 5 or id = 9", producer=("job", 1)).duplicate, (
+        "the number decides, not the kind of the repeated change"
+    )
     assert [one[0] for one in held(client)] == [5, 9]
 
 
-def test_what_found_nothing_is_known_from_the_snapshots_where_the_database_is_lost(
+def test_change_without_effect_is_found_in_the_snapshots_after_the_database_is_lost(
     client: IndexClient, served: Served
 ) -> None:
     create(client)

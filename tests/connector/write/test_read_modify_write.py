@@ -1,4 +1,4 @@
-"""Read-modify-write: a change is made only where the rows are as they were when they were read."""
+"""Read-modify-write: a change is committed only if its rows are the same as when they were read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.seeds import quick
 
 
 def read(client: IndexClient, key: int) -> tuple[int | None, int | None]:
-    """Return the snapshot and the counter of a key."""
+    """Return the snapshot, and the counter of a key."""
     found = scan(client, "db.t", ["ts"], where=f"id = {key}")
     values = found.to_arrow()["ts"].to_pylist()
     return found.snapshot_id, values[0] if values else None
@@ -48,7 +48,7 @@ OTHERS: dict[str, Any] = {
 )
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("other", OTHERS)
-def test_a_row_that_has_changed_since_it_was_read_is_left_alone(
+def test_change_of_a_row_that_changed_since_it_was_read_is_refused(
     client: IndexClient, served: Served, version: int, other: str, mode: str, during: bool, monkeypatch: Any
 ) -> None:
     create(client, version=version, properties=BY_ID if during else {})
@@ -69,17 +69,17 @@ def test_a_row_that_has_changed_since_it_was_read_is_left_alone(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_changes_of_other_rows_and_compactions_do_not_count(client: IndexClient, mode: str) -> None:
+def test_changes_of_other_rows_and_rewrites_are_no_conflict(client: IndexClient, mode: str) -> None:
     create(client)
     append(client, "db.t", rows((1, "a", 1), (2, "a", 1)))
     snapshot, _ = read(client, 1)
-    upsert(client, "db.t", rows((2, "b", 2), (5, "b", 2)), keys=["id"], mode="copy-on-write")  # moves the row 1, too
+    upsert(client, "db.t", rows((2, "b", 2), (5, "b", 2)), keys=["id"], mode="copy-on-write")  # This also moves row 1.
     report = upsert(client, "db.t", rows((1, "c", 2)), keys=["id"], mode=mode, read_snapshot_id=snapshot)
     assert (report.updated, report.attempts) == (1, 1)
     assert held(client) == [(1, "c", 2, None), (2, "b", 2, None), (5, "b", 2, None)]
 
 
-def test_a_row_that_was_not_there_must_not_be_there(client: IndexClient) -> None:
+def test_row_that_did_not_exist_when_read_must_still_not_exist(client: IndexClient) -> None:
     create(client)
     assert read(client, 1) == (None, None)
     upsert(client, "db.t", rows((1, "a", 1)), keys=["id"], read_snapshot_id=None)
@@ -92,7 +92,7 @@ def test_a_row_that_was_not_there_must_not_be_there(client: IndexClient) -> None
     assert held(client) == [(1, "a", 1, None), (2, "a", 1, None)]
 
 
-def test_a_snapshot_that_is_not_of_the_history_is_refused(client: IndexClient) -> None:
+def test_read_snapshot_outside_the_history_is_refused(client: IndexClient) -> None:
     create(client)
     append(client, "db.t", rows((1, "a", 1)))
     with pytest.raises(Conflict, match="has expired"):
@@ -152,10 +152,10 @@ REPEATED: dict[str, Any] = {
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", REPEATED)
 @pytest.mark.parametrize("since", [False, True], ids=["as it was left", "others came since"])
-def test_a_repeat_by_a_producer_is_answered_as_the_first_time_although_its_own_change_changed_the_rows(
+def test_repeated_change_of_a_producer_is_a_duplicate_although_it_changed_the_rows(
     client: IndexClient, served: Served, name: str, mode: str, since: bool
 ) -> None:
-    """As after a lost reply: who asks again does not know that it was done."""
+    """After a lost reply, the producer does not know that its change was committed."""
     create(client)
     append(client, "db.t", rows((1, "a", 1), (2, "a", 1)))
     snapshot, _ = read(client, 1)

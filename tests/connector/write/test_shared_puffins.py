@@ -1,4 +1,4 @@
-"""No snapshot marks a Puffin file as removed while one of its deletion vectors is live, by PyIceberg.
+"""No snapshot marks a Puffin file as removed while one of its deletion vectors is live, as PyIceberg reads it.
 
 Iceberg's incremental clean-up deletes the file of each entry with status DELETED of an expired snapshot.
 """
@@ -25,7 +25,11 @@ from tests.seeds import first_seed, quick
 
 
 class Vectors:
-    """Puffin files of a table's snapshots: `live` in the current one, `marked` as removed by any, and `all`."""
+    """The Puffin files of a table's snapshots.
+
+    `live` has those of the current snapshot, `marked` those that any snapshot marks as removed, and `all` has
+    all files.
+    """
 
     def __init__(self, table: Table) -> None:
         self.live = Counter[str]()
@@ -47,7 +51,7 @@ class Vectors:
 
 
 @pytest.mark.parametrize("seed", quick(range(first_seed(), first_seed() + 4), 2))
-def test_a_puffin_file_is_marked_with_its_last_vector(client: IndexClient, served: Served, seed: int) -> None:
+def test_puffin_file_is_marked_as_removed_with_its_last_vector(client: IndexClient, served: Served, seed: int) -> None:
     rng = random.Random(seed)
     with catalog_at(served.url) as catalog:
         merges = {"commit.manifest.min-count-to-merge": rng.choice(["2", "4", "100"])}
@@ -76,4 +80,4 @@ def test_a_puffin_file_is_marked_with_its_last_vector(client: IndexClient, serve
             assert not found.marked & found.live.keys(), step
             assert found.all - found.live.keys() <= found.marked, step
         assert read(client) == Counter((one, one % 3, text) for one, text in model.items())
-        assert shared, "no Puffin file with two live vectors"
+        assert shared, "no Puffin file had two live vectors"

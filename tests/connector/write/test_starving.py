@@ -1,4 +1,4 @@
-"""Located upserts beside a stream of equality upserts: of other keys they are no conflict, and nobody loses forever."""
+"""Located upserts beside a stream of equality upserts: other keys are no conflict, and no writer starves."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def filled(client: IndexClient, version: int, spec: str, **table: Any) -> None:
 
 def lands(client: IndexClient) -> dict[int, str]:
     found = scan(client, "db.t", ["id", "land"]).to_arrow().to_pylist()
-    assert len(found) == len({one["id"] for one in found}), "each key once"
+    assert len(found) == len({one["id"] for one in found}), "a key occurs twice"
     return {one["id"]: one["land"] for one in found}
 
 
 @contextmanager
 def stream(url: str, keys: list[int]) -> Iterator[list[int]]:
-    """Equality upserts of these keys, one after the other, until it is left; how many there were."""
+    """Run equality upserts of these keys until the context ends, and yield a list with their number."""
     stop, done, failed = threading.Event(), [0], []
 
     def write() -> None:
@@ -63,7 +63,7 @@ def stream(url: str, keys: list[int]) -> Iterator[list[int]]:
 @pytest.mark.parametrize("indexed", [False, True], ids=["plain", "indexed"])
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("version", [2, 3])
-def test_equality_upserts_of_other_keys_between_its_own_are_no_conflict(
+def test_concurrent_equality_upserts_of_other_keys_are_no_conflict(
     client: IndexClient, version: int, spec: str, indexed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled(client, version, spec, properties=BY_ID if indexed else {})
@@ -83,7 +83,7 @@ def test_equality_upserts_of_other_keys_between_its_own_are_no_conflict(
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("deletes", [False, True], ids=["upsert", "delete"])
 @pytest.mark.parametrize("mode", MODES)
-def test_equality_changes_of_one_of_its_keys_are_still_a_conflict(
+def test_concurrent_equality_change_of_the_same_key_is_a_conflict(
     client: IndexClient, version: int, spec: str, deletes: bool, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled(client, version, spec)
@@ -102,7 +102,7 @@ def test_equality_changes_of_one_of_its_keys_are_still_a_conflict(
     assert found.get(10) == (None if deletes else "theirs")
 
 
-def test_a_key_of_several_columns_is_compared_whole(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_of_several_columns_is_compared_as_a_whole(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
     create(client)
     append(client, "db.t", rows((1, "a"), (1, "c"), (2, "b")))
     theirs = rows((1, "c", 1), (2, "a", 1))
@@ -113,7 +113,7 @@ def test_a_key_of_several_columns_is_compared_whole(client: IndexClient, monkeyp
     assert sorted(tuple(one.values()) for one in found) == [(1, "a", 5), (1, "c", 1), (2, "a", 1), (2, "b", None)]
 
 
-def test_rows_changed_by_another_column_than_the_equality_deletes_have_are_a_conflict(
+def test_delete_by_another_column_conflicts_with_equality_deletes(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled(client, 3, "whole")
@@ -124,16 +124,16 @@ def test_rows_changed_by_another_column_than_the_equality_deletes_have_are_a_con
 
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("mode", quick(MODES, 1))
-def test_who_has_collided_often_has_a_turn_beside_a_stream_of_equality_upserts(
+def test_upsert_with_several_conflicts_gets_priority_over_a_stream_of_upserts(
     client: IndexClient, spec: str, mode: str
 ) -> None:
-    """Copy-on-write meets the stream in every file, whatever its keys."""
+    """Copy-on-write conflicts with the stream in every file, whatever the keys are."""
     filled(client, 3, spec)
     with stream(client.url, list(range(0, 200, 2))) as done:
         for number in range(3):
             ours = rows(*((key, f"ours{number}") for key in range(31, 171, 14)))
             report = upsert(client, "db.t", ours, keys=["id"], mode=mode)
-            # Of 50: 2 to 4 on an idle machine; a busy one starts later with its turn.
+            # An idle machine needs 2 to 4 of the 50 attempts. A busy one gets its priority later.
             assert report.attempts <= 25
     found = lands(client)
     assert {found[key] for key in range(31, 171, 14)} == {"ours2"}

@@ -1,5 +1,8 @@
-"""Rows replaced and deleted by equality deletes that nobody looks up: what is in the table then, beside other writers,
-across partition specs and in random histories with every other way to change rows."""
+"""Upserts and deletes by equality deletes, without lookups of the stored rows.
+
+The tests check the table after them, beside other writers, across partition specs, and in random histories
+with all other kinds of row changes.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ def lands(client: IndexClient) -> dict[int, str]:
 
 @pytest.mark.parametrize("spec", [[], [("bucket[4]", 1)], [("truncate[10]", 1), ("bucket[2]", 1)]], ids=str)
 @pytest.mark.parametrize("version", [2, 3])
-def test_rows_come_in_the_place_of_those_with_their_keys_and_nothing_is_read(
+def test_equality_upsert_replaces_rows_with_its_keys_and_reads_no_file(
     client: IndexClient, version: int, spec: list[tuple[str, int]]
 ) -> None:
     create(client, version=version, spec=spec)
@@ -60,7 +63,7 @@ def test_rows_come_in_the_place_of_those_with_their_keys_and_nothing_is_read(
     assert lands(client) == left | {5: "located", 6: "back"}
 
 
-def test_keys_of_several_columns_are_replaced_within_their_partitions(client: IndexClient) -> None:
+def test_equality_upsert_replaces_keys_within_their_partitions(client: IndexClient) -> None:
     create(client, spec=[("identity", 2), ("bucket[2]", 1)])
     append(client, "db.t", rows((1, "de", 1), (1, "fr", 1), (2, "de", 1)))
     upsert(client, "db.t", rows((1, "fr", 2), (2, "it", 2)), keys=["id", "land"], strategy=EQUALITY)
@@ -68,7 +71,7 @@ def test_keys_of_several_columns_are_replaced_within_their_partitions(client: In
     assert sorted(tuple(one.values()) for one in found) == [(1, "de", 1), (1, "fr", 2), (2, "de", 1), (2, "it", 2)]
 
 
-def test_rows_of_every_spec_that_the_table_had_are_replaced(client: IndexClient) -> None:
+def test_equality_upsert_replaces_rows_of_all_former_specs(client: IndexClient) -> None:
     create(client, spec=[("bucket[2]", 1)])
     for number, count in enumerate((2, 4, 8)):
         resize(client, "db.t", buckets=count)
@@ -77,7 +80,7 @@ def test_rows_of_every_spec_that_the_table_had_are_replaced(client: IndexClient)
     assert lands(client) == {key: "old" if key % 3 else "new" for key in range(60)}
 
 
-def test_a_spec_without_fields_is_for_the_rows_of_all_partitions(client: IndexClient) -> None:
+def test_equality_upsert_requires_a_spec_without_fields_or_with_key_fields(client: IndexClient) -> None:
     create(client, spec=[("identity", 2)])
     append(client, "db.t", rows((1, "de"), (2, "fr")))
     with pytest.raises(Unwritable, match="spec 0 of the table has the field p0, which is not derived from the key id"):
@@ -89,8 +92,8 @@ def test_a_spec_without_fields_is_for_the_rows_of_all_partitions(client: IndexCl
     assert lands(client) == {1: "it", 2: "fr", 3: "it"}
 
 
-def test_a_key_that_an_int_had_in_another_partition_is_refused(client: IndexClient) -> None:
-    """The truncation of the least int wraps, and that of a long does not."""
+def test_equality_upsert_of_a_promoted_int_key_near_the_minimum_is_refused(client: IndexClient) -> None:
+    """Truncating the smallest int overflows, and truncating the same long does not."""
     ints = [{**one, "type": "int"} if one["name"] == "id" else one for one in FIELDS]
     create(client, spec=[("truncate[10]", 1)], fields=ints)
     least = -(2**31)
@@ -109,7 +112,7 @@ def test_a_key_that_an_int_had_in_another_partition_is_refused(client: IndexClie
     assert scan(client, "db.t", ["id"], where="id < 0").to_arrow().num_rows == 2
 
 
-def test_keys_of_a_wide_truncation_are_refused_if_an_int_could_be_in_another_partition(client: IndexClient) -> None:
+def test_equality_upsert_with_a_wide_truncation_of_a_promoted_int_is_refused(client: IndexClient) -> None:
     create(client, spec=[("truncate[1500000000]", 1)])
     with pytest.raises(Unwritable, match="a key of column id is in the range of ints"):
         upsert(client, "db.t", rows((1_100_000_000, "de")), keys=["id"], strategy=EQUALITY)
@@ -117,7 +120,7 @@ def test_keys_of_a_wide_truncation_are_refused_if_an_int_could_be_in_another_par
     assert lands(client) == {2**31: "de"}
 
 
-def test_a_spec_of_nothing_but_voids_is_as_one_without_fields(client: IndexClient) -> None:
+def test_equality_upsert_treats_a_spec_of_void_fields_as_unpartitioned(client: IndexClient) -> None:
     create(client, spec=[("void", 2)])
     append(client, "db.t", rows((1, "de"), (2, "fr")))
     upsert(client, "db.t", rows((1, "it"), (3, "it")), keys=["id"], strategy=EQUALITY)
@@ -128,7 +131,7 @@ def test_a_spec_of_nothing_but_voids_is_as_one_without_fields(client: IndexClien
     assert lands(client) == {2: "fr", 3: "it", 5: "de"}
 
 
-def test_void_fields_beside_those_of_the_key_do_not_matter(client: IndexClient) -> None:
+def test_equality_upsert_ignores_void_fields_beside_those_of_the_key(client: IndexClient) -> None:
     create(client, spec=[("void", 2), ("bucket[4]", 1)])
     append(client, "db.t", rows(*((key, "old") for key in range(10))))
     upsert(client, "db.t", rows((1, "new"), (99, "new")), keys=["id"], strategy=EQUALITY)
@@ -162,7 +165,9 @@ def test_changes_that_equality_deletes_cannot_express_are_refused(client: IndexC
     ],
     ids=["precombine", "columns", "copy-on-write"],
 )
-def test_options_that_need_the_stored_rows_are_refused(client: IndexClient, wanted: dict[str, Any], said: str) -> None:
+def test_equality_upsert_refuses_options_that_need_the_stored_rows(
+    client: IndexClient, wanted: dict[str, Any], said: str
+) -> None:
     create(client)
     with pytest.raises(ValueError, match=said):
         upsert(client, "db.t", rows((1, "de")), keys=["id"], strategy=EQUALITY, **wanted)
@@ -170,10 +175,12 @@ def test_options_that_need_the_stored_rows_are_refused(client: IndexClient, want
         delete(client, "db.t", where="id = 1", strategy=EQUALITY)
 
 
-# Beside others
+# Concurrent writers
 
 
-def test_it_waits_for_nobody_and_who_comes_last_wins(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equality_upsert_has_no_conflict_and_the_last_commit_wins(
+    client: IndexClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     create(client, spec=[("bucket[4]", 1)])
     append(client, "db.t", rows((1, "old"), (2, "old")))
     meanwhile(monkeypatch, lambda: upsert(client, "db.t", rows((1, "theirs"), (2, "theirs")), keys=["id"]))
@@ -182,7 +189,7 @@ def test_it_waits_for_nobody_and_who_comes_last_wins(client: IndexClient, monkey
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_who_has_located_rows_begins_again_where_they_are_gone(
+def test_located_upsert_is_repeated_after_a_concurrent_equality_upsert(
     client: IndexClient, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client, spec=[("bucket[4]", 1)], properties=BY_ID)
@@ -193,7 +200,7 @@ def test_who_has_located_rows_begins_again_where_they_are_gone(
     assert held(client) == [(1, "ours", 2, None), (2, "old", 1, None)]
 
 
-def test_rows_written_meanwhile_by_a_new_partition_spec_are_replaced_too(
+def test_equality_upsert_replaces_rows_of_a_concurrent_new_spec(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client, spec=[("bucket[4]", 1)])
@@ -211,17 +218,17 @@ def test_rows_written_meanwhile_by_a_new_partition_spec_are_replaced_too(
     report = upsert(client, "db.t", rows((1, "ours"), (3, "ours")), keys=["id"], strategy=EQUALITY)
     assert report.attempts == 2
     assert lands(client) == {1: "ours", 2: "old", 3: "ours"}
-    assert len(served.written_files() - before - fresh) == report.files_written  # nothing is left of the first attempt
+    assert len(served.written_files() - before - fresh) == report.files_written  # The first attempt left no file.
 
 
-def test_so_is_what_a_compaction_moves_to_a_new_spec_meanwhile(
+def test_equality_upsert_replaces_rows_that_a_concurrent_compaction_moved(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client, spec=[("bucket[2]", 1)])
     append(client, "db.t", rows(*((key, "old") for key in range(10))))
 
     def compacted() -> None:
-        """As a table service splits buckets."""
+        """Split the buckets as a table service does."""
         resize(client, "db.t", buckets=4)
         opened = open_table(client, "db.t", CURRENT)
         stored = scan(client, "db.t").to_arrow()
@@ -237,7 +244,7 @@ def test_so_is_what_a_compaction_moves_to_a_new_spec_meanwhile(
     assert {task.spec_id for task in plan(client, open_table(client, "db.t", CURRENT))} == {1}
 
 
-def test_a_producers_batch_is_there_once(client: IndexClient) -> None:
+def test_repeated_equality_upsert_of_a_producer_is_committed_once(client: IndexClient) -> None:
     create(client)
     for land, duplicate in (("de", False), ("fr", True)):
         done = upsert(client, "db.t", rows((1, land)), keys=["id"], producer=("job", 1), strategy=EQUALITY)
@@ -250,7 +257,7 @@ def test_a_producers_batch_is_there_once(client: IndexClient) -> None:
 
 @dataclass(frozen=True)
 class Unlocated(Step):
-    """As the step is otherwise, with nothing looked up."""
+    """A step that changes rows by equality deletes instead of lookups."""
 
     def take(self, client: IndexClient, name: str) -> None:
         said = {"step": str(self.number)}
@@ -262,7 +269,7 @@ class Unlocated(Step):
 
 
 def mixed(rng: random.Random, count: int) -> list[Step]:
-    """Half of the upserts by key alone, and of the deletes, are blind."""
+    """Return random steps; half of the deletes and of the upserts by key alone use equality deletes."""
     made: list[Step] = []
     for step in steps(rng, count, MODES):
         blind = step.kind == "keys" or (step.kind == "upsert" and step.by is None)
@@ -284,13 +291,16 @@ SHAPES = (
 
 
 def play(client: IndexClient, seed: int, shape: Shape, count: int, *, writers: int, every: int) -> None:
-    """Specs change while writers are at work; our reader alone knows equality deletes, and judges."""
+    """Run the steps with several writers while partition specs change, and check the snapshots.
+
+    Only Seamark's reader supports equality deletes, so it reads the rows.
+    """
     note = f"seed {seed}, {shape}, {writers} writers"
     first = [shape.specs[0]] if shape.specs else []
     create(client, version=shape.version, spec=first, properties=dict(shape.properties))
     taken = {one.number: one for one in mixed(random.Random(seed), count)}
     turns = max(1, len(shape.specs))
-    if first == [("identity", 2)]:  # no deletes for all partitions before there is a spec for them
+    if first == [("identity", 2)]:  # Deletes for all partitions require an unpartitioned spec first.
         early = [one for one in taken.values() if one.number <= count // turns + writers]
         taken |= {one.number: Step(one.number, one.kind, one.rows) for one in early if isinstance(one, Unlocated)}
     clients = [IndexClient(client.url) for _ in range(writers)]
@@ -311,11 +321,13 @@ def play(client: IndexClient, seed: int, shape: Shape, count: int, *, writers: i
 
 @pytest.mark.parametrize("writers", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("number", quick(range(len(SHAPES)), 2))
-def test_a_table_is_what_its_history_says_at_every_snapshot(client: IndexClient, number: int, writers: int) -> None:
+def test_every_snapshot_matches_its_history_with_equality_deletes(
+    client: IndexClient, number: int, writers: int
+) -> None:
     play(client, 10 * writers + number, SHAPES[number], 24, writers=writers, every=2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30))
-def test_so_it_is_in_long_histories_of_several_writers(client: IndexClient, seed: int) -> None:
+def test_every_snapshot_matches_a_long_history_with_equality_deletes(client: IndexClient, seed: int) -> None:
     play(client, seed, SHAPES[seed % len(SHAPES)], 100, writers=1 + seed % 4, every=4)

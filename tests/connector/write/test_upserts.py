@@ -1,4 +1,4 @@
-"""Upserts and deletes by key through a real server: what is in the table then, and what had to be read for it."""
+"""Upserts and deletes by key through a server: the rows afterwards, and the files that were read for it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def create(
     properties: Mapping[str, str] | None = None,
     fields: Sequence[dict[str, Any]] = FIELDS,
 ) -> None:
-    """`spec` has (transform, source id)."""
+    """Create a table; `spec` has (transform, source id) of each partition field."""
     body: dict[str, Any] = {
         "name": name,
         "schema": {"type": "struct", "fields": list(fields)},
@@ -57,7 +57,7 @@ def create(
 
 
 def rows(*given: tuple[Any, ...]) -> pa.Table:
-    """Of (id, land, ts, note), as many as are given."""
+    """Return rows of (id, land, ts, note); trailing values may be missing."""
     return pa.Table.from_pylist([dict(zip(COLUMNS, one, strict=False)) for one in given], ARROW)
 
 
@@ -69,7 +69,7 @@ def held(client: IndexClient, name: str = "db.t", at: At = CURRENT) -> list[tupl
 @pytest.mark.parametrize("indexed", [False, True])
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("mode", MODES)
-def test_rows_come_in_the_place_of_those_with_their_keys(
+def test_upsert_replaces_rows_with_its_keys_and_inserts_others(
     client: IndexClient, mode: str, version: int, indexed: bool
 ) -> None:
     create(client, version=version, properties=BY_ID if indexed else {})
@@ -96,11 +96,14 @@ def test_rows_come_in_the_place_of_those_with_their_keys(
     assert [one[0] for one in held(client)] == [2, 9]
 
 
-# What is read and written for it
+# Files that are read and written
 
 
 def seeded(client: IndexClient, files: int, rows_each: int, *, sorted_keys: bool, **table: Any) -> None:
-    """Keys 0, 1, …, one after the other over the files, or each file every so-manieth."""
+    """Create a table with the keys 0, 1, …
+
+    The keys are in order over the files, or spread so that each file spans all of them.
+    """
     create(client, **table)
     for file in range(files):
         first, step = (file * rows_each, 1) if sorted_keys else (file, files)
@@ -110,9 +113,7 @@ def seeded(client: IndexClient, files: int, rows_each: int, *, sorted_keys: bool
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("indexed", quick([True, False], 1))
-def test_files_are_read_and_written_that_hold_the_keys_and_no_others(
-    client: IndexClient, mode: str, indexed: bool
-) -> None:
+def test_upsert_reads_and_writes_only_files_that_hold_its_keys(client: IndexClient, mode: str, indexed: bool) -> None:
     files, each = 40, 250
     seeded(client, files, each, sorted_keys=not indexed, properties=BY_ID if indexed else {})
     keys = list(range(3, 10_000, 997))
@@ -142,12 +143,12 @@ def test_files_are_read_and_written_that_hold_the_keys_and_no_others(
         (MERGE_ON_READ, False),
     ],
 )
-def test_100_updates_of_100_000_rows_in_400_files_touch_the_files_that_hold_their_keys(
+def test_upsert_of_100_rows_in_400_files_changes_only_the_files_of_its_keys(
     client: IndexClient, mode: str, indexed: bool
 ) -> None:
-    """The first case of the project.
+    """This was the first use case of the project.
 
-    Keys come in runs, 250 to a file; or every 400th, where only an index knows.
+    Keys are in order, 250 in each file; or every 400th key is in a file, so that only an index finds them.
     """
     create(client, spec=[("identity", 2)], properties=BY_ID if indexed else {})
     ids = range(100_000)
@@ -161,7 +162,7 @@ def test_100_updates_of_100_000_rows_in_400_files_touch_the_files_that_hold_thei
     report = upsert(client, "db.t", given, keys=["id"], mode=mode)
     assert (report.updated, report.inserted) == (100, 0)
     assert report.files_read <= len(holding)
-    assert report.files_written <= len(holding) + (mode == "merge-on-read")  # one more has all the vectors
+    assert report.files_written <= len(holding) + (mode == "merge-on-read")  # One more file has all the vectors.
     assert report.files_removed == (0 if mode == "merge-on-read" else len(holding))
     if indexed and mode == "merge-on-read":
         assert report.files_read == 0
@@ -172,19 +173,20 @@ def test_100_updates_of_100_000_rows_in_400_files_touch_the_files_that_hold_thei
     assert notes == {key: f"new {key}" if key in changed else "old" for key in ids}
 
 
-def test_only_the_buckets_of_the_keys_are_read(client: IndexClient) -> None:
+def test_upsert_reads_only_the_buckets_of_its_keys(client: IndexClient) -> None:
     create(client, spec=[("bucket[16]", 1)])
     for start in range(0, 4000, 1000):
         append(client, "db.t", pa.table({"id": list(range(start, start + 1000))}))
     report = upsert(client, "db.t", rows((77, "de")), keys=["id"], mode="merge-on-read")
-    assert (report.updated, report.files_read) == (1, 1)  # the other three files of the bucket by their bounds
+    assert (report.updated, report.files_read) == (1, 1)  # Bounds leave out the other three files of the bucket.
     report = upsert(client, "db.t", rows((77, "fr"), (3999, "fr"), (10_000, "fr")), keys=["id"], mode="merge-on-read")
     assert (report.updated, report.inserted) == (2, 1)
-    assert report.files_read <= 7  # of three buckets, those whose bounds hold any of the keys; 65 files there are
+    # The table has 65 files. Only those of three buckets are read, if their bounds include a key.
+    assert report.files_read <= 7
 
 
 @pytest.mark.parametrize("kind", ["long", "string"])
-def test_keys_too_many_to_name_are_located_by_ranges_and_buckets(
+def test_too_many_keys_to_name_are_located_by_ranges_and_buckets(
     client: IndexClient, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("seamark.connector.write.row_locations.VALUES_MAX", 5)
@@ -199,7 +201,7 @@ def test_keys_too_many_to_name_are_located_by_ranges_and_buckets(
         append(client, "db.ranged", pa.table({"id": of(list(range(start, start + 200)))}))
     append(client, "db.t", pa.table({"id": of(list(range(2000)))}))
     chosen = [3, 5, *range(1000, 1008), 1995]
-    for name, most in (("ranged", 3), ("t", len(chosen))):  # of 10 and of 64 files
+    for name, most in (("ranged", 3), ("t", len(chosen))):  # The tables have 10 and 64 files.
         given = pa.table({"id": of(chosen)})
         report = upsert(client, f"db.{name}", given, keys=["id"], mode="merge-on-read")
         assert (report.updated, report.inserted) == (len(chosen), 0)
@@ -208,7 +210,7 @@ def test_keys_too_many_to_name_are_located_by_ranges_and_buckets(
         assert sorted(found) == of(list(range(2000))).to_pylist()
 
 
-def test_files_that_the_index_does_not_cover_are_read(client: IndexClient, served: Served) -> None:
+def test_upsert_reads_files_that_the_index_does_not_cover(client: IndexClient, served: Served) -> None:
     create(client)
     append(client, "db.t", rows((1, "old"), (2, "old")))
     client.put_index("db.t", "ids", kind="record", columns=["id"])
@@ -220,7 +222,7 @@ def test_files_that_the_index_does_not_cover_are_read(client: IndexClient, serve
     assert [one[:2] for one in held(client)] == [(1, "new"), (2, "old"), (3, "new"), (4, "old"), (5, "new")]
 
 
-def test_a_damaged_index_costs_time_and_no_row(client: IndexClient, served: Served) -> None:
+def test_upsert_with_a_damaged_index_loses_no_row(client: IndexClient, served: Served) -> None:
     create(client, properties=BY_ID)
     append(client, "db.t", rows((1, "old"), (2, "old")))
     for file in served.written_files():
@@ -234,7 +236,7 @@ def test_a_damaged_index_costs_time_and_no_row(client: IndexClient, served: Serv
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_a_file_of_which_no_row_stays_is_not_read_to_write_it_anew(
+def test_file_without_remaining_rows_is_removed_without_a_read(
     client: IndexClient, served: Served, version: int
 ) -> None:
     create(client, version=version, properties=BY_ID)
@@ -247,23 +249,23 @@ def test_a_file_of_which_no_row_stays_is_not_read_to_write_it_anew(
     assert [one[0] for one in held(client)] == [4]
 
 
-# Which row counts
+# Precedence of rows
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_latest_row_counts_wherever_it_is(client: IndexClient, mode: str) -> None:
+def test_row_with_the_latest_precombine_value_wins(client: IndexClient, mode: str) -> None:
     create(client)
     upsert(client, "db.t", rows((1, "a", 5), (2, "a", None), (3, "a", 5), (4, "a", None), (6, "a", 5)), keys=["id"])
     given = rows(
-        (1, "b", 4),  # older than what is stored
-        (2, "b", None),  # as late as what is stored
+        (1, "b", 4),  # This row is older than the stored row.
+        (2, "b", None),  # It is as late as the stored row.
         (3, "x", 9),
-        (3, "b", 9),  # the last of the latest
+        (3, "b", 9),  # It is the last of the latest rows.
         (3, "x", 8),
         (3, "x", None),
         (4, "b", 0),  # later than null
         (5, "b", None),
-        (6, "b", None),  # null is before all
+        (6, "b", None),  # Null is the earliest value.
     )
     report = upsert(client, "db.t", given, keys=["id"], precombine="ts", mode=mode)
     assert [one[:2] for one in held(client)] == [(1, "a"), (2, "b"), (3, "b"), (4, "b"), (5, "b"), (6, "a")]
@@ -271,7 +273,7 @@ def test_the_latest_row_counts_wherever_it_is(client: IndexClient, mode: str) ->
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_an_upsert_that_changes_nothing_reports_the_rows_it_found(client: IndexClient, mode: str) -> None:
+def test_upsert_without_effect_reports_the_rows_it_found(client: IndexClient, mode: str) -> None:
     create(client)
     append(client, "db.t", rows((1, "a", 5), (3, "a", 5)))
     before = client.load_table("db.t").location
@@ -283,7 +285,7 @@ def test_an_upsert_that_changes_nothing_reports_the_rows_it_found(client: IndexC
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_columns_that_are_not_named_stay(client: IndexClient, mode: str) -> None:
+def test_partial_upsert_keeps_the_other_columns(client: IndexClient, mode: str) -> None:
     create(client, spec=[("identity", 2)])
     upsert(client, "db.t", rows((1, "de", 1, "a"), (2, None, 2, "b"), (3, "fr", 3, "c")), keys=["id"])
     given = rows((2, "ignored", 9, "B"), (4, "ignored", 9, "D"))
@@ -296,7 +298,7 @@ def test_columns_that_are_not_named_stay(client: IndexClient, mode: str) -> None
     assert every.updated == 1
 
 
-def test_a_table_that_has_a_key_several_times_has_it_once_afterwards(client: IndexClient) -> None:
+def test_upsert_of_a_repeated_key_leaves_one_row(client: IndexClient) -> None:
     create(client, properties=BY_ID)
     append(client, "db.t", rows((1, "a", 1, "x"), (1, "b", 3, "y"), (1, "c", 2, "z")))
     append(client, "db.t", rows((1, "d", None, "w"), (2, "e", 1)))
@@ -307,7 +309,7 @@ def test_a_table_that_has_a_key_several_times_has_it_once_afterwards(client: Ind
 
 @pytest.mark.parametrize("how", ["where", "keys", "upsert"])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_column_that_is_called_as_positions_are_is_a_column(client: IndexClient, mode: str, how: str) -> None:
+def test_columns_named_as_position_columns_are_changed_as_others(client: IndexClient, mode: str, how: str) -> None:
     names = ("id", "_pos", "_file")
     fields = [{"id": n + 1, "name": one, "required": False, "type": "long"} for n, one in enumerate(names)]
     create(client, fields=fields)
@@ -337,7 +339,7 @@ def test_keys_of_every_type_are_found(client: IndexClient, strategy: str) -> Non
             {"id": 2, "name": "v", "required": False, "type": "int"},
         ]
         create(client, name, fields=fields, properties={"seamark.index.k": "record(k)"})
-        # -0.0 and 0.0 are one key
+        # -0.0 and 0.0 are one key.
         values = list({repr(one): one for one in samples if repr(one) != "-0.0"}.values())
         append(
             client,
@@ -357,7 +359,7 @@ def test_keys_of_every_type_are_found(client: IndexClient, strategy: str) -> Non
 
 
 @pytest.mark.parametrize("properties", [{}, {"seamark.index.k": "record(land, id)"}])
-def test_keys_of_several_columns_are_found_whole(client: IndexClient, properties: dict[str, str]) -> None:
+def test_keys_of_several_columns_are_compared_as_a_whole(client: IndexClient, properties: dict[str, str]) -> None:
     create(client, properties=properties, spec=[("identity", 2)])
     append(client, "db.t", rows((1, "de", 0), (1, "fr", 0), (2, "de", 0), (2, None, 0)))
     report = upsert(client, "db.t", rows((1, "fr", 1), (2, "fr", 1)), keys=["id", "land"])
@@ -370,7 +372,7 @@ def twice(name: str) -> pa.Table:
     return rows((1, "de", 1, "x")).append_column(ARROW.field(name), rows((2, "fr", 2, "y"))[name])
 
 
-def test_an_invalid_upsert_is_refused_and_leaves_no_file(client: IndexClient, served: Served) -> None:
+def test_invalid_upsert_is_refused_and_leaves_no_file(client: IndexClient, served: Served) -> None:
     create(client)
     append(client, "db.t", rows((1, "de")))
     before = served.written_files()
@@ -397,7 +399,7 @@ def test_an_invalid_upsert_is_refused_and_leaves_no_file(client: IndexClient, se
         assert held(client) == [(1, "de", None, None)], says
 
 
-def test_modes_and_ways_that_there_are_not_are_refused(client: IndexClient) -> None:
+def test_unknown_modes_and_strategies_are_refused(client: IndexClient) -> None:
     create(client, properties={"write.merge.mode": "sometimes"})
     with pytest.raises(Unwritable, match=r"write.merge.mode is 'sometimes'"):
         upsert(client, "db.t", rows((1, "de")), keys=["id"])
@@ -409,18 +411,18 @@ def test_modes_and_ways_that_there_are_not_are_refused(client: IndexClient) -> N
         delete(client, "db.t")
 
 
-def test_the_table_says_in_which_mode(client: IndexClient) -> None:
+def test_mode_of_a_change_comes_from_the_tables_properties(client: IndexClient) -> None:
     create(client, properties={"write.update.mode": "merge-on-read", "write.delete.mode": "merge-on-read"})
     upsert(client, "db.t", rows((1, "a"), (2, "a"), (3, "a")), keys=["id"])
     report = upsert(client, "db.t", rows((1, "b")), keys=["id"])
     assert (report.files_written, report.files_removed) == (2, 0)
     report = delete(client, "db.t", keys=pa.table({"id": [2]}))
-    assert (report.files_written, report.files_removed) == (1, 1)  # a new deletion vector in the place of the first
+    assert (report.files_written, report.files_removed) == (1, 1)  # A new deletion vector replaces the first one.
     assert [one[:2] for one in held(client)] == [(1, "b"), (3, "a")]
 
 
 @pytest.mark.parametrize("mode", [*MODES, "unlocated"])
-def test_more_index_files_than_a_commit_may_bring_fail_no_change(
+def test_change_with_too_many_index_files_succeeds_with_fewer(
     client: IndexClient, served: Served, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for where in ("seamark.connector.write.table_writer", "seamark.metaserver.commit.change_requests.change"):
@@ -435,25 +437,27 @@ def test_more_index_files_than_a_commit_may_bring_fail_no_change(
         delete(client, "db.t", keys=pa.table({"id": [2]}), mode=mode)
     assert [one[:2] for one in held(client)] == [(1, "b"), (3, "a")]
     brought = [one for one in served.written_files() if "_seamark" in one.parts]
-    assert len(brought) == (3 if mode == "copy-on-write" else 2), "one of each commit; the others are deleted"
+    assert len(brought) == (3 if mode == "copy-on-write" else 2), (
+        "each commit keeps one index file, and the others are deleted"
+    )
 
 
 @pytest.mark.parametrize(
     "given", [[], rows(), pa.RecordBatch.from_pylist([], ARROW)], ids=["no batch", "no chunk", "no row"]
 )
-def test_no_rows_at_all_change_nothing_however_they_are_to_be_combined(client: IndexClient, given: Any) -> None:
-    """As a stream's empty batch."""
+def test_upsert_of_no_rows_changes_nothing_with_any_options(client: IndexClient, given: Any) -> None:
+    """A stream can send an empty batch."""
     create(client)
     for how in ({}, {"precombine": "ts"}, {"columns": ["note"]}, {"precombine": "ts", "columns": ["note", "land"]}):
         assert upsert(client, "db.t", given, keys=["id"], **how) == Report()
     with pytest.raises(Unwritable, match="the table has no column when"):
         upsert(client, "db.t", given, keys=["id"], precombine="when")
     fields = [{"id": 1, "name": "a b", "required": False, "type": "long"}]
-    create(client, "u", fields=fields)  # files have it by another name
+    create(client, "u", fields=fields)  # Files use another name for this column.
     assert upsert(client, "db.u", [], keys=["a b"], precombine="a b") == Report()
 
 
-def test_nothing_to_do_makes_no_snapshot(client: IndexClient, served: Served) -> None:
+def test_change_without_effect_makes_no_snapshot(client: IndexClient, served: Served) -> None:
     create(client)
     assert upsert(client, "db.t", rows(), keys=["id"]) == Report()
     assert delete(client, "db.t", keys=[]) == Report()

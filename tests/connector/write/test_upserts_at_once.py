@@ -1,4 +1,4 @@
-"""Upserts beside other writers: overtaken, cut off from their answers, and eight at once."""
+"""Upserts beside other writers: after conflicts, with lost answers, and eight at once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.seeds import quick
 
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, *works: Any) -> list[int]:
-    """Do each of the works just before one commit, in turn; return how many commits were tried."""
+    """Run each of the works before one commit, in turn. Return a list with the number of commit attempts."""
     real, left, tried = CommitClient.commit, list(works), [0]
 
     def commit(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, *works: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_an_overtaken_upsert_is_done_anew_from_what_stands(
+def test_conflicting_upsert_is_repeated_on_the_new_snapshot(
     client: IndexClient, served: Served, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client)
@@ -64,23 +64,23 @@ def test_an_overtaken_upsert_is_done_anew_from_what_stands(
     assert (report.attempts, tried[0]) == (2, 2)
     assert (report.updated, report.inserted) == (2, 0)
     assert held(client) == [(1, "c", 2, None), (2, "a", 1, None), (3, "c", 2, None)]
-    assert (
-        len(served.written_files() - kept - set(fresh)) == report.files_written
-    )  # nothing is left of the first attempt
+    assert len(served.written_files() - kept - set(fresh)) == report.files_written  # The first attempt left no file.
 
 
-def test_appended_rows_with_its_keys_are_not_missed(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_upsert_is_repeated_after_a_concurrent_append_of_its_keys(
+    client: IndexClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     create(client)
     append(client, "db.t", rows((1, "a")))
     meanwhile(
         monkeypatch, lambda: append(client, "db.t", rows((7, "a"))), lambda: append(client, "db.t", rows((8, "a")))
     )
     report = upsert(client, "db.t", rows((7, "b")), keys=["id"])
-    assert (report.attempts, report.updated) == (2, 1)  # the row 8 is none of its keys
+    assert (report.attempts, report.updated) == (2, 1)  # Row 8 is not one of its keys.
     assert [one[:2] for one in held(client)] == [(1, "a"), (7, "b"), (8, "a")]
 
 
-def test_who_is_always_overtaken_gives_up_and_cleans_up(
+def test_upsert_gives_up_after_its_attempts_and_leaves_no_file(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client)
@@ -110,14 +110,14 @@ def test_who_is_always_overtaken_gives_up_and_cleans_up(
     ],
     ids=["upsert", "delete", "unlocated"],
 )
-def test_a_table_that_was_made_anew_meanwhile_is_left_alone_and_the_change_is_refused(
+def test_change_of_a_table_that_is_recreated_during_it_is_refused(
     client: IndexClient, served: Served, change: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client)
     append(client, "db.t", rows((1, "a")))
 
     def other() -> None:
-        """Another table of the name, of other columns and without the key."""
+        """Recreate the table with other columns and without the key."""
         client._request("DELETE", "/v1/namespaces/db/tables/t", {})
         create(client, fields=[FIELDS[1]])
 
@@ -130,7 +130,7 @@ def test_a_table_that_was_made_anew_meanwhile_is_left_alone_and_the_change_is_re
     assert scan(client, "db.t").to_arrow().num_rows == 0
 
 
-def test_what_would_change_nothing_of_the_table_made_anew_is_refused_too(
+def test_change_without_effect_on_a_recreated_table_is_refused(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client)
@@ -148,7 +148,7 @@ def test_what_would_change_nothing_of_the_table_made_anew_is_refused_too(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_table_that_was_upgraded_meanwhile_is_changed_as_its_format_has_it_now(
+def test_change_during_an_upgrade_uses_the_new_format_version(
     client: IndexClient, served: Served, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client, version=2)
@@ -157,10 +157,10 @@ def test_a_table_that_was_upgraded_meanwhile_is_changed_as_its_format_has_it_now
     meanwhile(monkeypatch, lambda: upgrade(client, 3))
     report = upsert(client, "db.t", rows((1, "b")), keys=["id"], mode=mode)
     assert held(client) == [(1, "b", None, None), (2, "a", None, None)]
-    assert len(served.written_files() - before) == report.files_written  # nothing is left of a first attempt
+    assert len(served.written_files() - before) == report.files_written  # No attempt left a file.
 
 
-def test_a_request_that_the_server_refuses_for_another_reason_is_sent_once(
+def test_request_that_is_refused_for_another_reason_is_not_repeated(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client, version=2)
@@ -176,7 +176,9 @@ def upgrade(client: IndexClient, version: int) -> None:
     client._request("POST", "/v1/namespaces/db/tables/t", {}, json.dumps(body).encode())
 
 
-def test_a_lost_reply_is_no_second_upsert(client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_upsert_with_a_lost_reply_is_committed_once(
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     create(client)
     append(client, "db.t", rows((1, "a"), (2, "a")))
     real, lost = type(client)._request, [0]
@@ -200,7 +202,7 @@ def test_a_lost_reply_is_no_second_upsert(client: IndexClient, served: Served, m
 
 
 def at_once(client: IndexClient, works: Sequence[Any]) -> None:
-    """Each in a thread of its own, with a client of its own."""
+    """Run each of the works in its own thread, with its own client."""
     with ThreadPoolExecutor(len(works)) as pool:
         futures = [pool.submit(work, IndexClient(client.url)) for work in works]
     for future in futures:
@@ -208,7 +210,7 @@ def at_once(client: IndexClient, works: Sequence[Any]) -> None:
 
 
 @pytest.mark.parametrize("mode", quick(MODES, 1))
-def test_writers_of_different_buckets_never_wait_for_each_other(client: IndexClient, mode: str) -> None:
+def test_concurrent_upserts_to_different_buckets_have_no_conflicts(client: IndexClient, mode: str) -> None:
     create(client, spec=[("bucket[8]", 1)])
     append(client, "db.t", pa.table({"id": list(range(400)), "ts": pa.array([0] * 400, pa.int32())}))
     by_bucket = [file_keys(task.path) for task in plan(client, open_table(client, "db.t", CURRENT))]
@@ -241,7 +243,7 @@ def file_keys(path: str) -> list[int]:
 
 
 @pytest.mark.parametrize("mode", quick(MODES, 1))
-def test_writers_of_one_bucket_come_one_by_one(client: IndexClient, mode: str) -> None:
+def test_concurrent_upserts_to_one_bucket_all_succeed(client: IndexClient, mode: str) -> None:
     create(client, spec=[("bucket[1]", 1)], properties=BY_ID)
     append(client, "db.t", pa.table({"id": [1, 2, 3], "ts": pa.array([-1] * 3, pa.int32())}))
     attempts: list[int] = []

@@ -1,7 +1,8 @@
-"""Random histories of appends, upserts and deletes by two writers at once, against a plain dict at every snapshot.
+"""Random histories of changes by concurrent writers, against a plain dict at every snapshot.
 
-Which of two writers came first is what the snapshots say: each names the step that made it, and the model takes the
-steps in that order. The model knows rows and nothing of files; it shares no code with the writers.
+The changes are appends, upserts and deletes. The snapshots decide the order of the steps: each names the
+step that made it, and the model applies the steps in that order. The model knows rows and no files, and
+shares no code with the writers.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ LANDS = ("de", "fr", "it", None, "d\0e", "\0", "a/../b")
 
 @dataclass(frozen=True)
 class Step:
-    """`kind` is append, upsert, partial, unlocated, keys or where.
+    """A change; `kind` is append, upsert, partial, unlocated, keys or where.
 
-    Each has a producer of its own, so that it makes a snapshot, if an empty one, and may come again at any time.
+    Each step has its own producer, so it always makes a snapshot, even an empty one, and can be repeated at any
+    time.
     """
 
     number: int
@@ -65,9 +67,9 @@ class Step:
         raise AssertionError(self.kind)
 
     def repeat(self, client: IndexClient, name: str) -> None:
-        """AssertionError where it is done again."""
+        """Repeat the step, and check that it is a duplicate."""
         again = self.take(client, name)
-        assert again["duplicate"] if isinstance(again, dict) else again.duplicate, f"{self} is done again"
+        assert again["duplicate"] if isinstance(again, dict) else again.duplicate, f"{self} was committed again"
 
     def on(self, model: dict[int, Row]) -> dict[int, Row]:
         made = dict(model)
@@ -106,7 +108,7 @@ class Step:
 
 
 def steps(rng: random.Random, count: int, modes: tuple[str, ...], *, unlocated: bool = False) -> Iterator[Step]:
-    fresh, settled = 1000, [1000]  # the next key to append, and which it was after each step
+    fresh, settled = 1000, [1000]  # The next key to append, and that key after each step.
 
     def row(key: int, number: int) -> Row:
         ts = None if rng.random() < 0.1 else rng.randrange(100)
@@ -119,7 +121,7 @@ def steps(rng: random.Random, count: int, modes: tuple[str, ...], *, unlocated: 
         if kind == "append":
             some = list(range(fresh, fresh + 5))
             fresh += 5
-        elif rng.random() < 0.3 and settled[-5:][0] > 1000:  # who appends at the same time does not look for keys
+        elif rng.random() < 0.3 and settled[-5:][0] > 1000:  # A concurrent append does not check for existing keys.
             some.append(rng.randrange(1000, settled[-5:][0]))
         settled.append(fresh)
         yield Step(
@@ -138,7 +140,7 @@ def in_model(model: dict[int, Row]) -> list[tuple[Any, ...]]:
 
 
 def evolve(client: IndexClient, name: str, transform: str, source: int, number: int) -> None:
-    """The table's files are partitioned by this from now on."""
+    """Add a partition spec with one field, or with none if `transform` is empty, and make it the default."""
     part = {"name": f"q{number}", "transform": transform, "source-id": source, "field-id": 2000 + number}
     updates = [
         {"action": "add-spec", "spec": {"spec-id": number, "fields": [part] if transform else []}},
@@ -151,7 +153,7 @@ def evolve(client: IndexClient, name: str, transform: str, source: int, number: 
 def judge(
     client: IndexClient, name: str, taken: dict[int, Step], note: str, *, version: int, every: int, writers: int
 ) -> None:
-    """Each snapshot by our reader, and where PyIceberg reads the version, some by it."""
+    """Check each snapshot with Seamark's reader, and every few with PyIceberg if it supports the version."""
     loaded = json.loads(client.load_table(f"db.{name}", history=True).metadata)
     model: dict[int, Row] = {}
     seen: set[int] = set()
@@ -162,7 +164,7 @@ def judge(
             snapshots = sorted(loaded.get("snapshots", []), key=lambda one: one["sequence-number"])
             for place, snapshot in enumerate(snapshots):
                 number = int(snapshot["summary"]["step"])
-                assert number not in seen, f"{note}: step {number} is there twice"
+                assert number not in seen, f"{note}: step {number} is in two snapshots"
                 seen.add(number)
                 model = taken[number].on(model)
                 wanted, snapshot_id = in_model(model), snapshot["snapshot-id"]
@@ -175,12 +177,12 @@ def judge(
                     assert [tuple(one.values()) for one in found.select(COLUMNS).sort_by("id").to_pylist()] == wanted, (
                         told
                     )
-    assert taken.keys() == seen, f"{note}: lost are {[taken[one] for one in sorted(taken.keys() - seen)]}"
+    assert taken.keys() == seen, f"{note}: these steps are lost: {[taken[one] for one in sorted(taken.keys() - seen)]}"
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a table, and how its specs change on the strategy: (transform, source id)."""
+    """The format of a table, its properties and its successive specs: (transform, source id)."""
 
     version: int
     specs: tuple[tuple[str, int], ...] = ()
@@ -188,9 +190,10 @@ class Shape:
 
     @property
     def by_key(self) -> bool:
-        """Whether equality deletes by the key meet every file.
+        """Return True if equality deletes by the key apply to every file.
 
-        Not of version 2: PyIceberg judges it without them.
+        In version 2 the result is False, because PyIceberg checks the rows and does not support equality
+        deletes.
         """
         return self.version == 3 and not any(name == "identity" for name, _ in self.specs)
 
@@ -199,7 +202,7 @@ class Shape:
 
 
 ATTEMPTS_MAX = 12
-"""Of one change beside at most three others."""
+"""The largest number of attempts of one change, beside at most three other writers."""
 RECORD = ("seamark.index.ids", "record(id)")
 BLOOM = ("seamark.index.ids", "bloom(id)")
 SHAPES = (
@@ -233,7 +236,7 @@ def play(
                 for step, future in zip(mine[start:], futures, strict=False):
                     assert future.exception(120) is None, f"{note}, {step}: {future.exception()!r}"
                     attempts = getattr(future.result(), "attempts", 1)
-                    assert attempts <= ATTEMPTS_MAX, f"{note}, {step}: starved for {attempts} attempts"
+                    assert attempts <= ATTEMPTS_MAX, f"{note}, {step}: it needed {attempts} attempts"
                 if start and rng.random() < 0.3:
                     rng.choice(mine[:start]).repeat(clients[0], f"db.{name}")
     for one in clients:
@@ -242,18 +245,18 @@ def play(
 
 
 QUICK = (1,)
-"""Among them have both versions, both kinds of indexes, no bucket and buckets that become more."""
+"""The shapes of the fast tests: both versions, both kinds of indexes, no bucket, and growing buckets."""
 
 
 @pytest.mark.parametrize("writers", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize(
     "number", [pytest.param(one, marks=[] if one in QUICK else pytest.mark.slow) for one in range(len(SHAPES))]
 )
-def test_a_table_is_what_its_history_says_at_every_snapshot(client: IndexClient, number: int, writers: int) -> None:
+def test_every_snapshot_matches_its_history(client: IndexClient, number: int, writers: int) -> None:
     play(client, 100 * writers + number, SHAPES[number], 30, writers=writers, every=1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
-def test_so_it_is_in_long_histories_of_several_writers(client: IndexClient, seed: int) -> None:
+def test_every_snapshot_matches_a_long_history_of_several_writers(client: IndexClient, seed: int) -> None:
     play(client, seed, SHAPES[seed % len(SHAPES)], 120, writers=1 + seed % 4, every=3)

@@ -1,4 +1,4 @@
-"""Batches that become data files: every row in one file, of its partition, in order, no larger than it should be."""
+"""Batches become data files: every row is in one file of its partition, in order, and no file is too large."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def ids_of(file: dict[str, Any]) -> list[int]:
 
 
 def check(metadata: TableMetadata, written: WrittenFiles, given: pa.Table) -> None:
-    """All rows are there once, each in the partition of its values, and the files are as they are told to be."""
+    """Check that each row is written once, in its partition, and that the files match their description."""
     assert by_id(read_by_pyiceberg(metadata, written.files)) == by_id(given)
     assert written.rows == given.num_rows
     values = {one["id"]: one for one in given.to_pylist()}
@@ -101,7 +101,7 @@ LONG = {
     *(("little memory", "many partitions", order) for order in ORDERS),
     ("few files open", "many partitions", "sorted"),
 }
-"""These write the most files. The fast tier has many partitions with the lowest limits, unsorted."""
+"""The cases that write the most files. The fast tier has many partitions with the lowest limits, unsorted."""
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def _column(file: dict[str, Any], name: str) -> list[Any]:
 
 
 def check_indexes(to: WriteTarget, written: WrittenFiles) -> None:
-    """They are, to the byte, what a builder makes of the same files; and where the server looks for them."""
+    """Check that index files equal those that a builder makes of the same files, in the right folder."""
     assert written.skipped == ()
     assert len(written.index_files) == len(to.indexes)
     files = [DataFile(one["file-path"], one["file-size-in-bytes"], one["record-count"]) for one in written.files]
@@ -165,7 +165,7 @@ def check_indexes(to: WriteTarget, written: WrittenFiles) -> None:
     assert made == {}
 
 
-def test_files_are_of_the_target_size(tmp_path: Path) -> None:
+def test_files_have_the_target_size(tmp_path: Path) -> None:
     size = 150_000
     properties = {"write.target-file-size-bytes": str(size), "write.parquet.row-group-size-bytes": "40000"}
     for by in (_unsorted(), order(("identity", 2, "asc", "nulls-first"))):
@@ -176,13 +176,13 @@ def test_files_are_of_the_target_size(tmp_path: Path) -> None:
         sizes = sorted(file["file-size-in-bytes"] for file in written.files)
         assert len(sizes) > 6
         assert sizes[-1] < 2 * size
-        assert sizes[2] > size / 2, "all but the last of each bucket are full"
+        assert sizes[2] > size / 2, "all files but the last of each bucket are full"
         groups = [len(file["split-offsets"]) for file in written.files]
         assert max(groups) >= 3
 
 
-def test_memory_is_bounded_whatever_is_written(tmp_path: Path) -> None:
-    """Arrow's own memory is what a writer holds: some megabytes, of which none is left."""
+def test_memory_of_a_writer_is_bounded(tmp_path: Path) -> None:
+    """A writer uses Arrow's memory: at most some megabytes, and none after its end."""
     metadata = table(tmp_path, SCHEMA, spec=spec(("bucket[16]", 1)))
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -201,12 +201,12 @@ def test_memory_is_bounded_whatever_is_written(tmp_path: Path) -> None:
             most = max(most, pa.total_allocated_bytes() - before)
         written = writer.close()
     assert written.rows == 600_000
-    assert most < 40 << 20, "70 MB were given"
+    assert most < 40 << 20, "the input has 70 MB"
     del writer
     assert pa.total_allocated_bytes() - before < 1 << 20
 
 
-def test_many_partitions_have_few_files_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writer_of_many_partitions_has_few_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: set[int] = set()
     most = 0
     begin, close = FileWriter._open_writer, FileWriter.close
@@ -230,7 +230,7 @@ def test_many_partitions_have_few_files_open_at_a_time(tmp_path: Path, monkeypat
     written = write_batches(target(metadata), given.to_batches(max_chunksize=100), limits=limits)
     check(metadata, written, given)
     assert most == 7
-    assert len(written.files) < 400, "not a file for each batch and partition"
+    assert len(written.files) < 400, "there must not be a file for each batch and partition"
 
 
 def test_zeros_of_two_signs_are_two_partitions_and_nan_is_one(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_zeros_of_two_signs_are_two_partitions_and_nan_is_one(tmp_path: Path) ->
         assert {str(one) for one in _column(file, "ratio")} == {str(file["partition"][0]).replace("NaN", "nan")}
 
 
-def test_a_row_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_failed_write_of_an_invalid_row_leaves_no_file(tmp_path: Path) -> None:
     metadata = table(tmp_path, SCHEMA, spec=spec(("identity", 2)), properties=INDEXED)
     bad = pa.RecordBatch.from_pydict({"id": pa.array([None], pa.int64())})
     with pytest.raises(Unwritable, match="column id is required"):
@@ -253,7 +253,7 @@ def test_a_row_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
     assert not [one for one in tmp_path.rglob("*") if one.is_file()]
 
 
-def test_storage_that_fails_half_way_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storage_failure_during_a_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     metadata = table(tmp_path, SCHEMA, spec=spec(("bucket[4]", 1)), properties=INDEXED)
     left = 3
     write = FileWriter.write
@@ -271,7 +271,7 @@ def test_storage_that_fails_half_way_leaves_nothing_behind(tmp_path: Path, monke
     assert not [one for one in tmp_path.rglob("*") if one.is_file()]
 
 
-def test_files_are_written_to_s3_and_taken_back(s3: S3, s3_bucket: str) -> None:
+def test_files_are_written_to_s3_and_discarded(s3: S3, s3_bucket: str) -> None:
     storage = Storage(
         {
             "s3.endpoint": s3.endpoint,
@@ -286,7 +286,7 @@ def test_files_are_written_to_s3_and_taken_back(s3: S3, s3_bucket: str) -> None:
 
     def there() -> dict[str, int]:
         listed = s3.client().list_objects_v2(Bucket=s3_bucket)
-        keys = [one for one in listed.get("Contents", ()) if not one["Key"].endswith("/")]  # Arrow leaves folders
+        keys = [one for one in listed.get("Contents", ()) if not one["Key"].endswith("/")]  # Arrow leaves folders.
         return {f"s3://{s3_bucket}/{one['Key']}": one["Size"] for one in keys}
 
     written = write_batches(to, given.to_batches())
@@ -303,7 +303,7 @@ def test_files_are_written_to_s3_and_taken_back(s3: S3, s3_bucket: str) -> None:
     assert there() == {}
 
 
-def test_a_table_whose_files_are_to_be_encrypted_is_not_written(tmp_path: Path) -> None:
+def test_table_with_required_encryption_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(Unwritable, match="encrypted"):
         target(table(tmp_path, SCHEMA, properties={"encryption.key-id": "k1"}))
 
@@ -317,7 +317,7 @@ def test_written_files_can_be_discarded_twice(tmp_path: Path) -> None:
         assert not [one for one in tmp_path.rglob("*") if one.is_file()]
 
 
-def test_a_column_that_an_index_has_no_keys_of_fails_no_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_without_keys_for_a_column_fails_no_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     metadata = table(tmp_path, SCHEMA, properties={"seamark.index.more": "bloom(name)", **INDEXED})
 
     def broken(*_: object) -> Any:
@@ -331,7 +331,7 @@ def test_a_column_that_an_index_has_no_keys_of_fails_no_write(tmp_path: Path, mo
     assert all("no keys today" in why for _, why in written.skipped)
 
 
-def test_a_target_is_picklable_once_it_was_used(tmp_path: Path) -> None:
+def test_used_target_can_be_pickled(tmp_path: Path) -> None:
     metadata = table(tmp_path, SCHEMA, spec=spec(("day", 3)), order=order(("identity", 1, "asc", "nulls-first")))
     to = target(metadata)
     write_batches(to, rows(3).to_batches())
@@ -348,7 +348,7 @@ def test_no_rows_make_no_file(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*"))
 
 
-def test_rows_come_in_whatever_form_arrow_has_them() -> None:
+def test_rows_are_accepted_in_every_form_of_arrow() -> None:
     given = rows(10)
     batch = given.to_batches()[0]
     reader = pa.RecordBatchReader.from_batches(given.schema, [batch, batch])
@@ -365,7 +365,7 @@ def test_rows_come_in_whatever_form_arrow_has_them() -> None:
             list(to_batches(wrong))
 
 
-# Where files lie
+# Locations of files
 
 
 PARTITIONED = {
@@ -378,7 +378,7 @@ PARTITIONED = {
 
 
 @pytest.mark.parametrize("name", PARTITIONED)
-def test_folders_are_named_as_iceberg_names_them(name: str) -> None:
+def test_partition_folders_have_the_names_that_iceberg_gives_them(name: str) -> None:
     expected = {
         "identity": "name=x%2Fy+%C3%BC%25/a+day=2022-01-08",
         "null": "name=null",
@@ -399,7 +399,7 @@ def test_folders_are_named_as_iceberg_names_them(name: str) -> None:
     ],
     ids=str,
 )
-def test_files_lie_where_pyiceberg_lays_them(properties: dict[str, str]) -> None:
+def test_files_have_the_locations_that_pyiceberg_gives_them(properties: dict[str, str]) -> None:
     theirs = load_location_provider("s3://lake/db/t", properties)
     assert data_location("s3://lake/db/t", properties, "", "f.parquet") == theirs.new_data_location("f.parquet")
 
@@ -414,15 +414,15 @@ def test_files_lie_where_pyiceberg_lays_them(properties: dict[str, str]) -> None
     )
 
 
-def test_entropy_goes_before_the_tables_name_in_a_folder_of_many_tables() -> None:
-    """As Iceberg's Java library does it."""
+def test_entropy_precedes_the_tables_name_in_a_shared_folder() -> None:
+    """Iceberg's Java library does the same."""
     properties = {"write.object-storage.enabled": "true", "write.data.path": "s3://other/place"}
     made = data_location("s3://lake/db/t", properties, "p=1", "f.parquet")
     assert made.startswith("s3://other/place/")
     assert made.endswith("/db/t/p=1/f.parquet")
 
 
-def test_names_of_files_of_a_bucket_begin_with_its_number(tmp_path: Path) -> None:
+def test_names_of_files_begin_with_their_bucket_number(tmp_path: Path) -> None:
     to = target(table(tmp_path, SCHEMA, spec=spec(("day", 3), ("bucket[16]", 1))))
     names = {to.generate_location((0, 7)).rpartition("/")[2] for _ in range(100)}
     assert len(names) == 100

@@ -1,4 +1,4 @@
-"""Tables that are metadata and nothing else, for tests of what is written to them; and PyIceberg as their reader."""
+"""Tables that consist of metadata only, for tests of written files, and PyIceberg as their reader."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ EVERY_TYPE = Schema(
         Field(42, "lists", False, ListType(43, ListType(44, "string", True), False)),
     )
 )
-"""A column of each primitive type, as `typed.SAMPLES` orders them, and nested ones."""
+"""A schema with a column of each primitive type, in the order of `typed.SAMPLES`, and nested columns."""
 
 
 def spec(*fields: tuple[str, int]) -> PartitionSpec:
-    """Of (transform, source id)."""
+    """Return a partition spec with fields of (transform, source id)."""
     made = [PartitionField(f"p{n}", transform, source, (), 1000 + n) for n, (transform, source) in enumerate(fields)]
     return PartitionSpec(0, tuple(made))
 
 
 def order(*fields: tuple[str, int, str, str]) -> SortOrder:
-    """Of (transform, source id, direction, null order)."""
+    """Return a sort order with fields of (transform, source id, direction, null order)."""
     return SortOrder(1, tuple(SortField(transform, how, nulls, source) for transform, source, how, nulls in fields))
 
 
@@ -59,7 +59,7 @@ def table(
     properties: Mapping[str, str] | None = None,
     version: int = 3,
 ) -> TableMetadata:
-    """Without a snapshot."""
+    """Return table metadata without a snapshot."""
     return TableMetadata(
         format_version=version,
         table_uuid=str(uuid.UUID(int=7)),
@@ -86,7 +86,7 @@ def their_metadata(metadata: TableMetadata) -> TheirMetadata:
 
 
 def their_file(json: Mapping[str, Any]) -> DataFile:
-    """As PyIceberg's manifests would have it."""
+    """Return the file in the form of PyIceberg's manifests."""
 
     def by_id(name: str) -> dict[int, Any] | None:
         found = json.get(name)
@@ -122,11 +122,11 @@ def read_by_pyiceberg(
     """Return all columns of these files."""
     theirs = their_metadata(metadata)
     scan = ArrowScan(theirs, PyArrowFileIO(), theirs.schema(), where or AlwaysTrue())
-    return scan.to_table([FileScanTask(their_file(one)) for one in files])  # which goes through them twice
+    return scan.to_table([FileScanTask(their_file(one)) for one in files])  # The scan reads the tasks twice.
 
 
 def every_type(columns: Mapping[str, Sequence[Any]], nested: Sequence[int]) -> pa.Table:
-    """Return rows of `EVERY_TYPE`, of values of each kind; nested values are made of a number each."""
+    """Return rows of `EVERY_TYPE` with the given values; each nested value is derived from one number."""
     arrays = {f"c{place} {kind}": typed.array(kind, columns[kind]) for place, kind in enumerate(typed.SAMPLES)}
     arrays["st"] = pa.array(
         [[None, {"a": 1, "b.c": None}, {"a": -1, "b.c": "x" * 20}][one % 3] for one in nested],
@@ -153,6 +153,6 @@ def conformed(rows: pa.Table, target: WriteTarget) -> pa.Table:
 
 
 def by_column(metrics: Mapping[str, Any]) -> dict[int, Any]:
-    """Return a `CountMap` or `ValueMap` as a dict; bounds as bytes."""
+    """Return a `CountMap` or `ValueMap` as a dict; bounds become bytes."""
     values = (bytes.fromhex(one) if isinstance(one, str) else one for one in metrics["values"])
     return dict(zip(metrics["keys"], values, strict=True))

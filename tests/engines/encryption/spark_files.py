@@ -1,5 +1,6 @@
-"""Writes encrypted files by Spark, waits for a line, and reads the files that were made of them. A process of its own,
-because a JVM takes its class path when it starts.
+"""Write encrypted files with Spark, wait for a line, and read the files that were made of them.
+
+It is a separate process, because a JVM reads its class path when it starts.
 
     python -m tests.engines.encryption.spark_files FOLDER CLASSES
 """
@@ -54,7 +55,7 @@ def main(folder: Path, classes: str) -> None:
             writer = spark.createDataFrame(rows, SCHEMA).coalesce(1).write
             given = {f"parquet.encryption.{key}": value for key, value in options.items()}
             given |= {"parquet.bloom.filter.enabled#text": "true", "parquet.page.row.count.limit": "500"}
-            given["parquet.enable.dictionary#text"] = "false"  # or parquet-java writes no Bloom filter
+            given["parquet.enable.dictionary#text"] = "false"  # Otherwise parquet-java writes no Bloom filter.
             if name == "version2":
                 given["parquet.writer.version"] = "v2"
             writer.options(**given).parquet(str(folder / f"{name}-{part}"))

@@ -33,7 +33,7 @@ SCHEMA = pa.schema(
 )
 REPLACED = ("uniform", "columns", "signed", "plain")
 EXPECTED = [2 * ROWS, 2 * sum(range(ROWS)), 2 * 97, 2 * sum(n % 3 for n in range(ROWS)), "998", 31, 6, 8]
-"""Of two files that Spark has written."""
+"""The expected totals over two files that Spark has written."""
 
 
 def _scheme(path: Path) -> EncryptionScheme | None:
@@ -46,7 +46,7 @@ def _scheme(path: Path) -> EncryptionScheme | None:
 
 
 @pytest.mark.slow
-def test_spark_reads_what_is_made_of_its_encrypted_files(tmp_path: Path) -> None:
+def test_spark_reads_the_merged_form_of_its_encrypted_files(tmp_path: Path) -> None:
     java_17()
     jars = Path(pyspark.__file__).parent / "jars"
     classes = tmp_path / "classes"
@@ -73,10 +73,10 @@ def test_spark_reads_what_is_made_of_its_encrypted_files(tmp_path: Path) -> None
             out = tmp_path / f"ours-{name}.parquet"
             merge(parts, out, SCHEMA, keys=KEYS, encryption=KEYS.create_encryption(scheme))
             made.append(out)
-            if name != "version2":  # Arrow cannot read such pages of parquet-java
+            if name != "version2":  # Arrow cannot read these pages of parquet-java.
                 with pq.ParquetFile(out, decryption_properties=KEYS.decryption_properties()) as file:
                     assert file.read().num_rows == 2 * ROWS
-        # What Spark has written is replaced under its name; its checksums of the old bytes stay until they are dropped.
+        # The merged file replaces Spark's file. Spark's checksums of the old bytes must be deleted, too.
         for name in REPLACED:
             old = next((tmp_path / f"{name}-0").glob("*.parquet"))
             place = tmp_path / f"replaced-{name}"

@@ -1,1 +1,1 @@
-"""Spark, unmodified, with the server's plans."""
+"""Unmodified Spark with the server's plans."""

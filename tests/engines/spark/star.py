@@ -1,4 +1,4 @@
-"""A small star for queries in Spark, and the means to compare the rows of a query with Spark's own."""
+"""A small star schema for queries in Spark, and a check that a query returns Spark's own rows."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Rig:
         return rewritten(self.spark, text.replace("{db}", self.db), args)
 
     def same(self, text: str, args: Any = None) -> RewrittenQuery:
-        """Asserts that the rows are; returns what was done for them."""
+        """Check that the query returns Spark's own rows, and return how it was rewritten."""
         text = text.replace("{db}", self.db)
         wanted = rows(self.spark.sql(text, args) if args is not None else self.spark.sql(text))
         done: list[RewrittenQuery] = []
@@ -69,7 +69,7 @@ def rows(frame: Any) -> list[str]:
 
 
 def fill(rig: Rig) -> None:
-    """Facts in two dozen files, of three specs, with rows deleted and updated; version 3."""
+    """Create a star schema in format version 3, with facts in two dozen files of three specs and changed rows."""
     rig.run(
         "CREATE TABLE {db}.sales (id bigint, item int, store bigint, day date, at timestamp, nt timestamp_ntz, "
         "price decimal(9,2), weight double, note string, ok boolean, info struct<code int, tag string>) USING iceberg "

@@ -1,7 +1,8 @@
-"""Iceberg's own clean-up deletes no live file: after the undo of a job, and of Puffin files with several vectors.
+"""Iceberg's own clean-up deletes no live file.
 
-`expireSnapshots()` of Iceberg's Java library is what Trino, Flink and programs call. It deletes the files that expired
-snapshots of the history have marked as removed, without a look at the files that are live. Spark's procedure compares.
+The tests run it after the undo of a job, and on Puffin files with several vectors. Trino, Flink and
+programs call `expireSnapshots()` of Iceberg's Java library. It deletes the files that expired snapshots of
+the history have marked as removed, and does not check which files are live. Spark's procedure checks.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ pytestmark = pytest.mark.spark
 SMALL = CompactionPolicy(1 << 20, 2)
 FUTURE_MS = 1 << 45
 BEHIND_MS = 1000 * UNDONE_KEPT_MS
-"""Of the server at first: Iceberg refuses to write metadata of the future."""
+"""The time by which the server's clock is slow at first, because Iceberg writes no metadata of the future."""
 
 
 class Lake:
-    """`catalog`: the server's name in Spark."""
+    """A server and a Spark session; `catalog` is the server's name in Spark."""
 
     def __init__(self, spark: SparkSession, home: Path) -> None:
         self.clock = LateClock()
@@ -60,7 +61,7 @@ class Lake:
         self.served.stop()
 
     def expire(self, *, by_procedure: bool) -> None:
-        """Remove all snapshots but the current one, by Iceberg's library or by Spark's procedure."""
+        """Expire all snapshots except the current one, with Iceberg's library or with Spark's procedure."""
         if by_procedure:
             self.spark.sql(
                 f"CALL {self.catalog}.system.expire_snapshots(table => 'db.t', "
@@ -91,7 +92,7 @@ def lake(spark: SparkSession, tmp_path: Path) -> Iterator[Lake]:
 @pytest.mark.slow
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("rounds", [2, 8])
-def test_icebergs_clean_up_after_undone_jobs_leaves_live_files(lake: Lake, version: int, rounds: int) -> None:
+def test_icebergs_clean_up_after_undone_jobs_keeps_live_files(lake: Lake, version: int, rounds: int) -> None:
     rng = random.Random(f"{first_seed()} {version} {rounds}")
     outcomes = Counter[str]()
     for number in range(rounds):
@@ -118,7 +119,7 @@ def test_icebergs_clean_up_after_undone_jobs_leaves_live_files(lake: Lake, versi
             expected = Counter((one, one % 3, text) for one, text in model.items())
             assert read(lake.client) == expected
             for by_procedure in (number % 3 == 2, False):
-                if rng.random() < 0.5:  # otherwise the undone snapshots stay at first
+                if rng.random() < 0.5:  # Otherwise the undone snapshots stay at first.
                     lake.clock.ahead_ms += 2 * UNDONE_KEPT_MS
                 lake.expire(by_procedure=by_procedure)
                 table = catalog.load_table("db.t")
@@ -135,8 +136,8 @@ def test_icebergs_clean_up_after_undone_jobs_leaves_live_files(lake: Lake, versi
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rounds", [2, 8])
-def test_icebergs_clean_up_leaves_puffin_files_with_a_live_vector(lake: Lake, rounds: int) -> None:
-    """Of Spark's writers and of ours, each of which replaces vectors of the other."""
+def test_icebergs_clean_up_keeps_puffin_files_with_a_live_vector(lake: Lake, rounds: int) -> None:
+    """Spark's writers and Seamark's replace each other's vectors."""
     rng = random.Random(f"{first_seed()} {rounds}")
     lake.clock.ahead_ms = 0
     name, shared = f"{lake.catalog}.db.t", 0
@@ -174,7 +175,7 @@ def test_icebergs_clean_up_leaves_puffin_files_with_a_live_vector(lake: Lake, ro
             expected = Counter((one, one % 3, text) for one, text in model.items())
             assert read(lake.client) == lake.rows() == expected
             catalog.drop_table("db.t")
-    assert shared, "no Puffin file with two live vectors"
+    assert shared, "no Puffin file had two live vectors"
 
 
 def _change(client: IndexClient, rng: random.Random, model: dict[int, str], text: str) -> None:

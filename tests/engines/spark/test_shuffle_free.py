@@ -1,6 +1,6 @@
-"""Buckets, as engines use them: equality opens one of them, joins and groupings by the key need no exchange.
+"""Buckets in Spark: an equality reads one of them, and joins and groupings by the key need no exchange.
 
-Plans are the ones that Spark has run; the rows are those of the same query where Spark shuffles everything.
+The plans are those that Spark has run. The rows are those of the same query when Spark shuffles everything.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ ROWS = 2_000
 
 @pytest.fixture(scope="module")
 def server(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seamark]:
-    """Tables of the same ids, in 8 buckets twice (eight and eleven), in 4, and in none."""
+    """Yield a server with four tables of the same ids: two with 8 buckets, one with 4, and one without buckets."""
     with Seamark(tmp_path_factory.mktemp("buckets")) as server, closing(SeamarkClient(server.base_url)) as client:
         connect(spark, "free", server.base_url)
         spark.sql("CREATE NAMESPACE free.db")
         for number, (name, buckets) in enumerate((("eight", 8), ("eleven", 8), ("four", 4), ("plain", 0))):
             by = f"PARTITIONED BY (bucket({buckets}, id))" if buckets else ""
             spark.sql(f"CREATE TABLE free.db.{name} (id bigint, v bigint) USING iceberg {by}")
-            for start in (0, ROWS // 2):  # two files a bucket, as groups that are to be read together
+            for start in (0, ROWS // 2):  # Each bucket has two files, so that groups must be read together.
                 ids = range(start, start + ROWS // 2)
                 append(client, f"db.{name}", pa.table({"id": ids, "v": [(number + 1) * one for one in ids]}))
         yield server
@@ -63,7 +63,7 @@ def no_broadcast(spark: SparkSession) -> Iterator[None]:
 
 
 def run(frame: DataFrame) -> tuple[list[tuple[int, ...]], int]:
-    """Return (its rows, in order; the exchanges of the plan that gave them)."""
+    """Return the sorted rows, and the number of exchanges in the executed plan."""
     found = sorted(tuple(row) for row in frame.collect())
     plan = frame._jdf.queryExecution().executedPlan().toString()
     assert "Scan" in plan
@@ -81,7 +81,7 @@ def shuffled(spark: SparkSession, query: str) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize(
     ("left", "right"), [("eight", "eleven"), pytest.param("eight", "four", marks=pytest.mark.slow), ("four", "eight")]
 )
-def test_a_join_on_the_key_of_two_bucketed_tables_has_no_exchange(
+def test_join_of_two_bucketed_tables_by_the_key_has_no_exchange(
     server: Seamark, spark: SparkSession, left: str, right: str
 ) -> None:
     query = JOIN.format(left, right)
@@ -94,7 +94,7 @@ def test_a_join_on_the_key_of_two_bucketed_tables_has_no_exchange(
 @pytest.mark.parametrize(
     ("left", "right"), [("eight", "plain"), pytest.param("plain", "eight", marks=pytest.mark.slow)]
 )
-def test_a_join_with_a_table_that_is_not_bucketed_exchanges_that_one_alone(
+def test_join_with_an_unbucketed_table_exchanges_only_that_table(
     server: Seamark, spark: SparkSession, left: str, right: str
 ) -> None:
     query = JOIN.format(left, right)
@@ -103,14 +103,14 @@ def test_a_join_with_a_table_that_is_not_bucketed_exchanges_that_one_alone(
     assert found == shuffled(spark, query)
 
 
-def test_a_grouping_by_the_key_has_no_exchange(server: Seamark, spark: SparkSession) -> None:
+def test_grouping_by_the_bucketed_key_has_no_exchange(server: Seamark, spark: SparkSession) -> None:
     query = "SELECT id, sum(v), count(*) FROM free.db.eight GROUP BY id"
     found, exchanges = run(spark.sql(query))
     assert exchanges == 0
     assert found == shuffled(spark, query) == [(one, one, 1) for one in range(ROWS)]
 
 
-def test_a_grouping_of_a_join_on_the_key_has_no_exchange(server: Seamark, spark: SparkSession) -> None:
+def test_grouping_of_a_join_by_the_bucketed_key_has_no_exchange(server: Seamark, spark: SparkSession) -> None:
     query = (
         "SELECT l.id, sum(l.v + r.v) FROM free.db.eight l JOIN free.db.eleven r ON l.id = r.id "
         "WHERE l.v > 100 GROUP BY l.id"
@@ -121,8 +121,8 @@ def test_a_grouping_of_a_join_on_the_key_has_no_exchange(server: Seamark, spark:
 
 
 @pytest.mark.slow
-def test_a_join_of_a_table_that_was_resized_has_its_rows(server: Seamark, spark: SparkSession) -> None:
-    """Files of both specs: Spark can group by none of them, and must see that."""
+def test_join_with_a_resized_table_returns_the_right_rows(server: Seamark, spark: SparkSession) -> None:
+    """The table has files of both specs, so Spark must not rely on either bucket count."""
     spark.sql("CREATE TABLE free.db.grown (id bigint, v bigint) USING iceberg PARTITIONED BY (bucket(4, id))")
     spark.sql("INSERT INTO free.db.grown SELECT id, id FROM range(0, 1000)")
     spark.sql("ALTER TABLE free.db.grown REPLACE PARTITION FIELD id_bucket WITH bucket(8, id)")
@@ -132,17 +132,17 @@ def test_a_join_of_a_table_that_was_resized_has_its_rows(server: Seamark, spark:
     assert found == shuffled(spark, query) == [(one, one, one) for one in range(ROWS)]
 
 
-def test_equality_on_the_key_opens_the_files_of_one_bucket(server: Seamark, spark: SparkSession) -> None:
+def test_equality_on_the_key_reads_the_files_of_one_bucket(server: Seamark, spark: SparkSession) -> None:
     with RestCatalog("free", uri=server.base_url) as catalog:
         table = catalog.load_table("db.eight")
         everything = [task.file.file_path for task in table.scan().plan_files()]
         assert len(everything) == 16
         for key in range(0, ROWS, 389):
             kept = [task.file.file_path for task in table.scan(row_filter=f"id = {key}").plan_files()]
-            # Ids of each file are one half of the table's, so bounds leave one of the bucket's two files.
+            # Each file has ids of one half of the table, so bounds keep one of the bucket's two files.
             assert len(kept) == 1
             others = [Path(path.removeprefix("file://")) for path in everything if path not in kept]
-            for path in others:  # nobody opens them: they are not there
+            for path in others:  # The other files are moved away, which proves that Spark does not open them.
                 path.rename(path.with_suffix(".away"))
             try:
                 assert spark.table("free.db.eight").where(f"id = {key}").collect() == [(key, key)]

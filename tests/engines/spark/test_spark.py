@@ -1,4 +1,4 @@
-"""Spark 4.1, unmodified, end to end: what data engineers do in SQL works and reads back right."""
+"""Unmodified Spark 4.1: common SQL statements of data engineers work, and reads return the right rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ def catalog(spark: SparkSession, lake: Lake) -> Iterator[str]:
 
 @pytest.fixture
 def sql(spark: SparkSession, catalog: str) -> Any:
-    """Run a statement with `{db}` in the place of catalog and namespace; return its rows."""
+    """Return a function that runs a statement and returns its rows.
+
+    `{db}` in the statement becomes the catalog and namespace.
+    """
 
     def run(statement: str) -> list[tuple[Any, ...]]:
         return rows(spark.sql(statement.replace("{db}", f"{catalog}.db").replace("{cat}", catalog)))
@@ -36,7 +39,7 @@ def sql(spark: SparkSession, catalog: str) -> Any:
     return run
 
 
-def test_create_insert_and_ctas(sql: Any) -> None:
+def test_spark_creates_inserts_and_creates_tables_as_select(sql: Any) -> None:
     sql("CREATE TABLE {db}.a (id bigint, data string, at timestamp) USING iceberg PARTITIONED BY (bucket(4, id))")
     sql("INSERT INTO {db}.a VALUES (1, 'x', timestamp'2026-01-01'), (2, 'y', timestamp'2026-01-02'), (3, null, null)")
     assert sql("SELECT count(*), count(data) FROM {db}.a") == [(3, 2)]
@@ -53,8 +56,8 @@ def test_create_insert_and_ctas(sql: Any) -> None:
     ("mode", "version"),
     [("copy-on-write", 1), ("copy-on-write", 2), ("copy-on-write", 3), ("merge-on-read", 2), ("merge-on-read", 3)],
 )
-def test_merge_update_delete(sql: Any, version: int, mode: str) -> None:
-    """Version 1 has no delete files."""
+def test_spark_merges_updates_and_deletes(sql: Any, version: int, mode: str) -> None:
+    """Format version 1 has no delete files."""
     table = f"{{db}}.m{version}_{mode.replace('-', '_')}"
     properties = ", ".join(f"'write.{what}.mode'='{mode}'" for what in ("delete", "update", "merge"))
     sql(
@@ -81,7 +84,7 @@ def test_merge_update_delete(sql: Any, version: int, mode: str) -> None:
         assert deletes == []
 
 
-def test_schema_evolution(sql: Any) -> None:
+def test_spark_reads_rows_of_evolved_schemas(sql: Any) -> None:
     sql("CREATE TABLE {db}.s (id int, gone string, point struct<x: int>) USING iceberg")
     sql("INSERT INTO {db}.s VALUES (1, 'g', named_struct('x', 1))")
     sql("ALTER TABLE {db}.s ADD COLUMNS (extra double, point.y int)")
@@ -93,7 +96,7 @@ def test_schema_evolution(sql: Any) -> None:
     assert sql("SELECT key, extra, point.x, point.y FROM {db}.s ORDER BY key") == [(1, None, 1, None), (2, 2.5, 2, 3)]
 
 
-def test_partition_evolution(sql: Any) -> None:
+def test_spark_reads_rows_of_evolved_partition_specs(sql: Any) -> None:
     sql("CREATE TABLE {db}.p (id bigint, day date) USING iceberg")
     sql("INSERT INTO {db}.p VALUES (1, date'2026-01-01')")
     sql("ALTER TABLE {db}.p ADD PARTITION FIELD months(day)")
@@ -105,7 +108,7 @@ def test_partition_evolution(sql: Any) -> None:
     assert sql("SELECT count(DISTINCT spec_id) FROM {db}.p.files") == [(3,)]
 
 
-def test_branches_tags_and_time_travel(sql: Any) -> None:
+def test_spark_reads_branches_tags_and_earlier_snapshots(sql: Any) -> None:
     sql("CREATE TABLE {db}.t (id int) USING iceberg")
     sql("INSERT INTO {db}.t VALUES (1)")
     first = sql("SELECT snapshot_id FROM {db}.t.snapshots")[0][0]
@@ -126,7 +129,7 @@ def test_branches_tags_and_time_travel(sql: Any) -> None:
     assert sql("SELECT name FROM {db}.t.refs") == [("main",)]
 
 
-def test_views(sql: Any) -> None:
+def test_spark_creates_replaces_renames_and_drops_views(sql: Any) -> None:
     sql("CREATE TABLE {db}.base (id int, v string) USING iceberg")
     sql("INSERT INTO {db}.base VALUES (1, 'a'), (2, 'b')")
     sql("CREATE VIEW {db}.view (id COMMENT 'the key') AS SELECT id FROM {db}.base WHERE v = 'b'")
@@ -142,7 +145,7 @@ def test_views(sql: Any) -> None:
     assert sql("SHOW VIEWS IN {db}") == []
 
 
-def test_maintenance_procedures(sql: Any) -> None:
+def test_sparks_maintenance_procedures_rewrite_and_expire(sql: Any) -> None:
     sql("CREATE TABLE {db}.c (id bigint) USING iceberg")
     for number in range(4):
         sql(f"INSERT INTO {{db}}.c VALUES ({number})")
@@ -155,7 +158,7 @@ def test_maintenance_procedures(sql: Any) -> None:
     assert sql("SELECT count(*) FROM {db}.c") == [(4,)]
 
 
-def test_rename_drop_undrop_and_purge(sql: Any, lake: Lake) -> None:
+def test_spark_renames_and_drops_a_table_that_is_then_restored_and_purged(sql: Any, lake: Lake) -> None:
     client = Client(lake.server.base_url)
     sql("CREATE TABLE {db}.d USING iceberg AS SELECT id FROM range(5)")
     sql("ALTER TABLE {db}.d RENAME TO db.e")
@@ -170,14 +173,14 @@ def test_rename_drop_undrop_and_purge(sql: Any, lake: Lake) -> None:
         sql("SELECT * FROM {db}.e")
     _, body = client.call("GET", "/api/v1/dropped")
     dropped = next(row for row in body["dropped"] if row["name"] == "e")
-    assert dropped["purge"], "Spark asked the catalog to purge (rest-catalog-purge), and left the files alone"
+    assert dropped["purge"], "with rest-catalog-purge, Spark asks the catalog to purge and deletes no files itself"
     assert client.call("POST", f"/api/v1/dropped/{dropped['id']}/undrop", {})[0] == 200
     assert sql("SELECT count(*) FROM {db}.e") == [(5,)]
     client.close()
 
 
-def test_a_metadata_table_named_too_short_is_not_found_rather_than_an_error(spark: SparkSession, sql: Any) -> None:
-    """Spark takes `w.files` for namespace and table, and then asks for the table `w` in the empty namespace."""
+def test_metadata_table_without_its_namespace_is_not_found(spark: SparkSession, sql: Any) -> None:
+    """Spark reads `w.files` as namespace and table, and then requests the table `w` in the empty namespace."""
     sql("CREATE TABLE {db}.w USING iceberg AS SELECT 1 AS id")
     before = (spark.catalog.currentCatalog(), spark.catalog.currentDatabase())
     sql("USE {db}")
@@ -190,7 +193,7 @@ def test_a_metadata_table_named_too_short_is_not_found_rather_than_an_error(spar
         spark.catalog.setCurrentDatabase(before[1])
 
 
-def test_scan_reports_of_engines_are_kept(sql: Any, lake: Lake) -> None:
+def test_scan_and_commit_reports_of_spark_are_kept(sql: Any, lake: Lake) -> None:
     # Java's client reports the scans that it plans itself.
     properties = "TBLPROPERTIES ('seamark.scan-planning-mode'='client')"
     sql(f"CREATE TABLE {{db}}.r USING iceberg {properties} AS SELECT id FROM range(10)")
@@ -203,4 +206,5 @@ def test_scan_reports_of_engines_are_kept(sql: Any, lake: Lake) -> None:
             assert status == 200
             return {report["report-type"] for report in body["reports"]}
 
-        block_until(lambda: kinds() == {"scan-report", "commit-report"})  # Java sends them beside the statement
+        # Java sends them concurrently with the statement.
+        block_until(lambda: kinds() == {"scan-report", "commit-report"})

@@ -1,5 +1,8 @@
-"""Files of Spark's own Parquet writer become one file by copies, which Spark reads: all rows, by its page indexes and
-Bloom filters. Encrypted tables are merged by tasks that take their keys from the environment."""
+"""Files of Spark's Parquet writer are merged into one by copies, and Spark reads all rows.
+
+Spark uses the page indexes and Bloom filters of the copy. Tasks merge encrypted tables with keys from the
+environment.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from tests.connector.parquet.copied import concatenate
 from tests.engines.tables import SparkTables
 from tests.seeds import first_seed
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]  # 6 to 60 s each
+pytestmark = [pytest.mark.spark, pytest.mark.slow]  # Each test takes 6 to 60 s.
 ALL_TYPES = (
     "id",
     "IF(id % 7 = 0, NULL, CAST(id % 20 AS tinyint)) AS tiny",
@@ -56,14 +59,14 @@ def rows(frame: DataFrame) -> list[str]:
 
 
 def scanned(frame: DataFrame) -> tuple[list[Any], int]:
-    """Return the rows, and how many the scan has given to the filter."""
+    """Return the rows, and the number of rows that the scan passed to the filter."""
     found = frame.collect()
     leaves = frame._jdf.queryExecution().executedPlan().collectLeaves()
     return found, int(leaves.head().metrics().apply("numOutputRows").value())
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_spark_reads_all_types_of_its_copied_files(spark: SparkSession, tmp_path: Path, seed: int) -> None:
+def test_spark_reads_all_types_from_its_copied_files(spark: SparkSession, tmp_path: Path, seed: int) -> None:
     rng = random.Random(first_seed() + seed)
     parts, paths = [], []
     moments = rng.choice(["INT96", "TIMESTAMP_MICROS", "TIMESTAMP_MILLIS"])
@@ -73,8 +76,8 @@ def test_spark_reads_all_types_of_its_copied_files(spark: SparkSession, tmp_path
         for part in range(3):
             parts.append(spark.range(part * 400, part * 400 + rng.choice([1, 400])).selectExpr(*ALL_TYPES))
             version = rng.choice(["v1", "v2"])
-            # Spark 4.1's vectorised reader gives other decimals for files that it wrote itself with pages of version 2
-            # and without compression; its row reader and pyarrow read them.
+            # Spark 4.1's vectorized reader returns other decimals from its own files with pages of version 2
+            # and without compression. Its row reader and pyarrow return the right ones.
             codecs = ["snappy", "gzip", "zstd", "lz4_raw", *(["none"] if version == "v1" else [])]
             options = {
                 "compression": rng.choice(codecs),
@@ -126,7 +129,7 @@ def test_spark_uses_page_indexes_and_bloom_filters_of_copied_files(spark: SparkS
 def test_tasks_merge_encrypted_files_with_the_keys_of_their_environment(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As `spark.executorEnv` gives it; the driver has no key."""
+    """`spark.executorEnv` gives the tasks their keys; the driver has none."""
     with SparkTables.served(spark, tmp_path) as tables:
         tables.sql("CREATE TABLE {db}.t (id bigint, payload string) USING iceberg")
         for first in range(0, 300, 100):

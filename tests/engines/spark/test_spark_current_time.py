@@ -1,4 +1,4 @@
-"""Conditions with the current time leave old files out, and no row, in any time zone."""
+"""Conditions on the current time leave old files out, but no row, in any time zone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         made = Rig(spark, server, new_catalog(spark, server.base_url))
         made.run("CREATE NAMESPACE {db}")
         made.run("CREATE TABLE {db}.t (id bigint, d date, at timestamp, nt timestamp_ntz) USING iceberg")
-        # Files of two rows: near the present hours apart, farther away days and months.
+        # Each file has two rows. Near the present, the times are hours apart; farther away, days and
+        # months.
         hours = f"CAST(pow((id DIV 2) - {FILES // 4}, 3) * 3 + (id % 2) * 2 AS int)"
         times = f"SELECT id, now() - make_dt_interval(0, {hours}) AS at FROM range({2 * FILES})"
         made.run(
@@ -54,7 +55,7 @@ def expression(rng: random.Random, kind: str) -> str:
         else:
             choices += [f"{text} - INTERVAL {count} HOURS", f"date_trunc('{rng.choice(units)}', {text})"]
         text = f"({rng.choice(choices)})"
-        if kind == "timestamp_ntz":  # of which functions make instants
+        if kind == "timestamp_ntz":  # Functions convert it to instants.
             text = f"CAST({text} AS timestamp_ntz)"
     return text
 
@@ -76,9 +77,9 @@ def condition(rng: random.Random) -> str:
 
 
 def check(rig: Rig, conditions: Sequence[str], note: str) -> list[tuple[int, int]]:
-    """Return the files of the plan of each condition, and of the table.
+    """Check each condition, and return the numbers of files of its plan and of the table.
 
-    Spark judges all conditions in one query that reads all rows: each as a column.
+    Spark evaluates all conditions in one query on all rows, each as a column.
     """
     judged = ", ".join(f"({where}) AS w{number}" for number, where in enumerate(conditions))
     judging = f"SELECT id, {judged} FROM {rig.db}.t ORDER BY id"
@@ -93,7 +94,7 @@ def check(rig: Rig, conditions: Sequence[str], note: str) -> list[tuple[int, int
             if done.statement is not None and rows(rig.spark.sql(done.statement)) != ids:
                 wrong.append(f"{note}: {conditions[number]}\n{done}")
         if not wrong or rig.spark.sql(judging).collect() == wanted:
-            break  # otherwise a row came to be of another day meanwhile
+            break  # Otherwise the day of a row has changed between the two queries.
     assert wrong == []
     return [(one.files, one.considered_files) for one in told]
 
@@ -122,11 +123,11 @@ def test_common_conditions_on_the_current_time_leave_old_files_out(rig: Rig) -> 
                 assert files < of == FILES, (zone, where)
 
 
-def test_random_conditions_have_sparks_own_rows(rig: Rig) -> None:
+def test_random_conditions_on_the_current_time_return_sparks_own_rows(rig: Rig) -> None:
     assert campaign(rig, first_seed(), 12, "America/New_York")["fewer"] > 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "Pacific/Kiritimati", "Etc/GMT+12"])
-def test_many_random_conditions_have_sparks_own_rows(rig: Rig, zone: str) -> None:
+def test_many_random_conditions_on_the_current_time_return_sparks_own_rows(rig: Rig, zone: str) -> None:
     assert campaign(rig, first_seed() + 1, 150, zone)["fewer"] > 30

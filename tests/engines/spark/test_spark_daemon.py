@@ -1,4 +1,4 @@
-"""The process that Python workers are forked from: what they find loaded, and what becomes of reads when they die."""
+"""The daemon that forks Spark's Python workers: the modules it loads first, and reads after a process dies."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seamark]:
 
 
 def told(spark: SparkSession, ask: Callable[[Any], Any]) -> Any:
-    """Return what a task says.
+    """Return the answer of a task.
 
-    `ask` is a function within a function, which Spark sends along.
+    `ask` is a nested function, which Spark serializes to the task.
     """
     return spark.sparkContext.parallelize([0], 1).map(ask).collect()[0]
 
@@ -59,7 +59,7 @@ WANTED = list(range(50, 200))
 
 
 @pytest.mark.slow
-def test_workers_find_our_modules_loaded_before_they_run_anything(spark: SparkSession) -> None:
+def test_workers_start_with_seamarks_modules_loaded(spark: SparkSession) -> None:
     def ask(_: Any) -> Any:
         import gc
         import os
@@ -85,8 +85,8 @@ def test_workers_find_our_modules_loaded_before_they_run_anything(spark: SparkSe
     assert found["read again"] == []
 
 
-def test_nothing_runs_beside_the_process_that_is_forked(spark: SparkSession) -> None:
-    """A thread that held a lock would leave it locked in each worker for good."""
+def test_daemon_has_no_other_threads_when_it_forks(spark: SparkSession) -> None:
+    """A lock that another thread held would stay locked in each worker forever."""
 
     def ask(_: Any) -> Any:
         import os
@@ -98,13 +98,14 @@ def test_nothing_runs_beside_the_process_that_is_forked(spark: SparkSession) -> 
 
     threads, sockets = told(spark, ask)
     assert len(threads) == 1
-    assert len(sockets) == 1  # on which it listens
+    assert len(sockets) == 1  # The daemon listens on it.
 
 
-# It takes 20 s. That a forked worker is whole, and what it is forked from holds nothing, is in the fast tier.
+# The test takes 20 s. Other tests of the fast tier check that workers are complete and that the
+# daemon holds nothing.
 @pytest.mark.slow
 @pytest.mark.parametrize("who", ["the worker", "the process that it was forked from"])
-def test_reads_go_on_after_the_death_of(who: str, spark: SparkSession, server: Seamark) -> None:
+def test_reads_continue_after_the_death_of_a_python_process(who: str, spark: SparkSession, server: Seamark) -> None:
     forked = who != "the worker"
 
     def die(_: Any) -> Any:
@@ -116,7 +117,7 @@ def test_reads_go_on_after_the_death_of(who: str, spark: SparkSession, server: S
 
     assert ids(spark, server) == WANTED
     if forked:
-        with suppress(PySparkException):  # the worker itself may live to answer
+        with suppress(PySparkException):  # The worker itself may live to answer.
             told(spark, die)
     else:
         with pytest.raises(Exception, match="Python worker exited unexpectedly"):
@@ -155,7 +156,7 @@ spark.stop()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("module", ["own_daemon", "pyspark.daemon"])
-def test_a_session_with_another_daemon_keeps_it_and_reads_the_same(
+def test_session_with_another_daemon_keeps_it_and_reads_the_same_rows(
     module: str, server: Seamark, tmp_path: Path
 ) -> None:
     (tmp_path / "own_daemon.py").write_text(OWN)

@@ -1,4 +1,4 @@
-"""`df.write.format("seamark")` in all modes and by options, as Iceberg's reader in the same Spark finds the table."""
+"""`df.write.format("seamark")` in all modes and with options, checked with Iceberg's reader in the same Spark."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def refused(write: Any, *arguments: Any) -> str:
-    """Return the refusal, which is one sentence."""
+    """Return the text of the refusal, and check that it is one sentence."""
     with pytest.raises(AnalysisException) as caught:
         write(*arguments)
     text = str(caught.value)
@@ -51,10 +51,10 @@ def refused(write: Any, *arguments: Any) -> str:
     return text
 
 
-def test_all_modes_and_creation(rig: Rig) -> None:
+def test_frame_writer_creates_tables_and_writes_in_all_modes(rig: Rig) -> None:
     a, b = rig.frame((1, "a", 1), (2, "b", 2)), rig.frame((3, "b", 3))
     new = {"partitioning": "bucket(4, id)", "property.format-version": "3", "property.owner.Team": "x"}
-    rig.writer(a, None, **new).partitionBy("day").saveAsTable(f"{rig.db}.t")  # the default mode makes the table
+    rig.writer(a, None, **new).partitionBy("day").saveAsTable(f"{rig.db}.t")  # The default mode creates the table.
     target = WriteTarget.of(rig.client.load_table("db.t"))
     assert target.format_version == 3
     assert target.properties["owner.Team"] == "x"
@@ -90,7 +90,7 @@ def test_merge_schema_adds_columns_and_widens_types(rig: Rig) -> None:
     assert (3, "c", 3, None, None) in rig.held("evolved")
 
 
-def test_refusals_are_one_sentence_and_a_wrong_catalog_gets_a_hint(rig: Rig) -> None:
+def test_refusals_are_one_sentence_and_suggest_the_right_catalog(rig: Rig) -> None:
     frame, catalog = rig.frame((1, "a", 1)), rig.db.partition(".")[0]
     assert f"did you mean '{catalog}'" in refused(rig.writer(frame).saveAsTable, f"{catalog[:-1]}.db.t")
     assert "is a catalog of this session" in refused(rig.writer(frame, uri=rig.uri).save, f"{catalog}.db.nowhere")
@@ -104,12 +104,12 @@ def test_refusals_are_one_sentence_and_a_wrong_catalog_gets_a_hint(rig: Rig) -> 
     assert rig.held("strict") == []
 
 
-def test_other_formats_are_sparks_own(rig: Rig, tmp_path: Any) -> None:
+def test_writes_in_other_formats_are_unchanged(rig: Rig, tmp_path: Any) -> None:
     rig.frame((1, "a", 1)).write.format("parquet").save(str(tmp_path / "out"))
     assert rig.spark.read.parquet(str(tmp_path / "out")).count() == 1
     rig.frame((1, "a", 1)).write.saveAsTable(f"{rig.db}.plain", format="iceberg")
     assert rig.held("plain") == [(1, "a", 1)]
 
 
-def test_terms_of_a_partitioning() -> None:
+def test_partitioning_text_is_split_into_terms() -> None:
     assert split_terms("bucket(16, id), days(ts) , region") == ["bucket(16, id)", "days(ts)", "region"]

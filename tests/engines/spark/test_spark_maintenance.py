@@ -1,6 +1,9 @@
-"""Spark's own maintenance procedures beside ours: `remove_orphan_files` leaves index files and plan files, though no
-metadata of the table names them and they are old; `expire_snapshots` keeps no snapshot that our expiration removes.
-Iceberg's Java library reads our statistics and manifests."""
+"""Spark's own maintenance procedures beside Seamark's jobs.
+
+`remove_orphan_files` keeps old index files and plan files, although the table's metadata do not name them.
+`expire_snapshots` expires every snapshot that Seamark's expiration removes. Iceberg's Java library reads
+Seamark's statistics and manifests.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ pytestmark = pytest.mark.spark
 DAY_S = 86_400
 
 
-def test_remove_orphan_files_leaves_index_files_and_plan_files(spark: SparkSession, tmp_path: Path) -> None:
+def test_remove_orphan_files_keeps_index_files_and_plan_files(spark: SparkSession, tmp_path: Path) -> None:
     with SparkTables.served(spark, tmp_path) as tables:
         tables.sql("CREATE TABLE {db}.t (id bigint, land string) USING iceberg")
         for first in range(0, 40, 10):
@@ -60,9 +63,12 @@ def test_remove_orphan_files_leaves_index_files_and_plan_files(spark: SparkSessi
 
 @pytest.mark.slow
 @pytest.mark.parametrize("names", ["a", "abc"])
-def test_an_expiration_removes_only_what_icebergs_own_would(spark: SparkSession, tmp_path: Path, names: str) -> None:
-    """Spark then finds no more than the snapshot before each, whose age it counts from its own commit; and Spark
-    reads every snapshot that is left.
+def test_expiration_removes_only_snapshots_that_iceberg_would_expire(
+    spark: SparkSession, tmp_path: Path, names: str
+) -> None:
+    """Spark then expires at most one more snapshot for each branch, and reads all that remain.
+
+    It counts a snapshot's age from the snapshot's own commit, and Seamark from the commit that replaced it.
     """
     rng, removed = random.Random(7), 0
     with SparkTables.served(spark, tmp_path) as tables:
@@ -104,10 +110,11 @@ def test_an_expiration_removes_only_what_icebergs_own_would(spark: SparkSession,
     assert removed > len(names)
 
 
-# Trino reads our statistics, and Iceberg's planner in Java our manifests, in the fast tier.
+# In the fast tier, Trino reads Seamark's statistics, and Iceberg's Java planner reads its
+# manifests.
 @pytest.mark.slow
 @pytest.mark.parametrize("version", [2, 3])
-def test_icebergs_java_library_reads_our_statistics_and_manifests(
+def test_icebergs_java_library_reads_seamarks_statistics_and_manifests(
     spark: SparkSession, tmp_path: Path, version: int
 ) -> None:
     with SparkTables.served(spark, tmp_path) as tables:
@@ -131,7 +138,8 @@ def test_icebergs_java_library_reads_our_statistics_and_manifests(
         for column, count in zip((1, 2, 5), exact, strict=True):
             assert ndv[column] == pytest.approx(count, rel=0.05)
             assert sketches[column] == pytest.approx(ndv[column], abs=1)
-        # The same sketches by Spark's own procedure: both hash the same bytes, so that their union counts no more.
+        # Spark's own procedure makes the same sketches: both hash the same bytes, so their union has the
+        # same count.
         tables.sql(f"CALL {catalog}.system.compute_table_stats(table => 'db.t')")
         theirs = _read_statistics(spark, tables)[0]
         assert {column: pytest.approx(count, rel=0.05) for column, count in theirs.items()} == ndv
@@ -152,7 +160,7 @@ def test_icebergs_java_library_reads_our_statistics_and_manifests(
 
 
 def _live_entries(tables: SparkTables) -> list[tuple[object, ...]]:
-    """By Java's reader of manifests."""
+    """Return the live entries, as Java reads the manifests."""
     found = tables.sql(
         "SELECT snapshot_id, sequence_number, file_sequence_number, data_file.content, data_file.file_path, "
         "data_file.record_count, data_file.first_row_id, data_file.referenced_data_file FROM {db}.t.entries "
@@ -162,7 +170,7 @@ def _live_entries(tables: SparkTables) -> list[tuple[object, ...]]:
 
 
 def _listed(iterable: Any) -> Iterator[Any]:
-    """Of an Iterable of Java."""
+    """Yield the elements of a Java Iterable."""
     iterator = iterable.iterator()
     while iterator.hasNext():
         yield iterator.next()
@@ -171,8 +179,10 @@ def _listed(iterable: Any) -> Iterator[Any]:
 def _read_statistics(
     spark: SparkSession, tables: SparkTables
 ) -> tuple[dict[int, int], dict[int, float], list[tuple[object, ...]]]:
-    """By Iceberg's Java library, of the current snapshot: the numbers of distinct values as stated, and as of the
-    sketches; the partition statistics."""
+    """Return the statistics of the current snapshot, as Iceberg's Java library reads them.
+
+    They are the stated numbers of distinct values, those of the sketches, and the partition statistics.
+    """
     jvm = spark._jvm
     assert jvm is not None
     table = jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(spark._jsparkSession, f"{tables.db}.t")
@@ -203,7 +213,7 @@ def _read_statistics(
     return stated, sketches, partitions
 
 
-def test_statements_of_ours_run_as_spark_jobs_and_others_are_sparks(spark: SparkSession, tmp_path: Path) -> None:
+def test_sql_runs_maintenance_statements_as_jobs_and_others_in_spark(spark: SparkSession, tmp_path: Path) -> None:
     with SparkTables.served(spark, tmp_path) as tables:
         tables.sql(
             "CREATE TABLE {db}.t (id bigint, day date, payload string, ext string) USING iceberg PARTITIONED BY (day)"

@@ -1,4 +1,4 @@
-"""`format("seamark")` against Iceberg's own reader in the same Spark: the same rows, whatever is asked."""
+"""`format("seamark")` against Iceberg's own reader in the same Spark: every read returns the same rows."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def fill(rig: Rig, table: str, version: int) -> None:
-    """All types, two schemas, two specs, nulls, NaN and both zeros; rows deleted and updated on the way."""
+    """Create a table with all types, two schemas, two specs, nulls, NaN, both zeros, and changed rows."""
     rig.sql(
         f"CREATE TABLE {{db}}.{table} (id bigint NOT NULL, n int, f float, d double, p decimal(9,2), s string, "
         "b binary, day date, ts timestamp, nt timestamp_ntz, ok boolean, st struct<a: int, u: string>, "
@@ -197,7 +197,7 @@ FILTERS: list[tuple[str, Filter]] = [
 ]
 
 
-def test_filters_mean_what_spark_means_by_them(rig: Rig, table: str) -> None:
+def test_pushed_filters_match_the_rows_that_spark_selects(rig: Rig, table: str) -> None:
     asked = ", ".join(f"({sql}) AS w{number}" for number, (sql, _) in enumerate(FILTERS))
     judged = rig.sql(f"SELECT id, {asked} FROM {{db}}.{table}").collect()
     with closing(SeamarkClient(rig.server.base_url)) as client:
@@ -210,7 +210,7 @@ def test_filters_mean_what_spark_means_by_them(rig: Rig, table: str) -> None:
             assert sorted(found) == sorted(row["id"] for row in judged if row[f"w{number}"] is True), sql
 
 
-def test_filters_that_cannot_be_exact_are_left_to_spark(rig: Rig, table: str) -> None:
+def test_inexact_filters_are_left_to_spark(rig: Rig, table: str) -> None:
     with closing(SeamarkClient(rig.server.base_url)) as client:
         schema = open_table(client, f"db.{table}", At()).schema
     for given in (
@@ -221,14 +221,14 @@ def test_filters_that_cannot_be_exact_are_left_to_spark(rig: Rig, table: str) ->
         assert expression_of(given, schema) is None, given
 
 
-def test_rows_are_those_of_icebergs_reader(rig: Rig, table: str) -> None:
+def test_reader_returns_the_rows_of_icebergs_reader(rig: Rig, table: str) -> None:
     native, ours = rig.sql(f"SELECT * FROM {{db}}.{table}"), rig.ours(table)
     assert ours.schema.simpleString() == native.schema.simpleString()
     assert rows(ours) == rows(native)
     where = "id < 5 OR (text = 's7' AND NOT f > 2) OR (late IS NULL AND st.aa = 2)"
     wanted = rows(native.where(where).select("id", "text", "_file", "_pos"))
     assert rows(rig.ours(table, where=where, columns="id, text, _file,_pos")) == wanted
-    # Of one `load()` several queries: what one of them asked for must not stick to it.
+    # Several queries use one `load()`; a filter of one query must not remain for the next.
     for other in ("id = 17", "true"):
         assert rows(ours.where(other).select("id")) == rows(native.where(other).select("id")), other
     assert rig.ours(table, where=where, limit=3).count() == 3
@@ -236,7 +236,7 @@ def test_rows_are_those_of_icebergs_reader(rig: Rig, table: str) -> None:
 
 
 @pytest.mark.slow
-def test_snapshots_branches_and_tags_are_read_by_the_schemas_that_icebergs_reader_takes(rig: Rig, table: str) -> None:
+def test_snapshots_branches_and_tags_are_read_with_icebergs_schemas(rig: Rig, table: str) -> None:
     first, _, last, *_ = rig.snapshots(table)
     rig.sql(f"ALTER TABLE {{db}}.{table} CREATE TAG then AS OF VERSION {first}")
     for options, version in (
@@ -255,7 +255,7 @@ def test_snapshots_branches_and_tags_are_read_by_the_schemas_that_icebergs_reade
     )
 
 
-def test_filters_are_pushed_where_that_is_asked_for(rig: Rig, table: str) -> None:
+def test_filters_are_pushed_only_if_the_option_is_set(rig: Rig, table: str) -> None:
     native = rig.sql(f"SELECT id, text, n FROM {{db}}.{table}")
     rig.spark.conf.set(PUSHDOWN, "true")
     for where, asked_again in (("text LIKE 's1%' AND n > 3", False), ("n < 9 AND text LIKE '%1'", True)):
@@ -289,14 +289,14 @@ def test_invalid_read_options_are_refused(rig: Rig) -> None:
     assert rig.ours("one").collect() == []
 
 
-# What changed
+# Changes between snapshots
 
 
 @pytest.mark.parametrize(
     ("version", "mode"),
     [pytest.param(2, MERGE_ON_READ, marks=pytest.mark.slow), (3, MERGE_ON_READ), (2, COPY_ON_WRITE)],
 )
-def test_changes_lead_from_the_rows_before_to_those_after(rig: Rig, version: int, mode: str) -> None:
+def test_changes_lead_from_the_rows_before_to_the_rows_after(rig: Rig, version: int, mode: str) -> None:
     table = f"c{version}{'m' if mode is MERGE_ON_READ else 'c'}"
     rig.sql(
         f"CREATE TABLE {{db}}.{table} (id bigint, v int) USING iceberg "
@@ -329,14 +329,14 @@ def test_changes_lead_from_the_rows_before_to_those_after(rig: Rig, version: int
             assert not told["delete"] - (state[first] + told["insert"])
             assert state[first] + told["insert"] - told["delete"] == state[last], (first, last)
             if (first, last) == (3, 4):
-                assert not told["insert"]  # files were rewritten, no rows changed
+                assert not told["insert"]  # The files were rewritten, and no row changed.
     frame = rig.ours(table, changes="true", start_snapshot_id=snapshots[0], end_snapshot_id=snapshots[1])
     assert frame.columns == ["id", "v", "_change_type"]
     told = Counter(row[2] for row in frame.collect())
     assert told["delete"] - told["insert"] == 8
 
 
-def test_appends_between_snapshots_are_those_of_icebergs_incremental_read(rig: Rig) -> None:
+def test_appends_between_snapshots_equal_icebergs_incremental_read(rig: Rig) -> None:
     rig.sql("CREATE TABLE {db}.a (id bigint, n int) USING iceberg")
     for start in (0, 10, 20):
         rig.sql(f"INSERT INTO {{db}}.a SELECT id, id % 3 FROM range({start}, {start + 10})")
@@ -350,7 +350,7 @@ def test_appends_between_snapshots_are_those_of_icebergs_incremental_read(rig: R
 
 
 def run_stream(rig: Rig, folder: Path, **options: str) -> list[str]:
-    """Run a stream of `db.s` until it has read all that is there; return the rows of all its runs."""
+    """Run a stream on `db.s` until it has read everything, and return the rows of all its runs."""
     reader = rig.spark.readStream.format("seamark").options(uri=rig.server.base_url, table="db.s", **options)
     query = (
         reader.load().writeStream.format("parquet").option("checkpointLocation", str(folder / "checkpoint"))
@@ -366,7 +366,7 @@ def create_stream_table(rig: Rig) -> None:
     rig.sql("INSERT INTO {db}.s SELECT id, 'a' FROM range(10)")
 
 
-def test_a_stream_reads_each_appended_row_once_after_a_restart(rig: Rig, tmp_path: Path) -> None:
+def test_stream_reads_each_appended_row_once_after_a_restart(rig: Rig, tmp_path: Path) -> None:
     create_stream_table(rig)
     assert len(run_stream(rig, tmp_path)) == 10
     rig.sql("INSERT INTO {db}.s SELECT id, 'b' FROM range(10, 15)")
@@ -374,7 +374,7 @@ def test_a_stream_reads_each_appended_row_once_after_a_restart(rig: Rig, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_stream_reads_each_appended_row_once_over_restarts(rig: Rig, tmp_path: Path) -> None:
+def test_stream_reads_each_appended_row_once_over_several_restarts(rig: Rig, tmp_path: Path) -> None:
     create_stream_table(rig)
     assert run_stream(rig, tmp_path) == rows(rig.sql("SELECT * FROM {db}.s"))
     rig.sql("INSERT INTO {db}.s SELECT id, 'b' FROM range(10, 15)")
@@ -390,17 +390,15 @@ def test_a_stream_reads_each_appended_row_once_over_restarts(rig: Rig, tmp_path:
     with pytest.raises(PySparkException, match="a stream has only appended rows"):
         run_stream(rig, tmp_path)
     rig.sql("INSERT INTO {db}.s VALUES (20, 'e')")
-    assert run_stream(rig, tmp_path, **{"skip-changes": "true"}) == wanted  # the batch that had failed
+    assert run_stream(rig, tmp_path, **{"skip-changes": "true"}) == wanted  # This repeats the failed batch.
     assert run_stream(rig, tmp_path, **{"skip-changes": "true"}) == sorted([*wanted, repr((20, "e"))])
 
 
-# Bitmaps, and who reads
+# Bitmaps, and the choice of a reader
 
 
 @pytest.mark.slow
-def test_ours_reads_where_bitmaps_leave_few_pages_and_icebergs_where_not(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_seamarks_reader_is_chosen_if_bitmaps_leave_few_pages(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choosing, "EVEN_ROWS", 1000)
     monkeypatch.setattr(choosing, "PAGE_ROWS", 100)
     groups = "'write.parquet.row-group-size-bytes'='20000', 'write.parquet.row-group-check-min-record-count'='100'"
@@ -427,7 +425,7 @@ def test_ours_reads_where_bitmaps_leave_few_pages_and_icebergs_where_not(
         assert frame.count() == rig.sql(f"SELECT * FROM {{db}}.big WHERE {other or 'true'}").count()
     first = rig.snapshots("big")[0]
     assert rows(read(rig.spark, "reads.db.big", where, at=At(snapshot_id=first))) == wanted
-    # Iceberg's and ours: a time, and names in another case.
+    # Both readers: a time, and names in another case.
     made = rig.sql(f"SELECT unix_millis(committed_at) FROM {{db}}.big.snapshots WHERE snapshot_id = {first}").first()[0]
     count = rig.sql("SELECT * FROM {db}.big").count()
     rig.sql("INSERT INTO {db}.big VALUES (40001, 77, 'later')")

@@ -1,6 +1,6 @@
 """`seamark.spark.sql` against `spark.sql` in the same Spark: the same rows, from fewer files.
 
-The oracle is Spark over the tables themselves, which shares none of what chooses files here.
+The oracle is Spark on the original tables, which shares no code with the choice of files.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield made
 
 
-def test_a_filter_leaves_files_out(rig: Rig) -> None:
+def test_filter_leaves_files_out(rig: Rig) -> None:
     done = rig.same("SELECT id, note FROM {db}.sales WHERE id BETWEEN 100 AND 104")
     assert done.statement is not None
     assert 0 < done.files < 4 < done.considered_files
 
 
-def test_a_dimensions_condition_leaves_out_files_of_the_facts(rig: Rig) -> None:
+def test_condition_on_a_dimension_leaves_files_of_the_facts_out(rig: Rig) -> None:
     star = "SELECT s.id FROM {db}.sales s JOIN {db}.items i ON s.item = i.i_id WHERE i.color = 'red' AND i.size < 5"
     done = rig.same(star)
     assert "joins=db.sales.item:" in done.summary
@@ -71,8 +71,8 @@ def test_a_dimensions_condition_leaves_out_files_of_the_facts(rig: Rig) -> None:
     assert "joins=db.sales.item:" in done.summary
 
 
-def test_a_query_reads_the_snapshots_that_were_planned(rig: Rig) -> None:
-    """Rows committed between planning and running join with none that are no longer there: all is as of one moment."""
+def test_query_reads_the_snapshots_that_were_planned(rig: Rig) -> None:
+    """Rows that are committed between planning and running are not visible: all tables are read as of one moment."""
     rig.run("CREATE TABLE {db}.facts (id bigint, dim bigint) USING iceberg")
     for low in range(6):
         rig.run(f"INSERT INTO {{db}}.facts SELECT /*+ COALESCE(1) */ id, {low} FROM range(5)")
@@ -88,7 +88,7 @@ def test_a_query_reads_the_snapshots_that_were_planned(rig: Rig) -> None:
     assert rig.ours(star) == rig.run(star) != wanted
 
 
-def test_each_place_of_a_table_has_a_plan_of_its_own(rig: Rig) -> None:
+def test_each_place_of_a_table_has_its_own_plan(rig: Rig) -> None:
     done = rig.same("SELECT id FROM {db}.sales WHERE id = 5 UNION ALL SELECT id FROM {db}.sales WHERE id > 230")
     assert done.summary.count("db.sales=") == 2
     assert done.files < done.considered_files / 4
@@ -124,14 +124,14 @@ def test_each_place_of_a_table_has_a_plan_of_its_own(rig: Rig) -> None:
         "SELECT id FROM sales WHERE id IN (SELECT i_id FROM (SELECT * FROM items WHERE size = 7))",
     ],
 )
-def test_queries_of_all_kinds_are_read(rig: Rig, text: str) -> None:
+def test_all_kinds_of_queries_are_rewritten(rig: Rig, text: str) -> None:
     rig.run("USE {db}")
     done = rig.same(text)
     assert done.statement is not None, done.summary
     assert done.files < done.considered_files / 2
 
 
-def test_parameters_are_read(rig: Rig) -> None:
+def test_parameters_are_used_for_planning(rig: Rig) -> None:
     done = rig.same("SELECT id FROM {db}.sales WHERE id = :one AND note LIKE :two", {"one": 44, "two": "r%"})
     assert done.files < done.considered_files / 2
     done = rig.same("SELECT id FROM {db}.sales WHERE id IN (?, ?)", [44, 131])
@@ -176,14 +176,14 @@ def test_time_travel_reads_the_plan_of_that_snapshot(rig: Rig) -> None:
         "DESCRIBE TABLE {db}.sales",
     ],
 )
-def test_statements_that_cannot_be_analysed_run_unchanged(rig: Rig, text: str) -> None:
+def test_statement_that_cannot_be_analysed_runs_unchanged(rig: Rig, text: str) -> None:
     rig.run("USE {db}")
     rig.run("CREATE OR REPLACE VIEW {db}.sales_view AS SELECT * FROM {db}.sales")
     rig.run("CREATE OR REPLACE TEMPORARY VIEW sales_shown AS SELECT * FROM {db}.sales")
     assert rig.same(text).statement is None
 
 
-def test_a_column_that_a_schema_qualifies_is_not_taken_for_a_field_of_a_struct(rig: Rig) -> None:
+def test_column_qualified_by_a_schema_is_not_read_as_a_field_of_a_struct(rig: Rig) -> None:
     """With an alias for `db.own`, `db.own.id` would be a field of the column `db`."""
     rig.run("CREATE TABLE {db}.own (id bigint, db struct<own: struct<id: bigint>>) USING iceberg")
     for number in range(2):
@@ -201,7 +201,7 @@ def test_a_column_that_a_schema_qualifies_is_not_taken_for_a_field_of_a_struct(r
     assert (done.files, done.considered_files) == (1, 2)
 
 
-def test_the_query_of_a_statement_that_writes_reads_fewer_files(rig: Rig) -> None:
+def test_query_of_a_writing_statement_reads_fewer_files(rig: Rig) -> None:
     rig.run("CREATE TABLE {db}.chosen (id bigint, note string) USING iceberg")
     insert = "INSERT INTO {db}.chosen SELECT id, note FROM {db}.sales WHERE id IN (44, 131)"
     done = rig.told(insert)
@@ -234,7 +234,7 @@ def test_the_query_of_a_statement_that_writes_reads_fewer_files(rig: Rig) -> Non
 
 
 @pytest.mark.slow
-def test_branches_and_tags_and_times_are_read_as_they_are(rig: Rig) -> None:
+def test_branches_tags_and_times_are_read_with_their_own_rows(rig: Rig) -> None:
     rig.run("CREATE TABLE {db}.branched (id bigint, s struct<a int, b int>) USING iceberg")
     for number in range(4):
         rig.run(f"INSERT INTO {{db}}.branched VALUES ({number}, named_struct('a', {number}, 'b', {3 - number}))")
@@ -269,7 +269,7 @@ def test_branches_and_tags_and_times_are_read_as_they_are(rig: Rig) -> None:
         rig.same(f"SELECT x.id, y.id FROM {{db}}.{source} x JOIN {{db}}.branched y ON x.s.a = y.s.a WHERE y.id = 2")
 
 
-def test_statements_that_write_run_once(rig: Rig) -> None:
+def test_writing_statements_run_once(rig: Rig) -> None:
     rig.run("CREATE TABLE {db}.written (id bigint) USING iceberg")
     for text in (
         "INSERT INTO {db}.written SELECT id FROM {db}.sales WHERE id = 44",
@@ -287,7 +287,7 @@ def test_statements_that_write_run_once(rig: Rig) -> None:
         rig.ours("SELEC 1")
 
 
-def test_tables_that_a_session_reads_in_another_way_are_left_alone(rig: Rig) -> None:
+def test_table_that_the_session_caches_or_redirects_stays_unchanged(rig: Rig) -> None:
     text = "SELECT id FROM {db}.sales WHERE id = 44"
     rig.spark.conf.set("spark.wap.branch", "audit")
     try:
@@ -315,7 +315,7 @@ def test_tables_that_a_session_reads_in_another_way_are_left_alone(rig: Rig) -> 
         ("t", "lineorder~plan~0ab"),
     ],
 )
-def test_a_tables_name_is_read_with_its_levels(spark: SparkSession, name: tuple[str, ...]) -> None:
+def test_table_identifier_has_all_levels_of_the_name(spark: SparkSession, name: tuple[str, ...]) -> None:
     jvm: Any = spark._jvm
     catalyst = Catalyst(spark)
     text = ".".join(map(backquote, name))
@@ -327,7 +327,7 @@ def test_a_tables_name_is_read_with_its_levels(spark: SparkSession, name: tuple[
     assert catalyst.identifier_of(relation) == name
 
 
-def test_where_there_are_no_plans_spark_answers_as_ever(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_query_runs_unchanged_if_there_are_no_plans(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "SELECT id FROM {db}.sales WHERE id = 44"
     assert rig.told(text).statement is not None
     with monkeypatch.context() as late:
@@ -338,12 +338,15 @@ def test_where_there_are_no_plans_spark_answers_as_ever(rig: Rig, monkeypatch: p
         assert "ZeroDivisionError" in rig.same(text).summary
     refused = new_catalog(rig.spark, rig.server.base_url)
     assert rig.told(text.replace("{db}", f"{refused}.db")).statement is not None
-    rig.spark.conf.set(f"spark.sql.catalog.{refused}.uri", "http://127.0.0.1:9")  # Spark has the right one by now
+    # Spark has already loaded the right address.
+    rig.spark.conf.set(f"spark.sql.catalog.{refused}.uri", "http://127.0.0.1:9")
     assert rig.same(text.replace("{db}", f"{refused}.db")).summary == "unchanged; Seamark failed: Unreachable"
 
 
-def test_a_table_that_is_altered_meanwhile_is_read_as_it_is(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its columns change places, so that a predicate of before would be about the other one."""
+def test_query_reads_a_table_that_is_altered_during_planning_correctly(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two columns swap their names, so a predicate from before would apply to the wrong column."""
     rig.run("CREATE TABLE {db}.swapped (a bigint, b bigint) USING iceberg")
     for low in range(4):
         rig.run(f"INSERT INTO {{db}}.swapped VALUES ({low}, {3 - low})")
@@ -360,13 +363,13 @@ def test_a_table_that_is_altered_meanwhile_is_read_as_it_is(rig: Rig, monkeypatc
     assert rig.ours(text) == ["(0, 3)"] == rig.run(text)
 
 
-def test_a_dataframe_is_good_for_its_lease(rig: Rig) -> None:
+def test_dataframe_is_valid_for_the_lease_of_its_plans(rig: Rig) -> None:
     rig.run("CREATE TABLE {db}.leased (id bigint) USING iceberg")
     for number in range(3):
         rig.run(f"INSERT INTO {{db}}.leased VALUES ({number})")
     text = f"SELECT id FROM {rig.db}.leased WHERE id = 1"
     frame = sql(rig.spark, text, lease_s=1)
-    time.sleep(2)  # the clock is the server's
+    time.sleep(2)  # The server's clock decides.
     with pytest.raises(PySparkException, match=r"TABLE_OR_VIEW_NOT_FOUND.*leased~plan~"):
         frame.collect()
     frame = sql(rig.spark, text)
@@ -375,14 +378,14 @@ def test_a_dataframe_is_good_for_its_lease(rig: Rig) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", SHAPES)
-def test_shapes_of_all_engines_leave_files_out(rig: Rig, text: str) -> None:
+def test_query_shapes_of_all_engines_leave_files_out(rig: Rig, text: str) -> None:
     done = rig.same(text)
     assert done.statement is not None, done.summary
     assert done.files < done.considered_files / 2
 
 
 @pytest.mark.slow
-def test_an_order_of_rows_is_no_equality_and_two_extremes_are_of_two_rows(rig: Rig) -> None:
+def test_row_order_is_not_equality_and_two_extremes_may_come_from_two_rows(rig: Rig) -> None:
     for op in ("<", "<=", ">", ">="):
         assert rig.same(f"SELECT id FROM {{db}}.sales WHERE id < 120 AND (item, store) {op} (3, 4L)").files
     extremes = "SELECT min(s_id) AS low, max(opened) AS high FROM {db}.stores WHERE city > 'c2'"
@@ -391,7 +394,7 @@ def test_an_order_of_rows_is_no_equality_and_two_extremes_are_of_two_rows(rig: R
     assert "joins=db.sales.item:" in rig.same(text).summary
 
 
-def test_a_key_of_grouping_sets_is_null_outside_of_its_sets(rig: Rig) -> None:
+def test_grouping_set_key_is_null_outside_its_sets(rig: Rig) -> None:
     sets = "SELECT item, store, count(*) FROM {db}.sales GROUP BY GROUPING SETS ((item), (store), ()) HAVING "
     assert rig.same(f"{sets} item = 3 AND store IS NULL").files < 6
     assert rig.same(f"{sets} coalesce(item, 3) = 3").statement is None
@@ -399,11 +402,8 @@ def test_a_key_of_grouping_sets_is_null_outside_of_its_sets(rig: Rig) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ansi", ["false", "true"])
-def test_a_value_that_wraps_around_or_changes_its_letters_is_found(rig: Rig, ansi: str) -> None:
-    """What the rules of the other engines do not know.
-
-    Each row is in a file of its own.
-    """
+def test_rows_with_overflowing_or_case_changing_values_are_found(rig: Rig, ansi: str) -> None:
+    """The analysis for other engines does not know these values. Each row has its own file."""
     with settings(rig.spark, {"spark.sql.ansi.enabled": ansi}):
         rig.run("DROP TABLE IF EXISTS {db}.odd")
         rig.run("CREATE TABLE {db}.odd (n int, m bigint, d date, c string) USING iceberg")
@@ -449,7 +449,7 @@ def test_a_value_that_wraps_around_or_changes_its_letters_is_found(rig: Rig, ans
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_hand_made_statements_give_sparks_own_rows(rig: Rig) -> None:
+def test_hand_made_statements_return_sparks_own_rows(rig: Rig) -> None:
     with catalog_at(rig.server.base_url) as catalog:
         for name, schema in hand_made.TABLES.items():
             table = catalog.create_table(f"db.{name}", schema=schema)
@@ -462,7 +462,7 @@ def test_hand_made_statements_give_sparks_own_rows(rig: Rig) -> None:
         text = text.replace("{db}", rig.db).replace("{old}", str(found[2][0]))
         try:
             theirs = rig.spark.sql(text)
-        except PySparkException:  # some statements of Trino are none of Spark
+        except PySparkException:  # Some statements of Trino are invalid in Spark.
             done["none"] += 1
             continue
         told = rewritten(rig.spark, text, kept_max=1.0)
@@ -485,7 +485,7 @@ def test_hand_made_statements_give_sparks_own_rows(rig: Rig) -> None:
         pytest.param(3, 400, marks=pytest.mark.slow),
     ],
 )
-def test_random_queries_give_sparks_own_rows_from_fewer_files(
+def test_random_queries_return_sparks_own_rows_from_fewer_files(
     rig: Rig, seed: int, count: int, zone: str, ansi: str
 ) -> None:
     with settings(rig.spark, {"spark.sql.session.timeZone": zone, "spark.sql.ansi.enabled": ansi}):
@@ -493,7 +493,7 @@ def test_random_queries_give_sparks_own_rows_from_fewer_files(
 
 
 def past_of(rig: Rig) -> list[str]:
-    """Return what names the facts at earlier times: snapshots, a time, a tag."""
+    """Return clauses that name the facts at earlier times: snapshots, a time, a tag."""
     columns = "snapshot_id, unix_millis(committed_at)"
     found = rig.spark.sql(f"SELECT {columns} FROM {rig.db}.sales.snapshots ORDER BY committed_at").collect()
     numbers = [row[0] for row in found]
@@ -513,9 +513,10 @@ def random_queries(rig: Rig, seed: int, count: int) -> None:
         try:
             wanted = rows(rig.spark.sql(text))
         except PySparkException as error:
-            pytest.fail(f"seed {seed}, query {number} is none: {text}: {error}")
+            pytest.fail(f"seed {seed}, query {number} is not valid: {text}: {error}")
         except Py4JJavaError as error:
-            # A fault of Spark's optimizer, for the query as written: some conditions on booleans fail an assertion.
+            # This is a fault of Spark's optimizer for the original query: some conditions on booleans fail an
+            # assertion.
             if "V2ExpressionBuilder" not in str(error):
                 raise
             done["failed in Spark"] += 1

@@ -1,5 +1,4 @@
-"""The Star Schema Benchmark through `seamark.spark.sql`: Spark's answers, from the files that the dates
-leave."""
+"""The Star Schema Benchmark through `seamark.spark.sql`: Spark's answers, from the files that the dates keep."""
 
 from __future__ import annotations
 
@@ -25,13 +24,16 @@ pytestmark = [
 ]
 
 FILES = 42
-"""Ordered by date: half a dozen for each of the seven years."""
+"""The number of fact files. They are ordered by date, six for each of the seven years."""
 LEFT_MAX = {
     **dict.fromkeys(("Q1.1", "Q4.2", "Q4.3"), 15),
     **dict.fromkeys(("Q1.2", "Q1.3", "Q3.4"), 3),
     **dict.fromkeys(("Q3.1", "Q3.2", "Q3.3"), 39),
 }
-"""What years, months and weeks leave of the facts; the other queries ask for no dates."""
+"""The largest number of fact files that conditions on years, months and weeks keep.
+
+The other queries have no conditions on dates.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,7 @@ def ssb(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.mark.parametrize("name", QUERIES)
-def test_each_query_has_its_answer_from_fewer_files(ssb: SparkSession, name: str) -> None:
+def test_each_ssb_query_has_sparks_answer_from_fewer_files(ssb: SparkSession, name: str) -> None:
     wanted = ssb.sql(QUERIES[name]).collect()
     assert sql(ssb, QUERIES[name]).collect() == wanted
     done = rewritten(ssb, QUERIES[name])

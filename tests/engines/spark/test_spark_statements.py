@@ -1,5 +1,8 @@
-"""MERGE, UPDATE and DELETE by `seamark.spark.execute` against `spark.sql`, which runs Iceberg's own statement, on two
-tables of the same rows: afterwards the tables are the same, with row ids, or both fail with the same error."""
+"""MERGE, UPDATE and DELETE by `seamark.spark.execute` and by `spark.sql` on two tables with the same rows.
+
+`spark.sql` runs Iceberg's own statements. Afterwards, the tables are equal, with row ids, or both fail with
+the same error.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,7 @@ LAYOUTS = {
 }
 OURS, THEIRS = "ours", "theirs"
 ROW_ERRORS = {"NOT_NULL_ASSERT_VIOLATION", "CAST_OVERFLOW_IN_TABLE_INSERT"}
-"""Two rows can each cause one of these in one statement; the row that Spark reads first decides which is told."""
+"""Errors of which one statement can cause several: the row that Spark reads first decides which is reported."""
 
 
 class Rig(SparkTables):
@@ -75,7 +78,8 @@ class Rig(SparkTables):
         found = self.sql(f"SELECT *{lineage} FROM {{db}}.{table}")
         if version < 3:
             return Counter(map(repr, found))
-        # An inserted row has any new id; of other rows the id and whether this statement changed them are the same.
+        # An inserted row has any new id. For other rows, the id is compared, and whether this statement
+        # changed them.
         newest = max((row[-1] for row in found), default=0)
         return Counter(repr((*row[:-2], row[-2] if row[-2] < 40 else "new", row[-1] == newest)) for row in found)
 
@@ -87,7 +91,7 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 class Statements:
-    """Random statements on a table named `{t}`, of which some fail."""
+    """Random statements on a table named `{t}`; some of them fail."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -209,16 +213,18 @@ BY_KEY = [
     "UPDATE {t} t SET k = t.k + 1, s.a = t.n WHERE t.id IN (SELECT IF(id = 7, NULL, id) FROM range(5, 9))",
     "DELETE FROM {t} t WHERE t.id IN (1, 2, 2, NULL, 400)",
 ]
-"""Statements whose conditions only compare the key, so that Spark neither joins nor filters. The second fails: several
-rows of its source are one stored row's."""
+"""Statements whose conditions compare only the key, so that Spark neither joins nor filters.
+
+The second fails, because several rows of its source match one stored row.
+"""
 
 
 def play(
     rig: Rig, layout: str, version: int, mode: str, seed: int, steps: int, first: Sequence[str] = ()
 ) -> Counter[str]:
-    """Return how many statements were located, run by Iceberg, and failed; and how many were run on the keys alone.
+    """Run statements on both tables and compare them after each; `first` runs before the random statements.
 
-    Those of `first` are run before the random ones.
+    Return the numbers of statements that were located, run by Iceberg, failed, and run by the keys alone.
     """
     name = f"{version}_{mode[:2]}_{list(LAYOUTS).index(layout)}_{seed}"
     for whose in (OURS, THEIRS):
@@ -247,7 +253,7 @@ def play(
 
 @contextmanager
 def counting_keys(told: Counter[str]) -> Iterator[None]:
-    """Count the statements of each kind that are run without a condition or join of Spark's."""
+    """Count the statements of each kind that run without a condition or join in Spark."""
     real = _LocatedStatement._change_all
 
     def counted(statement: _LocatedStatement, *given: Any) -> ChangedRows | None:
@@ -264,7 +270,7 @@ def counting_keys(told: Counter[str]) -> Iterator[None]:
     ("layout", "version", "mode"),
     [("by id", 3, "merge-on-read"), pytest.param("by two", 2, "copy-on-write", marks=pytest.mark.slow)],
 )
-def test_the_table_is_what_icebergs_own_statements_make(rig: Rig, layout: str, version: int, mode: str) -> None:
+def test_statements_have_the_result_of_icebergs_own(rig: Rig, layout: str, version: int, mode: str) -> None:
     first = BY_KEY if layout == "by id" else []
     told = play(rig, layout, version, mode, first_seed(), 4 - len(first) // 2, first)
     assert told[LOCATED] >= max(1, len(first) - 1), told
@@ -278,7 +284,7 @@ def test_the_table_is_what_icebergs_own_statements_make(rig: Rig, layout: str, v
 @pytest.mark.parametrize("mode", ["merge-on-read", "copy-on-write"])
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_so_it_is_after_many_statements(rig: Rig, layout: str, version: int, mode: str) -> None:
+def test_many_statements_have_the_result_of_icebergs_own(rig: Rig, layout: str, version: int, mode: str) -> None:
     seed = first_seed()
     told = Counter[str]()
     for number in range(3):
@@ -287,7 +293,7 @@ def test_so_it_is_after_many_statements(rig: Rig, layout: str, version: int, mod
     assert told["MERGE by key"], told
 
 
-def test_insert_overwrite_builds_index_files_as_it_writes(rig: Rig) -> None:
+def test_insert_overwrite_builds_index_files(rig: Rig) -> None:
     text = "INSERT OVERWRITE {t} SELECT id, CAST(id AS int), IF(id < 5, 'a', 'b') FROM range({n}, {m})"
     for whose in (OURS, THEIRS):
         rig.sql(
@@ -322,7 +328,7 @@ def test_insert_overwrite_builds_index_files_as_it_writes(rig: Rig) -> None:
     assert paths == [INDEXED] * 4 + [ICEBERG]
 
 
-def test_a_statement_that_may_change_other_rows_is_icebergs_own_and_says_why(rig: Rig) -> None:
+def test_statement_that_may_change_other_rows_is_run_by_iceberg_with_a_reason(rig: Rig) -> None:
     rig.create("told", "by id", 3, "merge-on-read")
     t = f"{rig.db}.told"
     on = "s ON t.id = s.id WHEN"
@@ -351,7 +357,7 @@ def test_a_statement_that_may_change_other_rows_is_icebergs_own_and_says_why(rig
     assert rig.sql(f"SELECT count(*) FROM {t} WHERE id IN (1, 2)") == [(0,)]
 
 
-def test_a_conflicting_commit_makes_the_statement_start_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statement_starts_again_after_a_conflict(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.create("raced", "by id", 3, "merge-on-read")
     text = f"UPDATE {rig.db}.raced SET k = k + 1 WHERE id IN (3, 4)"
     real, calls = write_changes, list[Any]()
@@ -369,7 +375,9 @@ def test_a_conflicting_commit_makes_the_statement_start_again(rig: Rig, monkeypa
     assert rig.sql("SELECT id, k FROM {db}.raced WHERE id IN (3, 4) ORDER BY id") == [(3, 5), (4, 6)]
 
 
-def test_after_a_commit_of_unknown_outcome_no_other_statement_runs(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statement_with_an_unknown_commit_outcome_is_not_run_by_iceberg(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rig.create("lost", "by id", 3, "merge-on-read")
     before = rig.held("lost", 3)
 
@@ -382,7 +390,7 @@ def test_after_a_commit_of_unknown_outcome_no_other_statement_runs(rig: Rig, mon
     assert rig.held("lost", 3) == before
 
 
-def test_a_table_that_the_session_has_cached_is_read_again_after_a_statement(rig: Rig) -> None:
+def test_cached_table_is_read_again_after_a_statement(rig: Rig) -> None:
     rig.create("cached", "by id", 3, "merge-on-read")
     named = f"{rig.db}.cached"
     rig.spark.catalog.cacheTable(named)
@@ -394,19 +402,19 @@ def test_a_table_that_the_session_has_cached_is_read_again_after_a_statement(rig
         rig.spark.catalog.uncacheTable(named)
 
 
-def test_a_statement_on_a_wrong_catalog_gets_a_hint(rig: Rig) -> None:
+def test_statement_on_an_unknown_catalog_gets_a_hint(rig: Rig) -> None:
     catalog = rig.db.partition(".")[0]
-    rig.spark.catalog.setCurrentCatalog("spark_catalog")  # another test of this session may have used its own
+    rig.spark.catalog.setCurrentCatalog("spark_catalog")  # Another test of this session may have set its own.
     for text in ("SELECT * FROM {t}", "DELETE FROM {t} WHERE id = 3"):
         with pytest.raises(AnalysisException) as caught:
             sql(rig.spark, text.replace("{t}", f"{catalog}x.db.told"))
         assert any(f"did you mean '{catalog}'" in note for note in caught.value.__notes__)
 
 
-def test_the_sql_command_merges_updates_and_deletes_on_this_spark(rig: Rig) -> None:
-    """`seamark sql`, whose `local[2]` is the session of this process.
+def test_sql_command_merges_updates_and_deletes_in_the_local_spark(rig: Rig) -> None:
+    """The test's session is the `local[2]` session of `seamark sql`.
 
-    The same statements change a second table by Iceberg's own.
+    Iceberg's own statements change a second table in the same way.
     """
     for whose in (OURS, THEIRS):
         rig.sql(f"CREATE TABLE {{db}}.{whose}_cli (id bigint, name string, price decimal(9,2)) USING iceberg")

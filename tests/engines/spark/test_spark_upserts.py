@@ -1,5 +1,7 @@
-"""DataFrames upserted and deleted by key, by the driver and by tasks, as Iceberg's own reader in the same Spark finds
-the table: it equals a plain dict at every snapshot."""
+"""DataFrames that are upserted and deleted by key, by the driver and by tasks.
+
+Iceberg's own reader in the same Spark finds the rows of a plain dict at every snapshot.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def step(rig: Rig, rng: random.Random, table: str, number: int, model: Model) -> tuple[str, Model]:
-    """Something is done to the table; what, and the model after it."""
+    """Change the table at random, and return a description and the new model."""
     kind = rng.choice(("insert", "upsert", "upsert", "latest", "partial", "delete"))
     how = {"row_mode": rng.choice(MODES), "driver_rows": rng.choice((0, 0, 1000))}
     some = rng.sample(range(60), 20)
@@ -58,7 +60,8 @@ def step(rig: Rig, rng: random.Random, table: str, number: int, model: Model) ->
         rig.upsert(rig.frame(given).select("v", "id", "land"), table, columns=["v"], **how)
         merged = {one: ((old := model.get(one, row))[0], given[one][1], old[2]) for one in given}
         return f"{kind} {how}", model | merged
-    # Of each key several rows, of which the last by ts counts, if it is not older than what is stored.
+    # Each key has several rows. The row with the latest ts counts if it is not older than the stored
+    # row.
     frame, made = rig.frame(given), dict(model)
     late = {one: ("late", number, ts + 1) for one, (_, _, ts) in given.items() if ts is not None and one % 3 == 0}
     rig.upsert(frame.union(rig.frame(late)).union(frame), table, precombine="ts", **how)
@@ -70,7 +73,7 @@ def step(rig: Rig, rng: random.Random, table: str, number: int, model: Model) ->
 
 
 def play(rig: Rig, table: str, seed: int, steps: int, note: str) -> None:
-    """Each snapshot is read again at the end: later ones leave it as it was."""
+    """Run random steps, and read every snapshot again at the end, because later commits must not change it."""
     rng = random.Random(seed)
     model: Model = {}
     after: dict[int, tuple[str, Model]] = {}
@@ -96,9 +99,7 @@ SHAPES = {
 @pytest.mark.parametrize(
     "shape", ["bucketed", *(pytest.param(one, marks=pytest.mark.slow) for one in ("by reading", "by record index"))]
 )
-def test_a_table_is_at_every_snapshot_what_its_history_says(
-    rig: Rig, shape: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_snapshot_has_the_rows_of_its_history(rig: Rig, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     version, spec, properties = SHAPES[shape]
     monkeypatch.setattr(upserting, "TASK_ROWS", 8)
     table = f"history_{list(SHAPES).index(shape)}"
@@ -110,7 +111,9 @@ def test_a_table_is_at_every_snapshot_what_its_history_says(
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("shape", SHAPES)
-def test_so_it_is_after_long_histories(rig: Rig, shape: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_snapshot_has_the_rows_of_its_long_history(
+    rig: Rig, shape: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     version, spec, properties = SHAPES[shape]
     monkeypatch.setattr(upserting, "TASK_ROWS", 8)
     monkeypatch.setattr(file_changes, "DRIVER_FILES_MAX", 2)
@@ -119,12 +122,12 @@ def test_so_it_is_after_long_histories(rig: Rig, shape: str, seed: int, monkeypa
     play(rig, table, 1000 + seed, 12, shape)
 
 
-# What is read, written and planned
+# Reads, writes and plans
 
 
 @pytest.fixture
 def collected(monkeypatch: pytest.MonkeyPatch) -> list[DataFrame]:
-    """What the tasks were to tell: the frames that were collected."""
+    """Return a list that records the result frames of the tasks."""
     found: list[DataFrame] = []
     real = upserting.run_tasks
 
@@ -137,13 +140,13 @@ def collected(monkeypatch: pytest.MonkeyPatch) -> list[DataFrame]:
 
 
 def executed(frame: DataFrame) -> str:
-    """Return the plan that was run."""
+    """Return the text of the executed plan."""
     plan: str = frame._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator]
     return plan.partition("== Initial Plan ==")[0]
 
 
 @pytest.mark.parametrize("row_mode", [MERGE_ON_READ, pytest.param(COPY_ON_WRITE, marks=pytest.mark.slow)])
-def test_rows_are_exchanged_once_and_joined_with_nothing_and_only_their_buckets_are_read(
+def test_upsert_exchanges_rows_once_without_a_join_and_reads_only_their_buckets(
     rig: Rig, row_mode: str, collected: list[DataFrame]
 ) -> None:
     table = f"plan_{row_mode[:4]}"
@@ -160,7 +163,7 @@ def test_rows_are_exchanged_once_and_joined_with_nothing_and_only_their_buckets_
     assert (report.updated, report.inserted, report.attempts) == (4, 0, 1)
     assert report.files_read <= 4
     if row_mode == COPY_ON_WRITE:
-        assert (report.files_removed, rig.live(table)) == (report.files_written, 16)  # rows come into the copies
+        assert (report.files_removed, rig.live(table)) == (report.files_written, 16)  # The new rows go into the copies.
     assert rig.held(table) == dict.fromkeys(range(400), ("de", 0, 0)) | wanted
 
 
@@ -168,7 +171,7 @@ def test_rows_are_exchanged_once_and_joined_with_nothing_and_only_their_buckets_
     ("version", "row_mode"),
     [*(pytest.param(one, MERGE_ON_READ, marks=pytest.mark.slow) for one in (2, 3)), (3, COPY_ON_WRITE)],
 )
-def test_a_file_with_keys_of_several_tasks_gets_one_copy_or_one_vector(
+def test_file_with_keys_of_several_tasks_gets_one_copy_or_one_vector(
     rig: Rig, version: int, row_mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upserting, "TASK_ROWS_MIN", 5)
@@ -185,7 +188,7 @@ def test_a_file_with_keys_of_several_tasks_gets_one_copy_or_one_vector(
 
 
 @pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
-def test_deletes_of_many_files_are_written_by_tasks_and_each_file_has_one(
+def test_tasks_write_deletes_of_many_files_and_each_file_has_one(
     rig: Rig, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_changes, "DRIVER_FILES_MAX", 2)
@@ -214,7 +217,7 @@ def test_deletes_of_many_files_are_written_by_tasks_and_each_file_has_one(
     "spec",
     ["PARTITIONED BY (bucket(2, id))", "PARTITIONED BY (day, truncate(2, s))"],
 )
-def test_frames_of_every_type_come_through_the_tasks(rig: Rig, spec: str) -> None:
+def test_tasks_upsert_frames_with_every_type(rig: Rig, spec: str) -> None:
     table = f"everything_{len(spec)}"
     columns = (
         "id bigint, n int, f float, d double, p decimal(18,4), s string, b binary, day date, ts timestamp, "
@@ -229,9 +232,7 @@ def test_frames_of_every_type_come_through_the_tasks(rig: Rig, spec: str) -> Non
     assert sorted(map(repr, rows(found))) == sorted(map(repr, rows(wanted)))
 
 
-def test_keys_are_equal_as_the_table_has_them_in_whichever_type_they_come(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_are_compared_in_the_type_of_the_table(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upserting, "TASK_ROWS", 2)
     rig.create("floats", columns="k double, w string, v int")
     values = "('nan', 'a'), ('0.0', 'a'), ('-0.0', 'a'), ('1.5', 'a'), ('1.5', 'b')"
@@ -265,7 +266,7 @@ def test_keys_are_equal_as_the_table_has_them_in_whichever_type_they_come(
     ],
     ids=["many bytes", "nothing is copied", "few bytes", "many rows", "few rows"],
 )
-def test_a_small_frame_is_changed_by_the_driver_unless_many_bytes_are_to_be_copied(
+def test_driver_changes_a_small_frame_unless_it_must_copy_many_bytes(
     rig: Rig, most: int, how: dict[str, Any], by_tasks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = f"small_{len(rig.sql('SHOW TABLES IN {db}'))}"
@@ -284,7 +285,7 @@ def test_a_small_frame_is_changed_by_the_driver_unless_many_bytes_are_to_be_copi
 
 
 @pytest.mark.parametrize("most", [2**31 - 1, 1 << 40, 0, -1])
-def test_the_driver_takes_as_many_rows_as_it_is_told(rig: Rig, most: int) -> None:
+def test_driver_accepts_the_configured_number_of_rows(rig: Rig, most: int) -> None:
     table = f"most_{len(rig.sql('SHOW TABLES IN {db}'))}"
     rig.create(table)
     report = rig.upsert(rig.spark.range(0, 5).selectExpr("int(id) id"), table, driver_rows=most)
@@ -292,7 +293,7 @@ def test_the_driver_takes_as_many_rows_as_it_is_told(rig: Rig, most: int) -> Non
 
 
 @pytest.mark.slow
-def test_rows_that_are_larger_than_spark_thinks_are_left_to_tasks(rig: Rig) -> None:
+def test_rows_larger_than_sparks_estimate_are_left_to_tasks(rig: Rig) -> None:
     rig.create("large")
     given = rig.spark.range(20_001).selectExpr("int(id) id", "repeat(string(id), 400) land")
     conf, limit = rig.spark.sparkContext._jsc.sc().conf(), "spark.driver.maxResultSize"
@@ -325,7 +326,7 @@ def test_invalid_write_options_are_refused(rig: Rig, given: dict[str, Any], said
         write(rig.spark.range(3), "db.none", client=rig.client, **given)
 
 
-def test_columns_that_are_not_there_are_told_before_any_row_is_looked_at(rig: Rig) -> None:
+def test_missing_columns_are_reported_before_any_row_is_evaluated(rig: Rig) -> None:
     rig.create("told")
     frame = rig.spark.range(3).selectExpr("id", "raise_error('evaluated') AS land")
     for given, said in (
@@ -341,7 +342,7 @@ def test_columns_that_are_not_there_are_told_before_any_row_is_looked_at(rig: Ri
         rig.upsert(frame.selectExpr("*", "'red' AS colour"), "told")
 
 
-# Read-modify-write, keys by name, and what the driver refuses
+# Read-modify-write, keys by name, and refusals by the driver
 
 
 @pytest.mark.parametrize(
@@ -356,7 +357,7 @@ def test_columns_that_are_not_there_are_told_before_any_row_is_looked_at(rig: Ri
         )
     ],
 )
-def test_rows_that_changed_since_they_were_read_are_left_alone(rig: Rig, row_mode: str, how: dict[str, Any]) -> None:
+def test_rows_that_changed_since_they_were_read_are_not_changed(rig: Rig, row_mode: str, how: dict[str, Any]) -> None:
     table = f"counted_{row_mode.replace('-', '_')}_{len(how)}"
     rig.create(table, BUCKETS)
     write(rig.frame(dict.fromkeys(range(20), ("c", 0, 0))), f"db.{table}", client=rig.client)
@@ -373,7 +374,7 @@ def test_rows_that_changed_since_they_were_read_are_left_alone(rig: Rig, row_mod
     assert rig.files(table) == files
 
 
-def test_a_delete_goes_by_keys_that_are_named_or_the_tables_own(rig: Rig) -> None:
+def test_delete_uses_the_named_keys_or_the_tables_identifier_fields(rig: Rig) -> None:
     rig.create("named")
     model: Model = {one: ("a", one, one) for one in range(5)}
     write(rig.frame(model), "db.named", client=rig.client)
@@ -388,7 +389,7 @@ def test_a_delete_goes_by_keys_that_are_named_or_the_tables_own(rig: Rig) -> Non
 
 
 @pytest.mark.parametrize("mode", ["append", "overwrite", "overwrite_partitions"])
-def test_columns_that_do_not_fit_are_told_by_the_driver_before_a_task_starts(rig: Rig, mode: str) -> None:
+def test_driver_refuses_columns_that_do_not_fit_before_a_task_starts(rig: Rig, mode: str) -> None:
     table = f"fits_{mode}"
     rig.create(table)
     begun = rig.spark.sparkContext.accumulator(0)
@@ -410,7 +411,7 @@ def test_columns_that_do_not_fit_are_told_by_the_driver_before_a_task_starts(rig
     assert rig.held(table) == {}
 
 
-def test_a_version_1_table_takes_no_upserts_from_spark(rig: Rig) -> None:
+def test_upsert_to_a_version_1_table_is_refused(rig: Rig) -> None:
     rig.create("old", version=1)
     files = rig.files("old")
     for change in (rig.upsert, rig.delete):
@@ -419,7 +420,7 @@ def test_a_version_1_table_takes_no_upserts_from_spark(rig: Rig) -> None:
     assert rig.files("old") == files
 
 
-def test_a_table_made_with_its_rows_gets_no_refusal_of_its_reports(rig: Rig) -> None:
+def test_create_table_as_select_works_with_scan_reports(rig: Rig) -> None:
     rig.sql("CREATE TABLE {db}.source (id bigint) USING iceberg TBLPROPERTIES ('seamark.scan-planning-mode'='client')")
     rig.sql("INSERT INTO {db}.source VALUES (1), (2)")
     rig.sql("CREATE TABLE {db}.made USING iceberg AS SELECT * FROM {db}.source WHERE id > 1")

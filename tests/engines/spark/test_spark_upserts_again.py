@@ -1,4 +1,4 @@
-"""Upserts that are overtaken, fail, or are run twice: by another writer, by Spark, by a stream."""
+"""Upserts that conflict, fail or run twice: because of another writer, Spark, or a stream."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def overtaken(monkeypatch: pytest.MonkeyPatch, *works: Any) -> None:
-    """Each of the works is done just before one commit, in turn."""
+    """Run each of the works just before one commit, in turn."""
     real, left = CommitClient.commit, list(works)
 
     def commit(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def overtaken(monkeypatch: pytest.MonkeyPatch, *works: Any) -> None:
 
 
 @pytest.mark.parametrize("row_mode", [MERGE_ON_READ, pytest.param(COPY_ON_WRITE, marks=pytest.mark.slow)])
-def test_an_overtaken_upsert_is_done_anew_with_the_same_rows_and_leaves_no_file(
+def test_conflicting_upsert_is_repeated_with_the_same_rows_and_leaves_no_file(
     rig: Rig, row_mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = f"raced_{row_mode[:4]}"
@@ -90,26 +90,24 @@ def test_an_overtaken_upsert_is_done_anew_with_the_same_rows_and_leaves_no_file(
     assert len(rig.files(table) - before - fresh) == report.files_written
 
 
-def test_a_job_that_fails_leaves_nothing(rig: Rig) -> None:
+def test_failed_upsert_job_leaves_no_file_and_no_snapshot(rig: Rig) -> None:
     rig.create("failing", BUCKETS, RECORD, columns="id bigint NOT NULL, v int")
     frame = rig.spark.range(40).selectExpr("IF(id = 39, NULL, id) AS id", "1 AS v")
-    before = set(rig.spark.sparkContext._jsc.getPersistentRDDs())  # of other tests in this session
+    before = set(rig.spark.sparkContext._jsc.getPersistentRDDs())  # Other tests of this session may hold some.
     with pytest.raises(PySparkException, match=r"column id is null in 1 of the rows"):
         rig.upsert(frame.repartition(1), "failing", **TASKS)
     with pytest.raises(Unwritable, match=r"column id is null in 1 of the rows"):
         rig.upsert(frame, "failing")
     assert rig.sql("SELECT * FROM {db}.failing.snapshots") == []
     assert rig.files("failing") == set()
-    assert set(rig.spark.sparkContext._jsc.getPersistentRDDs()) <= before  # nothing more is held
+    assert set(rig.spark.sparkContext._jsc.getPersistentRDDs()) <= before  # The job holds none.
 
 
 @pytest.mark.parametrize("row_mode", MODES)
-def test_of_a_task_that_is_run_twice_one_result_counts(
-    rig: Rig, row_mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Task after task in this process: the first attempt is a speculative one whose result nobody takes.
+def test_only_one_result_of_a_repeated_task_counts(rig: Rig, row_mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tasks run in this process. The first attempt is a speculative one, whose result is discarded.
 
-    What becomes of such as are killed, `tests/faults/test_spark_tasks.py` shows.
+    `tests/faults/test_spark_tasks.py` tests tasks that are killed.
     """
     table = f"again_{row_mode[:4]}"
     rig.create(table, BUCKETS)
@@ -138,9 +136,7 @@ def test_of_a_task_that_is_run_twice_one_result_counts(
 
 
 @pytest.mark.slow
-def test_a_stream_upserts_each_of_its_batches_once_and_all_again_with_a_new_checkpoint(
-    rig: Rig, tmp_path: Path
-) -> None:
+def test_stream_upserts_each_batch_once_and_again_with_a_new_checkpoint(rig: Rig, tmp_path: Path) -> None:
     rig.create("stream", BUCKETS)
     given, checkpoint = tmp_path / "given", tmp_path / "checkpoint"
     reports: list[Report] = []
@@ -168,7 +164,7 @@ def test_a_stream_upserts_each_of_its_batches_once_and_all_again_with_a_new_chec
     assert [(one.inserted, one.updated, one.duplicate) for one in reports] == [(10, 0, False), (5, 5, False)]
     files, snapshots = rig.files("stream"), rig.sql("SELECT snapshot_id FROM {db}.stream.snapshots")
     last = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
-    last.unlink()  # as if Spark had died after our commit, before it could note that
+    last.unlink()  # This simulates that Spark died after Seamark's commit and before it recorded the batch.
     last.with_name(f".{last.name}.crc").unlink()
     run()
     assert (len(reports), reports[-1].duplicate) == (3, True)

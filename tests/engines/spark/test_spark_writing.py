@@ -1,4 +1,4 @@
-"""DataFrames written by our tasks and committed by the server, as Iceberg's own reader in the same Spark finds them."""
+"""DataFrames that tasks write and the server commits, checked with Iceberg's own reader in the same Spark."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Rig:
         return write(frame, f"db.{table}", uri=self.server.base_url, **given)
 
     def files(self, table: str) -> list[str]:
-        """Data files that are on storage, whoever wrote them."""
+        """Return the data files on storage, whether or not a table names them."""
         target = WriteTarget.of(SeamarkClient(self.server.base_url).load_table(f"db.{table}"))
         location = Path(urlsplit(target.location).path)
         return sorted(str(path) for path in (location / "data").rglob("*.parquet"))
@@ -82,7 +82,7 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
-def test_iceberg_reads_the_rows_of_a_frame_of_every_type(rig: Rig, version: int) -> None:
+def test_iceberg_reads_the_written_rows_of_every_type(rig: Rig, version: int) -> None:
     table = f"everything_{version}"
     rig.sql(
         f"CREATE TABLE {{db}}.{table} ({COLUMNS}) USING iceberg PARTITIONED BY (day, bucket(2, id)) "
@@ -97,7 +97,7 @@ def test_iceberg_reads_the_rows_of_a_frame_of_every_type(rig: Rig, version: int)
     assert rows(rig.sql(f"SELECT * FROM {{db}}.{table} WHERE {where}")) == rows(as_written.where(where))
 
 
-def test_rows_of_a_partition_come_together_into_one_file_and_stay_apart_where_nobody_shuffles(rig: Rig) -> None:
+def test_rows_of_a_partition_are_in_one_file_unless_distribution_is_none(rig: Rig) -> None:
     rig.sql("CREATE TABLE {db}.spread (id bigint, k bigint) USING iceberg PARTITIONED BY (bucket(4, k))")
     frame = rig.spark.range(0, 4000, 1, 4).selectExpr("id", "id % 97 AS k")
     assert rig.write(frame, "spread").files == 4
@@ -107,7 +107,7 @@ def test_rows_of_a_partition_come_together_into_one_file_and_stay_apart_where_no
 
 @pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_small_files_of_tasks_are_merged_before_the_commit(rig: Rig, version: int) -> None:
-    """Static and dynamic partitions; partitions of one file stay as their task has written them."""
+    """The writes have static and dynamic partitions. A partition with one file keeps the file of its task."""
     table = f"merged_{version}"
     rig.sql(
         f"CREATE TABLE {{db}}.{table} (id bigint, k bigint) USING iceberg PARTITIONED BY (k) "
@@ -133,11 +133,12 @@ def test_small_files_of_tasks_are_merged_before_the_commit(rig: Rig, version: in
         assert rig.sql(f"SELECT count(DISTINCT _row_id) = count(*) FROM {{db}}.{table}").collect() == [(True,)]
 
 
-def test_files_of_a_sorted_table_hold_ranges_of_its_order_each_sorted_by_it(rig: Rig) -> None:
+def test_files_of_a_sorted_table_have_disjoint_ranges_and_are_sorted(rig: Rig) -> None:
     rig.sql("CREATE TABLE {db}.ordered (id bigint, v double) USING iceberg")
     rig.sql("ALTER TABLE {db}.ordered WRITE ORDERED BY v DESC NULLS LAST")
     frame = rig.spark.range(0, 4000, 1, 4).selectExpr("id", "IF(id % 50 = 0, NULL, double((id * 7919) % 4001)) AS v")
-    rig.spark.conf.set("spark.sql.adaptive.coalescePartitions.enabled", "false")  # or so few rows are one task's
+    # Otherwise one task would get these few rows.
+    rig.spark.conf.set("spark.sql.adaptive.coalescePartitions.enabled", "false")
     try:
         report = rig.write(frame, "ordered")
     finally:
@@ -156,7 +157,7 @@ def test_files_of_a_sorted_table_hold_ranges_of_its_order_each_sorted_by_it(rig:
         assert values[len(there) :] == [None] * (len(values) - len(there))
 
 
-def test_an_overwrite_takes_the_place_of_what_its_filter_holds(rig: Rig) -> None:
+def test_overwrite_replaces_the_rows_of_its_filter(rig: Rig) -> None:
     rig.sql("CREATE TABLE {db}.days (id bigint, day date) USING iceberg PARTITIONED BY (day)")
     made = rig.spark.range(30).selectExpr("id", "date_add(DATE'2026-01-01', CAST(id % 3 AS int)) AS day")
     rig.write(made, "days")
@@ -171,7 +172,7 @@ def test_an_overwrite_takes_the_place_of_what_its_filter_holds(rig: Rig) -> None
     assert rows(rig.sql("SELECT * FROM {db}.days")) == rows(new)
 
 
-def test_an_overwrite_of_partitions_leaves_the_others(rig: Rig) -> None:
+def test_overwrite_of_partitions_keeps_the_other_partitions(rig: Rig) -> None:
     rig.sql("CREATE TABLE {db}.parts (id bigint, k int) USING iceberg PARTITIONED BY (k)")
     made = rig.spark.range(30).selectExpr("id", "CAST(id % 3 AS int) AS k")
     rig.write(made, "parts")
@@ -180,7 +181,7 @@ def test_an_overwrite_of_partitions_leaves_the_others(rig: Rig) -> None:
     assert rows(rig.sql("SELECT * FROM {db}.parts")) == rows(made.where("k = 2").union(new))
 
 
-def test_index_files_come_with_the_rows_and_leave_files_out_of_the_next_plan(rig: Rig) -> None:
+def test_index_files_are_committed_with_the_rows_and_used_by_the_next_plan(rig: Rig) -> None:
     rig.sql("CREATE TABLE {db}.indexed (id bigint, k bigint) USING iceberg PARTITIONED BY (bucket(4, id))")
     client = IndexClient(rig.server.base_url)
     client.put_index("db.indexed", "by_k", kind="bloom", columns=["k"])
@@ -192,7 +193,7 @@ def test_index_files_come_with_the_rows_and_leave_files_out_of_the_next_plan(rig
     assert rows(rig.sql("SELECT id FROM {db}.indexed WHERE k = 7919")) == ["(1,)"]
 
 
-def test_a_job_that_fails_leaves_nothing_visible_and_its_failed_task_no_file(rig: Rig) -> None:
+def test_failed_write_job_commits_nothing_and_leaves_no_file(rig: Rig) -> None:
     rig.sql("CREATE TABLE {db}.failing (id bigint NOT NULL, v int) USING iceberg")
     before = rig.sql("SELECT * FROM {db}.failing.snapshots").count()
     broken = rig.spark.range(0, 1000, 1, 1).selectExpr("IF(id = 999, NULL, id) AS id", "CAST(id AS int) AS v")
@@ -202,7 +203,7 @@ def test_a_job_that_fails_leaves_nothing_visible_and_its_failed_task_no_file(rig
     assert rig.files("failing") == []
 
 
-def test_a_write_with_a_producer_happens_once_and_its_repeat_leaves_no_files(rig: Rig) -> None:
+def test_repeated_write_of_a_producer_is_committed_once_and_leaves_no_file(rig: Rig) -> None:
     rig.sql("CREATE TABLE {db}.once (id bigint) USING iceberg")
     frame = rig.spark.range(10)
     first = rig.write(frame, "once", producer=("job", 1))
@@ -244,7 +245,7 @@ def test_format_seamark_appends_and_overwrites(rig: Rig) -> None:
         ("overwrite", {"replace-partitions": "1"}, "replace-partitions is '1'; it must be true or false"),
     ],
 )
-def test_options_that_make_no_sense_are_told(rig: Rig, mode: str, options: dict[str, str], said: str) -> None:
+def test_contradictory_write_options_are_refused(rig: Rig, mode: str, options: dict[str, str], said: str) -> None:
     rig.sql("CREATE TABLE IF NOT EXISTS {db}.told (id bigint) USING iceberg")
     with pytest.raises(PySparkException, match=said):
         sink(rig, rig.spark.range(3), "told", mode, **options)
@@ -253,7 +254,7 @@ def test_options_that_make_no_sense_are_told(rig: Rig, mode: str, options: dict[
 
 @dataclass(frozen=True)
 class Stream:
-    """Files in a folder, read one a batch and written into a table of `id` and `v`."""
+    """A stream that reads one file of a folder in each batch, and writes it into a table of `id` and `v`."""
 
     rig: Rig
     given: Path
@@ -265,7 +266,7 @@ class Stream:
         frame.write.mode("append").parquet(str(self.given))
 
     def run(self, through: Callable[[DataFrame], DataFrame] = lambda frame: frame) -> None:
-        """All that has arrived since."""
+        """Process all files that have arrived since the last run."""
         reader = self.rig.spark.readStream.schema("id bigint, v string").option("maxFilesPerTrigger", 1)
         writer = through(reader.parquet(str(self.given))).writeStream.format("seamark")
         named = {"uri": self.rig.server.base_url, "table": f"db.{self.table}"}
@@ -276,7 +277,7 @@ class Stream:
         return sorted(row.id for row in self.rig.sql(f"SELECT id FROM {{db}}.{self.table}").collect())
 
 
-def test_a_stream_that_is_stopped_and_runs_a_batch_again_commits_every_row_once(rig: Rig, tmp_path: Path) -> None:
+def test_restarted_stream_commits_every_row_once(rig: Rig, tmp_path: Path) -> None:
     rig.sql("CREATE TABLE {db}.stream (id bigint, v string) USING iceberg TBLPROPERTIES ('format-version'='3')")
     checkpoint = tmp_path / "checkpoint"
     stream = Stream(rig, tmp_path / "given", checkpoint, "stream")
@@ -287,7 +288,7 @@ def test_a_stream_that_is_stopped_and_runs_a_batch_again_commits_every_row_once(
     files, snapshots = rig.files("stream"), rig.sql("SELECT * FROM {db}.stream.snapshots").count()
     assert snapshots == 2
     last = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
-    last.unlink()  # as if Spark had died after our commit, before it could note that
+    last.unlink()  # This simulates that Spark died after Seamark's commit and before it recorded the batch.
     last.with_name(f".{last.name}.crc").unlink()
     run()
     assert (rig.files("stream"), rig.sql("SELECT * FROM {db}.stream.snapshots").count()) == (files, snapshots)
@@ -300,10 +301,10 @@ def test_a_stream_that_is_stopped_and_runs_a_batch_again_commits_every_row_once(
 
 
 @pytest.mark.slow
-def test_a_checkpoint_older_than_the_table_loses_no_row_unheard_and_a_new_one_drops_none(
+def test_stream_with_an_older_checkpoint_fails_and_one_with_a_new_checkpoint_continues(
     rig: Rig, tmp_path: Path
 ) -> None:
-    """Batches that only bear the numbers of earlier ones are not taken for them."""
+    """A batch that has the number of an earlier batch, but another checkpoint, is not treated as a repeat."""
     rig.sql("CREATE TABLE {db}.older (id bigint, v string) USING iceberg")
     stream = Stream(rig, tmp_path / "given", tmp_path / "checkpoint", "older")
     stream.arrive(0, 10)
@@ -322,7 +323,7 @@ def test_a_checkpoint_older_than_the_table_loses_no_row_unheard_and_a_new_one_dr
     assert stream.ids() == [*range(30), *range(100, 105)]
 
 
-def test_a_stream_whose_table_is_replaced_while_it_writes_puts_nothing_into_the_other(rig: Rig, tmp_path: Path) -> None:
+def test_stream_writes_nothing_into_a_table_that_replaced_its_own(rig: Rig, tmp_path: Path) -> None:
     rig.sql("CREATE TABLE {db}.replaced (id bigint, v string) USING iceberg")
     stream = Stream(rig, tmp_path / "given", tmp_path / "checkpoint", "replaced")
     stream.arrive(0, 10)
@@ -344,5 +345,5 @@ def test_a_stream_whose_table_is_replaced_while_it_writes_puts_nothing_into_the_
         stream.run(lambda frame: frame.mapInArrow(replacing, frame.schema))
     loaded = SeamarkClient(rig.server.base_url).load_table("db.replaced", history=True)
     assert json.loads(loaded.metadata).get("snapshots", []) == []
-    stream.run()  # the batch again, for the table that is there now
+    stream.run()  # This repeats the batch for the current table.
     assert stream.ids() == [*range(10)]

@@ -1,4 +1,4 @@
-"""Tables that a Spark session and a client upsert into, and what the tests of upserts have in common."""
+"""Tables that a Spark session and a client upsert into, and helpers of the upsert tests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Rig(SparkTables):
         return write(frame, f"db.{table}", client=self.client, mode="delete", **given)
 
     def held(self, table: str, at: str = "") -> Model:
-        """AssertionError where a key is there twice."""
+        """Return the rows by key, and check that each key occurs once."""
         found = self.sql(f"SELECT id, land, v, ts FROM {{db}}.{table} {at}")
         made = {one: (land, v, ts) for one, land, v, ts in found}
         assert len(made) == len(found), sorted(found)

@@ -1,4 +1,4 @@
-"""The keys of encrypted tables, in a file."""
+"""A key file for the encrypted tables of the tests."""
 
 from __future__ import annotations
 

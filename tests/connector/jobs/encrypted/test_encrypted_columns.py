@@ -1,4 +1,7 @@
-"""Attacks on encrypted columns by who may write a table and has no keys: jobs, which have the keys, publish nothing."""
+"""Attacks on encrypted columns by a user who may write the table and has no keys.
+
+Jobs have the keys, and must publish nothing about the values.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ pytestmark = pytest.mark.usefixtures("kms")
 cluster_incrementally = partial(clustering.cluster_incrementally, full=True)
 compact = partial(compaction.compact, policy=CompactionPolicy(min_files=2))
 SECRET_IDS = {3, 4, 7}
-"""Of CONFIGURATIONS[2]: payload, price and place.city."""
+"""The ids of the encrypted columns of CONFIGURATIONS[2]: payload, price and place.city."""
 
 
 def fill(client: IndexClient, files: int = 3, size: int = 60) -> None:
@@ -72,18 +75,15 @@ def paths_of(client: IndexClient, table: str) -> list[str]:
 
 
 def published(client: IndexClient, folder: Path) -> list[bytes]:
-    """Return all files of the table that are not encrypted: manifests, metadata, Puffin files."""
+    """Return the content of all files of the table that are not encrypted: manifests, metadata, Puffin files."""
     return [path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.suffix != ".parquet"]
 
 
 @pytest.mark.parametrize("transform", [IdentityTransform(), TruncateTransform(3), BucketTransform(16)])
-def test_a_job_derives_no_partition_values_of_encrypted_columns(
+def test_job_derives_no_partition_values_from_encrypted_columns(
     client: IndexClient, served: Served, tmp_path: Path, transform: Any
 ) -> None:
-    """Also not the hash of a bucket.
-
-    Of files that have partition values already, a merge copies them.
-    """
+    """A bucket would publish a hash of the value. A merge copies partition values that files already have."""
     create(served, 2)
     fill(client)
     before, files = read(client), sorted(paths(client))
@@ -108,7 +108,7 @@ def test_a_job_derives_no_partition_values_of_encrypted_columns(
     assert read(client) == before
 
 
-def test_a_partition_field_without_values_publishes_nothing(client: IndexClient, served: Served) -> None:
+def test_void_partition_field_of_an_encrypted_column_is_accepted(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         catalog.create_table("db.t", SCHEMA, properties=PROPERTIES)
@@ -123,7 +123,7 @@ def test_a_partition_field_without_values_publishes_nothing(client: IndexClient,
 
 @pytest.mark.parametrize("columns", ["price", "fixed, payload", "customer.city"])
 def test_rows_are_not_clustered_by_encrypted_columns(client: IndexClient, served: Served, columns: str) -> None:
-    """Nor by what a join by an encrypted column finds."""
+    """Attributes of a table that is joined by an encrypted column are refused, too."""
     create(served, 2)
     fill(client)
     with catalog_at(served.url) as catalog:
@@ -157,10 +157,10 @@ def test_rows_are_not_sorted_by_encrypted_columns(client: IndexClient, served: S
     assert sorted(paths(client)) == before
 
 
-def test_equality_deletes_by_encrypted_columns_tell_nothing(client: IndexClient, served: Served) -> None:
-    """The number of rows that a job leaves would say whether a file has the value.
+def test_job_applies_no_equality_deletes_on_encrypted_columns(client: IndexClient, served: Served) -> None:
+    """The number of remaining rows would show whether a file contains the value.
 
-    Who has the keys reads the rows.
+    A reader with the keys still sees the rows.
     """
     create(served, 3)
     fill(client)
@@ -184,7 +184,9 @@ def _filled(given: pa.Table) -> pa.Table:
     return pa.Table.from_pylist([{**row, "fixed": 1} for row in given.to_pylist()], schema=ARROW)
 
 
-def test_statistics_and_dropped_columns_publish_no_metrics(client: IndexClient, served: Served) -> None:
+def test_statistics_and_dropped_columns_publish_no_metrics_of_encrypted_columns(
+    client: IndexClient, served: Served
+) -> None:
     create(served, 2)
     fill(client)
     with pytest.raises(Unreadable, match="encrypted"):
@@ -196,10 +198,8 @@ def test_statistics_and_dropped_columns_publish_no_metrics(client: IndexClient, 
             assert not SECRET_IDS & {*(task.file.get(metric) or {"keys": []})["keys"]}, metric
 
 
-def test_a_copy_of_the_file_of_another_namespace_is_not_decrypted(
-    client: IndexClient, served: Served, tmp_path: Path
-) -> None:
-    """A writer puts the bytes into a table of his own."""
+def test_copied_file_of_another_namespace_is_not_decrypted(client: IndexClient, served: Served, tmp_path: Path) -> None:
+    """A writer copies the bytes of the file into a table of their own namespace."""
     create(served, 2)
     fill(client)
     with catalog_at(served.url) as catalog:
@@ -226,13 +226,10 @@ def test_a_copy_of_the_file_of_another_namespace_is_not_decrypted(
     assert sorted(map(str, (tmp_path).rglob("mine/**/*.parquet"))) == sorted(mine)
 
 
-def test_master_keys_are_for_the_namespaces_that_the_key_file_names(
+def test_master_key_is_usable_only_in_the_namespaces_that_the_key_file_names(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """And for those below them.
-
-    Without names, a key is for no table.
-    """
+    """The namespaces below them are included. A key without namespaces is not usable in any table."""
     path = tmp_path / "bound.json"
     key = base64.b64encode(bytes(16)).decode()
     path.write_text(
@@ -257,10 +254,10 @@ def test_master_keys_are_for_the_namespaces_that_the_key_file_names(
 
 
 @pytest.mark.parametrize("size", [40, 700])
-def test_a_file_that_is_replaced_while_a_job_runs_is_not_decrypted_to_a_file_without_encryption(
+def test_file_that_is_encrypted_during_a_job_is_not_rewritten_without_encryption(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    """The job has chosen the encryption of the new file by another file at the same place."""
+    """The job has chosen the encryption of the new file when the file is replaced."""
     create(served, 2)
     for number in range(3):
         append(client, "db.t", rows(random.Random(number), range(number * size, number * size + size)))
@@ -279,10 +276,10 @@ def test_a_file_that_is_replaced_while_a_job_runs_is_not_decrypted_to_a_file_wit
     assert any("its encryption has changed" in error for error in report.errors)
 
 
-def test_the_error_of_a_job_quotes_no_value_of_an_encrypted_file(
+def test_error_of_a_job_quotes_no_value_of_an_encrypted_file(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A value that does not fit the type which the writer of the table gave its column."""
+    """The value does not fit the column's type in the table, which the attacker has chosen."""
     with catalog_at(served.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         catalog.create_table("db.t", pa.schema([("at", pa.timestamp("us")), ("n", pa.int64())]), properties=PROPERTIES)
@@ -306,8 +303,8 @@ def test_the_error_of_a_job_quotes_no_value_of_an_encrypted_file(
     assert line_of(pa.ArrowInvalid("bad value 5"), 500, named=True) == "ArrowInvalid: bad value 5"
 
 
-def test_the_copy_of_a_file_keeps_its_encryption(client: IndexClient, served: Served) -> None:
-    """Under another table of the same namespace, by a job of that table."""
+def test_copied_file_keeps_its_encryption_in_another_table(client: IndexClient, served: Served) -> None:
+    """The other table is in the same namespace, and a job rewrites it."""
     create(served, 2)
     fill(client, files=1, size=700)
     with catalog_at(served.url) as catalog:

@@ -1,4 +1,4 @@
-"""MERGE FILES, DROP COLUMNS and compaction of encrypted files: rows stay, and are as protected as they were."""
+"""MERGE FILES, DROP COLUMNS and compaction of encrypted files keep the rows and their protection."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ METRICS = (
 
 
 def encrypt(path: str, configuration: Any) -> None:
-    """In place: no writer of tables encrypts."""
+    """Replace the file by an encrypted copy, because no writer of tables encrypts."""
     with pq.ParquetFile(path) as file:
         groups = [file.read_row_group(number) for number in range(file.num_row_groups)]
     given = dict(configuration)
@@ -73,7 +73,7 @@ def paths(client: IndexClient) -> list[str]:
 
 
 def protections(path: str) -> set[tuple[str, str]]:
-    """Return (column, its master key) of the encrypted columns of a file."""
+    """Return (column, master key) for each encrypted column of a file."""
     with SourceFile(path, Storage(), keys=encrypted.keys()) as source:
         opened = source.encryption
         if opened is None:
@@ -85,7 +85,7 @@ def protections(path: str) -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
-def test_rows_stay_in_files_that_are_protected_as_before(
+def test_random_jobs_keep_rows_in_files_with_the_same_protection(
     client: IndexClient, served: Served, kms: None, version: int
 ) -> None:
     rng = random.Random(first_seed() + version)
@@ -120,8 +120,9 @@ def test_rows_stay_in_files_that_are_protected_as_before(
 
 
 def _check_files(client: IndexClient, owners: dict[int, set[tuple[str, str]]], has: dict[str, bool]) -> None:
-    """Each row is in a file whose columns have the keys that they had; manifests have no metrics of these columns,
-    but that those which were dropped are null.
+    """Check that each row is in a file whose columns have the same keys as before.
+
+    Manifests have no metrics of encrypted columns, except that dropped columns are null.
     """
     tasks = {task.path: task for task in plan(client, open_table(client, "db.t", At(ref=MAIN)), stats=ARROW.names)}
     for path, task in tasks.items():
@@ -139,10 +140,10 @@ def _check_files(client: IndexClient, owners: dict[int, set[tuple[str, str]]], h
                 assert not known & {secret[name] for name, _ in found if name in secret}, metric
 
 
-def test_the_process_of_a_statement_takes_its_keys_from_its_environment(
+def test_statement_process_takes_its_keys_from_its_environment(
     client: IndexClient, served: Served, tmp_path: Path
 ) -> None:
-    """Without them the table stays."""
+    """Without keys, the statement fails and the table stays unchanged."""
     create(served, 2)
     for number in range(3):
         append(client, "db.t", rows(random.Random(number), range(number * 700, number * 700 + 700)))
@@ -168,7 +169,7 @@ def test_the_process_of_a_statement_takes_its_keys_from_its_environment(
         assert {key for name, key in protections(path)} == {"k1", "k2"}
 
 
-def test_a_scan_reads_encrypted_files_with_keys_alone(client: IndexClient, served: Served, kms: None) -> None:
+def test_scan_reads_encrypted_files_only_with_explicit_keys(client: IndexClient, served: Served, kms: None) -> None:
     create(served, 2)
     given = rows(random.Random(1), range(700))
     append(client, "db.t", given)
@@ -177,19 +178,20 @@ def test_a_scan_reads_encrypted_files_with_keys_alone(client: IndexClient, serve
     found = scan(client, "db.t", ["id", "payload"], "part = 1 AND id < 100", keys=keys_of_environment())
     expected = [{"id": row["id"], "payload": row["payload"]} for row in given.slice(0, 100).to_pylist() if row["part"]]
     assert sorted(found.to_arrow().to_pylist(), key=lambda row: row["id"]) == expected
-    # The variables of the process alone are not enough: a server's process has them for its jobs.
+    # The environment variables of the process do not suffice, because a server's process has them for
+    # its jobs.
     with pytest.raises(Unreadable, match="encrypted"):
         scan(client, "db.t", ["id", "payload"]).to_arrow()
-    # pyarrow ends the process that asks it for the statistics of an encrypted column without its key.
+    # The process aborts if pyarrow reads the statistics of an encrypted column without its key.
     with pytest.raises(Unreadable, match="encrypted"):
-        scan(client, "db.t", ["id"], "payload = 'a'").to_arrow()  # within the bounds of the values
+        scan(client, "db.t", ["id"], "payload = 'a'").to_arrow()  # The literal is within the column's bounds.
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_encrypted_files_of_a_sorted_table_are_sorted_together(
+def test_encrypted_files_of_a_sorted_table_are_sorted_and_stay_encrypted(
     client: IndexClient, served: Served, kms: None, version: int
 ) -> None:
-    """And stay encrypted; files without encryption are merged apart from them."""
+    """Files without encryption are merged separately."""
     create(served, version)
     with catalog_at(served.url) as catalog, catalog.load_table("db.t").update_sort_order() as update:
         update.desc("fixed", IdentityTransform(), NullOrder.NULLS_LAST)
@@ -221,8 +223,8 @@ def test_encrypted_files_of_a_sorted_table_are_sorted_together(
     assert {task.file["sort-order-id"] for task in plan(client, open_table(client, "db.t", At(ref=MAIN)))} == {1}
 
 
-def test_small_encrypted_files_are_encoded_and_encrypted(client: IndexClient, served: Served, kms: None) -> None:
-    """All files of the partition are small; deleted rows are gone."""
+def test_small_encrypted_files_are_compacted_and_stay_encrypted(client: IndexClient, served: Served, kms: None) -> None:
+    """All files of the partition are small, and the compaction removes deleted rows."""
     create(served, 2)
     for number in range(4):
         append(client, "db.t", rows(random.Random(number), range(number * 20, number * 20 + 20)))
@@ -238,7 +240,7 @@ def test_small_encrypted_files_are_encoded_and_encrypted(client: IndexClient, se
         assert protections(path) == {("payload", "k1"), ("price", "k2"), ("place.city", "k2")}
 
 
-def test_a_key_that_is_missing_leaves_the_table_and_no_file(
+def test_missing_key_leaves_the_table_unchanged_and_no_new_file(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     create(served, 2)

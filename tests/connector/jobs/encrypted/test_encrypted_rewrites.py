@@ -1,4 +1,4 @@
-"""Clustering, upserts, deletes and indexes of encrypted files: rows are those of a model, and stay as protected."""
+"""Clustering, upserts, deletes and indexes of encrypted files keep the rows of a model and their protection."""
 
 from __future__ import annotations
 
@@ -37,16 +37,13 @@ from tests.connector.served import Served
 from tests.seeds import first_seed
 
 SECRET = {("payload", "k1"), ("price", "k2"), ("place.city", "k2")}
-"""Of CONFIGURATIONS[2]."""
+"""The encrypted columns of CONFIGURATIONS[2], with their master keys."""
 PLAIN_PARTS = [CONFIGURATIONS[number] for number in (0, 2, 3)]
-"""Those that do not encrypt the column of the partition spec."""
+"""The configurations that do not encrypt the column of the partition spec."""
 
 
 def fill(client: IndexClient, rng: random.Random, configurations: list[Any], size: int) -> dict[int, Any]:
-    """Append rows, a commit for each configuration.
-
-    Returns how each row is protected.
-    """
+    """Append rows in one commit for each configuration. Return the protection of each row."""
     owners: dict[int, Any] = {}
     known: set[str] = set()
     for number, configuration in enumerate(configurations):
@@ -71,10 +68,10 @@ def protections_of_rows(client: IndexClient) -> dict[int, Any]:
 
 
 @pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
-def test_clustered_rows_stay_in_files_that_are_protected_as_before(
+def test_clustered_rows_stay_in_files_with_the_same_protection(
     client: IndexClient, served: Served, kms: None, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
-    """And are in no temporary file that is not encrypted."""
+    """Temporary files contain no plain values either."""
     spilled: list[bytes] = []
     ranges = clustering._Spill.ranges
 
@@ -100,7 +97,7 @@ def test_clustered_rows_stay_in_files_that_are_protected_as_before(
     assert spilled
     texts = [row["payload"].encode() for row in model.values() if row["payload"]][::50]
     assert not any(text in data for text in texts for data in spilled)
-    # The job of the service: its process has the keys, and the files that it finds are in layers of this layout.
+    # The service's job has the keys in its process, and finds files that are in layers of this layout.
     owners |= fill_more(client, rng, owners)
     run_clustering(client, ("db", "t"))
     assert protections_of_rows(client) == owners
@@ -112,7 +109,7 @@ def test_clustered_rows_stay_in_files_that_are_protected_as_before(
 
 
 def fill_more(client: IndexClient, rng: random.Random, owners: dict[int, Any]) -> dict[int, Any]:
-    """Enough loose files of one protection to be clustered."""
+    """Append enough unclustered files with the same protection for the next clustering."""
     first, known, added = len(owners), set(paths(client)), dict[int, Any]()
     for number in range(6):
         ids = range(first + number * 50, first + number * 50 + 50)
@@ -123,8 +120,8 @@ def fill_more(client: IndexClient, rng: random.Random, owners: dict[int, Any]) -
     return added
 
 
-def test_rows_in_memory_and_in_sealed_files_are_the_same(tmp_path: Path) -> None:
-    """The same test finds the text in a temporary file without encryption."""
+def test_sealed_temporary_files_return_the_rows_that_were_added(tmp_path: Path) -> None:
+    """The check that finds no plain text in sealed files finds it in files without encryption."""
     batch = pa.record_batch({"text": [f"plain text {number}" for number in range(5000)]})
     for sealed in (False, True):
         folder = tmp_path / str(sealed)
@@ -143,8 +140,10 @@ def test_rows_in_memory_and_in_sealed_files_are_the_same(tmp_path: Path) -> None
         )
 
 
-def test_long_values_in_sealed_files_come_in_short_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cipher takes less than 2 GiB at once, and each read of a block copies what is left of it."""
+def test_long_values_in_sealed_files_are_split_into_short_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cipher processes less than 2 GiB at once, and each read of a block copies the rest of the block."""
     monkeypatch.setattr(clustering, "_SEALED_BYTES", 1000)
     text = random.Random(first_seed()).randbytes(50_000).hex()
     batch = pa.record_batch({"text": [text, text[::-1]]})
@@ -155,7 +154,7 @@ def test_long_values_in_sealed_files_come_in_short_blocks(tmp_path: Path, monkey
         data, at, blocks = path.read_bytes(), 0, 0
         while at < len(data):
             size = int.from_bytes(data[at : at + 4], "little")
-            assert size <= 1000 + 16  # and the tag
+            assert size <= 1000 + 16  # 16 bytes are the tag.
             at, blocks = at + 4 + size, blocks + 1
         assert (at, blocks > 50) == (len(data), True)
     assert [part.column(0).to_pylist() for part, _, _ in spill.ranges()] == [[text], [text[::-1]]]
@@ -163,7 +162,7 @@ def test_long_values_in_sealed_files_come_in_short_blocks(tmp_path: Path, monkey
 
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
-def test_changed_rows_are_in_files_that_are_protected_as_before(
+def test_changed_rows_are_in_files_with_the_same_protection(
     client: IndexClient, served: Served, version: int, seed: int
 ) -> None:
     rng = random.Random(first_seed() + 10 * seed + version)
@@ -199,8 +198,10 @@ def test_changed_rows_are_in_files_that_are_protected_as_before(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_new_rows_of_differently_encrypted_files_are_refused(client: IndexClient, served: Served, mode: str) -> None:
-    """Those of each alone, and rows of encrypted files and of others, are written."""
+def test_change_of_rows_from_differently_encrypted_files_is_refused(
+    client: IndexClient, served: Served, mode: str
+) -> None:
+    """A change of rows from one kind of encrypted files, with or without plain files, is accepted."""
     create(served, 2)
     rng = random.Random(first_seed())
     owners = fill(client, rng, [None, CONFIGURATIONS[3], CONFIGURATIONS[2]], 50)
@@ -220,7 +221,7 @@ def test_new_rows_of_differently_encrypted_files_are_refused(client: IndexClient
         upsert(client, "db.t", rows(rng, range(60, 61)), keys=["id"], strategy="equality", file_keys=keys)
     assert sorted(paths(client)) == files
     change(60, 61)
-    change(2, 110)  # of a plain and of an encrypted file
+    change(2, 110)  # One row is in a plain file, the other in an encrypted one.
     for number in (2, 60, 61, 110):
         before[number]["payload"] = "new"
     owners[2] = owners[110]
@@ -232,7 +233,10 @@ def test_new_rows_of_differently_encrypted_files_are_refused(client: IndexClient
 
 
 def new_file(client: IndexClient, number: int) -> str:
-    """Return the file with the changed row: a file of the old one has the row, too, and a delete file for it."""
+    """Return the file that contains the changed row.
+
+    The old file may still contain the old row, with a delete file for it.
+    """
     for path in paths(client):
         with pq.ParquetFile(path, decryption_properties=encrypted.decryption()) as file:
             table = file.read(["id", "payload"])
@@ -241,12 +245,13 @@ def new_file(client: IndexClient, number: int) -> str:
     raise AssertionError(number)
 
 
-def test_indexes_have_the_plain_columns_of_encrypted_files(
+def test_indexes_contain_plain_columns_of_encrypted_files(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Those that jobs and writers build.
+    """Jobs and writers both build indexes.
 
-    A build makes one client of the key service, for all its files and groups; a task that is sent elsewhere has none.
+    A build creates one client of the key service for all its files and groups. A task for another machine has
+    no client.
     """
     made: list[encrypted.PyArrowKms] = []
 
