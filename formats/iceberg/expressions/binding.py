@@ -17,7 +17,7 @@ a file is `true`, PyIceberg counts the file's rows from metadata.
 A filter uses current names for every snapshot: a name that the given schema lacks is looked up in the
 table's other schemas, the newest first. Columns inside lists and maps have many values per row, which
 statistics do not decide. They are bound with the kind `list` or `map`; other nested columns are bound
-with the kind of their own type.
+with the kind of their type.
 
 A JSON literal of a filter, in any client's format, becomes a value of the column's type.
 

@@ -99,8 +99,8 @@ class Bound(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         kind: The column's type. A nested column has the kind `struct`, `list`, `map`, `variant` or an unknown
-            kind. A column inside a list or map has the kind `list` or `map`, whatever its type. Statistics
-            decide nothing about these columns.
+            kind. A column of any type inside a list or map has the kind `list` or `map`. Statistics decide
+            nothing about these columns.
         result: The term's type; for the identity transform the same as `kind`.
         values: Values of type `result`, never NaN or an infinity. The operators for null and NaN have no
             value, and comparisons and prefixes have one; IN and NOT_IN have two or more values, distinct and

@@ -387,8 +387,7 @@ def _bounds(template: Bound, low: Value | None, high: Value | None) -> Iterable[
 
 
 def _previous(value: Value) -> Value | None:
-    """Return the value just before this value: without its trailing zero. Return None if it has no trailing
-    zero.
+    """Return the value without its trailing zero, the value just before it, or None if it has no trailing zero.
 
     It makes bounds of strings and bytes readable.
     """

@@ -457,8 +457,9 @@ class _Reader(Comparisons):
         return term
 
     def _parse_sized_transform(self, called: str, arguments: list[Any], qualified: bool) -> ComparedTerm | None:
-        """Return the transform of `bucket(4, id)` (Spark) or `bucket(id, 4)` (Trino), or None if it has another
-        form.
+        """Return the transform of `bucket(4, id)` (Spark) or `bucket(id, 4)` (Trino).
+
+        Return None if the arguments have another form.
         """
         if len(arguments) != 2 or None in arguments:
             return None

@@ -26,8 +26,8 @@ _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", re.ASC
 _EXACT_DOUBLE_DIGITS = 15
 _EXACT_DOUBLE_MAX = 2**53
 _DIVIDED_MAX = {"float": (7, 10), "double": (15, 22)}
-"""The maximum digits of a number, in total and after the point, that one division converts with exact
-rounding.
+"""The maximum digits of a number, in total and after the point, for which a single division is exactly
+rounded.
 """
 _APART_MAX = 4
 """The maximum distance between the nearest value and an engine's value, in steps: an engine rounds up to
