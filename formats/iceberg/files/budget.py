@@ -30,7 +30,7 @@ class Budget:
         """Create a budget of `limit_bytes`.
 
         Args:
-            what: The verb phrase of the error after "it", before "more than … bytes": "decodes to".
+            what: The start of the error text, before "more than … bytes": "decoded it takes".
         """
         self.limit_bytes = self._left = limit_bytes
         self._what = what
