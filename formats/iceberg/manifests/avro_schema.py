@@ -293,7 +293,7 @@ class _Compiler:
         kinds = [self.resolve(branch, position.descend())[0] for branch in branches]
         nulls = kinds.count("null")
         if not kinds or "union" in kinds or nulls > 1:
-            raise self.corrupt(position, "a union needs branches; a branch cannot be a union, and only one can be null")
+            raise self.corrupt(position, "a union needs branches; at most one branch is null, and no branch is a union")
         if len(kinds) - nulls > 1 and isinstance(requested, ByColumn | Elements | PartitionRecord | RecordReader):
             raise self.corrupt(position, "a union has several lists or records")
         children = [
