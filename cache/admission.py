@@ -1,17 +1,20 @@
-"""A memory tier with admission: an entry is kept only if it is requested more often than those that it would replace.
+"""A memory tier with admission: an entry is kept only if it is requested more often than the entries that it
+would replace.
 
-An LRU cache loses its hot entries to each scan. Here a new entry starts in a small window (LRU). When it leaves the
-window, it competes with the entries that would be evicted for it: the sum of their frequencies (`frequency.py`) must be
-less than its own. The main part is a segmented LRU: an entry that is requested again moves from probation to the
-protected segment. Pinned entries are in a separate segment, from which only pinned entries can take space.
+Each scan pushes the hot entries out of an LRU cache. Here a new entry starts in a small window (LRU). When
+it leaves the window, it competes with the entries that would be evicted for it: the sum of their
+frequencies (`frequency.py`) must be less than its own frequency. The main part is a segmented LRU: an entry
+that is requested again moves from probation to the protected segment. Pinned entries are in a separate
+segment, from which only pinned entries can take space.
 
-A holder, such as a tenant, has at most its share of the budget: at the share, an entry competes with the holder's own.
-It has the same share of the pinned part, where its own pinned entries are evicted: else one that pins much would evict
-what all others have pinned.
+A holder, such as a tenant, can use at most its share of the budget. At this limit, a new entry competes
+with other entries of the same holder. The holder has the same share of the pinned part, where its own
+pinned entries are evicted. Otherwise a holder that pins many entries would evict the pinned entries of all
+others.
 
-As `MemoryCache`, it is within its budget at any time, and single-threaded. Source: Einziger, Friedman, Manes, "TinyLFU:
-a highly efficient cache admission policy", 2017; the sum of frequencies: Einziger and others, "Lightweight robust size
-aware cache management", 2021.
+Like `MemoryCache`, this cache is single-threaded and never exceeds its budget. Source: Einziger, Friedman,
+Manes, "TinyLFU: a highly efficient cache admission policy", 2017; the sum of frequencies: Einziger and
+others, "Lightweight robust size aware cache management", 2021.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ class _Entry(Generic[V]):
 
 
 class _KeyList(Generic[K]):
-    """Keys, the least recently used first, and the bytes of their entries."""
+    """Keys, the least recently used first, and the total bytes of their entries."""
 
     def __init__(self) -> None:
         self.keys: OrderedDict[K, None] = OrderedDict()
@@ -59,11 +62,16 @@ class _KeyList(Generic[K]):
 
 
 class AdmittingCache(BudgetedCache[K, V]):
-    """A cache within `budget_bytes`; 0 stores nothing.
+    """A cache that stores up to `budget_bytes`, or nothing if the budget is 0.
 
-    `pinned_bytes` is the part that pinned entries can use, and `holder_bytes` the part that each holder can use; of the
-    pinned part it can use the same share. `sketch` counts `identify(key)`, so that several tiers can share it.
-    ValueError for a negative budget or size.
+    Args:
+        sketch: Counts the requests of each `identify(key)`; several tiers can share a sketch.
+        pinned_bytes: The part of the budget that pinned entries can use.
+        holder_bytes: The part of the budget that each holder can use. Each holder can use the same share of the
+            pinned part.
+
+    Raises:
+        ValueError: The budget is negative, or `pinned_bytes` is not between 0 and the budget.
     """
 
     _entries: dict[K, _Entry[V]]
@@ -79,7 +87,10 @@ class AdmittingCache(BudgetedCache[K, V]):
         name: str = "",
     ) -> None:
         if not 0 <= pinned_bytes <= budget_bytes:
-            raise ValueError(f"budget_bytes is {budget_bytes} and pinned_bytes {pinned_bytes}; 0 ≤ pinned ≤ budget")
+            raise ValueError(
+                f"budget_bytes is {budget_bytes} and pinned_bytes is {pinned_bytes}; "
+                "pinned_bytes must be between 0 and budget_bytes"
+            )
         super().__init__(budget_bytes, {}, name)
         self._pinned_bytes = pinned_bytes
         self._holder_bytes = budget_bytes if holder_bytes is None else holder_bytes
@@ -94,17 +105,18 @@ class AdmittingCache(BudgetedCache[K, V]):
 
     @property
     def rejected(self) -> int:
-        """Entries that left the window and were requested less often than those in the main part."""
+        """The number of entries that were requested less often than the entries that they would have replaced."""
         return self._rejected
 
     def held_bytes(self, holder: str) -> int:
         return self._holders.used_bytes(holder)
 
     def get(self, key: K, *, counted: bool = True) -> V | None:
-        """Return the value; None when absent.
+        """Return the value, or None if it is not in the cache.
 
-        `counted` False: a continuation of an earlier request, such as the next small read of a sequential reader in the
-        same block, which does not make the block popular.
+        Args:
+            counted: False if the call continues an earlier request, such as the next small read of a sequential
+                reader in the same block. These calls do not make the block popular.
         """
         if counted:
             self._sketch.count(self._identify(key))
@@ -118,10 +130,10 @@ class AdmittingCache(BudgetedCache[K, V]):
         return entry.value
 
     def put(self, key: K, value: V, size_bytes: int, holder: str = "", *, pinned: bool = False) -> bool:
-        """Return whether the value is stored now.
+        """Store a value, and return whether it is in the cache now.
 
-        Removes the key's previous value in any case. A pinned value that the holder's share of the pinned part cannot
-        hold is stored as others.
+        The previous value of the key is removed in any case. If a pinned value is too large for the holder's share
+        of the pinned part, it is stored without the pin.
         """
         charged = self._replace(key, size_bytes, min(self._budget_bytes, self._holder_bytes))
         if charged is None:
@@ -140,7 +152,7 @@ class AdmittingCache(BudgetedCache[K, V]):
         return key in self._entries
 
     def discard(self, key: K) -> None:
-        """Remove the key; no error when it is absent."""
+        """Remove the key, if it is in the cache."""
         if key in self._entries:
             self._remove(key)
 
@@ -159,9 +171,9 @@ class AdmittingCache(BudgetedCache[K, V]):
             self._move(oldest, self._entries[oldest], "probation")
 
     def _make_room_of(self, holder: str, candidate: K, charged: int, is_pinned: bool) -> bool:
-        """Evict entries of a holder at its share, if the candidate is requested more often.
+        """Make room for the candidate within its holder's share, and return whether it fits.
 
-        Whether it is within the share then.
+        Entries of the holder are evicted only if the candidate is requested more often than all of them together.
         """
         excess = self.held_bytes(holder) + charged - self._holder_bytes
         if excess <= 0 or self._holder_bytes >= self._budget_bytes:
@@ -183,8 +195,9 @@ class AdmittingCache(BudgetedCache[K, V]):
         return (self._budget_bytes - self._segments["pinned"].used_bytes) * (1 - _WINDOW_SHARE)
 
     def _fit(self) -> None:
-        """Move entries from the window to the main part until the window has its share, and evict until the whole is
-        within the budget.
+        """Move entries from the window to the main part, and evict entries to keep the budget.
+
+        Entries leave the window until it has its share; the cache evicts entries until all are within the budget.
         """
         window = self._segments["window"]
         window_bytes = (self._budget_bytes - self._segments["pinned"].used_bytes) * _WINDOW_SHARE
@@ -208,7 +221,10 @@ class AdmittingCache(BudgetedCache[K, V]):
         return self._used_bytes - self._budget_bytes
 
     def _victims(self, need_bytes: int) -> list[K]:
-        """Return the entries of the main part that would be evicted for `need_bytes`; fewer if there are not enough."""
+        """Return the entries of the main part that would be evicted to free `need_bytes`.
+
+        The list is shorter if the main part has too few entries.
+        """
         victims: list[K] = []
         for segment in ("probation", "protected"):
             for key in self._segments[segment].keys:
@@ -252,9 +268,9 @@ class AdmittingCache(BudgetedCache[K, V]):
         self._evictions += 1
 
     def check_invariants(self) -> None:
-        """AssertionError when the sizes do not add up.
+        """Raise AssertionError if the sizes do not add up.
 
-        Linear; for tests.
+        Only tests call this: the time is linear in the number of entries.
         """
         self._check_account([entry.charged for entry in self._entries.values()])
         for name, keys in self._segments.items():

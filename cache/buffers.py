@@ -1,7 +1,7 @@
-"""Memory for values of one size that are read and soon released, as those of a disk tier.
+"""Reused memory for values of one size that are read and soon released, such as the values of a disk tier.
 
-The kernel clears each page that a process gets, and takes it back when a large buffer is freed. Both together take
-longer than reading a file that the kernel has in memory. So buffers are used again.
+The kernel clears each page that a process gets, and takes the page back when a large buffer is freed. Both
+together take longer than reading a file that the kernel has in memory. Therefore the buffers are reused.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 
 class Buffers:
-    """Keeps at most `kept_bytes` of buffers that are not in use.
+    """A pool of buffers that keeps at most `kept_bytes` of unused buffers.
 
-    For any thread.
+    Any thread may use it.
     """
 
     def __init__(self, size_bytes: int, kept_bytes: int) -> None:
@@ -24,9 +24,9 @@ class Buffers:
         self._free: deque[npt.NDArray[np.uint8]] = deque(maxlen=kept_bytes // max(1, size_bytes))
 
     def take(self, size_bytes: int) -> memoryview:
-        """Writable memory, which may contain bytes of earlier uses.
+        """Return writable memory, which may contain bytes of earlier uses.
 
-        It is used again once no view of it is left.
+        The memory returns to the pool when no view of it exists.
         """
         if size_bytes != self.size_bytes or not self._free.maxlen:
             return memoryview(bytearray(size_bytes))

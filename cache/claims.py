@@ -1,11 +1,14 @@
-"""Claims: one process of this machine fetches a key at a time; the others wait until it is in the disk cache.
+"""Claims: only one process of this machine fetches a key at a time; the others wait until the key is in the
+disk cache.
 
-Otherwise each of N workers that access a new table would fetch and decode all of it. The rule: a claim is advisory. It
-ends with its process, however that ends; a process that has waited too long continues without; and where locks do not
-work, every claim is granted. In the worst case data are fetched twice.
+Without claims, each of N workers that access a new table would fetch and decode all of it. The rule: a
+claim is advisory. It ends when its process ends, even after a crash. A process that has waited too long
+fetches without a claim. If locks do not work, every claim is granted. In the worst case data are fetched
+twice.
 
-A claim is a lock on one byte of one file, at an offset derived from the key: there is no file per key and nothing to
-clean up. Two keys with the same byte are very rare, and then only wait for each other.
+A claim is a lock on one byte of one file. The byte's offset is derived from the key, so that no file per
+key exists and nothing has to be cleaned up. Two keys very rarely share a byte; then they only wait for each
+other.
 """
 
 from __future__ import annotations
@@ -18,9 +21,10 @@ from seamark.cache.envelope import key_digest
 
 
 class Claims:
-    """Belongs to one event loop or thread.
+    """The claims of one process, used by one event loop or thread.
 
-    One instance per file and process: POSIX releases a process's locks on a file when it closes any descriptor of it.
+    Create one instance per file and process: POSIX releases a process's locks on a file when the process closes
+    any descriptor of it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -32,9 +36,9 @@ class Claims:
             self._file = -1
 
     def take(self, key: str) -> bool:
-        """Return whether the claim was granted; False while another task or process has it.
+        """Try to take the claim, and return whether it was granted.
 
-        Never waits.
+        The method never waits. The claim is refused while another task or process has it.
         """
         offset = _offset(key)
         if offset in self._held:
@@ -50,7 +54,7 @@ class Claims:
         return True
 
     def release(self, key: str) -> None:
-        """Release the claim; no error without one."""
+        """Release the claim, if this instance has it."""
         offset = _offset(key)
         if offset in self._held:
             self._held.discard(offset)
@@ -58,9 +62,9 @@ class Claims:
                 fcntl.lockf(self._file, fcntl.LOCK_UN, 1, offset)
 
     def close(self) -> None:
-        """Release every claim; later claims are granted without a lock.
+        """Release all claims. Later claims are granted without a lock.
 
-        Idempotent.
+        The method is idempotent.
         """
         self._held.clear()
         if self._file >= 0:

@@ -1,12 +1,14 @@
-"""The disk tier: payloads as files of one folder, memory-mapped when large, shared by all processes of a machine.
+"""The disk tier: payloads as files of one folder, memory-mapped when large, shared by all processes of a
+machine.
 
-The rule: a hit is the complete payload that was put; any damage to the folder is a miss. An envelope in each file
-proves that (`envelope.py`), once per mapping. diskcache accounts for the files and evicts them (`ledger.py`).
+The rule: a hit returns the complete payload that was put; any damage to the folder is a miss. An envelope
+in each file proves that the payload is complete (`envelope.py`); it is checked once per mapping. diskcache
+accounts for the files and evicts them (`ledger.py`).
 
-A mapping outlives its file: an evicted file stays readable while it is in use, and its disk space is freed with the
-last view. The disk may therefore contain, in addition to the budget, what the processes' memory tiers use. A file that
-another program truncates while it is mapped kills its readers (SIGBUS), as with all mapped files; this module never
-truncates a file.
+A mapping outlives its file: an evicted file stays readable while it is in use, and its disk space is freed
+with the last view. Therefore the disk may contain more than the budget: also the evicted files that the
+processes still use. If another program truncates a file while it is mapped, its readers are killed
+(SIGBUS), as with all mapped files. This module never truncates a file.
 """
 
 from __future__ import annotations
@@ -27,26 +29,35 @@ from seamark.cache.region import Region, map_file
 from seamark.cache.tier import Payload, TierStats, parts_of
 
 MAP_BYTES_MIN = 64 * 1024
-"""Smaller files are read: a mapping costs a further system call, and separate pages."""
+"""Smaller files are read: a mapping needs one more system call, and its own pages."""
 _TOUCHES_MAX = 1024
 _REUSED_BYTES = 8 << 20
-"""Of buffers that are kept for the next reads: those of an answer of 32 blocks."""
+"""The size of the buffers that are kept for the next reads: enough for an answer of 32 blocks."""
 _READ_NOW: int | None = getattr(os, "RWF_NOWAIT", None)
-"""Of `preadv`, on Linux: fails instead of waiting for the disk."""
+"""The flag of `preadv` on Linux that makes a read fail instead of waiting for the disk."""
 
 
 class DiskTier:
-    """Uses at most `budget_bytes` of disk, including SQLite's file and directories; survives restarts.
+    """A disk tier that uses at most `budget_bytes` of disk, including SQLite's file and the directories.
 
-    `mapped_max` bounds the mappings that are kept for repeated gets (they use address space but no descriptors); files
-    from `map_bytes_min` are mapped, and smaller files are read. Opening the tier audits the folder, about a millisecond
-    per thousand files. ValueError for a budget below 1 MiB.
+    The values survive a restart. The constructor audits the folder, which takes about a millisecond per
+    thousand files.
 
-    `prefers`: in a full folder, a value is stored only if `prefers(its key, the key of the entry to evict)`, with keys
-    as `identity` returns them; None: always. `holder_bytes`: the budget of each holder of values; at it, the entries to
-    evict are the holder's own. None: no budget of holders. `check_mapped`: whether the checksum of a mapped payload is
-    compared when its file is opened, which reads all of it. Without it the payload must contain its own checksums.
-    `reused_bytes`: the size of the values whose memory `get_resident` uses again, if most have one size.
+    Args:
+        mapped_max: The maximum number of mappings that are kept for repeated gets. A mapping uses address space
+            but no descriptor.
+        map_bytes_min: The size from which files are mapped; smaller files are read.
+        prefers: Decides which values are stored in a full folder: a value is stored only if `prefers(its key,
+            the key of the entry to evict)`, with keys that `identity` returns. None: always.
+        holder_bytes: The budget of each holder of values. At this limit, the holder's own entries are evicted.
+            None: holders have no budget.
+        check_mapped: Whether the checksum of a mapped payload is compared when its file is opened, which reads
+            the whole file. If False, the payload must contain its own checksums.
+        reused_bytes: The size of the values whose memory `get_resident` reuses, if most values have the same
+            size.
+
+    Raises:
+        ValueError: The budget is less than 1 MiB, or `mapped_max` is negative.
     """
 
     def __init__(
@@ -67,7 +78,7 @@ class DiskTier:
             raise ValueError(f"mapped_max is {mapped_max}; it must be 0 or more")
         self._folder = folder.absolute()
         self._folder_text = str(self._folder)
-        """For what is done for each block of a read: joining Paths takes longer than asking the kernel."""
+        """The folder as text. Reads of blocks use it: joining Paths takes longer than a system call."""
         self._budget_bytes = budget_bytes
         self._mapped_max = mapped_max
         self._map_bytes_min = map_bytes_min
@@ -80,7 +91,7 @@ class DiskTier:
         """Keys used since the last update of the account, in order of first use; written in batches, so that a get
         writes nothing."""
         self._lock = threading.Lock()
-        """For all state here except the ledger, which has its own lock; never held during a system call."""
+        """Protects all state except the ledger, which has its own lock. No system call runs under it."""
         self._hits = self._misses = self._puts = self._refused = self._damaged = self._errors = 0
         self._last_error = ""
         self._closed = False
@@ -101,10 +112,10 @@ class DiskTier:
         return self._open(key)
 
     def get_resident(self, key: str) -> memoryview | None:
-        """Return the value, if it can be read without waiting for the disk: its pages are in the kernel's memory.
+        """Return the value if the kernel has its pages in memory, so that the read does not wait for the disk.
 
-        None otherwise: there may be a value nevertheless, and nothing is counted. Only for values that are never
-        mapped.
+        Otherwise return None, and count nothing: the value may be on the disk. Use this only for values that are
+        never mapped.
         """
         if self._closed or _READ_NOW is None:
             return None
@@ -113,7 +124,7 @@ class DiskTier:
             data = _read_resident(f"{self._folder_text}/{file_name(digest)}", _READ_NOW, self._buffers)
             payload = None if data is None else unseal(digest, data)
         except (OSError, Damaged):
-            return None  # `get` counts and discards it
+            return None  # `get` will count the damage and discard the file.
         if payload is not None:
             with self._lock:
                 self._hits += 1
@@ -124,7 +135,10 @@ class DiskTier:
         return len(payload) + HEADER_BYTES >= self._map_bytes_min
 
     def may_have(self, key: str) -> bool:
-        """Return whether there is a file for the key: cheap, not counted as a use, and no proof of a value."""
+        """Return whether a file for the key exists.
+
+        The check is cheap and not counted as a use. The file may still be damaged.
+        """
         if self._closed:
             return False
         try:
@@ -132,19 +146,20 @@ class DiskTier:
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError:
-            return True  # `get` counts the error
+            return True  # `get` will count the error.
         return True
 
     def put(self, key: str, payload: Payload, holder: str = "") -> bool:
-        """As `Tier.put`.
+        """Store a value, as `Tier.put` does.
 
-        The value counts for `holder`, which is any text.
+        The size counts for `holder`, which is any text.
         """
         return self.put_many([(key, payload, holder)])[0]
 
     def put_many(self, values: Sequence[tuple[str, Payload, str]]) -> list[bool]:
-        """`put` of several values (key, payload, holder), with one transaction of the account: a third of the work
-        for small values.
+        """Put several values (key, payload, holder) with one transaction of the account.
+
+        For small values this takes a third of the time of separate calls.
         """
         files = [_File.of(self._folder, key, payload, holder) for key, payload, holder in values]
         with self._lock:
@@ -211,7 +226,7 @@ class DiskTier:
     def map_over(self, key: str, region: Region) -> bool:
         """Replace the memory of a region, which has the payload of `key`, by the mapped file.
 
-        Returns False if the file is too small to be mapped, gone, or damaged; then the region is as before.
+        Return False, and leave the region unchanged, if the file is too small to be mapped, is gone or is damaged.
         """
         if region.size_bytes < self._map_bytes_min:
             return False
@@ -232,7 +247,8 @@ class DiskTier:
             self._touched.pop(key, None)
         name = key_digest(key)[:16]
         try:
-            # Before the lock is taken: a busy or full folder must not keep a discarded file.
+            # The file goes before the lock is taken: a discarded file must not stay because the folder is busy or
+            # full.
             (self._folder / file_name(name)).unlink(missing_ok=True)
             self._ledger.run(lambda cache: cache.delete(name))
         except (OSError, LedgerUnavailable) as error:
@@ -293,7 +309,7 @@ class DiskTier:
         with self._lock:
             self._hits += 1
             if self.is_mapped(payload) and not self._closed:
-                # Two threads may have mapped it together: one mapping is kept.
+                # If two threads have mapped the file at the same time, only one mapping is kept.
                 payload = self._mapped.setdefault(key, payload)
                 while len(self._mapped) > self._mapped_max:
                     self._mapped.popitem(last=False)
@@ -313,7 +329,10 @@ class DiskTier:
         return [key_digest(key)[:16] for key in keys]
 
     def _record_uses(self, wait_s: float = 2.0) -> None:
-        """Write the recorded uses to the account; those that cannot be written now are dropped, to bound memory."""
+        """Write the recorded uses to the account.
+
+        Uses that cannot be written now are dropped, so that they do not fill the memory.
+        """
         keys = self._take_touched()
 
         def update(cache: Any) -> None:
@@ -334,10 +353,7 @@ class DiskTier:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A value to store.
-
-    `size` includes the header.
-    """
+    """A value to store; `size` includes the header."""
 
     key: str
     digest: bytes
@@ -355,12 +371,14 @@ class _File:
 
 
 def identity(key: str) -> bytes:
-    """Return the name of a key in the account of the folder, which `prefers` receives."""
+    """Return the name of a key in the account of the folder; `prefers` receives these names."""
     return key_digest(key)[:16]
 
 
 def _read(path: Path, map_bytes_min: int) -> memoryview:
-    """Return the bytes of the file, read-only: mapped and shared when large, without an open descriptor.
+    """Return a read-only view of the bytes of the file.
+
+    A large file is mapped and shared; no descriptor stays open.
 
     Raises:
         OSError: The file cannot be read.
@@ -372,7 +390,7 @@ def _read(path: Path, map_bytes_min: int) -> memoryview:
 
 
 def _read_resident(path: str, flags: int, buffers: Buffers) -> memoryview | None:
-    """Return the bytes of the file; None if some of them are not in the kernel's memory.
+    """Return the bytes of the file, or None if some of them are not in the kernel's memory.
 
     Raises:
         OSError: The file cannot be read.
@@ -386,7 +404,7 @@ def _read_resident(path: str, flags: int, buffers: Buffers) -> memoryview | None
 
 
 def _is_stored(path: Path, header: bytes, file_bytes: int) -> bool:
-    """Return whether this payload is stored already, by its header: another worker may have been faster."""
+    """Return whether a file with this header exists: another worker may have stored the payload before."""
     try:
         with path.open("rb") as file:
             return os.fstat(file.fileno()).st_size == file_bytes and file.read(HEADER_BYTES) == header

@@ -1,6 +1,6 @@
 """The envelope of a stored value: a read returns exactly the value that was put under the key, or is refused.
 
-The rule: nothing outside the envelope is trusted, neither the file's name nor its length nor the account. Files may
+The rule: nothing outside the envelope is trusted: not the file's name, its length or the account. Files may
 therefore be torn, swapped, corrupted or left over from a crash, and nothing is synced to the disk.
 
     bytes  0–7   magic, with a line end that a transfer in text mode would break
@@ -12,9 +12,10 @@ therefore be torn, swapped, corrupted or left over from a crash, and nothing is 
     bytes 60–63  CRC-32 of bytes 0–59
     bytes 64–    payload; all numbers little-endian
 
-The header has 64 bytes so that arrays inside a mapped payload are aligned to cache lines. CRC-32 by isal runs at 12
-GB/s (zlib: 3.7; measured at 0.4 and 40 MB), is already a dependency for inflating, and releases the GIL. It protects
-against accidents, not against an attacker with write access to the folder. Pure: no file access here.
+The header has 64 bytes so that arrays inside a mapped payload are aligned to cache lines. CRC-32 by isal
+runs at 12 GB/s (zlib: 3.7; measured at 0.4 and 40 MB), is already a dependency for inflating, and releases
+the GIL. The checksum protects against accidents, not against an attacker with write access to the folder.
+This module is pure: it does not access files.
 """
 
 from __future__ import annotations
@@ -33,16 +34,19 @@ _CHECK = struct.Struct("<I")
 
 
 class Damaged(Exception):
-    """The bytes are not a complete envelope for this key; the message names the fault."""
+    """The bytes are not a complete envelope for this key; the message names the cause."""
 
 
 def key_digest(key: str) -> bytes:
-    """32 bytes; lone surrogates are valid in keys."""
+    """Return the digest of a key, 32 bytes. Keys may contain lone surrogates."""
     return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=32).digest()
 
 
 def seal(digest: bytes, parts: Sequence[memoryview]) -> bytes:
-    """Return the header (64 bytes) for the payload, which is the concatenation of `parts`, each of itemsize 1."""
+    """Return the header (64 bytes) of a payload.
+
+    The payload is the concatenation of `parts`; each part has itemsize 1.
+    """
     checksum = 0
     for part in parts:
         checksum = isal_zlib.crc32(part, checksum)
@@ -51,13 +55,13 @@ def seal(digest: bytes, parts: Sequence[memoryview]) -> bytes:
 
 
 def unseal(digest: bytes, data: memoryview, *, check_payload: bool = True) -> memoryview:
-    """Return the payload, a slice of `data` that keeps it alive.
+    """Return the payload, a slice of `data` that keeps `data` alive.
 
-    Without `check_payload` only the header is read, which states key and length: the payload's own checksums protect
-    it.
+    If `check_payload` is False, only the header is read, which contains the key and the length. Then the
+    payload must have its own checksums.
 
     Raises:
-        Damaged: For any difference from what `seal` returned.
+        Damaged: The data differ from an envelope that `seal` has made for this key.
     """
     if len(data) < HEADER_BYTES:
         raise Damaged(f"{len(data)} bytes are too short for a header")
@@ -66,7 +70,7 @@ def unseal(digest: bytes, data: memoryview, *, check_payload: bool = True) -> me
         raise Damaged("the header's checksum does not match")
     magic, version, zero, length, owner, checksum = _LAYOUT.unpack(head)
     if magic != _MAGIC or version != VERSION or zero != 0:
-        raise Damaged(f"version {version} of the layout is not {VERSION}")
+        raise Damaged(f"the layout has version {version}; this program reads version {VERSION}")
     if owner != digest:
         raise Damaged("it belongs to another key")
     payload = data[HEADER_BYTES:]

@@ -1,10 +1,10 @@
-"""How often keys were requested lately, estimated in a few bytes for each key: a count-min sketch with a doorkeeper.
+"""Recent request frequencies of keys, estimated in a few bytes per key: a count-min sketch with a doorkeeper.
 
-Four rows of counters from 0 to 15; the estimate is the least of a key's four counters, so that it is never below the
-true count since the last ageing, up to 16. The doorkeeper, a Bloom filter, takes the first request of each key, so that
-keys that are requested once use no counters. After ten requests for each expected key all counters are halved and the
-doorkeeper is cleared: old popularity fades. Source: Einziger, Friedman, Manes, "TinyLFU: a highly efficient cache
-admission policy", 2017.
+The sketch has four rows of counters from 0 to 15. The estimate is the lowest of a key's four counters, so
+that it is never less than the true count since the last ageing, up to 16. The doorkeeper, a Bloom filter,
+records the first request of each key, so that keys that are requested once use no counters. After ten
+requests per expected key, all counters are halved and the doorkeeper is cleared: old popularity fades.
+Source: Einziger, Friedman, Manes, "TinyLFU: a highly efficient cache admission policy", 2017.
 """
 
 from __future__ import annotations
@@ -15,25 +15,30 @@ COUNT_MAX = 15
 _SAMPLE = 10
 _MASK64 = (1 << 64) - 1
 _FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93)
-"""Odd constants of known mixing functions: each row of counters has its own position for a key."""
+"""Odd constants of known mixing functions; they give a key a different position in each row of counters."""
 _HALVED = bytes(count // 2 for count in range(256))
 
 
 class FrequencySketch:
-    """`keys_expected` is the number of keys whose frequencies matter, such as the entries of a cache.
+    """Estimates how often keys were requested recently. It belongs to one thread.
 
-    It has 5 to 10 bytes for each. Belongs to one thread.
+    The sketch uses 5 to 10 bytes for each of `keys_expected`, the number of keys whose frequencies matter, such
+    as the entries of a cache.
     """
 
     def __init__(self, keys_expected: int) -> None:
-        """ValueError for less than one key."""
+        """Create a sketch without counts.
+
+        Raises:
+            ValueError: `keys_expected` is less than 1.
+        """
         if keys_expected < 1:
             raise ValueError(f"keys_expected is {keys_expected}; it must be 1 or more")
         bits = max(4, (keys_expected - 1).bit_length())
         self._shift = 64 - bits
         self._rows = tuple(bytearray(1 << bits) for _ in _FACTORS)
         self._doorkeeper = bytearray(1 << bits)
-        """Eight bits for each key; two are set for each key."""
+        """A Bloom filter with eight bits for each expected key; a key sets two of them."""
         self._sample = _SAMPLE * keys_expected
         self._counted = 0
 
@@ -47,13 +52,13 @@ class FrequencySketch:
         rows = self._rows
         minimum = min(row[slot] for row, slot in zip(rows, slots, strict=True))
         if minimum < COUNT_MAX:
-            # Only the lowest counters: a counter that is shared with a frequent key stays that key's.
+            # Only the lowest counters are increased: the others also count keys that are more frequent.
             for row, slot in zip(rows, slots, strict=True):
                 if row[slot] == minimum:
                     row[slot] = minimum + 1
 
     def estimate(self, key: Hashable) -> int:
-        """0 for a key that was not counted lately; at most 16."""
+        """Return the estimated number of recent requests, from 0 to 16."""
         slots = self._slots(key)
         count = min(row[slot] for row, slot in zip(self._rows, slots, strict=True))
         return count + self._is_inside(slots)
@@ -71,7 +76,7 @@ class FrequencySketch:
         )
 
     def _enter(self, slots: tuple[int, int, int, int]) -> bool:
-        """Return whether the doorkeeper had the key before."""
+        """Add a key to the doorkeeper, and return whether it was there before."""
         had = self._is_inside(slots)
         for slot, bit in ((slots[0], slots[1] & 7), (slots[2], slots[3] & 7)):
             self._doorkeeper[slot] |= 1 << bit

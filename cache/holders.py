@@ -1,4 +1,4 @@
-"""The entries of each holder of a cache, such as a tenant, in the order of their last use, and their bytes."""
+"""The entries of each holder of a cache, such as a tenant: the order of their last use, and their bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ K = TypeVar("K")
 
 
 class Holders(Generic[K]):
-    """Nothing is kept of a holder without entries."""
+    """The keys of each holder. A holder without entries uses no memory."""
 
     def __init__(self) -> None:
         self._keys: dict[str, OrderedDict[K, None]] = {}
@@ -39,9 +39,9 @@ class Holders(Generic[K]):
         return iter(self._keys.get(holder, ()))
 
     def check_invariants(self, charged: dict[tuple[str, K], int], limit_bytes: int) -> None:
-        """AssertionError unless these are the entries, and each holder is within the limit.
+        """Raise AssertionError unless the entries are exactly those of `charged`, and each holder is within the limit.
 
-        For tests.
+        Only tests call this.
         """
         assert {(holder, key) for holder, keys in self._keys.items() for key in keys} == set(charged)
         sums: dict[str, int] = {}

@@ -1,17 +1,18 @@
-"""The account of a folder of cached files: which there are and their sizes; it evicts the least recently used.
+"""The account of a folder of cached files: their names, sizes and last uses. It evicts the least recently used
+files.
 
-diskcache keeps it in a SQLite file and evicts by it. Three rules make that safe and cheap:
+diskcache keeps the account in a SQLite file and evicts by it. Three rules make that safe and cheap:
 
-- All changes of the folder run under one lock file, one process and one thread at a time. Space is freed before a file
-  is written, and the folder is within its budget at any time, with any number of processes.
-- Readers use neither the lock nor SQLite: a file's name is derived from its key, and its envelope proves its content. A
-  locked, slow or corrupt account costs no hit.
-- The account is disposable. It is audited when it is opened, and a corrupt account is deleted with its files. It is
-  never synced, and uses a rollback journal instead of a write-ahead log: it is not mapped, so that a truncated file is
-  an error and not a SIGBUS.
+- All changes of the folder run under one lock file, one process and one thread at a time. Space is freed
+  before a file is written, so that the folder is always within its budget, with any number of processes.
+- Readers use neither the lock nor SQLite: a file's name is derived from its key, and its envelope proves
+  its content. A locked, slow or corrupt account costs no hit.
+- The account is disposable. It is audited when it is opened, and a corrupt account is deleted with its
+  files. It is never synced. It uses a rollback journal instead of a write-ahead log: a journal is not
+  mapped, so that a truncated file causes an error and not a SIGBUS.
 
-A tier has one SQLite connection instead of diskcache's connection per thread, which other threads cannot close; the
-lock admits one thread at a time anyway.
+diskcache opens a connection per thread, and other threads cannot close it. A tier uses one SQLite
+connection instead; the lock admits one thread at a time anyway.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from diskcache.core import MODE_BINARY
 T = TypeVar("T")
 
 BLOCK_BYTES = 4096
-"""The allocation unit of file systems; a file is charged whole blocks."""
+"""The allocation unit of file systems. The account rounds the size of a file up to whole blocks."""
 RESERVE_BYTES = 512 * 1024
 """The part of the budget for directories, SQLite's journal and the pages of one more row."""
 BUDGET_BYTES_MIN = 2 * RESERVE_BYTES
@@ -41,14 +42,15 @@ SUFFIX = ".block"
 LOCK_WAIT_S = 2.0
 _LOCK_POLL_S = 0.005
 _SQLITE_TIMEOUT_S = 1.0
-"""Only for foreign processes that open the file: Seamark's processes wait for the lock file."""
+"""The wait for foreign processes that open the file. Seamark's processes wait for the lock file."""
 _DATABASE = "cache.db"
 _POLICY = "seamark"
 
 EVICTION_POLICY[_POLICY] = {
     "init": EVICTION_POLICY["least-recently-used"]["init"],
     "get": EVICTION_POLICY["least-recently-used"]["get"],
-    # diskcache evicts ten entries at a time; ten large entries are more than needed, so those are evicted one by one.
+    # diskcache evicts ten entries at a time. For large entries that is too much, so they are evicted one by
+    # one.
     "cull": "SELECT {fields} FROM Cache ORDER BY access_time, rowid LIMIT CASE WHEN (SELECT MAX(size) FROM"
     " (SELECT size FROM Cache ORDER BY access_time, rowid LIMIT 10)) < 65536 THEN ? ELSE 1 END",
 }
@@ -68,7 +70,7 @@ _HOLDERS = (
     "DELETE FROM Holders",
     "INSERT INTO Holders SELECT tag, SUM(size) FROM Cache WHERE tag IS NOT NULL GROUP BY tag",
 )
-"""The bytes of each holder, kept by triggers in each transaction, and added up when the account is opened."""
+"""SQL that keeps the bytes of each holder: triggers update them, and opening the account adds them up."""
 
 _PASSING = {
     sqlite3.SQLITE_BUSY,
@@ -80,11 +82,11 @@ _PASSING = {
     sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_IOERR,
 }
-"""Errors of SQLite that do not indicate a corrupt file."""
+"""Errors of SQLite that do not mean that the file is corrupt."""
 
 
 class LedgerUnavailable(Exception):
-    """The account cannot be used now; the message names the reason."""
+    """The account cannot be used now; the message names the cause."""
 
 
 class _Corrupt(Exception):
@@ -92,14 +94,16 @@ class _Corrupt(Exception):
 
 
 _FAILURES = (sqlite3.Error, Timeout, OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
-"""Exceptions of diskcache when its file is busy, truncated, corrupted or missing: its rows may contain anything."""
+"""Exceptions of diskcache if its file is busy, truncated, corrupt or missing: its rows may contain anything."""
 
 
 class _Files(Disk):  # type: ignore[misc]  # diskcache has no types
-    """diskcache's view of the files: names are derived from keys, and contents are not diskcache's."""
+    """The files as diskcache sees them: their names are derived from keys, and diskcache does not read or write
+    them.
+    """
 
     def store(self, value: int, read: bool, key: bytes = b"") -> tuple[int, int, str, None]:
-        """`value` is the charge of the file; nothing is pickled."""
+        """Return the columns of a row; `value` is the charge of the file. Nothing is pickled."""
         return value, MODE_BINARY, file_name(key), None
 
     def fetch(self, mode: int, filename: str, value: object, read: bool) -> str:
@@ -111,7 +115,7 @@ class _Files(Disk):  # type: ignore[misc]  # diskcache has no types
 
 
 class _Account(Cache):  # type: ignore[misc]  # diskcache has no types
-    """diskcache's `Cache` with one connection for all threads."""
+    """A `Cache` of diskcache with one connection for all threads."""
 
     _connection: sqlite3.Connection | None = None
     _pid = -1
@@ -119,7 +123,7 @@ class _Account(Cache):  # type: ignore[misc]  # diskcache has no types
     @property
     def _con(self) -> sqlite3.Connection:
         if self._pid != os.getpid():
-            # SQLite's locks are not inherited by a forked child, so its connections must not be either.
+            # A forked child does not inherit SQLite's locks, so it must not inherit the connections either.
             self.close()
             self._pid = os.getpid()
         if self._connection is None:
@@ -138,21 +142,31 @@ class _Account(Cache):  # type: ignore[misc]  # diskcache has no types
 
 
 def file_name(key: bytes) -> str:
-    """Return the path of a key's file (any bytes; long keys are truncated), relative to the folder."""
+    """Return the path of a key's file, relative to the folder.
+
+    The key may have any bytes; long keys are truncated.
+    """
     name = key[:16].hex()
     return f"{name[0]}/{name}{SUFFIX}"
 
 
 def charge(file_bytes: int) -> int:
-    """Return the charge of a file of this length: its blocks and its directory entry."""
+    """Return the disk space of a file of this length: its blocks and its directory entry."""
     return -(-file_bytes // BLOCK_BYTES) * BLOCK_BYTES + 128
 
 
 class Ledger:
-    """The constructor never raises: a folder that cannot be used is tried again at each `run`."""
+    """The account of a folder.
+
+    The constructor never raises: if the folder cannot be used, each `run` tries again.
+    """
 
     def __init__(self, folder: Path, budget_bytes: int, *, holders: bool = False) -> None:
-        """`holders`: the account also has the bytes of each holder, which is the tag of a row."""
+        """Open the account, if possible.
+
+        Args:
+            holders: Whether the account also counts the bytes of each holder; the tag of a row names the holder.
+        """
         self._folder = folder
         self._budget_bytes = budget_bytes
         self._holders = holders
@@ -164,12 +178,12 @@ class Ledger:
         self.evictions = 0
 
     def run(self, action: Callable[[Any], T], wait_s: float = LOCK_WAIT_S) -> T:
-        """Return the result of `action`, which gets diskcache's `Cache`, under the lock.
+        """Call `action` with diskcache's `Cache` under the lock, and return its result.
 
-        A corrupt account is replaced by an empty one, and the action is tried again.
+        If the account is corrupt, it is replaced by an empty account, and the action runs again.
 
         Raises:
-            LedgerUnavailable: When the lock is held for longer than `wait_s`, or the disk is full, read-only or gone.
+            LedgerUnavailable: The lock is held for longer than `wait_s`, or the disk is full, read-only or gone.
         """
         with self._lock(wait_s):
             try:
@@ -184,9 +198,9 @@ class Ledger:
                 raise LedgerUnavailable(_words(error)) from error
 
     def make_room(self, cache: Any, need_bytes: int) -> bool:
-        """Evict until `need_bytes` more fit, and return whether they do.
+        """Evict entries until `need_bytes` more fit, and return whether they fit.
 
-        Evicts nothing for what can never fit.
+        If `need_bytes` can never fit, nothing is evicted.
         """
         room = self._budget_bytes - RESERVE_BYTES - need_bytes
         used_bytes = cache.volume()
@@ -203,23 +217,23 @@ class Ledger:
         return bool(cache.volume() <= self._budget_bytes - RESERVE_BYTES - need_bytes)
 
     def oldest(self, cache: Any) -> bytes | None:
-        """Return the key that is evicted next; None without entries."""
+        """Return the key that is evicted next, or None if there are no entries."""
         rows = cache._sql("SELECT key FROM Cache ORDER BY access_time, rowid LIMIT 1").fetchall()
         return bytes(rows[0][0]) if rows else None
 
     def make_room_of(
         self, cache: Any, holder: str, need_bytes: int, limit_bytes: int, admits: Callable[[bytes], bool]
     ) -> bool:
-        """Evict entries of the holder until `need_bytes` more are within its limit, and return whether they are.
+        """Evict entries of the holder until `need_bytes` more are within its limit, and return whether they fit.
 
-        `admits` receives the key of an entry, and returns whether it may be evicted.
+        `admits` receives the key of an entry, and returns whether the entry may be evicted.
         """
         if need_bytes > limit_bytes:
             return False
         while self.held_bytes(cache, holder) + need_bytes > limit_bytes:
             rows = cache._sql("SELECT key FROM Cache WHERE tag = ? ORDER BY access_time LIMIT 1", (holder,)).fetchall()
             if not rows:
-                raise _Corrupt("the sizes of the holders in the account do not add up")
+                raise _Corrupt("the account's sizes of the holders do not add up")
             if not admits(bytes(rows[0][0])):
                 return False
             self.evictions += bool(cache.delete(bytes(rows[0][0])))
@@ -230,9 +244,9 @@ class Ledger:
         return int(rows[0][0]) if rows else 0
 
     def touch(self, cache: Any, keys: Iterable[bytes]) -> None:
-        """Mark them as the most recently used.
+        """Mark the keys as the most recently used.
 
-        Must be called in a transaction.
+        The caller has a transaction open.
         """
         for key in keys:
             cache.get(key)
@@ -244,7 +258,7 @@ class Ledger:
             self.entries, self.used_bytes = len(cache), cache.volume()
             return result
         except BaseException:
-            # Closing it also ends a transaction that a failed COMMIT left open.
+            # Closing the connection also ends a transaction that a failed COMMIT left open.
             cache.close()
             raise
 
@@ -259,12 +273,12 @@ class Ledger:
             self._cache = None
 
     def _open(self) -> Any:
-        """Return the current account on disk, which may have been removed or replaced."""
+        """Return the account that is on the disk now: another process may have removed or replaced it."""
         path = self._folder / _DATABASE
         if self._cache is None or _inode(path) != self._inode:
             self._forget()
             with closing(sqlite3.connect(path, timeout=_SQLITE_TIMEOUT_S, isolation_level=None)) as connection:
-                # Detects a foreign lock within a second; the following statements would take a minute.
+                # This statement detects a foreign lock within a second; the later statements would take a minute.
                 connection.execute("BEGIN IMMEDIATE")
             cache = _Account(
                 str(self._folder),
@@ -290,7 +304,11 @@ class Ledger:
         return self._cache
 
     def _audit(self, cache: Any) -> None:
-        """Remove rows without files and files without rows, which crashes leave. _Corrupt for inconsistent rows."""
+        """Remove rows without files and files without rows, which a crash leaves behind.
+
+        Raises:
+            _Corrupt: The rows contradict each other.
+        """
         with closing(sqlite3.connect(self._folder / _DATABASE, timeout=_SQLITE_TIMEOUT_S)) as connection:
             ((verdict,),) = connection.execute("PRAGMA quick_check(1)").fetchall()
             rows = connection.execute("SELECT key, size, filename FROM Cache").fetchall()
@@ -298,9 +316,9 @@ class Ledger:
                 "SELECT MAX(value) FILTER (WHERE key = 'size'), MAX(value) FILTER (WHERE key = 'count') FROM Settings"
             ).fetchall()
         if verdict != "ok" or (size, count) != (sum(row[1] for row in rows), len(rows)):
-            raise _Corrupt("the sizes in the account of the cached files do not add up")
+            raise _Corrupt("the sizes of the cached files in the account do not add up")
         if any(row[1] < BLOCK_BYTES or row[2] != file_name(row[0]) for row in rows):
-            raise _Corrupt("the account of the cached files names files with foreign names")
+            raise _Corrupt("the account of the cached files contains file names that are not derived from the keys")
         files = set(self._files())
         recorded = {name for _, _, name in rows}
         for name in files - recorded:
@@ -311,7 +329,7 @@ class Ledger:
                 cache.delete(key)
 
     def _files(self) -> Iterator[str]:
-        """Yield every file in the shards, including incomplete files."""
+        """Yield all files in the shards, including incomplete files."""
         for shard in range(SHARDS):
             try:
                 names = os.listdir(self._folder / f"{shard:x}")
@@ -320,7 +338,10 @@ class Ledger:
             yield from (f"{shard:x}/{name}" for name in names)
 
     def _rebuild(self) -> None:
-        """Start with an empty folder: without its account no file could be evicted, and the budget would not hold."""
+        """Start again with an empty folder.
+
+        Without an account, files could not be evicted, and the folder would exceed its budget.
+        """
         self._forget()
         for name in (_DATABASE, f"{_DATABASE}-journal", f"{_DATABASE}-wal", f"{_DATABASE}-shm"):
             (self._folder / name).unlink(missing_ok=True)
@@ -348,16 +369,16 @@ class Ledger:
                     raise LedgerUnavailable("another process holds the lock of the cache folder for too long")
                 yield
             finally:
-                # Unlocked explicitly: a forked child may have a copy of this descriptor.
+                # The lock is released explicitly, because a forked child may have a copy of this descriptor.
                 fcntl.flock(lock, fcntl.LOCK_UN)
                 os.close(lock)
         finally:
             self._mutex.release()
 
     def check_invariants(self) -> None:
-        """AssertionError when rows, files and budget disagree.
+        """Raise AssertionError if rows, files and budget disagree.
 
-        Linear; for tests.
+        Only tests call this: the time is linear in the number of files.
         """
 
         def check(cache: Any) -> None:
@@ -383,7 +404,10 @@ def _inode(path: Path) -> int:
 
 
 def _is_corruption(error: BaseException) -> bool:
-    """Return whether SQLite's first error indicates corruption: on a full disk diskcache's ROLLBACK fails, too."""
+    """Return whether the first error of SQLite means corruption.
+
+    On a full disk, diskcache's ROLLBACK also fails; that later error means nothing.
+    """
     first = _find_cause(error)
     if isinstance(first, sqlite3.Error):
         return getattr(first, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF not in _PASSING

@@ -1,10 +1,11 @@
 """The memory tier: an LRU cache of values by hashable keys, within a budget of bytes.
 
-The rule: `used_bytes` is the sum of the sizes that callers declared and never exceeds the budget: space is freed before
-an entry is added. A value larger than the whole budget is refused and evicts nothing. The caller passes the size,
-because only it knows the memory of a decoded object.
+The rule: `used_bytes` is the sum of the sizes that callers declared, and never exceeds the budget: space is
+freed before an entry is added. A value that is larger than the whole budget is refused and evicts nothing.
+The caller passes the size, because only the caller can measure a decoded object.
 
-Single-threaded, like the event loop that owns it: no method awaits, so that no operation is seen incomplete.
+The cache is single-threaded, like the event loop that owns it. No method awaits, so that no caller sees an
+incomplete operation.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 ENTRY_OVERHEAD_BYTES = 200
-"""Added to each declared size: two dict slots, a list node, a tuple and a typical key in CPython 3.11."""
+"""Is added to each declared size: two dict slots, a list node, a tuple and a typical key in CPython 3.11."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
     """Counts since the start, and the current contents.
 
-    `refused` counts values larger than the budget.
+    Attributes:
+        refused: The number of values that were larger than the budget.
     """
 
     hits: int
@@ -43,10 +45,17 @@ class CacheStats:
 
 
 class BudgetedCache(ABC, Generic[K, V]):
-    """What memory tiers share: a budget, the account of the used bytes, and counts.
+    """The common part of the memory tiers: a budget, the account of the used bytes, and counts.
 
-    `budget_bytes`: 0 stores nothing. ValueError for a negative budget. `name`: that of its share in `memory_by_name`,
-    which several caches may have. "": the owner reports its memory. A subclass stores the entries.
+    A subclass stores the entries.
+
+    Args:
+        budget_bytes: The maximum size; 0 stores nothing.
+        name: The name under which `memory_by_name` reports the used bytes; several caches may have the same
+            name. "" if the owner reports its memory itself.
+
+    Raises:
+        ValueError: The budget is negative.
     """
 
     def __init__(self, budget_bytes: int, entries: MutableMapping[K, Any], name: str = "") -> None:
@@ -65,25 +74,25 @@ class BudgetedCache(ABC, Generic[K, V]):
         return len(self._entries)
 
     def __contains__(self, key: object) -> bool:
-        """Count neither as a use nor as a hit."""
+        """Return whether the key is in the cache. The call counts neither as a use nor as a hit."""
         return key in self._entries
 
     @property
     def used_bytes(self) -> int:
-        """The same as in `stats`, for frequent callers."""
+        """The number of used bytes, without the cost of `stats`."""
         return self._used_bytes
 
     @abstractmethod
     def discard(self, key: K) -> None:
-        """Remove the key; no error when it is absent."""
+        """Remove the key, if it is in the cache."""
 
     def _replace(self, key: K, size_bytes: int, limit_bytes: int) -> int | None:
-        """Remove the key.
+        """Remove the key, and return the bytes to charge for its new value.
 
-        The bytes to charge for its new value; None, counted, above the limit.
+        Return None, and count a refusal, if the charge exceeds the limit.
 
         Raises:
-            ValueError: For a negative size.
+            ValueError: The size is negative.
         """
         if size_bytes < 0:
             raise ValueError(f"size_bytes is {size_bytes}; it must be 0 or more")
@@ -106,7 +115,7 @@ class BudgetedCache(ABC, Generic[K, V]):
         )
 
     def _check_account(self, charged: Collection[int]) -> None:
-        """AssertionError unless the entries, which are charged so, are the used bytes and within the budget."""
+        """Raise AssertionError unless the sum of `charged`, a size per entry, is `used_bytes`."""
         assert len(charged) == len(self._entries)
         assert self._used_bytes == sum(charged), f"{self._used_bytes} bytes on the account, {sum(charged)} held"
         assert self._used_bytes <= self._budget_bytes, f"{self._used_bytes} bytes over a budget of {self._budget_bytes}"
@@ -114,7 +123,7 @@ class BudgetedCache(ABC, Generic[K, V]):
 
 
 class MemoryCache(BudgetedCache[K, V]):
-    """An LRU within `budget_bytes`."""
+    """An LRU cache that stores at most `budget_bytes`."""
 
     _entries: OrderedDict[K, tuple[V, int]]
 
@@ -122,7 +131,7 @@ class MemoryCache(BudgetedCache[K, V]):
         super().__init__(budget_bytes, OrderedDict(), name)
 
     def get(self, key: K) -> V | None:
-        """Return the value, which becomes the most recently used; None when absent."""
+        """Return the value, or None if it is not in the cache. The value becomes the most recently used."""
         entry = self._entries.get(key)
         if entry is None:
             self._misses += 1
@@ -132,9 +141,9 @@ class MemoryCache(BudgetedCache[K, V]):
         return entry[0]
 
     def put(self, key: K, value: V, size_bytes: int) -> bool:
-        """Return whether the value was stored.
+        """Store a value, and return whether it was stored.
 
-        Removes the key's previous value even when the new value is refused.
+        The key's previous value is removed even if the new value is refused.
         """
         charged = self._replace(key, size_bytes, self._budget_bytes)
         if charged is None:
@@ -148,27 +157,29 @@ class MemoryCache(BudgetedCache[K, V]):
         return True
 
     def discard(self, key: K) -> None:
-        """Remove the key; no error when it is absent."""
+        """Remove the key, if it is in the cache."""
         entry = self._entries.pop(key, None)
         if entry is not None:
             self._used_bytes -= entry[1]
 
     def clear(self) -> None:
-        """Remove every entry; the counts stay."""
+        """Remove all entries, and keep the counts."""
         self._entries.clear()
         self._used_bytes = 0
 
     def check_invariants(self) -> None:
-        """AssertionError when the sizes do not add up.
+        """Raise AssertionError if the sizes do not add up.
 
-        Linear; for tests.
+        Only tests call this: the time is linear in the number of entries.
         """
         self._check_account([charged for _, charged in self._entries.values()])
 
 
 class SharedCache(BudgetedCache[K, V]):
-    """An LRU within `budget_bytes`, of which each holder, such as a tenant, can use `holder_bytes`: at its share its
-    least recently used entry is evicted."""
+    """An LRU cache of `budget_bytes`, in which each holder, such as a tenant, can use at most `holder_bytes`.
+
+    When a holder has used its share, its own least recently used entry is evicted.
+    """
 
     _entries: OrderedDict[K, tuple[V, int, str]]
 
@@ -178,7 +189,7 @@ class SharedCache(BudgetedCache[K, V]):
         self._holders: Holders[K] = Holders()
 
     def get(self, key: K) -> V | None:
-        """Return the value, which becomes the most recently used; None when absent."""
+        """Return the value, or None if it is not in the cache. The value becomes the most recently used."""
         entry = self._entries.get(key)
         if entry is None:
             self._misses += 1
@@ -189,9 +200,9 @@ class SharedCache(BudgetedCache[K, V]):
         return entry[0]
 
     def put(self, key: K, value: V, size_bytes: int, holder: str) -> bool:
-        """Return whether the value was stored.
+        """Store a value, and return whether it was stored.
 
-        Removes the key's previous value even when the new value is refused.
+        The key's previous value is removed even if the new value is refused.
         """
         charged = self._replace(key, size_bytes, self._holder_bytes)
         if charged is None:
@@ -206,7 +217,7 @@ class SharedCache(BudgetedCache[K, V]):
         return True
 
     def discard(self, key: K) -> None:
-        """Remove the key; no error when it is absent."""
+        """Remove the key, if it is in the cache."""
         entry = self._entries.pop(key, None)
         if entry is not None:
             self._used_bytes -= entry[1]
@@ -217,9 +228,9 @@ class SharedCache(BudgetedCache[K, V]):
         self._evictions += 1
 
     def check_invariants(self) -> None:
-        """AssertionError when the sizes do not add up.
+        """Raise AssertionError if the sizes do not add up.
 
-        Linear; for tests.
+        Only tests call this: the time is linear in the number of entries.
         """
         self._check_account([charged for _, charged, _ in self._entries.values()])
         charged = {(holder, key): size for key, (_, size, holder) in self._entries.items()}
@@ -228,11 +239,11 @@ class SharedCache(BudgetedCache[K, V]):
 
 _named: WeakSet[BudgetedCache[Any, Any]] = WeakSet()
 _naming = Lock()
-"""Caches belong to the event loop, but some are created in threads."""
+"""Protects `_named`: caches belong to the event loop, but some are created in threads."""
 
 
 def memory_by_name() -> dict[str, int]:
-    """Return the used bytes of the named caches of this process, for its metrics."""
+    """Return the used bytes of the named caches of this process, by name; the metrics show them."""
     with _naming:
         caches = list(_named)
     used: dict[str, int] = {}

@@ -1,6 +1,7 @@
-"""Opens a stack of tiers with its dependencies: a folder that the processes of a machine share, claims, and threads.
+"""Opens a cache stack with its dependencies: a folder that the processes of a machine share, claims, and
+threads.
 
-They are closed together: first the stack, which still writes to the disk, then its threads.
+All are closed together: first the stack, which still writes to the disk, then its threads.
 """
 
 from __future__ import annotations
@@ -34,13 +35,17 @@ async def open_stack(
     check_mapped: bool = True,
     on_mapped: Callable[[V], None] | None = None,
 ) -> AsyncIterator[Stack[V]]:
-    """`folder` contains at most `disk_bytes` of values; 0 disables the disk tier.
+    """Open a stack, and close it at the end of the context.
 
-    The file of the claims is next to it. `threads` threads called `name` do the disk's work. Mappings are kept only by
-    the values in use, so that the memory tier accounts for all memory.
+    The file of the claims is next to `folder`. Only values in use keep mappings, so that the memory tier
+    accounts for all memory.
 
     Args:
-        check_mapped: See `DiskTier`; `on_mapped`: see `Stack`.
+        weigh: See `Stack`, also for `weigh_mapped`, `pending_bytes_max` and `on_mapped`.
+        disk_bytes: The maximum size of the values in `folder`; 0 disables the disk tier.
+        threads: The number of threads that do the work on the disk.
+        name: The name of these threads.
+        check_mapped: See `DiskTier`.
     """
     executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
     disk = claims = None

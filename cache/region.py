@@ -1,13 +1,15 @@
 """Mapped files, and memory for a payload that a mapped file can replace in place.
 
-A value that was just computed is in private memory, and its file on the disk has the same bytes. The file is then
-mapped over the memory: addresses in it stay valid, the private pages are freed, and of the file only the pages that are
-read again take memory, which processes share.
+A value that was just computed is in private memory, and its file on the disk has the same bytes. The file
+is then mapped over the memory. Addresses in it stay valid, and the private pages are freed. After that only
+pages of the file that are read again use memory, and processes share them.
 
-The kernel replaces the mapping at once: a thread that reads meanwhile waits, and reads the same bytes.
+The kernel replaces the mapping in one step: a thread that reads at that moment waits, and then reads the
+same bytes.
 
-Mappings are made over memory, because CPython before 3.13 keeps a descriptor open for each mapping, and there are
-thousands. Arrow's mappings have no descriptor either, but nothing can advise the kernel about them.
+Files are mapped over existing memory, because CPython before 3.13 keeps a descriptor open for each mapping,
+and there are thousands of mappings. Arrow's mappings have no descriptor either, but Arrow cannot advise the
+kernel about them.
 """
 
 from __future__ import annotations
@@ -29,13 +31,13 @@ _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_
 
 
 class Region:
-    """Contains a copy of `parts`, at the same place in the page as in a file: after the envelope's header."""
+    """Memory with a copy of `parts`, at the same place in the page as in a file: after the envelope's header."""
 
     __slots__ = ("_pages", "payload", "size_bytes")
 
     def __init__(self, parts: Sequence[memoryview]) -> None:
         self.size_bytes = HEADER_BYTES + sum(len(part) for part in parts)
-        """The size of the file."""
+        """The size of a file with the same payload."""
         self._pages = mmap.mmap(-1, self.size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         whole = memoryview(self._pages)
         end = HEADER_BYTES
@@ -43,22 +45,27 @@ class Region:
             start, end = end, end + len(part)
             whole[start:end] = part
         self.payload = whole[HEADER_BYTES:].toreadonly()
-        """Keeps the memory alive."""
+        """The copy of the parts, without the header; the view keeps the memory alive."""
 
     def map_over(self, descriptor: int) -> None:
-        """Map a file with the same payload.
+        """Replace the memory by a mapped file that has the same payload.
 
         Raises:
             OSError: The file cannot be opened or mapped.
         """
         if os.fstat(descriptor).st_size != self.size_bytes:
-            raise OSError("the file has another size")
+            raise OSError("the size of the file is not the size of the region")
         _map_over(self._pages, descriptor)
 
 
 def map_file(descriptor: int) -> memoryview:
-    """Return the bytes of a file that is not empty, read-only, as long as the view lives. The descriptor may be closed.
-    OSError."""
+    """Return a read-only view of the bytes of a file that is not empty.
+
+    The view keeps the mapping alive; the caller may close the descriptor.
+
+    Raises:
+        OSError: The file cannot be mapped.
+    """
     pages = mmap.mmap(-1, os.fstat(descriptor).st_size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     _map_over(pages, descriptor)
     return memoryview(pages).toreadonly()
@@ -67,11 +74,12 @@ def map_file(descriptor: int) -> memoryview:
 def _map_over(pages: mmap.mmap, descriptor: int) -> None:
     address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
     flags = mmap.MAP_SHARED | _MAP_FIXED
-    # After a failure the old pages may be gone, but the kernel checks what it can before it replaces them.
+    # After a failure the old pages may be gone, but the kernel checks for errors before it replaces them,
+    # where possible.
     if _libc.mmap(address, len(pages), mmap.PROT_READ, flags, descriptor, 0) == _FAILED:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     if _SMALL_PAGES is not None:
-        # Otherwise a read of one page may map 2 MiB of the file, and a column is a small part of that.
-        with contextlib.suppress(OSError):  # a kernel without huge pages
+        # Without this advice a read of one page may map 2 MiB of the file, and a column is a small part of that.
+        with contextlib.suppress(OSError):  # The kernel has no huge pages.
             pages.madvise(_SMALL_PAGES)

@@ -1,11 +1,11 @@
-"""Weighted rendezvous hashing: which of several nodes owns a key, without a table of assignments.
+"""Weighted rendezvous hashing: decides which of several nodes owns a key, without a table of assignments.
 
-Each node has a score for a key: a hash of both, weighted. The node with the highest score owns the key, the next is its
-substitute. A node that joins takes keys only from their former owners, in proportion to its weight; the keys of a node
-that leaves go to their substitutes; no other key moves.
+Each node has a score for a key: a weighted hash of both. The node with the highest score owns the key, and
+the next node is its substitute. A node that joins takes keys only from their former owners, in proportion
+to its weight. The keys of a node that leaves go to their substitutes. No other key moves.
 
-Source: Thaler and Ravishankar, "Using name-based mappings to increase hit rates" (1998). With h uniform in (0, 1), the
-score -weight / ln(h) gives each node a share in proportion to its weight. Pure.
+Source: Thaler and Ravishankar, "Using name-based mappings to increase hit rates" (1998). With h uniform in
+(0, 1), the score -weight / ln(h) gives each node a share in proportion to its weight. This module is pure.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _HASHES = 1 << 8 * _HASH_BYTES
 
 
 class Rendezvous:
-    """`weights`: by the name of the node.
+    """The nodes with their weights; `weights` maps the name of a node to its weight.
 
-    A node of weight 0 or less owns nothing.
+    A node whose weight is 0 or less owns nothing.
     """
 
     def __init__(self, weights: Mapping[str, float]) -> None:
@@ -40,6 +40,6 @@ class Rendezvous:
             hashed = state.copy()
             hashed.update(data)
             uniform = (int.from_bytes(hashed.digest(), "big") + 0.5) / _HASHES
-            # 1.0 is a possible result of the division above, and its logarithm is zero.
+            # The division above can return 1.0, whose logarithm is zero.
             scores.append((math.inf if uniform >= 1.0 else -weight / math.log(uniform), name))
         return [name for _, name in nlargest(count, scores)]

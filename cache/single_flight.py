@@ -1,7 +1,8 @@
 """Single flight: concurrent requests for a key share one fetch and its result or error.
 
-The rule: cancelling a waiter cancels only that waiter. The fetch runs in a separate task, which is cancelled when the
-last waiter has gone. Results are not remembered: that is the task of a cache, and an error is not a result.
+The rule: cancelling a waiter cancels only that waiter. The fetch runs in a separate task, which is
+cancelled when its last waiter is cancelled. Results are not stored: storing is the task of a cache, and
+errors are never stored.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class _Flight(Generic[V]):
 
 
 class SingleFlight(Generic[K, V]):
-    """Belongs to one event loop."""
+    """The running fetches by key. It belongs to one event loop."""
 
     def __init__(self) -> None:
         self._flights: dict[K, _Flight[V]] = {}
@@ -33,9 +34,12 @@ class SingleFlight(Generic[K, V]):
         return len(self._flights)
 
     async def run(self, key: K, fetch: Callable[[], Awaitable[V]]) -> V:
-        """Return the result or the error of `fetch`, or of the running fetch for this key.
+        """Return the result of the running fetch for this key; start `fetch` if no fetch runs.
 
-        CancelledError when the caller is cancelled, or when the fetch cancels itself.
+        An error of the fetch is raised for all its waiters.
+
+        Raises:
+            CancelledError: The caller is cancelled, or the fetch cancels itself.
         """
         flight = self._flights.get(key)
         if flight is None:
@@ -49,7 +53,7 @@ class SingleFlight(Generic[K, V]):
                 # Later callers must not join a flight that is being cancelled.
                 self._forget(key, flight)
                 flight.task.cancel()
-            # The traceback of an error refers to this frame, and the task to the error; this breaks the cycle.
+            # The traceback of an error refers to this frame, and the task refers to the error; this breaks the cycle.
             del flight
 
     def _start(self, key: K, fetch: Callable[[], Awaitable[V]]) -> _Flight[V]:
@@ -63,7 +67,7 @@ class SingleFlight(Generic[K, V]):
     def _land(self, key: K, flight: _Flight[V], task: asyncio.Task[V]) -> None:
         self._forget(key, flight)
         if not task.cancelled():
-            # When all waiters were cancelled in the same step, asyncio would warn of an unretrieved error.
+            # Otherwise asyncio would warn of an unretrieved error if all waiters were cancelled in the same step.
             task.exception()
 
     def _forget(self, key: K, flight: _Flight[V]) -> None:
@@ -71,9 +75,9 @@ class SingleFlight(Generic[K, V]):
             del self._flights[key]
 
     def check_invariants(self) -> None:
-        """AssertionError when a landed or abandoned flight is still listed.
+        """Raise AssertionError if a finished or abandoned fetch is still listed.
 
-        For tests.
+        Only tests call this.
         """
         for key, flight in self._flights.items():
             assert not flight.task.cancelled(), f"the flight for {key!r} was cancelled and is still listed"

@@ -1,8 +1,8 @@
 """The memory of decoded values, for caches whose entries CPython allocates object by object.
 
-`object_bytes` adds up an object and all that it references: `sys.getsizeof` of each, which is what the allocator
-provided. An object that occurs several times counts once. Of a long sequence a sample is measured, because a manifest
-list may have 100,000 entries of the same shape.
+`object_bytes` adds up the sizes of an object and of all objects that it references. `sys.getsizeof` returns
+the size that the allocator provided. An object that occurs several times counts once. In a long sequence
+only a sample is measured, because a manifest list may have 100,000 entries of the same shape.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ import numpy as np
 
 _SAMPLE = 8
 _SHARED = (type, Enum, FunctionType, MethodType, ModuleType)
-"""Objects that exist without the value."""
+"""Types of objects that other code keeps in memory anyway."""
 _SMALL_INTS = range(-5, 257)
 """CPython has one object for each of these."""
 _FLAT = frozenset((str, bytes, int, float, bytearray))
 
 
 def object_bytes(value: object) -> int:
-    """Within a few percent if the elements of long sequences are of similar sizes."""
+    """Return the memory of a value and of all objects that it references.
+
+    The result is right within a few percent if the elements of long sequences have similar sizes.
+    """
     return _size(value, set())
 
 
@@ -54,7 +57,10 @@ def _size(value: Any, seen: set[int]) -> int:
 
 
 def _owner_bytes(owner: Any, seen: set[int]) -> int:
-    """Of what a view refers to, as a whole: another view, an object, or memory of a kernel or of a library."""
+    """Return the size of the whole object that a view refers to.
+
+    The owner is another view, an object, or memory of the kernel or of a library.
+    """
     if owner is None or isinstance(owner, np.ndarray | memoryview | bytes | bytearray):
         return _size(owner, seen)
     if id(owner) in seen:
@@ -63,9 +69,9 @@ def _owner_bytes(owner: Any, seen: set[int]) -> int:
     return memoryview(owner).nbytes
 
 
-@lru_cache(maxsize=1024)  # one entry for each class
+@lru_cache(maxsize=1024)  # The cache has one entry for each class.
 def _attributes(kind: type) -> tuple[str, ...]:
-    """Of structs, and of classes with slots or a dict."""
+    """Return the names of the attributes of a struct, or of a class with slots or a dict."""
     fields = getattr(kind, "__struct_fields__", None)
     if fields is not None:
         return tuple(fields)
@@ -81,7 +87,7 @@ def _slots(kind: type) -> Sequence[str]:
 def _of_many(values: Sequence[Any], size_of: Callable[[Any], int]) -> int:
     if len(values) <= 2 * _SAMPLE:
         return sum(map(size_of, values))
-    # The first element also counts what all elements share.
+    # The size of the first element includes the objects that all elements share.
     first, step = size_of(values[0]), len(values) / _SAMPLE
     sampled = sum(size_of(values[int(number * step)]) for number in range(1, _SAMPLE))
     return first + sampled * (len(values) - 1) // (_SAMPLE - 1)

@@ -1,13 +1,16 @@
-"""The read-through stack: memory, then disk, then `fetch`; a fetched value is stored in both.
+"""The read-through stack: memory, then disk, then `fetch`; a fetched value is stored in memory and on the
+disk.
 
-The rules: concurrent requests for a key share one fetch in this event loop (single flight) and, with claims, on this
-machine. A tier that fails counts as a miss, so that only a fetch or its decoding can fail a `get`. A get never waits
-for a put: fetched values are written to the disk in the background, through a queue that drops values when it is full.
+The rules: concurrent requests for a key share one fetch in this event loop (single flight) and, with
+claims, on this machine. A tier that fails counts as a miss, so that only a fetch or its decoding can fail a
+`get`. A get never waits for a put: fetched values are written to the disk in the background, through a
+queue that drops values when it is full.
 
-Memory contains decoded values (V), the disk bytes; `open` converts bytes to values. It should use the bytes in place
-and copy nothing: V over a mapped file then costs this process no memory, and N workers share the pages. For the same
-reason a fetched value, whose bytes are private, is replaced by its mapped equivalent once it is on the disk. With
-`on_mapped` it is not replaced: the file is mapped over its bytes (`region.py`).
+The memory tier contains decoded values (V), the disk tier bytes; `open` converts bytes to values. It should
+use the bytes in place and copy nothing: then a V over a mapped file uses no memory of this process, and N
+workers share the pages. For the same reason a fetched value, whose bytes are private, is replaced by a
+value over the mapped file when the file is on the disk. If `on_mapped` is set, the value stays, and the
+file is mapped over its bytes (`region.py`).
 """
 
 from __future__ import annotations
@@ -30,18 +33,21 @@ V = TypeVar("V")
 
 CLAIM_POLL_S = 0.02
 _OPENED_TOGETHER = 64
-"""Files in a job that a thread does."""
+"""The number of files that a thread opens in one job."""
 
 
 @dataclass(frozen=True, slots=True)
 class StackStats:
     """Counts since the start.
 
-    `disk` is None without a disk tier.
-
-    `fetches` started; `waits` for another process that was fetching, `overtaken` waits that timed out, after which this
-    process fetched; `dropped` values that were not written to the disk because the queue was full; `unreadable` values
-    from the disk that `open` refused; `pending_bytes` in the queue now.
+    Attributes:
+        disk: None if there is no disk tier.
+        fetches: Fetches that were started.
+        waits: Waits for another process that was fetching the same key.
+        overtaken: Waits that timed out, after which this process fetched.
+        dropped: Values that were not written to the disk because the queue was full.
+        unreadable: Values from the disk that `open` refused.
+        pending_bytes: The bytes that are in the queue now.
     """
 
     memory: CacheStats
@@ -65,12 +71,15 @@ class _Put(Generic[V]):
 
 
 class Stack(Generic[V]):
-    """Belongs to one event loop, and owns its tiers: `close` closes them.
+    """A stack of tiers for one event loop. It owns the tiers: `close` closes them.
 
-    `weigh` returns the cost of a value for the memory tier in bytes; `weigh_mapped` the cost over a mapped file, if
-    that differs. The queue for the disk has at most `pending_bytes_max`. A process waits at most `claim_wait_s` for
-    another's fetch of the same key. `on_mapped`, which any thread calls, receives the values whose bytes are a mapped
-    file now. `executor` runs the disk's work and `open` of its bytes; None is the loop's default executor.
+    Args:
+        weigh: Returns the size of a value for the memory tier, in bytes.
+        weigh_mapped: Returns the size of a value over a mapped file. None: `weigh` is used.
+        pending_bytes_max: The maximum size of the queue for the disk.
+        claim_wait_s: The longest wait for another process that fetches the same key.
+        on_mapped: Receives the values whose bytes are a mapped file now. Any thread may call it.
+        executor: Runs the work on the disk, and `open` of its bytes. None: the loop's default executor.
     """
 
     def __init__(
@@ -103,14 +112,15 @@ class Stack(Generic[V]):
         self._fetches = self._waits = self._overtaken = self._dropped = self._unreadable = 0
 
     def get_cached(self, key: str) -> V | None:
-        """Return the value if it is in memory, without a wait for each of many keys."""
+        """Return the value if it is in memory; unlike `get`, the call does not await."""
         return self._memory.get(key)
 
     async def get(self, key: str, fetch: Callable[[], Awaitable[Payload]], open: Callable[[memoryview], V]) -> V:
-        """Return the value of `key`: from memory, or `open` of the bytes from the disk or from `fetch`.
+        """Return the value of `key` from memory, or call `open` with the bytes from the disk or from `fetch`.
 
-        `fetch` decodes and runs its work in threads. All waiters get an error of `fetch`, or of `open` after it, and
-        nothing is stored. If `open` refuses bytes from the disk (of an older program, for instance), they are fetched.
+        `fetch` includes the decoding, and runs its work in threads. If `fetch` fails, or `open` after it, all
+        waiters get the error and nothing is stored. If `open` refuses bytes from the disk, for example bytes of an
+        older program, they are fetched again.
         """
         value = self._memory.get(key)
         if value is not None:
@@ -118,9 +128,9 @@ class Stack(Generic[V]):
         return await self._flights.run(key, lambda: self._load(key, fetch, open))
 
     async def get_stored(self, keys: Sequence[str], open: Callable[[memoryview], V]) -> list[V | None]:
-        """Return the values that memory or the disk has; None for the others, and nothing is fetched.
+        """Return the values that are in memory or on the disk, and None for all others. Nothing is fetched.
 
-        One job of a thread opens many files, while a `get` of each key has its own job.
+        One job of a thread opens many files, while `get` starts a job for each key.
         """
         values = [self._memory.get(key) for key in keys]
         if self._disk is None or self._closed:
@@ -140,7 +150,7 @@ class Stack(Generic[V]):
     def _read_many(
         self, keys: Sequence[str], open: Callable[[memoryview], V]
     ) -> list[tuple[V, Callable[[V], int]] | None]:
-        """In a thread."""
+        """Call `_read` for each key. Runs in a thread."""
         disk = self._disk
         assert disk is not None
         return [self._read(key, open) if disk.may_have(key) else None for key in keys]
@@ -150,7 +160,7 @@ class Stack(Generic[V]):
         self._memory.discard(key)
 
     async def remove(self, key: str) -> None:
-        """Remove a value that was found to be damaged from memory and disk."""
+        """Remove a damaged value from memory and disk."""
         self._memory.discard(key)
         if self._disk is not None and not self._closed:
             await self._in_thread(self._disk.discard, key)
@@ -175,7 +185,7 @@ class Stack(Generic[V]):
             value = open(payload)
             self._memory.put(key, value, self._weigh(value))
             if self._enqueue(_Put(key, payload, open, claimed, value, region)):
-                claimed = False  # the writer releases the claim once other processes find the value on the disk
+                claimed = False  # The writer releases the claim when other processes can find the value on the disk.
             return value
         finally:
             if claimed and self._claims is not None:
@@ -213,7 +223,10 @@ class Stack(Generic[V]):
             return None
 
     async def _claim(self, key: str) -> bool:
-        """Return whether this process fetches; False after the wait timed out, or when the value may be stored now."""
+        """Wait for the claim, and return whether this process has it.
+
+        Return False if the wait timed out, or if the value may be on the disk now.
+        """
         assert self._claims is not None
         if self._claims.take(key):
             return True
@@ -226,7 +239,7 @@ class Stack(Generic[V]):
         return False
 
     def _enqueue(self, put: _Put[V]) -> bool:
-        """Return whether the value will be written to the disk."""
+        """Add a value to the queue, and return whether it will be written to the disk."""
         if self._disk is None or self._closed:
             return False
         if self._pending_bytes + len(put.payload) > self._pending_bytes_max:
@@ -254,7 +267,7 @@ class Stack(Generic[V]):
                 if put.claimed and self._claims is not None:
                     self._claims.release(put.key)
                 self._queue.task_done()
-                del put  # the next wait may be long, and the value must not outlive its users
+                del put  # The next wait may be long, and must not keep this value alive.
 
     async def _in_thread(self, work: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work, *args)
@@ -274,12 +287,12 @@ class Stack(Generic[V]):
     async def close(self) -> None:
         """Write the queue to the disk, then close the tiers.
 
-        Later gets still work, from memory or by fetching.
+        Later gets still work, from memory or with a fetch.
         """
         self._closed = True
         if self._writer is not None:
             drained = asyncio.create_task(self._queue.join())
-            # A writer without its executor ends early, and the queue would never be drained.
+            # If its executor is gone, the writer ends early, and the queue would never be drained.
             await asyncio.wait([drained, self._writer], return_when=asyncio.FIRST_COMPLETED)
             for task in (drained, self._writer):
                 task.cancel()
@@ -291,9 +304,9 @@ class Stack(Generic[V]):
             await self._in_thread(self._disk.close)
 
     def check_invariants(self) -> None:
-        """AssertionError when the counts do not add up.
+        """Raise AssertionError if the counts do not add up.
 
-        For tests; call it while nothing is in flight.
+        Only tests call this, while no fetch is running.
         """
         self._memory.check_invariants()
         self._flights.check_invariants()
@@ -301,7 +314,7 @@ class Stack(Generic[V]):
 
 
 def _to_flat_view(payload: Payload) -> memoryview:
-    """Return a flat read-only view; several parts are joined, which copies them."""
+    """Return a flat read-only view. Several parts are joined into one, which copies them."""
     parts = parts_of(payload)
     view = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
     return view.toreadonly()

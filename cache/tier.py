@@ -1,12 +1,14 @@
-"""The contract of a cache tier for bytes. `tests/cache/contract.py` checks every tier.
+"""The contract of a cache tier for bytes. `tests/cache/contract.py` checks all tiers.
 
-The rules: a key is immutable, so that its value never changes and nothing is invalidated; a tier may remove anything at
-any time; a tier that fails counts as a miss. No method raises because of a disk, a network or a damaged entry: `get`
-returns None, `put` False, and the stats contain the number and the last reason.
+The rules: a key is immutable: its value never changes, so that nothing has to be invalidated. A tier may
+remove anything at any time. A tier that fails counts as a miss. No method raises because of a disk, a
+network or a damaged entry: `get` returns None, `put` returns False, and the stats contain the number of
+errors and the last reason.
 
-`Stack` queries the tiers in order of cost: memory, then disk. A peer tier (blocks of the worker that owns a key by
-rendezvous hashing, over HTTP) would be between disk and fetch, with this contract. The objects gateway's cache has its
-own order of tiers (`metaserver/gateway/caching/`): it answers parts of blocks while they arrive.
+`Stack` queries the tiers in order of cost: memory, then disk. A peer tier (blocks of the worker that owns a
+key by rendezvous hashing, over HTTP) would be between disk and fetch, with this contract. The objects
+gateway's cache has its own order of tiers (`metaserver/gateway/caching/`): it answers parts of blocks while
+they arrive.
 """
 
 from __future__ import annotations
@@ -19,19 +21,19 @@ from seamark.cache.region import Region
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 Payload: TypeAlias = Bytes | Sequence[Bytes]
-"""One buffer, or several that are concatenated; C-contiguous, of any item size."""
+"""One buffer, or several that are concatenated; they are C-contiguous and have any item size."""
 
 
 @dataclass(frozen=True, slots=True)
 class TierStats:
     """Counts since this process opened the tier.
 
-    `entries` and `used_bytes` are those after its last write.
+    `entries` and `used_bytes` are the values after the last write of this process.
 
     Attributes:
         refused: Values that can never fit.
-        damaged: Broken entries, which are removed and count as misses, too.
-        errors: Failed operations; `last_error` is the reason of the last, "" without any.
+        damaged: Damaged entries, which are removed. They also count as misses.
+        errors: Failed operations; `last_error` is the reason of the last failure, or "".
     """
 
     hits: int
@@ -48,49 +50,54 @@ class TierStats:
 
 
 class Tier(Protocol):
-    """Methods block and may be called from any thread, also concurrently."""
+    """A cache tier. Its methods block; several threads may call them concurrently."""
 
     def get(self, key: str) -> memoryview | None:
-        """Return the payload: read-only, flat, of format "B".
+        """Return the payload, or None: a read-only, flat view of format "B".
 
-        It stays valid while it or a view of it exists.
+        The payload stays valid while the view, or a view of it, exists.
         """
 
     def may_have(self, key: str) -> bool:
-        """False if `get` would find nothing: cheap, not counted as a use, and True is no proof of a value."""
+        """Return False if `get` would find nothing.
+
+        The check is cheap and not counted as a use. True does not prove that there is a value.
+        """
 
     def is_mapped(self, payload: memoryview) -> bool:
-        """Return whether a payload from `get` is a mapped file: its pages belong to the kernel's page cache and do
-        not count as memory of this process.
+        """Return whether a payload from `get` is a mapped file.
+
+        The pages of a mapped file belong to the kernel's page cache, and do not count as memory of this process.
         """
 
     def put(self, key: str, payload: Payload) -> bool:
-        """Return whether the value is stored now.
+        """Store a value, and return whether it is stored now.
 
         Raises:
-            TypeError: For a payload without contiguous buffers.
+            TypeError: The payload contains an object that is not a contiguous buffer.
         """
 
     def map_over(self, key: str, region: Region) -> bool:
-        """Return whether the memory of `region`, which has the payload of `key`, is now the stored value's mapped
-        file.
+        """Map the file of a stored value over the memory of `region`, which has the payload of `key`.
+
+        Return whether the memory is the mapped file now.
         """
 
     def discard(self, key: str) -> None:
-        """Remove the key; no error when it is absent."""
+        """Remove the key, if the tier has it."""
 
     def stats(self) -> TierStats: ...
 
     def close(self) -> None:
-        """Release resources; returned payloads stay valid.
+        """Release the resources; payloads that were returned stay valid.
 
-        Afterwards every get is a miss. Idempotent.
+        Afterwards every get is a miss. The method is idempotent.
         """
 
     def check_invariants(self) -> None:
-        """AssertionError when the counts do not add up.
+        """Raise AssertionError if the counts do not add up.
 
-        For tests; call it while nothing else uses the tier.
+        Only tests call this, while nothing else uses the tier.
         """
 
 
@@ -98,7 +105,7 @@ def parts_of(payload: Payload) -> list[memoryview]:
     """Return the buffers of a payload as flat views of bytes.
 
     Raises:
-        TypeError: For an object without a contiguous buffer.
+        TypeError: The payload contains an object that is not a contiguous buffer.
     """
     parts = [payload] if isinstance(payload, bytes | bytearray | memoryview) else payload
     return [memoryview(part).cast("B") for part in parts]

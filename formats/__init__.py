@@ -1,4 +1,6 @@
-"""The core that server and clients share: Iceberg's formats, index kinds, and what both ends of the wire agree on."""
+"""The core that server and clients share: Iceberg's formats, index kinds, and the parts of the protocol that
+both sides need.
+"""
 
 if __name__ != "seamark.formats":
     raise ImportError("Import seamark.formats: formats is its folder in the repository")

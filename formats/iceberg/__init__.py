@@ -1,1 +1,3 @@
-"""Iceberg's own objects, pure: metadata of tables and views, update actions and requirements. No I/O."""
+"""Iceberg's own objects: metadata of tables and views, update actions and requirements. All are pure,
+without I/O.
+"""

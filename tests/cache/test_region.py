@@ -85,7 +85,7 @@ def test_another_size_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(bytes(10))
     region = region_of(bytes(SIZE))
-    with path.open("rb") as file, pytest.raises(OSError, match="another size"):
+    with path.open("rb") as file, pytest.raises(OSError, match="the size of the file"):
         region.map_over(file.fileno())
 
 

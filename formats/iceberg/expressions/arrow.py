@@ -1,6 +1,6 @@
-"""Iceberg types and values in Arrow. Pure.
+"""Iceberg types and values in Arrow.
 
-A conversion is exact or raises ValueError; nothing is rounded.
+A conversion is exact or raises ValueError; nothing is rounded. This module is pure.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def to_row_type(kind: Type) -> pa.DataType:
     """Return the Arrow type of rows that are returned: nullable except for map keys, and without field ids.
 
     Raises:
-        ValueError: For a type without an Arrow equivalent: variant, geometry, geography, and types of later format
-            versions.
+        ValueError: The type has no Arrow equivalent: variant, geometry, geography, or a type of a later
+            format version.
     """
     match kind:
         case StructType(fields):
@@ -68,7 +68,7 @@ def arrow_array(kind: str, values: Iterable[Value | None]) -> pa.Array:
     """Return an array of a primitive type, from values in the form of `expression.py`.
 
     Raises:
-        ValueError: For a value out of range.
+        ValueError: A value is out of range.
     """
     arrow_type = _primitive(kind)
     try:

@@ -1,37 +1,43 @@
 """Binding: names become column ids, literals become values, and negation moves into the predicates.
 
-A bound expression has Iceberg's semantics. `Not` is pushed down by replacing each operator by its opposite, as Java's
-`rewriteNot` does: `not(x < 5)` is `x >= 5`, and null matches neither, while `not-eq` and `not-in` match null and NaN.
-Literals that no value of the column can equal are folded exactly. Java turns a comparison with a
-literal outside an int's range into `true`, which keeps nulls; here it becomes `not-null`.
+A bound expression has Iceberg's semantics. `Not` is pushed down by replacing each operator by its
+opposite, as Java's `rewriteNot` does: `not(x < 5)` is `x >= 5`, and null matches neither, while `not-eq`
+and `not-in` match null and NaN. Literals that no value of the column can equal are folded exactly. Java
+turns a comparison with a literal outside an int's range into `true`, which keeps nulls; here it becomes
+`not-null`.
 
-Infinity is never a value of a bound predicate, because JSON cannot represent it and Java could not read the residual.
-The largest finite value replaces it. NaN is greater than it where that keeps more rows, as in Spark.
+Infinity is never a value of a bound predicate, because JSON cannot represent it and Java could not read
+the residual. The largest finite value replaces infinity. NaN is treated as greater than this value, as in
+Spark, where that keeps more rows.
 
-A literal null is of unknown value: PyIceberg writes null for both infinities. Its predicate, negated or not, becomes a
-condition that every row meets. It is not `true`: PyIceberg counts the rows of a file with the residual `true` from
-metadata.
+A null literal represents an unknown value: PyIceberg writes null for both infinities. Its predicate,
+negated or not, becomes a condition that all rows satisfy. The condition is not `true`: if the residual of
+a file is `true`, PyIceberg counts the file's rows from metadata.
 
-A filter uses current names for every snapshot: a name that the given schema lacks is looked up in the table's other
-schemas, the newest first. Columns inside lists and maps have many values per row, which statistics do not decide; they
-are bound with the kind `list` or `map`, and other nested columns with their own type's kind.
+A filter uses current names for every snapshot: a name that the given schema lacks is looked up in the
+table's other schemas, the newest first. Columns inside lists and maps have many values per row, which
+statistics do not decide. They are bound with the kind `list` or `map`; other nested columns are bound
+with the kind of their type.
 
 A JSON literal of a filter, in any client's format, becomes a value of the column's type.
 
-Java sends raw numbers (days, microseconds), decimals as strings, bytes as hexadecimal and infinities as strings.
-PyIceberg sends ISO dates and timestamps, the latter without an offset, and every number with a decimal point that it
-parsed from a string as a string. So the column's type determines the conversion.
+Java sends raw numbers (days, microseconds), decimals as strings, bytes as hexadecimal and infinities as
+strings. PyIceberg sends dates and timestamps in ISO format, timestamps without an offset. It sends a
+number with a decimal point as a string if it parsed the number from a string. Therefore the column's type
+determines the conversion.
 
-A literal outside the column's type must not change a result: it becomes a position, `Between` two adjacent values or
-outside the range, and comparisons with a position are exact.
+A literal outside the column's type must not change a result. It becomes a position: `Between` two
+adjacent values, or `Above` or `Below` all values. Comparisons with a position are exact.
 
-Three kinds of literals are rounded, because every client rounds them before it compares rows. A double for a float
-column becomes the nearest float (Java writes a float as the shortest digits that parse to it; engines that compare as
-doubles send no literal that a float cannot hold). A JSON integer for a double column becomes the nearest double. A JSON
-number with a decimal point for a decimal column is rounded half up; a decimal string is exact.
+Three kinds of literals are rounded, because every client rounds them before it compares rows:
 
-Integers for timestamps are microseconds, also for nanosecond columns (Java's `LongLiteral`). A timestamp without an
-offset is UTC if the column has a time zone. The sign of zero is kept.
+- A double for a float column becomes the nearest float. Java writes a float as the shortest digits that
+  parse to it; engines that compare as doubles send no literal that a float cannot represent.
+- A JSON integer for a double column becomes the nearest double.
+- A JSON number with a decimal point for a decimal column is rounded half up; a decimal string is exact.
+
+Integers for timestamps are microseconds, also for nanosecond columns (Java's `LongLiteral`). A timestamp
+without an offset is UTC if the column has a time zone. The sign of zero is kept.
 """
 
 from __future__ import annotations
@@ -95,21 +101,21 @@ _INFINITIES = {"Infinity": math.inf, "+Infinity": math.inf, "-Infinity": -math.i
 
 @dataclass(frozen=True, slots=True)
 class Above:
-    """A literal above every (finite) value of the type; `infinite` if it equals the type's infinity."""
+    """A literal that is greater than all (finite) values of the type; `infinite` if it is the type's infinity."""
 
     infinite: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Below:
-    """A literal below every (finite) value of the type; `infinite` if it equals the type's negative infinity."""
+    """A literal that is less than all (finite) values of the type; `infinite` if it is negative infinity."""
 
     infinite: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """A literal above `lower` and below `upper`, its successor in the type."""
+    """A literal between `lower` and `upper`, which is the next value of the type after `lower`."""
 
     lower: int
     upper: int
@@ -119,9 +125,10 @@ Literal: TypeAlias = Value | Above | Below | Between
 
 
 def parse_literal(kind: str, json: object) -> Literal:
-    """`json` as a value of a primitive type, or its position among the values.
+    """Return `json` as a value of a primitive type, or its position among the values.
 
-    Raises BadRequest.
+    Raises:
+        BadRequest: `json` cannot be converted to the type.
     """
     parse = _PARSERS.get(base_name(kind))
     if parse is None:
@@ -180,7 +187,7 @@ def _floating(kind: str, json: object) -> Literal | None:
     if math.isinf(number):
         return _beyond(number) if isinstance(json, float) else Above() if number > 0 else Below()
     try:
-        # the shortest digits of the largest float are a double above it, which rounds to the float
+        # The shortest digits of the largest float are a double that is greater than this float, and rounds to it.
         return round_to(kind, number)
     except ValueError:
         return Above() if number > 0 else Below()
@@ -205,7 +212,7 @@ def _decimal(kind: str, json: object) -> Literal | None:
         case float() if math.isinf(json):
             return _beyond(json)
         case float():
-            # half up, as both clients do: the first digit beyond the scale decides
+            # Both clients round half up: the first digit beyond the scale decides.
             magnitude = (floor_unscaled(Decimal(repr(abs(json))), scale + 1)[0] + 5) // 10
             return _place_literal(-magnitude if json < 0 else magnitude, True, -limit, limit)
         case str():
@@ -254,7 +261,7 @@ def _timestamp(kind: str, json: object) -> Literal | None:
 
 def _string(_: str, json: object) -> Literal | None:
     if isinstance(json, str):
-        json.encode()  # a lone surrogate cannot be in a file
+        json.encode()  # A file cannot contain a lone surrogate.
         return json
     return None
 
@@ -275,7 +282,7 @@ def _bytes(kind: str, json: object) -> Literal | None:
 
 
 def _place_literal(floor: int, exact: bool, low: int, high: int) -> Literal:
-    """Return the literal with this floor, among the integers from `low` to `high`."""
+    """Return the literal with this floor, or its position relative to the integers from `low` to `high`."""
     if floor > high or (floor == high and not exact):
         return Above()
     if floor < low:
@@ -283,7 +290,7 @@ def _place_literal(floor: int, exact: bool, low: int, high: int) -> Literal:
     return floor if exact else Between(floor, floor + 1)
 
 
-# Only `boolean` gets Python's booleans, which are integers, too.
+# Python's booleans are also integers; only `boolean` accepts them.
 _PARSERS: dict[str, Callable[[str, object], Literal | None]] = {
     "boolean": _boolean,
     "int": _integer,
@@ -302,7 +309,7 @@ _PARSERS: dict[str, Callable[[str, object], Literal | None]] = {
 
 
 _WIDTH_DIGITS = 10
-"""Digits of the widest truncation, 2³¹ - 1."""
+"""The number of digits of the widest truncation, 2³¹ - 1."""
 OPPOSITE = {
     Op.IS_NULL: Op.NOT_NULL,
     Op.IS_NAN: Op.NOT_NAN,
@@ -319,16 +326,19 @@ _NANITY = frozenset({Op.IS_NAN, Op.NOT_NAN})
 _PREFIXES = frozenset({Op.STARTS_WITH, Op.NOT_STARTS_WITH})
 _SETS = frozenset({Op.IN, Op.NOT_IN})
 _PLACES = (Above, Below, Between)
-"""A tuple, because building a union of classes for isinstance is slow in code that every plan runs."""
+"""The classes of positions, as a tuple: building a union of classes for isinstance is slow, and every plan
+runs this code.
+"""
 
 
 def bind(expression: Expression, schema: Schema, schemas: Iterable[Schema], *, case_sensitive: bool) -> Expression:
-    """`expression` over columns, with `Always`, `And`, `Or` and `Bound` only.
+    """Return `expression` over columns, with `Always`, `And`, `Or` and `Bound` only.
 
-    Raises BadRequest.
+    Names are looked up in `schema`, then in `schemas`, all schemas of the table in any order. Predicates that
+    are already bound stay unchanged.
 
-    Names are looked up in `schema`, then in `schemas`, all schemas of the table in any order. Bound predicates stay
-    unchanged.
+    Raises:
+        BadRequest: A column is unknown or ambiguous, or a literal does not fit its column.
     """
     return _Binder(_in_lookup_order(schema, schemas), case_sensitive).bind(expression, negated=False)
 
@@ -336,8 +346,9 @@ def bind(expression: Expression, schema: Schema, schemas: Iterable[Schema], *, c
 def terms_of(
     expression: Expression, schema: Schema, schemas: Iterable[Schema], *, case_sensitive: bool
 ) -> list[tuple[int, str, str]]:
-    """Return the column id, transform and type of each unbound predicate's term, in order; names are resolved as in
-    `bind`.
+    """Return the column id, transform and type of each unbound predicate's term, in order.
+
+    Names are resolved as in `bind`.
     """
     binder = _Binder(_in_lookup_order(schema, schemas), case_sensitive)
     return [(term.column_id, term.transform, term.kind) for term in binder.terms(expression)]
@@ -420,7 +431,11 @@ class _Binder:
 
 
 def _term(column: Column, schema: Schema, transform: str, *, trusted: bool) -> _Term:
-    """`trusted`: the data that is read satisfies the schema's required fields."""
+    """Return the term of a column and a transform.
+
+    Args:
+        trusted: Whether the data that is read satisfies the schema's required fields.
+    """
     if transform != IDENTITY and not is_known(transform) and not is_function(transform):
         raise BadRequest(f"Cannot bind {column.name}: unknown transform {transform}")
     if isinstance(column.type, str):
@@ -444,11 +459,14 @@ def _term(column: Column, schema: Schema, transform: str, *, trusted: bool) -> _
 
 @memoize(1024)
 def _types(name: str, transform: str) -> tuple[str, str, bool]:
-    """Return (canonical type, result type of the transform, whether it accepts the type) of a primitive type."""
+    """Return (canonical type, result type of the transform, whether the transform accepts the type).
+
+    The type `name` is primitive.
+    """
     try:
         kind = canonical_primitive(name)
     except BadRequest:
-        # a type of a later format version: its values are unknown
+        # This is a type of a later format version, whose values are unknown.
         kind = name
     if not is_primitive(kind):
         return kind, kind, False
@@ -487,7 +505,7 @@ def _bind_null_literal(op: Op, term: _Term) -> Expression:
 def _domain(term: _Term) -> str:
     """Return a type that contains all values of a term.
 
-    Truncating a decimal may exceed its precision: -95 to -100.
+    Truncating a decimal may exceed its precision: -95 becomes -100.
     """
     if term.transform == IDENTITY or not term.result.startswith("decimal"):
         return term.result
@@ -502,7 +520,7 @@ def _set(op: Op, term: _Term, literals: list[Literal]) -> Expression:
         if isinstance(literal, _PLACES):
             apart.append(_comparison(single, term, literal))
         else:
-            # -0.0 equals 0.0 in Python but not for every reader: both stay
+            # Both zeros are kept: -0.0 equals 0.0 in Python but not for every reader.
             values[_order(literal)] = literal
     ordered = [values[key] for key in sorted(values)]
     if len(ordered) > 1:
@@ -548,7 +566,7 @@ def _beyond_finite(op: Op, term: _Term, literal: Above | Below) -> Expression:
     if op == Op.NOT_EQ:
         null_or_nan = any_of(finite, _predicate(Op.IS_NULL, term, ()), term.predicate(Op.IS_NAN))
         return null_or_nan if literal.infinite else TRUE
-    # beyond the literal: above infinity only NaN, below negative infinity nothing
+    # Only NaN is greater than infinity, and nothing is less than negative infinity.
     past_infinity = literal.infinite and op in (Op.GT, Op.LT)
     if past_infinity:
         return term.predicate(Op.IS_NAN) if upwards else FALSE

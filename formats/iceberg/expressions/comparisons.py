@@ -1,7 +1,8 @@
-"""Comparisons of columns with typed literals, as Iceberg predicates that are true for at least the same rows.
+"""Comparisons of columns with typed literals, as Iceberg predicates that are true for at least the same
+rows.
 
-Engines differ about NaN, and about literals that are no value of the column's type; a predicate keeps the rows that any
-engine would find. What every engine would not compare alike is not used.
+Engines differ about NaN, and about literals that are not values of the column's type. A predicate keeps
+the rows that any engine would find. A comparison that engines evaluate in different ways is not used.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ OPPOSITE = {
     Op.GT_EQ: Op.LT,
 }
 _LISTED_MAX = 1_000
-"""Literals of a list that are given as all values that an engine may round them to."""
+"""The maximum number of ambiguous literals in a list for which all possible roundings are listed."""
 NESTED = frozenset({"struct", "list", "map"})
 _ROUNDED = {Op.LT: Op.LT_EQ, Op.GT: Op.GT_EQ}
-"""For a literal outside the column's type: engines differ about the side on which it is."""
+"""Replacements of operators for a literal outside the column's type: engines round it up or down."""
 UNITS = frozenset({"year", "month", "day", "hour"})
 _CALENDAR = ("date", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns")
 
@@ -70,11 +71,12 @@ class ComparedTerm(NamedTuple):
 
 
 class Comparisons:
-    """Comparisons with the columns of `schemas`, the first being preferred.
+    """Comparisons with the columns of `schemas`; the first schema has priority.
 
     Names are case-insensitive.
 
-    `nan_above`: NaN is greater than every number, as in Spark.
+    Args:
+        nan_above: Whether NaN is greater than all numbers, as in Spark.
     """
 
     def __init__(self, schemas: tuple[Schema, ...], nan_above: bool = False) -> None:
@@ -84,10 +86,12 @@ class Comparisons:
         """Whether every literal is a value of its column's type."""
 
     def term(self, name: str, transform: str = IDENTITY) -> ComparedTerm | None:
-        """Return a column, or a transform of one; None if its type has no such transform, and for nested columns.
+        """Return a column, or a transform of a column.
+
+        Return None if the column is nested, or if the transform does not accept its type.
 
         Raises:
-            BadRequest: If there is no such column, or several.
+            BadRequest: No column has this name, or several columns have it.
         """
         column, kind = self._column(name)
         if kind in NESTED:
@@ -101,7 +105,10 @@ class Comparisons:
         return ComparedTerm(column, result_type(transform, kind), transform)
 
     def bind_typed(self, predicate: Unbound, literals: tuple[TypedLiteral, ...], *, negated: bool) -> Expression:
-        """Return the predicate, or its negation, with values of the column's type: for at least the same rows."""
+        """Return the predicate, or its negation, with values of the column's type.
+
+        The result is true for at least the same rows.
+        """
         term = self.term(predicate.name, predicate.transform)
         op = predicate.op
         if term is None:
@@ -127,7 +134,11 @@ class Comparisons:
             return TRUE
 
     def comparison(self, op: Op, term: ComparedTerm, literal: TypedLiteral, negated: bool) -> Expression:
-        """Raise Inconvertible."""
+        """Return a comparison of the term with the literal.
+
+        Raises:
+            Inconvertible: Engines compare the literal with the term in different ways.
+        """
         if op is Op.EQ:
             return self.among(term, (literal,))
         try:
@@ -139,8 +150,8 @@ class Comparisons:
         if op is Op.NOT_EQ:
             return all_of(term.not_null, term.predicate(op, value)) if exact else term.not_null
         predicate = term.predicate(op, value)
-        # NaN is greater than every number in Spark, and unordered in Trino, where the opposite of a comparison is true
-        # for it.
+        # NaN is greater than all numbers in Spark. In Trino it is unordered, so that the opposite of a comparison
+        # is true for NaN.
         widened = negated and not self._nan_above
         if base_name(term.kind) in FLOATS and (op in (Op.GT, Op.GT_EQ) or widened):
             return any_of(predicate, term.predicate(Op.IS_NAN))
@@ -149,7 +160,8 @@ class Comparisons:
     def among(self, term: ComparedTerm, literals: Sequence[TypedLiteral]) -> Expression:
         """Return the condition that the term equals one of the literals.
 
-        Raises Inconvertible.
+        Raises:
+            Inconvertible: Engines compare a literal with the term in different ways.
         """
         values: list[object] = []
         apart: list[AmbiguousRounding] = []
@@ -166,9 +178,10 @@ class Comparisons:
         return term.predicate(Op.EQ if len(values) == 1 else Op.IN, *values) if values else FALSE
 
     def exact_values(self, term: ComparedTerm, literals: Iterable[TypedLiteral]) -> list[object]:
-        """Return those of the literals that are values of the term's type.
+        """Return the literals that are values of the term's type.
 
-        Raises Inconvertible.
+        Raises:
+            Inconvertible: Engines compare a literal with the term in different ways.
         """
         values: list[object] = []
         for literal in literals:
@@ -183,7 +196,8 @@ class Comparisons:
     def fit_literal(self, literal: TypedLiteral, term: ComparedTerm) -> tuple[object, bool]:
         """Return (a value for the term, whether it is exact).
 
-        Raises Inconvertible.
+        Raises:
+            Inconvertible: Engines compare the literal with the term in different ways.
         """
         try:
             value, exact = convert_literal(literal, term.kind, term.transform, term.origin)
@@ -191,7 +205,7 @@ class Comparisons:
             if not self._nan_above:
                 self.exact = False
                 raise
-            value, exact = apart.nearest  # Spark rounds once
+            value, exact = apart.nearest  # Spark rounds once.
         self.exact &= exact
         return value, exact
 
@@ -199,7 +213,7 @@ class Comparisons:
         """Return (name, type).
 
         Raises:
-            BadRequest: If there is no such column, or several.
+            BadRequest: No column has this name, or several columns have it.
         """
         for schema in self._schemas:
             same = schema.column_named(name)
@@ -213,7 +227,7 @@ class Comparisons:
                 return column.name, type_name(column.type)
             try:
                 return column.name, canonical_primitive(column.type)
-            except BadRequest:  # a type of a later format version
+            except BadRequest:  # This is a type of a later format version.
                 return column.name, column.type
         near = near_names(name, (other for schema in self._schemas for other in schema.index.by_name))
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
@@ -221,12 +235,12 @@ class Comparisons:
 
 
 def resolve_literals(expression: Expression, schema: Schema, schemas: Iterable[Schema]) -> Expression:
-    """Return an unbound expression in which predicates with typed literals have values of the columns' types.
+    """Return an unbound expression in which typed literals are replaced by values of the columns' types.
 
-    It is true for at least the same rows.
+    The result is true for at least the same rows.
 
     Raises:
-        BadRequest: For an unknown column of such a predicate.
+        BadRequest: A predicate with a typed literal names an unknown column.
     """
     other_schemas = sorted(
         (other for other in schemas if other is not schema), key=lambda other: other.id, reverse=True

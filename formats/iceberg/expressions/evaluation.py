@@ -1,12 +1,14 @@
 """Evaluation of bound predicates on single values, such as partition values.
 
-Null follows Iceberg: `not-eq`, `not-in`, `not-starts-with` and `not-nan` match it, comparisons do not. (Java's
-evaluator sorts null first, so that `lt` matches it, unlike its metrics evaluators and every engine.)
+Null follows Iceberg: `not-eq`, `not-in`, `not-starts-with` and `not-nan` match null, comparisons do not.
+(Java's evaluator sorts null first, so that `lt` matches null, unlike its metrics evaluators and every
+engine.)
 
-Clients differ about some values. NaN is greater than every number and equal to itself in Java and Spark, and unordered
-in PyIceberg; -0.0 is less than 0.0 in Java and equal to it elsewhere; Java orders UUIDs by two signed halves. Where
-clients differ the result is None: the file is kept, and the predicate stays in the residual. This keeps files that Java
-would skip when a zero is compared with a zero of the other sign, as Spark and PyIceberg require.
+Clients differ about some values. NaN is greater than all numbers and equal to itself in Java and Spark,
+and unordered in PyIceberg. -0.0 is less than 0.0 in Java, and equal to 0.0 elsewhere. Java orders UUIDs
+by two signed halves. If clients differ, the result is None: the file is kept, and the predicate stays in
+the residual. When a zero is compared with a zero of the other sign, this keeps files that Java would
+skip, as Spark and PyIceberg require.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ _COMPARED: dict[Op, Callable[[Any, Any], bool]] = {
 
 
 def evaluate(predicate: Bound, value: Value | None) -> bool | None:
-    """Return whether the term's `value` matches; None if clients differ."""
+    """Return whether the term's `value` satisfies the predicate, or None if clients differ."""
     op = predicate.op
     if value is None:
         return op in NULL_MATCHES
@@ -55,15 +57,20 @@ def evaluate(predicate: Bound, value: Value | None) -> bool | None:
 
 
 def may_match(expression: Expression, values: Mapping[int, Value | None]) -> bool:
-    """Return whether a row with these values, by the field id of predicates, matches for some client.
+    """Return whether a row with these values matches for at least one client.
 
-    The expression is bound, with identity terms. A field that `values` lacks may have any value.
+    Args:
+        expression: A bound expression with identity terms.
+        values: The values by field id. A field that is not in it may have any value.
     """
     return _evaluate(expression, values, if_unknown=True)
 
 
 def must_match(expression: Expression, values: Mapping[int, Value | None]) -> bool:
-    """Return whether a row matches for every client; a field that `values` lacks decides nothing."""
+    """Return whether a row with these values matches for all clients.
+
+    A field that is not in `values` may have any value.
+    """
     return _evaluate(expression, values, if_unknown=False)
 
 
@@ -92,15 +99,15 @@ def _compare_in_both_orders(predicate: Bound, value: Value, javas_order: Callabl
 def _compare(op: Op, value: Any, values: tuple[Any, ...]) -> bool:
     if (compared := _COMPARED.get(op)) is not None:
         return compared(value, values[0])
-    # not `in`, which would compare NaN by identity
+    # The operator `in` would compare NaN by identity.
     return any(value == other for other in values) == (op == Op.IN)
 
 
 def _float_order(value: float) -> tuple[bool, float, float]:
-    """Return the order of Java's `Double.compare`."""
+    """Return the sort key of a number in the order of Java's `Double.compare`."""
     return (True, 0.0, 0.0) if isnan(value) else (False, value, copysign(1.0, value))
 
 
 def _uuid_order(value: bytes) -> tuple[int, int]:
-    """Return the order of Java's `UUID.compareTo`."""
+    """Return the sort key of a UUID in the order of Java's `UUID.compareTo`."""
     return int.from_bytes(value[:8], signed=True), int.from_bytes(value[8:], signed=True)

@@ -1,8 +1,10 @@
-"""Expressions of the REST protocol (Iceberg REST spec, schema `Expression`): trees of predicates over columns.
+"""Expressions of the REST protocol (Iceberg REST spec, schema `Expression`): trees of predicates over
+columns.
 
-Two forms share the tree. An *unbound* expression is the client's: names and JSON literals. A *bound* expression refers
-to columns by id, has values in the form below, and has no `Not`: binding moves negation into the predicates
-(`binding.py`). Null and NaN follow Iceberg, not SQL: `not-eq` and `not-in` match both.
+The same classes represent two forms. An *unbound* expression comes from the client: it has names and JSON
+literals. A *bound* expression refers to columns by id, has values in the form below, and has no `Not`:
+binding moves negation into the predicates (`binding.py`). Null and NaN follow Iceberg, not SQL: `not-eq`
+and `not-in` match both.
 
 Nodes are msgspec structs, because every plan creates dozens; `msgspec.structs.replace` copies them.
 
@@ -32,10 +34,10 @@ from seamark.formats.iceberg.types.values import Value
 
 
 class Op(StrEnum):
-    """Operators of predicates, by their names on the wire.
+    """Operators of predicates; the values are their names in the protocol.
 
-    `Op.LT` costs CPython a call each time; code that every plan runs uses module-level sets. The hash and
-    representation of an enumeration would cost more.
+    Each `Op.LT` is a call in CPython. Therefore code that every plan runs uses module-level sets. The hash
+    and representation of an enumeration would cost more.
     """
 
     IS_NULL = "is-null"
@@ -58,7 +60,7 @@ class Op(StrEnum):
 
 
 class Always(msgspec.Struct, frozen=True, gc=False):
-    """`true` or `false`."""
+    """The constant `true` or `false`."""
 
     value: bool
 
@@ -95,12 +97,15 @@ class Unbound(msgspec.Struct, frozen=True, gc=False):
 class Bound(msgspec.Struct, frozen=True, gc=False):
     """A predicate on one column.
 
-    `kind` is the column's type, `result` the term's type (equal for identity).
-
-    `values` are of type `result`: none for the null and NaN operators, one for comparisons and prefixes, two or more,
-    distinct and sorted, for IN and NOT_IN; never NaN or an infinity. `name` is the column's full name in the schema of
-    binding. A nested column has the kind `struct`, `list`, `map`, `variant` or an unknown kind; a column inside a list
-    or map has the kind `list` or `map` for any type. Statistics decide nothing about these.
+    Attributes:
+        kind: The column's type. A nested column has the kind `struct`, `list`, `map`, `variant` or an unknown
+            kind. A column of any type inside a list or map has the kind `list` or `map`. Statistics decide
+            nothing about these columns.
+        result: The term's type; for the identity transform the same as `kind`.
+        values: Values of type `result`, never NaN or an infinity. The operators for null and NaN have no
+            value, and comparisons and prefixes have one; IN and NOT_IN have two or more values, distinct and
+            sorted.
+        name: The column's full name in the schema that was used for binding.
     """
 
     op: Op
@@ -154,9 +159,9 @@ def predicates_of(expression: Expression) -> list[Bound]:
 
 
 def is_longer(expression: Expression, values: int) -> bool:
-    """Return whether an expression has more values and predicates than `values`.
+    """Return whether an expression has more than `values` values and predicates.
 
-    It looks at no more of it than that.
+    The count stops at this number.
     """
     left, todo = values, [expression]
     while todo:

@@ -1,12 +1,13 @@
 """Conversion of expressions from and to JSON (Iceberg REST spec, schema `Predicate`).
 
-The parser accepts all forms that clients use or may use: constants as booleans and objects, operands as `term` (Java
-and PyIceberg) and as `child`, `left` and `right` (preferred by the spec now), literals bare and as objects. The encoder
-writes the form that Java's `ExpressionParser` and PyIceberg 0.12 both read: bare constants, `term`, `value`, `values`,
-binary junctions, values of bound predicates as single-value JSON.
+The parser accepts all forms that clients use or may use: constants as booleans and objects, operands as
+`term` (Java and PyIceberg) and as `child`, `left` and `right` (preferred by the spec now), literals with
+and without an object around them. The encoder writes the form that Java's `ExpressionParser` and
+PyIceberg 0.12 can both read: constants without an object, `term`, `value`, `values`, binary junctions,
+values of bound predicates as single-value JSON.
 
-The number of nodes and the depth are bounded. A chain of one junction, such as a thousand ORs of an engine, counts as
-one level: a loop parses it into one node.
+The number of nodes and the depth are limited. A chain of one junction, such as a thousand ORs of an
+engine, counts as one level: a loop parses it into one node.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from seamark.formats.iceberg.types.values import encode_json
 from seamark.formats.runtime.errors import BadRequest
 
 DEPTH_MAX = 100
-"""Default limit of nesting levels. A level takes three stack frames, here and in binding."""
+"""The default limit of nesting levels. A level takes three stack frames, in this module and in binding."""
 NODES_MAX = 200_000
-"""Default limit of predicates, junctions and values together."""
+"""The default limit of the total number of predicates, junctions and values."""
 
 NO_NULL = "null is not a literal; use is-null or not-null, and finite numbers"
 UNARY = frozenset({Op.IS_NULL, Op.NOT_NULL, Op.IS_NAN, Op.NOT_NAN})
@@ -48,7 +49,7 @@ _PATH_MAX = 200
 _OPS = {op.value: op for op in Op}
 
 _Path: TypeAlias = tuple[Any, str]
-"""A position in the tree: (path of the parent, or None, step). Formatted only for errors."""
+"""A position in the tree: (path of the parent, or None, step). It is formatted only for errors."""
 
 
 def parse_expression(
@@ -62,17 +63,16 @@ def parse_expression(
 ) -> Expression:
     """Return the unbound expression, with constants in junctions folded.
 
-    Otherwise the type of the column is used.
-
     Args:
-        typed: Literals with a `data-type` are `TypedLiteral`s (`comparisons.resolve_literals`).
-        unknown: Null is a literal of unknown value, which PyIceberg writes for both infinities; only for filters that
-            may match more rows.
-        functions: Terms may be functions of columns (`types/functions.py`), as if they were transforms; only for
-            filters that select files.
+        typed: Whether literals with a `data-type` become a `TypedLiteral` (`comparisons.resolve_literals`).
+            Otherwise the type of the column is used.
+        unknown: Whether null is accepted as a literal of unknown value; PyIceberg writes null for both
+            infinities. Only for filters that may match more rows.
+        functions: Whether terms may be functions of columns (`types/functions.py`), in the form of
+            transforms. Only for filters that select files.
 
     Raises:
-        BadRequest: With the position of the error.
+        BadRequest: The expression is invalid; the message states the position of the error.
     """
     return _Parser(depth_max, nodes_max, typed, unknown, functions).expression(json, (None, "filter"), 0)
 
@@ -111,7 +111,7 @@ class _Parser:
 
     def _junction(self, json: dict[str, object], kind: str, path: _Path, depth: int) -> Expression:
         children: list[Expression] = []
-        # left to right: the stack holds the nodes to parse, the next on top
+        # Nodes are parsed from left to right: the stack contains the nodes to parse, the next on top.
         todo: list[tuple[object, _Path]] = [(json, path)]
         while todo:
             node, at = todo.pop()
@@ -157,7 +157,7 @@ class _Parser:
         return tuple([self._literal(value, (path, f"[{index}]"), data_type) for index, value in enumerate(json)])
 
     def _literal(self, json: object, path: _Path, data_type: object = None) -> object:
-        if data_type is None and isinstance(json, (str, int, float)):  # a bool is an int
+        if data_type is None and isinstance(json, (str, int, float)):  # A bool is also an int.
             return json
         if isinstance(json, dict) and json.get("type") == "literal":
             data_type = json.get("data-type", data_type)
@@ -194,7 +194,7 @@ def _render_path(path: _Path) -> str:
         steps.append(step)
     text = ""
     for step in reversed(steps):
-        # the path of a chain would grow with every link, so only its first links are shown
+        # The path of a chain would grow with every link, so only its first links are shown.
         cut = len(text) >= _PATH_MAX and step in (_LEFT, _RIGHT)
         text = f"{text.removesuffix('…')}…" if cut else text + step
     return text
@@ -248,9 +248,9 @@ def _show_json(json: object) -> str:
 
 
 def expression_json(expression: Expression) -> Any:
-    """JSON of an unbound or bound expression.
+    """Return the JSON of an unbound or bound expression.
 
-    Junctions of many children become balanced binary trees, shallow to parse.
+    A junction of many children becomes a balanced binary tree, so that the JSON is not deeply nested.
     """
     match expression:
         case Bound(op, _, name, _, transform, result, values):
@@ -268,10 +268,11 @@ def expression_json(expression: Expression) -> Any:
 
 
 def to_transform_json(expression: Expression) -> Any:
-    """JSON of a bound expression in which each term is a transform, a plain column being its identity.
+    """Return the JSON of a bound expression in which each term is a transform.
 
-    It has the same meaning for every row. Java's readers skip row groups by predicates on columns, and not by
-    predicates on transforms (`ParquetMetricsRowGroupFilter.handleNonReference`).
+    A column becomes its identity transform, so that the meaning is the same for all rows. Java's readers skip
+    row groups by predicates on columns, and not by predicates on transforms
+    (`ParquetMetricsRowGroupFilter.handleNonReference`).
     """
     match expression:
         case Bound(name=name, transform=transform):

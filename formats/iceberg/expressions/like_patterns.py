@@ -6,9 +6,10 @@ _JAVA_CHARACTER_MAX = 0xFFFF
 
 
 def split_pattern(pattern: str, escape: str | None) -> tuple[str, str]:
-    """Return the prefix of a LIKE pattern, and the pattern from its first wildcard on.
+    """Return the prefix of a LIKE pattern, and the rest of the pattern from its first wildcard on.
 
-    Without ESCAPE, a backslash escapes in Spark and is a literal in Trino: the text after it is not used.
+    Without ESCAPE, a backslash escapes in Spark and is a literal in Trino. Therefore the prefix ends before a
+    backslash.
     """
     prefix = []
     at = 0
@@ -26,10 +27,10 @@ def split_pattern(pattern: str, escape: str | None) -> tuple[str, str]:
 
 
 def is_valid_pattern(pattern: str, escape: str | None) -> bool:
-    """Return whether engines take the pattern: the escape is one character, and %, _ or itself follows it wherever
-    it is.
+    """Return whether engines accept the pattern.
 
-    An empty escape is none, as in Trino. Java counts a character beyond the first 65,536 as two.
+    The escape must be one character, and each occurrence of it must precede %, _ or the escape itself. An
+    empty escape means no escape, as in Trino. Java counts a character beyond the first 65,536 as two.
     """
     if not escape:
         return True

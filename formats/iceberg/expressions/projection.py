@@ -1,17 +1,20 @@
 """Projection of a bound expression on rows onto partition values of files, and onto source columns.
 
-*Inclusive*: if a row matches, the projection is true for its partition, so files for which it is false are skipped.
-*Strict*: if the projection is true for a partition, all of its rows match. A strict projection is the negation of the
-inclusive projection of the negated predicate, so only the inclusive one is implemented. The result is at least as
-narrow as Java's (`Projections`, `Transform.project`), except where Java loses rows:
+*Inclusive*: if a row matches, the projection is true for its partition, so files for which it is false
+are skipped. *Strict*: if the projection is true for a partition, all of its rows match. A strict
+projection is the negation of the inclusive projection of the negated predicate, so only the inclusive
+projection is implemented. The result is at least as narrow as Java's (`Projections`,
+`Transform.project`), except where Java loses rows:
 
-- Java up to 0.10 rounded times before 1970 towards zero, one too high. Java's readers compensate in predicates on
-  the source; this module also does in predicates on the transform.
-- Results that overflow their type are looked up where they wrap to (`ranges.py`).
-- Java treats a predicate on a transform as one on the value if the field is partitioned by identity; it compares
-  prefixes with a truncation's width in UTF-16 units, not in characters.
+- Java up to 0.10 rounded times before 1970 towards zero, so that the result is too high by one. Java's
+  readers compensate in predicates on the source; this module also compensates in predicates on the
+  transform.
+- A result that overflows its type is looked up at the value to which it wraps (`ranges.py`).
+- Java treats a predicate on a transform as a predicate on the value if the field is partitioned by
+  identity. It compares prefixes with a truncation's width in UTF-16 units, not in characters.
 
-A predicate on a transform that the field does not have is projected through its source ranges, if there are any.
+A predicate on a transform that the field does not have is projected through its source ranges, if there
+are any.
 """
 
 from __future__ import annotations
@@ -66,7 +69,7 @@ from seamark.formats.iceberg.types.values import Value
 from seamark.formats.runtime.memoization import memoize
 
 RANGES_MAX = 200
-"""Ranges per predicate on a transform; Java also stops at 200 values of an `in`."""
+"""The maximum number of ranges per predicate on a transform; Java also stops at 200 values of an `in`."""
 
 _EQUALITIES = frozenset({Op.EQ, Op.IN})
 _COMPARISONS = frozenset({Op.LT, Op.LT_EQ, Op.GT, Op.GT_EQ})
@@ -77,16 +80,19 @@ _PREFIXES = frozenset({Op.STARTS_WITH, Op.NOT_STARTS_WITH})
 class ProjectedExpression(msgspec.Struct, frozen=True, gc=False):
     """A bound expression projected onto the partitions of one spec, with its parts; computed once per plan.
 
-    `possible` is the inclusive projection and, for a predicate, `certain` the strict one: bound expressions whose
-    columns are partition fields. Their predicates have a field's id as `column_id`, its name, and the type of its
-    values as `kind` and `result`.
+    Attributes:
+        possible: The inclusive projection.
+        certain: The strict projection of a predicate.
+
+    Both projections are bound expressions whose columns are partition fields. Their predicates have a field's
+    id as `column_id`, its name, and the type of its values as `kind` and `result`.
     """
 
     expression: Expression
     possible: Expression
     certain: Expression = FALSE
     decides: bool = False
-    """Whether partition values may decide some predicate in it."""
+    """Whether partition values may decide at least one predicate of the expression."""
     parts: tuple[ProjectedExpression, ...] = ()
     """The projections of a junction's children."""
 
@@ -109,24 +115,28 @@ def project(expression: Expression, spec: PartitionSpec) -> ProjectedExpression:
 
 
 def inclusive(expression: Expression, spec: PartitionSpec) -> Expression:
-    """Return the condition that the partition of every matching row satisfies, in the form of `ProjectedExpression`."""
+    """Return the condition that the partition of every matching row satisfies.
+
+    It has the form of the projections in `ProjectedExpression`.
+    """
     return replace_predicates(expression, lambda predicate: _inclusive(predicate, spec))
 
 
 def _inclusive(predicate: Bound, spec: PartitionSpec) -> Expression:
-    # several fields of one source give different conditions, such as bucket(7, x) and bucket(5, x)
+    # Several fields of one source, such as bucket(7, x) and bucket(5, x), give different conditions.
     return all_of(*[_project_predicate(predicate, field) for field in spec.fields_of(predicate.column_id)])
 
 
 def strict(predicate: Bound, spec: PartitionSpec) -> Expression:
-    """Return a condition that is true only for partitions whose rows all match, in the form of
-    `ProjectedExpression`.
+    """Return a condition that is true only for partitions whose rows all match.
+
+    It has the form of the projections in `ProjectedExpression`.
     """
     return any_of(*[_strict(predicate, field) for field in spec.fields_of(predicate.column_id)])
 
 
 def deciding_fields(projected: ProjectedExpression, spec: PartitionSpec) -> dict[int, str]:
-    """Return the partition fields that may decide a predicate: by id, the type that their values must have."""
+    """Return the partition fields that may decide a predicate: field id → the type that the values must have."""
     if not projected.decides:
         return {}
     if isinstance(projected.expression, Bound):
@@ -137,10 +147,10 @@ def deciding_fields(projected: ProjectedExpression, spec: PartitionSpec) -> dict
 
 
 def source_ranges(predicate: Bound) -> Expression:
-    """Return the condition on the source column that every row satisfies that matches a predicate on a transform.
+    """Return a condition on the source column that is true for all rows that match a predicate on a transform.
 
-    Exact for transforms that keep the order of values, so that bounds of the column decide as much as in Java's
-    `InclusiveMetricsEvaluator`. A predicate on a plain column is returned unchanged.
+    The condition is exact for transforms that keep the order of values, so that bounds of the column decide
+    as much as in Java's `InclusiveMetricsEvaluator`. A predicate on a plain column is returned unchanged.
     """
     transform, kind, op = predicate.transform, predicate.kind, predicate.op
     if transform == IDENTITY:
@@ -156,7 +166,7 @@ def source_ranges(predicate: Bound) -> Expression:
             return _on_source(predicate, op, *predicate.values)
         return Always(op == Op.NOT_STARTS_WITH)
     if op in NULL_MATCHES:
-        # all rows except rows whose result is one of the values
+        # The result contains all rows except the rows whose result is one of the values.
         if not is_ordered(transform, kind):
             return TRUE
         outside = complement(backwards(transform, kind, _ranges(replace(predicate, op=OPPOSITE[op]))))
@@ -172,24 +182,27 @@ def source_ranges(predicate: Bound) -> Expression:
 
 
 class _Mapping(NamedTuple):
-    """The properties of a field's transform for values of a type, independent of the predicate."""
+    """The properties of a field's transform for values of a type. They do not depend on the predicate."""
 
     transform: str
-    """In canonical form."""
+    """The transform in canonical form."""
     is_ordered: bool
-    """As `ranges.is_ordered`; False for identity."""
+    """The result of `ranges.is_ordered`; False for identity."""
     is_bucket: bool
     is_same: bool
-    """Whether the field holds the values themselves."""
+    """Whether the field contains the values themselves."""
     is_rounded: bool
-    """As `ranges.is_rounded`."""
+    """The result of `ranges.is_rounded`."""
     stored_as_int: StoredAsInt | None
     """The result of `ranges.find_stored_as_int`."""
 
 
 @memoize(1024)
 def _mapping(transform: str, kind: str) -> _Mapping | None:
-    """Return None if the results are unknown, as for a transform of several columns (spec, version 3)."""
+    """Return the properties of a transform.
+
+    Return None if its results are unknown, as for a transform of several columns (spec, version 3).
+    """
     transform = canonical(transform)
     if transform == VOID or not is_known(transform) or not accepts(transform, kind):
         return None
@@ -209,7 +222,7 @@ def _strict(predicate: Bound, field: PartitionField) -> Expression:
         return FALSE
     if predicate.op in NULL_MATCHES or (isinstance(projected, Bound) and projected.op not in NULL_MATCHES):
         return projected
-    # negation turns "no value" into "all" including null, which the predicate does not match
+    # Negation turns "no value" into "all values and null", but the predicate does not match null.
     if isinstance(projected, Bound) and projected.op == Op.IS_NULL:
         return FALSE
     return all_of(_target(predicate, field, Op.NOT_NULL), projected)
@@ -254,7 +267,10 @@ def _project_predicate(predicate: Bound, field: PartitionField) -> Expression:
 
 
 def _project_same_transform(predicate: Bound, field: PartitionField, mapping: _Mapping) -> Expression:
-    """Return the term equals the field, except for results that old writers rounded up."""
+    """Return the inclusive projection of a predicate on the same transform as the field's.
+
+    The predicate is moved to the field. It also matches the results that old writers rounded up.
+    """
     op, values = predicate.op, predicate.values
     if mapping.stored_as_int is not None and op not in _NULLITY:
         return _project_stored_as_int(predicate, field, mapping, mapping.stored_as_int)
@@ -264,7 +280,7 @@ def _project_same_transform(predicate: Bound, field: PartitionField, mapping: _M
         return _among(predicate, field, mapping, values)
     if op in _COMPARISONS:
         return _match_ranges(_target(predicate, field, op), [_widen(span) for span in _ranges(predicate)])
-    # a result up to 0 may represent the next lower result
+    # A stored result up to 0 may represent the next lower result.
     positive = [value for value in values if isinstance(value, int) and value > 0]
     if not positive:
         return TRUE
@@ -274,11 +290,11 @@ def _project_same_transform(predicate: Bound, field: PartitionField, mapping: _M
 def _project_stored_as_int(
     predicate: Bound, field: PartitionField, mapping: _Mapping, stored: StoredAsInt
 ) -> Expression:
-    """Project a predicate as `_project_same_transform` does, on a long that may have been an int.
+    """Project a predicate as `_project_same_transform` does, for a long column that may have been an int.
 
-    One result may have been stored as another.
+    In files from that time, one result may be stored as another value.
     """
-    if not mapping.is_ordered:  # so wide that many ints have other results
+    if not mapping.is_ordered:  # The truncation is so wide that many ints have other results.
         return TRUE if predicate.op in NULL_MATCHES else _target(predicate, field, Op.NOT_NULL)
     if predicate.op in _EQUALITIES:
         return _among(predicate, field, mapping, predicate.values)
@@ -300,7 +316,7 @@ def _prefix(predicate: Bound, field: PartitionField, width: int) -> Expression:
 
 
 def _among(predicate: Bound, field: PartitionField, mapping: _Mapping, results: Iterable[Value | None]) -> Expression:
-    """Return the condition that the field has one of the results; null is left out."""
+    """Return the condition that the field has one of the results; null results are left out."""
     distinct = {result for result in results if result is not None}
     if mapping.is_rounded:
         distinct |= {result + 1 for result in distinct if isinstance(result, int) and result < 0}
@@ -371,8 +387,9 @@ def _bounds(template: Bound, low: Value | None, high: Value | None) -> Iterable[
 
 
 def _previous(value: Value) -> Value | None:
-    """Return the value without its trailing zero, its predecessor, for readable string and bytes bounds; None
-    without one.
+    """Return the value without its trailing zero, the value just before it, or None if it has no trailing zero.
+
+    It makes bounds of strings and bytes readable.
     """
     if isinstance(value, str) and value.endswith("\0"):
         return value[:-1]

@@ -1,9 +1,11 @@
-"""Mapping of value ranges through order-preserving transforms: forwards to partitions, backwards to source columns.
+"""Mapping of value ranges through order-preserving transforms: forwards to partitions, backwards to source
+columns.
 
-Ranges are half open, with bounds in the form of `expression.py`; None means unbounded. Values are integers, strings or
-bytes, all of which have a successor, so half-open ranges can express closed ranges. An integer result that does not fit
-its type wraps (`transforms.py`), so values at one end of the source may map to the other end of the result: both
-directions return as many ranges as needed. Promotion of an int to a long does not change the results that wrapped.
+Ranges are half open, with bounds in the form of `expression.py`; None means unbounded. Values are
+integers, strings or bytes. All of them have a successor, so half-open ranges can express closed ranges.
+An integer result that does not fit its type wraps (`transforms.py`), so values at one end of the source
+may map to the other end of the result. Therefore both directions return as many ranges as needed. If an
+int column is promoted to long, the results that wrapped do not change.
 """
 
 from __future__ import annotations
@@ -28,8 +30,11 @@ CALENDAR = frozenset({"year", "month", "day", "hour"})
 Prefix = TypeVar("Prefix", str, bytes)
 
 _INT_WIDTH_MAX = 1 << 30
-"""Above it Java's 32-bit arithmetic overflows in the remainder, and its results are unordered. A long column may have
-been an int when files were written."""
+"""The largest width of a truncation whose results are ordered for ints.
+
+For a greater width, Java's 32-bit arithmetic overflows in the remainder. A long column may have been an
+int when files were written.
+"""
 
 
 class Range(NamedTuple):
@@ -40,8 +45,9 @@ class Range(NamedTuple):
 
 
 def is_ordered(transform: str, kind: str) -> bool:
-    """Return whether the (canonical, accepted) transform keeps the order of values, except those that wrap; False
-    for identity.
+    """Return whether the (canonical, accepted) transform keeps the order of values, except values that wrap.
+
+    Return False for identity.
     """
     name = name_of(transform)
     if name == "truncate" and is_known(transform):
@@ -50,7 +56,10 @@ def is_ordered(transform: str, kind: str) -> bool:
 
 
 def is_rounded(transform: str, kind: str) -> bool:
-    """Return whether Java up to 0.10 stored the (canonical) transform's results before 1970 one too high."""
+    """Return whether Java up to 0.10 stored results before 1970 that are too high by one.
+
+    The transform is canonical.
+    """
     return transform in CALENDAR and (transform, kind) != ("day", "date")
 
 
@@ -61,12 +70,12 @@ def successor_of(value: Any) -> Any:
 
 
 def forwards(transform: str, kind: str, source: Range) -> list[Range]:
-    """Return ranges that contain the results of all source values in the range, and few others."""
+    """Return ranges that contain the results of all source values in the range, and few other values."""
     exact = monotone(transform, kind)
     if base_name(kind) in ("string", "binary"):
         low, high = source
         if high is not None and exact(high) != high:
-            # a value just below `high` may have the same prefix
+            # A value just below `high` may have the same prefix.
             high = successor_of(exact(high))
         return [Range(low if low is None else exact(low), high)]
     first, end = _limits(kind)
@@ -81,7 +90,7 @@ def forwards(transform: str, kind: str, source: Range) -> list[Range]:
         piece = _clip(Range(least + shift, beyond + shift), start, stop)
         if piece.low >= piece.high:
             continue
-        # no value is beyond the source's limits, so a bound there can be omitted
+        # No value is outside the source's limits, so a bound at a limit can be omitted.
         no_low = piece.low == start or (low == first and shift == 0)
         no_high = piece.high == stop or (high == end and shift == 0)
         results.append(Range(None if no_low else piece.low, None if no_high else piece.high))
@@ -92,18 +101,18 @@ def forwards(transform: str, kind: str, source: Range) -> list[Range]:
 
 
 class StoredAsInt(NamedTuple):
-    """The result of the least ints, and what it wrapped to in the partition values of files."""
+    """The exact result of the lowest ints, and the value to which it wrapped in the partition values of files."""
 
     exact: int
     wrapped: int
     end: int
-    """Ints below it may have been stored with another result than as longs."""
+    """Lower ints may have been stored with a result that differs from the result of the same long."""
 
 
 def find_stored_as_int(transform: str, kind: str) -> StoredAsInt | None:
-    """Return how a truncated long may be stored that was an int when files were written.
+    """Return the result of a truncated long that may be stored as another value, because the column was an int.
 
-    None if no result of an int wraps.
+    Return None if no result of an int wraps.
     """
     if kind != "long" or name_of(transform) != "truncate":
         return None
@@ -119,7 +128,7 @@ def contains(ranges: Iterable[Range], value: int) -> bool:
 
 
 def backwards(transform: str, kind: str, results: Iterable[Range]) -> list[Range]:
-    """Exactly the source values whose result is in one of the ranges: disjoint ranges in order."""
+    """Return exactly the source values whose result is in one of the ranges: disjoint ranges in order."""
     if base_name(kind) in ("string", "binary"):
         return _merge_ranges(list(_strings_backwards(width_of(transform), results)))
     begin = _inverse_of(transform, kind)
@@ -141,13 +150,13 @@ def _strings_backwards(width: int, results: Iterable[Range]) -> Iterator[Range]:
     for span in results:
         low, high = (bound if bound is None or len(bound) <= width else end_of_prefix(bound[:width]) for bound in span)
         if low is None and span.low is not None:
-            continue  # no string is greater
+            continue  # No string is greater.
         if low is None or high is None or low < high:
             yield Range(low, high)
 
 
 def complement(ranges: list[Range]) -> list[Range]:
-    """Return the values outside of the disjoint, ordered ranges."""
+    """Return the values outside the disjoint, ordered ranges."""
     gaps, low = [], None
     for index, span in enumerate(ranges):
         if index > 0 or span.low is not None:
@@ -159,7 +168,10 @@ def complement(ranges: list[Range]) -> list[Range]:
 
 
 def _limits(kind: str) -> Range:
-    """Return all values of an integer type; for a decimal, with room for the widest truncation of the minimum."""
+    """Return all values of an integer type.
+
+    For a decimal, the range has room for the widest truncation of the minimum.
+    """
     if bits := INTEGER_BITS.get(kind):
         return Range(-(1 << bits - 1), 1 << bits - 1)
     edge = 10 ** int(kind.partition("(")[2].partition(",")[0]) + (1 << 31)
@@ -172,13 +184,13 @@ def _clip(span: Range, first: int, end: int) -> Range:
 
 
 def _shifts(result: str) -> tuple[int, ...]:
-    """Return the possible differences of a stored result from the exact one; decimals do not wrap."""
+    """Return the possible differences between a stored result and the exact result; decimals do not wrap."""
     bits = INTEGER_BITS.get(result)
     return (0,) if bits is None else (0, 1 << bits, -(1 << bits))
 
 
 def _inverse_of(transform: str, kind: str) -> Callable[[int], int]:
-    """Return a function from an exact result to the least source value with that result or a greater one."""
+    """Return a function from an exact result to the lowest source value whose result is not lower."""
     name = name_of(transform)
     if name == "truncate":
         width = width_of(transform)
@@ -193,14 +205,14 @@ def _inverse_of(transform: str, kind: str) -> Callable[[int], int]:
 
 
 def end_of_prefix(prefix: Prefix) -> Prefix | None:
-    """Return the least value greater than every value with the prefix; None if there is none."""
+    """Return the lowest value that is greater than all values with the prefix, or None if no value is greater."""
     if isinstance(prefix, bytes):
         stem = prefix.rstrip(b"\xff")
         return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
     stem = prefix.rstrip("\U0010ffff")
     if not stem:
         return None
-    # surrogates are not characters
+    # Surrogates are not characters.
     return stem[:-1] + ("\ue000" if stem[-1] == "\ud7ff" else chr(ord(stem[-1]) + 1))
 
 

@@ -1,11 +1,13 @@
-"""Residuals: the part of a filter that remains to be evaluated on the rows of a file, given its partition values.
+"""Residuals: the part of a filter that remains to be evaluated on the rows of a file, given its partition
+values.
 
-A predicate that all rows of the partition match becomes TRUE, a predicate that none can match becomes FALSE, others
-stay (Java: `ResidualEvaluator`). Residual and filter give the same result for every row of the partition.
+A predicate that all rows of the partition match becomes TRUE. A predicate that no row can match becomes
+FALSE. All others stay (Java: `ResidualEvaluator`). Residual and filter give the same result for every row
+of the partition.
 
-Clients read one expression differently, so the module also has the forms that clients need. NaN: Spark and DuckDB order
-it above every number. Iceberg's metrics evaluators, PyIceberg and Trino do not: to them NaN is neither less nor greater
-than a number, and bounds exclude it.
+Clients interpret the same expression in different ways, so the module also creates the forms that clients
+need. Spark and DuckDB order NaN above all numbers. Iceberg's metrics evaluators, PyIceberg and Trino do
+not: for them NaN is neither less nor greater than a number, and bounds exclude it.
 """
 
 from __future__ import annotations
@@ -38,13 +40,14 @@ from seamark.formats.iceberg.types.values import FLOATS, INTS, LONGS, TIMESTAMPS
 
 _ABOVE = frozenset({Op.GT, Op.GT_EQ})
 _NEVER_NAN = frozenset({Op.LT, Op.LT_EQ, Op.EQ, Op.IN, Op.NOT_NAN})
-"""Operators that NaN satisfies for no client."""
+"""Operators that NaN does not satisfy for any client."""
 
 
 def add_nan(expression: Expression) -> Expression:
     """Return a bound expression whose `>` and `>=` of floats also match NaN.
 
-    A plan of the result keeps the files in which only NaN matches, and its residual skips no row group that has NaN.
+    A plan of the result keeps the files in which only NaN matches. Its residual does not skip row groups that
+    have NaN.
     """
     if any(map(_matches_nan_above, predicates_of(expression))):
         return _add_nan_tests(expression)
@@ -52,7 +55,10 @@ def add_nan(expression: Expression) -> Expression:
 
 
 def remove_nan(expression: Expression) -> Expression:
-    """Return a bound expression without its tests for NaN, for a file that has no NaN in the tested columns."""
+    """Return a bound expression without its tests for NaN.
+
+    Use it for a file that has no NaN in the tested columns.
+    """
     return replace_predicates(expression, lambda predicate: FALSE if predicate.op is Op.IS_NAN else predicate)
 
 
@@ -63,13 +69,14 @@ def _matches_nan_above(predicate: Bound) -> bool:
 def _add_nan_tests(expression: Expression) -> Expression:
     match expression:
         case And(children):
-            # `x > 1 AND x < 5` matches NaN for no client. With a test for NaN, bounds would decide less of it.
+            # NaN does not match `x > 1 AND x < 5` for any client. With a test for NaN, bounds would decide less.
             without_nan = {_term(child) for child in children if isinstance(child, Bound) and child.op in _NEVER_NAN}
             return all_of(*[_remove_nan_tests(_add_nan_tests(child), without_nan) for child in children])
         case Or(children):
             added = any_of(*map(_add_nan_tests, children))
             parts = added.children if isinstance(added, Or) else (added,)
-            # Each test once: a filter that already tests for NaN, such as one that was SQL, does not become longer.
+            # A test occurs only once: a filter that already tests for NaN, such as a converted SQL filter, does not
+            # become longer.
             tests = dict.fromkeys(filter(_is_test, parts))
             return any_of(*[part for part in parts if not _is_test(part)], *tests)
         case Bound() if _matches_nan_above(expression):
@@ -101,13 +108,16 @@ _Partition: TypeAlias = Mapping[int, Value | None]
 
 
 def nameable(expression: Expression, schema: Schema) -> Expression:
-    """Return the residual in the form that clients can bind: a predicate whose column has another name in the
-    table's current schema, or whose name belongs to another column there, becomes TRUE.
+    """Return the residual in a form that clients can bind.
 
-    Java's client binds a residual twice, to the current schema for the partition and to the schema that it reads, which
-    after a rename share no name for a column (`ResidualEvaluator`, `ParquetMetricsRowGroupFilter`). Engines filter rows
-    again, so a wider residual costs at most time. `IcebergGenerics` does not: it returns rows that do not match; no
-    residual is correct for it where a client binds it twice.
+    If a column has another name in the table's current schema, or its name belongs to another column there,
+    its predicate becomes TRUE. Java's client binds a residual twice: to the current schema for the partition,
+    and to the schema that it reads. After a rename, these schemas share no name for the column
+    (`ResidualEvaluator`, `ParquetMetricsRowGroupFilter`).
+
+    Engines filter rows again, so that a wider residual only costs time. `IcebergGenerics` does not filter
+    again, and returns rows that do not match. If a client binds the residual twice, no residual is correct
+    for it.
     """
     match expression:
         case And(children) | Or(children):
@@ -121,10 +131,10 @@ def nameable(expression: Expression, schema: Schema) -> Expression:
 
 
 def with_both_zeros(residual: Expression) -> Expression:
-    """Return a bound expression that -0.0 and 0.0 satisfy alike if one of them satisfies an equality with the other.
+    """Return a bound expression in which an equality with one zero also matches the other zero.
 
-    Java's readers order -0.0 below 0.0, and skip row groups by statistics, dictionaries and Bloom filters in which only
-    the other zero occurs. To Spark the two are equal.
+    Java's readers order -0.0 below 0.0. They skip row groups by statistics, dictionaries and Bloom filters if
+    only the other zero occurs. Spark treats the two zeros as equal.
     """
     if not any(0.0 in predicate.values and predicate.result in FLOATS for predicate in predicates_of(residual)):
         return residual
@@ -146,11 +156,11 @@ def _with_both_zeros(predicate: Bound) -> Bound:
 
 
 def weaken_residual(residual: Expression) -> Expression:
-    """Return a short expression that every row satisfies that satisfies the residual; never the constant TRUE.
+    """Return a short expression that is true for at least the same rows, but is not the constant TRUE.
 
-    For clients that require a residual and filter rows by the original filter: a list of values becomes its range.
-    PyIceberg counts the rows of a file with the residual TRUE from metadata, so a tautology about a column replaces
-    TRUE.
+    It is for clients that require a residual and filter rows by the original filter: a list of values becomes
+    its range. If the residual of a file is TRUE, PyIceberg counts the file's rows from metadata. Therefore a
+    tautology about a column replaces TRUE.
     """
     predicates = predicates_of(residual)
     if not predicates:
@@ -162,13 +172,16 @@ def weaken_residual(residual: Expression) -> Expression:
 
 
 def tautology(predicate: Bound) -> Expression:
-    """Return a condition that every row satisfies, on the predicate's column."""
+    """Return a condition on the predicate's column that all rows satisfy."""
     column = replace(predicate, transform=IDENTITY, result=predicate.kind, values=())
     return any_of(replace(column, op=Op.IS_NULL), replace(column, op=Op.NOT_NULL))
 
 
 def tautologies(expression: Expression) -> list[Bound]:
-    """Return a predicate of each tautology in the expression, made from a predicate with a literal of unknown value."""
+    """Return one predicate from each tautology in the expression.
+
+    Tautologies replace predicates that have a literal of unknown value.
+    """
     match expression:
         case And(children):
             return [bounds for child in children for bounds in tautologies(child)]
@@ -216,16 +229,23 @@ def _weaken_predicate(predicate: Bound, values: list[Any]) -> Expression:
 
 
 class Residuals:
-    """The residuals of a bound expression for the partitions of one spec; pure and shareable."""
+    """The residuals of a bound expression for the partitions of one spec. The object is pure and can be shared."""
 
     def __init__(
         self, expression: Expression, spec: PartitionSpec, projected: ProjectedExpression | None = None
     ) -> None:
-        """`projected`: the result of `project`, if the caller has it."""
+        """Prepare the residuals.
+
+        Args:
+            projected: The result of `project`, if the caller has it.
+        """
         self._projected = project(expression, spec) if projected is None else projected
 
     def __call__(self, partition: Mapping[int, Value | None]) -> Expression:
-        """Return the residual for a file with these partition values by field id; a missing value decides nothing."""
+        """Return the residual for a file with these partition values, by field id.
+
+        A field without a value in the mapping may have any value.
+        """
         return _residual(self._projected, partition)
 
 

@@ -1,15 +1,15 @@
 """Conversion of an SQL predicate to an Iceberg expression that is true for at least the same rows.
 
-SQL and Iceberg differ about "not". In SQL a comparison with null is neither true nor false, so `NOT (a = 1)` is true if
-`a` is not null and not 1; Iceberg's `not-eq` matches null. Negation is therefore pushed down to the comparisons, and a
-comparison that must be *false* becomes its opposite and `not-null`.
+SQL and Iceberg differ about "not". In SQL a comparison with null is neither true nor false, so `NOT (a =
+1)` is true if `a` is not null and not 1; Iceberg's `not-eq` matches null. Negation is therefore pushed
+down to the comparisons, and a comparison that must be *false* becomes its opposite and `not-null`.
 
-Anything that an expression cannot represent (comparisons between columns, functions, subqueries, other LIKE patterns)
-becomes `true`, negated or not; the result lists it as unused. The same applies to comparisons whose outcome depends on
-the engine, such as a number with a string.
+If an expression cannot represent a part (comparisons between columns, functions, subqueries, other LIKE
+patterns), the part becomes `true`, negated or not, and the result lists it as unused. The same applies to
+comparisons whose outcome depends on the engine, such as a number with a string.
 
-The parser accepts the syntax of Trino and Spark: `"x"` and `` `x` `` are names, `'x'` is a string, and names are
-case-insensitive. The session time zone is UTC.
+The parser accepts the syntax of Trino and Spark: `"x"` and `` `x` `` are names, `'x'` is a string, and
+names are case-insensitive. The session time zone is UTC.
 """
 
 from __future__ import annotations
@@ -62,11 +62,15 @@ _CONSTANT = {Op.EQ: eq, Op.NOT_EQ: ne, Op.LT: lt, Op.LT_EQ: le, Op.GT: gt, Op.GT
 _PLURALS = {"years": "year", "months": "month", "days": "day", "hours": "hour"}
 _ALONE = "Send the predicate alone, without SELECT or WHERE"
 _ARGUMENTS = frozenset({"this", "expression", "expressions", "low", "high", "decimals", "to", "negate"})
-"""The arguments of sqlglot's nodes that are supported. Others change the meaning, such as BETWEEN SYMMETRIC."""
+"""The supported arguments of sqlglot's nodes. Other arguments, such as BETWEEN SYMMETRIC, change the
+meaning.
+"""
 _BEFORE_BRACKETS = frozenset(
     {"AND", "OR", "NOT", "IN", "BETWEEN", "LIKE", "ESCAPE", "FROM"} | {"CAST", "DATE", "YEAR", "LOWER", "UPPER"}
 )
-"""Keywords, and functions that every engine has itself."""
+"""Words before an opening parenthesis that are not functions of a schema: keywords and functions of all
+engines.
+"""
 _QUERIES = frozenset({"SELECT", "TABLE", "VALUES"})
 
 
@@ -85,12 +89,12 @@ _SQL = Dialect.get_or_raise(_Sql)
 class SqlFilter:
     """The converted predicate.
 
-    `expression` is unbound, and true for every row that the SQL is true for.
-
-    `unused` lists the parts that are left out, `reasons` why, in the same order.
-
     Attributes:
-        exact: No other row satisfies it, except rows with NaN in a compared column, about which engines differ.
+        expression: Unbound, and true for every row for which the SQL is true.
+        unused: The parts that are left out.
+        reasons: The reason why each part of `unused` is left out, in the same order.
+        exact: No other row satisfies the expression, except rows with NaN in a compared column, about which
+            engines differ.
     """
 
     expression: Expression
@@ -109,11 +113,14 @@ def parse_sql(
 ) -> SqlFilter:
     """Return the predicate of a WHERE clause over the columns of `schema`, or of `schemas`, the newest first.
 
-    With `nan_above`, NaN is greater than every number, as in Spark, and the expression is exact about it. With
-    `functions`, it may have functions of columns (`types/functions.py`), and is then not exact.
+    Args:
+        nan_above: Whether NaN is greater than all numbers, as in Spark. If True, the expression is exact
+            about NaN.
+        functions: Whether the expression may have functions of columns (`types/functions.py`). An expression
+            with functions is not exact.
 
     Raises:
-        BadRequest: For invalid SQL, with the position, and for an unknown column.
+        BadRequest: The SQL is invalid, and the message states the position; or a column is unknown.
     """
     if len(text) > TEXT_MAX:
         raise BadRequest(f"The predicate has {len(text)} characters; the limit is {TEXT_MAX} characters")
@@ -136,9 +143,9 @@ def parse_sql(
 
 
 def find_borrowed_rights(text: str) -> str | None:
-    """Return the first part of a valid predicate that an engine may read as a function of a schema, or as a subquery.
+    """Return the first part of a valid predicate that may be a function of a schema, or a subquery.
 
-    Such a part runs with the rights of the owner of the view that the predicate is added to.
+    When the predicate is added to a view, such a part runs with the rights of the view's owner.
     """
     words = tokens_in(_SQL, text)
     for number, word in enumerate(words):
@@ -158,9 +165,10 @@ def find_borrowed_rights(text: str) -> str | None:
 
 
 def syntax_message(error: ParseError, subject: str) -> str:
-    """Return what is wrong with the text, and where.
+    """Return a message that describes the error in the text and its position.
 
-    `subject` names the text: "The predicate".
+    Args:
+        subject: The name of the text at the start of the message: "The predicate".
     """
     for detail in error.errors:
         if detail.get("line") is not None:
@@ -177,10 +185,10 @@ class _Reader(Comparisons):
         self._functions = functions
         self._lower_names: set[str] | None = None
         self.unused: dict[str, str] = {}
-        """Why each part that is left out is left out."""
+        """The reason for each part that is left out."""
 
     def read(self, node: exp.Expr, *, negated: bool) -> Expression:
-        """Return the condition for `node` being true or, if `negated`, false."""
+        """Return the condition under which `node` is true or, if `negated`, false."""
         match node:
             case exp.Paren():
                 return self.read(node.this, negated=negated)
@@ -206,7 +214,12 @@ class _Reader(Comparisons):
         self.unused.setdefault(node.sql(dialect=_Sql)[:_SHOWN_MAX], reason)
 
     def fit_literal(self, literal: TypedLiteral, term: ComparedTerm) -> tuple[object, bool]:
-        """Raise Inconvertible, with the reason."""
+        """Return (a value for the term, whether it is exact).
+
+        Raises:
+            Inconvertible: Engines compare the literal with the term in different ways; the message is the reason
+                for the user.
+        """
         try:
             return super().fit_literal(literal, term)
         except AmbiguousRounding:
@@ -220,13 +233,14 @@ class _Reader(Comparisons):
         return name.lower() in self._lower_names
 
     def _leaf(self, node: exp.Expr, negated: bool) -> Expression | None:
-        """Return None if it cannot be expressed.
+        """Return the predicate of a node, or None if an expression cannot represent the node.
 
-        Raises Inconvertible.
+        Raises:
+            Inconvertible: Engines compare a literal with the column in different ways.
         """
         if not _is_plain(node):
             return None
-        negated ^= bool(node.args.get("negate"))  # NOT LIKE is one node
+        negated ^= bool(node.args.get("negate"))  # NOT LIKE is a single node.
         match node:
             case exp.NullSafeEQ() | exp.NullSafeNEQ():
                 return self._null_safe(node, negated == isinstance(node, exp.NullSafeEQ))
@@ -260,9 +274,10 @@ class _Reader(Comparisons):
         return None
 
     def _compare_sides(self, op: Op, left: exp.Expr, right: exp.Expr, negated: bool) -> Expression | None:
-        """Return a comparison, for the rows where it is true or, if `negated`, false.
+        """Return the condition under which a comparison is true or, if `negated`, false.
 
-        Raises Inconvertible.
+        Raises:
+            Inconvertible: Engines compare the sides in different ways.
         """
         literal = literal_of(right)
         if literal is None:
@@ -281,17 +296,19 @@ class _Reader(Comparisons):
         return None if term is None else self.comparison(op, term, literal, negated)
 
     def _together(self, operands: Sequence[exp.Expr]) -> Sequence[exp.Expr]:
-        """Return the operands of one predicate, with doubles for all numbers if one of them is a double: every
-        engine converts them to one type before it compares.
+        """Return the operands of one predicate; if one number is a double, all numbers become doubles.
 
-        Raises Inconvertible.
+        All engines convert the operands to one type before they compare.
+
+        Raises:
+            Inconvertible: Engines may round a number to different doubles.
         """
         literals = [literal_of(one) for one in operands]
         kinds = {one.kind for one in literals if one is not None}
         if not {"number", "double"} <= kinds:
             return operands
         if any(one is None and self._is_double(node) for one, node in zip(literals, operands, strict=True)):
-            return operands  # a double column is compared so with each number
+            return operands  # A double column is compared as a double with each number anyway.
         return [
             node if one is None or one.kind != "number" else _as_double(one)
             for one, node in zip(literals, operands, strict=True)
@@ -302,7 +319,7 @@ class _Reader(Comparisons):
         return term is not None and term.kind == "double"
 
     def _null_safe(self, node: exp.Expr, unlike: bool) -> Expression | None:
-        """IS [NOT] DISTINCT FROM, which is never null: Iceberg's `eq` and `not-eq`."""
+        """Return the predicate of IS [NOT] DISTINCT FROM, which is never null: Iceberg's `eq` or `not-eq`."""
         sides = [node.this, node.expression]
         literals = [literal_of(side) for side in sides]
         for literal, side in zip(literals, reversed(sides), strict=True):
@@ -325,7 +342,7 @@ class _Reader(Comparisons):
         if any(literal is None for literal in literals):
             return None
         values = [literal for literal in literals if literal is not None and literal.kind != "null"]
-        if negated and len(values) < len(literals):  # not in a list with null: null at best
+        if negated and len(values) < len(literals):  # NOT IN with a null in the list is never true.
             return FALSE
         if not negated:
             return self.among(term, values)
@@ -346,7 +363,7 @@ class _Reader(Comparisons):
         term = self._term(node.this)
         if term is None or term.kind != "boolean":
             return None
-        return term.predicate(Op.NOT_EQ, expected)  # null is neither, and matches
+        return term.predicate(Op.NOT_EQ, expected)  # Null also matches: IS NOT TRUE and IS NOT FALSE are true for null.
 
     def _like(self, node: exp.Expr, negated: bool) -> Expression | None:
         escape = None
@@ -385,13 +402,11 @@ class _Reader(Comparisons):
         self._leave_out(node, explain_unused(node, self._is_column))
         return term.predicate(Op.STARTS_WITH, prefix)
 
-    # Terms
-
     def _term(self, node: exp.Expr, *, any_type: bool = False) -> ComparedTerm | None:
-        """Return a column or a transform of one; None for anything else.
+        """Return a column or a transform of a column, or None if the node is something else.
 
         Args:
-            any_type: Structs, lists and maps are accepted.
+            any_type: Whether structs, lists and maps are accepted.
         """
         while isinstance(node, exp.Paren):
             node = node.this
@@ -406,15 +421,18 @@ class _Reader(Comparisons):
         return self._transform(node, qualified=False)
 
     def _transform(self, node: exp.Expr, *, qualified: bool) -> ComparedTerm | None:
-        """`qualified`: called as Spark's `system.bucket(…)`, which is a transform for any meaning of the name in
-        SQL.
+        """Return a transform of a column, or None if the node is not a transform.
+
+        Args:
+            qualified: Whether the node is called like Spark's `system.bucket(…)`. This is a transform, even if
+                the name has another meaning in SQL.
         """
         if isinstance(node, exp.Cast) and type(node) is exp.Cast:
             return self._apply_transform("day", node.this) if node.to.this is exp.DataType.Type.DATE else None
         if isinstance(node, exp.Date | exp.TsOrDsToDate) and len(list(node.iter_expressions())) == 1:
             return self._apply_transform("day", node.this)
         if isinstance(node, exp.Lower | exp.Upper):
-            if qualified:  # a function of some schema
+            if qualified:  # This is a function of a schema, not the built-in function.
                 return None
             return self._function(LOWER if isinstance(node, exp.Lower) else UPPER, node.this)
         if isinstance(node, exp.Trunc):
@@ -439,7 +457,10 @@ class _Reader(Comparisons):
         return term
 
     def _parse_sized_transform(self, called: str, arguments: list[Any], qualified: bool) -> ComparedTerm | None:
-        """`bucket(4, id)` in Spark, `bucket(id, 4)` in Trino."""
+        """Return the transform of `bucket(4, id)` (Spark) or `bucket(id, 4)` (Trino).
+
+        Return None if the arguments have another form.
+        """
         if len(arguments) != 2 or None in arguments:
             return None
         widths = [literal_of(argument) for argument in arguments]
@@ -452,7 +473,7 @@ class _Reader(Comparisons):
                     and term is not None
                     and term.kind not in ("string", "binary")
                 ):
-                    return None  # in SQL this cuts digits
+                    return None  # In SQL, TRUNCATE of a number cuts off digits.
                 return term
         return None
 
@@ -472,11 +493,16 @@ def _constant(op: Op, left: TypedLiteral, right: TypedLiteral) -> Expression | N
 
 
 def _as_double(number: TypedLiteral) -> exp.Expr:
-    """Raise Inconvertible for a number that engines may round to different doubles."""
+    """Return the number as a double.
+
+    Raises:
+        Inconvertible: Engines may round the number to different doubles.
+    """
     digits = number.text.strip().lstrip("+-")
     if len(digits.replace(".", "").lstrip("0")) > _EXACT_DIGITS_MAX:
         raise Inconvertible(
-            f"{digits[:_DIGITS_SHOWN_MAX]} is compared as a double, beside another double; write it with an exponent"
+            f"{digits[:_DIGITS_SHOWN_MAX]} is compared as a double, because another number "
+            "in the predicate is a double; write it with an exponent"
         )
     literal = exp.Literal.number(f"{digits}e0")
     return exp.Neg(this=literal) if "-" in number.text else literal
@@ -487,7 +513,7 @@ def _is_plain(node: exp.Expr) -> bool:
 
 
 def _name(node: exp.Expr) -> str | None:
-    """Return a column's full name: `a.b.c` is a field within structs."""
+    """Return a column's full name: `a.b.c` is a field inside structs."""
     if isinstance(node, exp.Dot):
         inner = _name(node.this)
         own = node.expression.name if isinstance(node.expression, exp.Identifier) else None

@@ -1,4 +1,4 @@
-"""SQL literals in the nodes of sqlglot."""
+"""Typed literals from sqlglot's nodes of SQL literals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ _WIDER = (_Type.FLOAT, _Type.DOUBLE, _Type.TIMESTAMPTZ, _Type.TIMESTAMPLTZ, _Typ
 
 
 def literal_of(node: exp.Expr | None) -> TypedLiteral | None:
-    """Return None if the node is not a literal, or a cast of one with an unclear result."""
+    """Return the literal of a node.
+
+    Return None if the node is not a literal, or if it is a cast of a literal whose result is unclear.
+    """
     match node:
         case exp.Paren():
             return literal_of(node.this)
@@ -56,7 +59,7 @@ def literal_of(node: exp.Expr | None) -> TypedLiteral | None:
 def _cast(literal: TypedLiteral | None, to: exp.DataType) -> TypedLiteral | None:
     if literal is None:
         return None
-    if literal.kind == "null":  # NULL of a type that other operands may be converted to has a meaning besides its value
+    if literal.kind == "null":  # NULL of a type that other operands may be converted to changes how they are compared.
         return None if to.this in _WIDER else literal
     kind, text, target = literal.kind, literal.text, to.this
     if target in _TYPED:
@@ -80,7 +83,7 @@ def _fits_decimal(text: str, to: exp.DataType) -> bool:
     scale = sizes[1] if len(sizes) > 1 else 0
     if len(sizes) < len(to.expressions):
         return False
-    if not sizes:  # the default differs between engines; `DECIMAL '1.5'` has the literal's scale
+    if not sizes:  # The default differs between engines; `DECIMAL '1.5'` has the literal's scale.
         return True
     whole, _, fraction = text.lstrip("+-").partition(".")
     return len(fraction.rstrip("0")) <= scale and len(whole.lstrip("0")) <= sizes[0] - scale

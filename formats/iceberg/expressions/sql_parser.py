@@ -1,10 +1,11 @@
 """sqlglot's parsers, with a limit of their work.
 
-sqlglot tries several readings of some words, one after the other, and each of them reads what is inside. For
-`ROW(ROW(ROW(…` the time doubles with each level: 150 characters would take hours. So the steps from token to token are
-counted. Statements of people and of engines take 2–10 steps for each token.
+sqlglot tries several readings of some words, one after the other, and each reading parses the text
+inside. For `ROW(ROW(ROW(…` the time doubles with each level: 150 characters would take hours. Therefore
+the steps from token to token are counted. Statements of people and of engines take 2–10 steps per token.
 
-Not used: sqlglot's compiled parser. It takes a third of the time, but ends the process for texts nested 10,000 deep.
+sqlglot's compiled parser takes a third of the time. It is not used, because a text nested 10,000 levels
+deep ends the process.
 """
 
 from __future__ import annotations
@@ -18,19 +19,22 @@ from sqlglot.errors import ParseError, SqlglotError
 
 STEPS_PER_TOKEN, STEPS_LEAST = 20, 5_000
 STEPS_PER_INDEXED_NODE = 10
-"""Steps for each node of `x` in `x[1]`: sqlglot infers the types of the whole `x` for each pair of brackets."""
+"""The steps for each node of `x` in `x[1]`: sqlglot infers the types of the whole `x` for each pair of
+brackets.
+"""
 _FAULTS = (ValueError, TypeError, AttributeError, LookupError)
-"""What a fault of sqlglot raises for a text that it does not foresee."""
+"""The exceptions of sqlglot's own faults, for texts that it does not expect."""
 
 
 class TooManyReadings(SqlglotError):
-    """A text of which the parser tries too many readings."""
+    """The parser tries too many readings of a text."""
 
 
 def tokens_in(dialect: Dialect, text: str) -> list[Any]:
-    """sqlglot's tokens.
+    """Return sqlglot's tokens of a text.
 
-    SqlglotError for a text that has none in the dialect.
+    Raises:
+        SqlglotError: The text cannot be divided into tokens of the dialect.
     """
     try:
         return list(dialect.tokenize(text))
@@ -41,13 +45,15 @@ def tokens_in(dialect: Dialect, text: str) -> list[Any]:
 def parse_statements(
     dialect: Dialect, text: str, tokens: Sequence[Any] | None = None, into: type[exp.Expr] | None = None
 ) -> list[exp.Expr | None]:
-    """Return the trees of the statements in `text`, or of `into` in its place.
-
-    SqlglotError for a text that is not valid in the dialect, or takes too many steps; RecursionError for one that is
-    nested too deeply.
+    """Return the trees of the statements in `text`.
 
     Args:
-        tokens: Those of the text, if known.
+        tokens: The tokens of the text, if the caller has them.
+        into: The type of the trees, if the text is not a list of statements.
+
+    Raises:
+        SqlglotError: The text is not valid in the dialect, or takes too many steps.
+        RecursionError: The text is nested too deeply.
     """
     tokens = tokens_in(dialect, text) if tokens is None else list(tokens)
     try:
@@ -62,10 +68,7 @@ def parse_statements(
 
 
 def parse_into(dialect: Dialect, text: str, into: type[exp.Expr]) -> exp.Expr:
-    """Return the tree of `text`.
-
-    Errors as in `parse_statements`.
-    """
+    """Return the tree of `text`; its type is `into`. The errors are those of `parse_statements`."""
     statements = parse_statements(dialect, text, into=into)
     if not statements or statements[0] is None:
         raise ParseError(f"No expression was parsed from '{text[:200]}'")
@@ -90,7 +93,7 @@ def _limit_steps(parser: type) -> type:
         def _spend(self, steps: int) -> None:
             self.steps_left -= steps
             if self.steps_left < 0:
-                # No ParseError: for one, sqlglot would try the next reading.
+                # The error is not a ParseError: after a ParseError, sqlglot would try the next reading.
                 raise TooManyReadings("It has nested parts that can be read in too many ways")
 
     return Limited

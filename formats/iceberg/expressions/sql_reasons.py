@@ -1,4 +1,4 @@
-"""Why a part of an SQL predicate is not used, in a sentence for the person who wrote it."""
+"""Sentences for users that explain why a part of an SQL predicate is not used."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ _FORMS = {
     "fixed": "bytes as X'00ff', as many as the type has",
     "binary": "bytes as X'00ff'",
 }
-"""How a literal of each type is written."""
+"""The SQL form of a literal of each type."""
 
 
 def misfit_reason(literal: TypedLiteral, name: str, kind: str) -> str:
-    """Return why the literal is not compared with the term: engines convert one of them, each in its own way."""
+    """Return the reason why the literal is not compared with the term.
+
+    Engines convert either the literal or the term, each in its own way.
+    """
     if literal.kind in ("number", "double", "boolean"):
         text = literal.text
     else:
@@ -38,10 +41,10 @@ def misfit_reason(literal: TypedLiteral, name: str, kind: str) -> str:
 
 
 def explain_unused(node: exp.Expr, is_column: Callable[[str], bool]) -> str:
-    """Return why an expression has no form as an Iceberg expression.
+    """Return the reason why an Iceberg expression cannot represent the node.
 
     Args:
-        is_column: Whether a name is in the table's schemas.
+        is_column: Returns whether a name is in the table's schemas.
     """
     for side in _operands(node):
         if isinstance(side, exp.Column) and len(side.parts) == 1 and not is_column(side.name):

@@ -1,7 +1,6 @@
-"""Typed literals, and whether they can be compared with a column of some type independent of the engine.
+"""Typed literals, and their conversion for a column if all engines compare them in the same way.
 
-A literal is converted for a column only if every engine compares the two the same way. Otherwise it is `Inconvertible`,
-and the comparison is not used.
+A literal that engines convert in different ways is `Inconvertible`, and the comparison is not used.
 """
 
 from __future__ import annotations
@@ -27,23 +26,29 @@ _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", re.ASC
 _EXACT_DOUBLE_DIGITS = 15
 _EXACT_DOUBLE_MAX = 2**53
 _DIVIDED_MAX = {"float": (7, 10), "double": (15, 22)}
-"""Digits, and those after the point, of numbers that a single division converts exactly rounded."""
+"""The maximum digits of a number, in total and after the point, for which a single division is exactly
+rounded.
+"""
 _APART_MAX = 4
-"""Steps between the nearest value and the value that an engine takes: at most three operations, each rounded."""
+"""The maximum distance between the nearest value and an engine's value, in steps: an engine rounds up to
+three times.
+"""
 _BITS_OF = {"float": (Struct("<f"), Struct("<I")), "double": (Struct("<d"), Struct("<Q"))}
 _DOUBLE = re.compile(r"[+-]?(?:\d++(?:\.\d*+)?+|\.\d++)(?:[eE][+-]?\d{1,4})?", re.ASCII)
 _NUMBER_MAX = 100
-"""Characters of a number."""
+"""The maximum number of characters of a number."""
 
 
 class Inconvertible(Exception):
-    """Engines convert the literal or the column in different ways, so the comparison is not used."""
+    """Engines convert the literal or the column in different ways, so that the comparison is not used."""
 
 
 class AmbiguousRounding(Inconvertible):
     """Engines round the literal to different values of the column's type.
 
-    `nearest`: the literal, rounded once. `values`: all that an engine may take for it, as text, ascending.
+    Attributes:
+        nearest: The literal, rounded once.
+        values: All values that an engine may use for the literal, as text, ascending.
     """
 
     def __init__(self, nearest: tuple[str, bool], values: tuple[str, ...]) -> None:
@@ -54,11 +59,11 @@ class AmbiguousRounding(Inconvertible):
 
 @dataclass(frozen=True, slots=True)
 class TypedLiteral:
-    """A literal with its written `text`.
+    """A literal with its type and its `text` as written.
 
     Attributes:
-        kind: Null, boolean, number (exact), double, text, bytes (as hexadecimal), date, time, timestamp, timestamptz,
-            uuid.
+        kind: Null, boolean, number (exact), double, text, bytes (as hexadecimal), date, time, timestamp,
+            timestamptz, uuid.
     """
 
     kind: str
@@ -66,7 +71,7 @@ class TypedLiteral:
 
     @property
     def data_type(self) -> str:
-        """Its Iceberg type, without parameters; not for null."""
+        """The literal's Iceberg type, without parameters; null has no type."""
         return "long" if self.kind == "number" and "." not in self.text else _TYPE_OF[self.kind]
 
     def number(self) -> Decimal:
@@ -92,11 +97,11 @@ def parse_typed_literal(data_type: str, text: str) -> TypedLiteral:
     """Return a literal from its Iceberg type and its value as text.
 
     Raises:
-        ValueError: For a type or a value that is not valid.
+        ValueError: The type or the value is invalid.
     """
     kind = _KIND_OF.get(base_name(data_type))
     if kind is None:
-        raise ValueError(f"no literal has the type {data_type[:40]!r}")
+        raise ValueError(f"there are no literals of type {data_type[:40]!r}")
     number = kind == "number" and not is_exact_number(text)
     double = kind == "double" and (len(text) > _NUMBER_MAX or not _is_finite(text))
     if number or double or (kind == "bytes" and _HEX.fullmatch(text) is None):
@@ -105,7 +110,7 @@ def parse_typed_literal(data_type: str, text: str) -> TypedLiteral:
 
 
 def is_exact_number(text: str) -> bool:
-    """Return whether the text is a number without an exponent, and no longer than numbers may be."""
+    """Return whether the text is a number without an exponent and has at most `_NUMBER_MAX` characters."""
     return len(text) <= _NUMBER_MAX and _NUMBER.fullmatch(text) is not None
 
 
@@ -118,9 +123,13 @@ def convert_literal(
 ) -> tuple[object, bool]:
     """Return (the JSON literal for a term of type `kind`, whether it is exact in the type).
 
-    Raises Inconvertible.
+    The transform `day` accepts days since 1970 and dates.
 
-    `origin` is subtracted from a number; the transform `day` accepts days since 1970 and dates.
+    Args:
+        origin: Is subtracted from a number.
+
+    Raises:
+        Inconvertible: Engines convert the literal or the column in different ways.
     """
     name = base_name(kind)
     fit = _FITS.get(name)
@@ -158,7 +167,7 @@ def _floating(literal: TypedLiteral, kind: str) -> tuple[object, bool]:
     value = float(literal.text)
     try:
         rounded = round_to(kind, value)
-    except ValueError:  # beyond the range of floats
+    except ValueError:  # The value is beyond the range of floats.
         return literal.text, False
     nearest = literal.text, rounded == value
     if literal.kind == "number" and "." in literal.text and rounded:
@@ -170,7 +179,10 @@ def _floating(literal: TypedLiteral, kind: str) -> tuple[object, bool]:
 
 
 def _values_around(kind: str, value: float) -> list[float]:
-    """Return the finite values of the type at most `_APART_MAX` steps from `value`, which is one, ascending."""
+    """Return the finite values of the type that are at most `_APART_MAX` steps from `value`, ascending.
+
+    `value` is a value of the type.
+    """
     floating, integer = _BITS_OF[kind]
     bits: int = integer.unpack(floating.pack(abs(value)))[0]
     steps = range(max(bits - _APART_MAX, 0), bits + _APART_MAX + 1)

@@ -1,7 +1,8 @@
 """Budgets for fetched bytes and for the memory of decoded data.
 
-A small file can decode to much data: a dictionary repeats one value for every row, and a compressed page of zeros
-grows a thousandfold. So a decoder charges a budget before it allocates memory, and stops at its limit.
+A small file can decode to very large data: a dictionary repeats one value for every row, and a compressed
+page of zeros becomes a thousand times larger. Therefore a decoder charges a budget before it allocates
+memory, and stops at the limit.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ else:
 
 
 class Budget:
-    """Remaining bytes.
-
-    Threads may share a budget.
-    """
+    """The number of bytes that may still be used. Threads may share a budget."""
 
     def __init__(self, limit_bytes: int, what: str) -> None:
-        """`what` continues an error after "it": what would take the bytes."""
+        """Create a budget of `limit_bytes`.
+
+        Args:
+            what: The start of the error text, before "more than … bytes": "decoded it takes".
+        """
         self.limit_bytes = self._left = limit_bytes
         self._what = what
         self._lock = threading.Lock()
@@ -42,7 +44,7 @@ class Budget:
         """Charge the bytes.
 
         Raises:
-            Unreadable: Without a charge, if fewer are left.
+            Unreadable: Fewer bytes are left. Nothing is charged.
         """
         with self._lock:
             if size_bytes > self._left:
@@ -56,7 +58,7 @@ class Budget:
 
 
 class BudgetShare(Budget):
-    """The charges of one piece of work; leaving the context returns them."""
+    """The charges of one task; leaving the context returns them to the whole budget."""
 
     def __init__(self, whole: Budget) -> None:
         self._whole = whole
@@ -89,7 +91,7 @@ def create_decoding_budget(limit_bytes: int) -> Budget:
 def compute_expanded_bytes(array: pa.Array) -> int:
     """Return the memory of an array's values if each row had its own copy, without expanding the array.
 
-    It is for arrays whose rows share values (dictionaries, runs, views).
+    Use it for arrays whose rows share values (dictionaries, runs, views).
     """
     return int(_lengths(array).sum()) + _OFFSET_BYTES * len(array)
 
@@ -101,9 +103,9 @@ def has_shared_values(kind: pa.DataType) -> bool:
 
 
 def _lengths(values: pa.Array) -> npt.NDArray[np.int64]:
-    """Return int64[n]: the size of each value in bytes.
+    """Return the size of each value in bytes, int64[n].
 
-    The values of dictionaries and runs may be shared in turn.
+    The values of dictionaries and runs may also be arrays with shared values.
     """
     kind = values.type
     if pa.types.is_dictionary(kind):
@@ -113,11 +115,11 @@ def _lengths(values: pa.Array) -> npt.NDArray[np.int64]:
             sizes[there] = _lengths(values.dictionary)[values.indices.drop_null().to_numpy()]
         return sizes
     if pa.types.is_run_end_encoded(kind):
-        # The ends of runs may exceed the rows by any number, with which a product of lengths would overflow.
+        # The ends of runs may exceed the number of rows by any amount, and a product of lengths would overflow.
         ends = np.clip(values.run_ends.to_numpy().astype(np.int64) - values.offset, 0, len(values))
         return np.repeat(_lengths(values.values), np.diff(ends, prepend=np.int64(0)))
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
-        views = np.frombuffer(values.buffers()[1], dtype=np.int32)  # of four numbers each; the first is the length
+        views = np.frombuffer(values.buffers()[1], dtype=np.int32)  # A view is four numbers; the first is the length.
         sizes = views.reshape(-1, 4)[values.offset : values.offset + len(values), 0].astype(np.int64)
         return sizes * values.is_valid().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
     if any(is_kind(kind) for is_kind in _OF_ANY_LENGTH):
@@ -125,7 +127,7 @@ def _lengths(values: pa.Array) -> npt.NDArray[np.int64]:
         return lengths.to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
     try:
         width = kind.bit_width // 8 + 1
-    except ValueError:  # nested types, which are not indexed
+    except ValueError:  # This is a nested type, which is not indexed.
         width = int(values.nbytes)
     return np.full(len(values), width, dtype=np.int64)
 

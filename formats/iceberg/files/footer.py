@@ -1,10 +1,10 @@
-"""Codec of Parquet footers that keeps what it does not know (parquet.thrift: FileMetaData, RowGroup, ColumnChunk).
+"""Codec of Parquet footers that keeps unknown fields (parquet.thrift: FileMetaData, RowGroup, ColumnChunk).
 
-Column chunks stay bytes: a table of numbers says where each of their offsets is, and `patch_chunks` writes other
-offsets. All other fields are read without a schema (`thrift.py`). So a footer of thousands of chunks takes
-milliseconds, and fields of later Parquet versions are kept.
+Column chunks stay encoded: a table of numbers contains the position of each of their offsets, and
+`patch_chunks` writes other offsets. All other fields are read without a schema (`thrift.py`). Therefore a
+footer of thousands of chunks takes milliseconds, and fields of later Parquet versions are kept.
 
-ValueError for bytes that are no footer.
+If the bytes are not a footer, the functions raise ValueError.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ Longs = npt.NDArray[np.int64]
 MAGIC = b"PAR1"
 ENCRYPTED_MAGIC = b"PARE"
 END_BYTES = 8
-"""The footer's length and the magic number."""
+"""The size of the footer's length and the magic number."""
 COLUMN = {name: 2 + 3 * number for number, name in enumerate(_footer.NAMES)}
-"""By the name of a field: the column of its value in a table of chunks. The next two are its begin (-1: absent) and
-end."""
+"""Field name → the column of the field's value in a table of chunks. The next two columns are the begin (-1:
+absent) and the end of the value in the footer.
+"""
 PATCH = {name: number for number, name in enumerate(_footer.NAMES[: _footer.PATCHED_FIELDS])}
-"""By the name of a field that can be changed: its column in the values of `patch_chunks`."""
-# FileMetaData
+"""Name of a field that can be changed → the field's column in the values of `patch_chunks`."""
+# Field ids of FileMetaData.
 _VERSION, _SCHEMA, _ROWS, _GROUPS, _KEY_VALUES, _CREATED_BY, _ORDERS = range(1, 8)
 _KNOWN = frozenset(range(1, 8))
-# RowGroup
+# Field ids of RowGroup.
 COLUMNS, TOTAL_BYTES, _GROUP_ROWS, SORTING, GROUP_OFFSET, PACKED_TOTAL, ORDINAL = range(1, 8)
 _METADATA, _ENCODINGS, _DICTIONARY_PAGE = 3, 2, 11
 """In a ColumnChunk, and two in its ColumnMetaData."""
@@ -43,11 +44,12 @@ _SHORT = 15
 
 @dataclass(frozen=True)
 class RowGroup:
-    """`chunks`: int64[columns, WIDTH], the table of its column chunks.
+    """A row group of the footer.
 
     Attributes:
-        fields: All fields but the chunks.
-        ordinal: Its position in the file.
+        chunks: int64[columns, WIDTH], the table of the column chunks.
+        fields: All fields except the chunks.
+        ordinal: The number of the row group in the file.
     """
 
     chunks: Longs
@@ -59,18 +61,21 @@ class RowGroup:
         return int(self.fields[_GROUP_ROWS][1])
 
     def values(self, name: str) -> Longs:
-        """Return int64[columns]: a field of each chunk; -1 where it is absent."""
+        """Return a field of each chunk, int64[columns]; -1 if a chunk does not have the field."""
         values: Longs = self.chunks[:, COLUMN[name]]
         return values
 
     def has(self, name: str) -> npt.NDArray[np.bool_]:
-        """Return bool[columns]: whether the chunks have the field."""
+        """Return whether each chunk has the field, bool[columns]."""
         present: npt.NDArray[np.bool_] = self.chunks[:, COLUMN[name] + 1] >= 0
         return present
 
     @cached_property
     def begins(self) -> Longs:
-        """int64[columns]: the first byte of each chunk, that of its dictionary page or its first data page."""
+        """The position of the first byte of each chunk, int64[columns].
+
+        A chunk begins with its dictionary page, or with its first data page if it has no dictionary.
+        """
         first, dictionary = self.values("data_page"), self.values("dictionary_page")
         begins: Longs = np.where((dictionary > 0) & (dictionary < first), dictionary, first)
         return begins
@@ -82,7 +87,7 @@ class RowGroup:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all chunks in the file."""
+        """The number of bytes of all chunks in the file."""
         return int(self.values("packed_bytes").sum())
 
 
@@ -91,7 +96,7 @@ class ParquetFooter:
     """A decoded footer.
 
     Attributes:
-        data: Its bytes, in which the tables of chunks have positions.
+        data: The encoded footer; the positions in the tables of chunks refer to it.
     """
 
     data: bytes
@@ -105,14 +110,14 @@ class ParquetFooter:
     key_values: Sequence[tuple[bytes, bytes | None]]
     created_by: bytes | None
     others: Mapping[int, tuple[int, bytes]]
-    """Fields of later versions, encoded: id → (type, bytes)."""
+    """Encoded fields of later versions: id → (type, bytes)."""
 
     def metadata_of(self, group: RowGroup, number: int) -> Fields:
         """Return the ColumnMetaData of a column chunk.
 
         Raises:
-            ValueError: For an optional offset of another type, which pyarrow skips: it would read other pages than the
-                table of chunks has.
+            ValueError: An optional offset has another type. pyarrow skips it, and would read pages other than
+                those in the table of chunks.
         """
         chunk = thrift.read(self.data, int(group.chunks[number, 0]))[0]
         kind, metadata = chunk.get(_METADATA, (STRUCT, {}))
@@ -124,7 +129,7 @@ class ParquetFooter:
         """Return the encodings of a column chunk, as numbers."""
         kind, values = self.metadata_of(group, number).get(_ENCODINGS, (LIST, (I32, [])))
         if kind != LIST or any(type(value) is not int for value in values[1]):
-            raise ValueError("the encodings of a column chunk are no list of numbers")
+            raise ValueError("the encodings of a column chunk are not a list of numbers")
         return list(values[1])
 
     @cached_property
@@ -138,9 +143,18 @@ def structures(encoded: bytes) -> list[Fields]:
 
 
 def read_footer(data: bytes) -> ParquetFooter:
-    """`data`: the footer without its length and the magic number."""
+    """Decode a footer.
+
+    Args:
+        data: The footer without its length and the magic number.
+
+    Raises:
+        ValueError: The bytes are not a valid footer.
+    """
     spans, _ = _footer.spans(data, 0)
-    if len({number for number, *_ in spans}) < len(spans):  # of two lists of row groups, pyarrow reads the last
+    if len({number for number, *_ in spans}) < len(
+        spans
+    ):  # If there are two lists of row groups, pyarrow reads the last.
         raise ValueError("a field is repeated")
     raw = {number: (kind, data[begin:end]) for number, kind, begin, end in spans if number != _GROUPS}
     try:
@@ -148,11 +162,11 @@ def read_footer(data: bytes) -> ParquetFooter:
         schema = _of_kind(raw[_SCHEMA], LIST)
         at = next(begin for number, kind, begin, _ in spans if number == _GROUPS and kind == LIST)
     except (KeyError, StopIteration):
-        raise ValueError("it lacks a required field") from None
+        raise ValueError("a required field is missing") from None
     for number in (_SCHEMA, _KEY_VALUES, _ORDERS):
         kind, encoded = raw.get(number, (LIST, b"\0"))
         if kind == LIST and encoded[0] >> 4 and encoded[0] & 15 != STRUCT:
-            raise ValueError("a list has items of another type")  # which pyarrow ignores
+            raise ValueError("a list has items of another type")  # pyarrow ignores such a list.
     groups = [_read_group(data, begin, ordinal) for ordinal, begin in enumerate(_footer.items(data, at)[:-1])]
     pairs = structures(_of_kind(raw[_KEY_VALUES], LIST)) if _KEY_VALUES in raw else []
     key_values = [(_binary(pair, 1) or b"", _binary(pair, 2)) for pair in pairs]
@@ -174,25 +188,25 @@ def _read_group(data: bytes, at: int, ordinal: int) -> RowGroup:
     spans, end = _footer.spans(data, at)
     columns = [span for span in spans if span[0] == COLUMNS and span[1] == LIST]
     if len(columns) != 1:
-        raise ValueError("a row group has not one list of columns")
+        raise ValueError("a row group must have exactly one list of columns")
     _, _, begin, stop = columns[0]
     chunks: Longs = np.empty((_count(data, begin), _footer.WIDTH), dtype=np.int64)
     _footer.locate_chunks(data, begin, chunks)
     if begin != at + 1 or data[at] >> 4 != 1:
         raise ValueError("the columns are not the first field of a row group")
-    # The fields after the columns, with the field number that the first of them counts from.
+    # Read the fields after the columns. The first byte is a field header, because field numbers are relative.
     other_fields = thrift.read(bytes([1 << 4 | thrift.TRUE]) + data[stop:end])[0]
     fields = {number: value for number, value in other_fields.items() if number != COLUMNS}
     sorting = fields.get(SORTING)
     if sorting is not None and sorting[0] == LIST and sorting[1][1] and sorting[1][0] != STRUCT:
-        raise ValueError("a list has items of another type")  # which pyarrow ignores
+        raise ValueError("a list has items of another type")  # pyarrow ignores such a list.
     if any(fields.get(number, (None,))[0] != I64 for number in (TOTAL_BYTES, _GROUP_ROWS)):
-        raise ValueError("a row group lacks its size or its number of rows")
+        raise ValueError("a row group has no size or no number of rows")
     return RowGroup(chunks, fields, ordinal)
 
 
 def _count(data: bytes, at: int) -> int:
-    """Return the length of the list at `at`, which is valid."""
+    """Return the length of the list at `at`. The caller has checked the encoding."""
     size = data[at] >> 4
     if size < _SHORT:
         return size
@@ -214,7 +228,7 @@ def _of_kind(value: tuple[int, bytes], kind: int) -> bytes:
 def _number(value: tuple[int, bytes]) -> int:
     if value[0] not in (I16, I32, I64):
         raise ValueError("a number has another type")
-    # As the only field of a structure, with which the reader begins.
+    # The reader only reads structures, so the number becomes the only field of a structure.
     number = thrift.read(bytes([1 << 4 | I64]) + value[1] + b"\0")[0][1][1]
     return int(number)
 
@@ -236,11 +250,13 @@ def encode_path(names: Sequence[bytes]) -> bytes:
 
 
 def patch_chunks(footer: ParquetFooter, chunks: Longs, values: Longs, paths: Sequence[bytes | None]) -> list[bytes]:
-    """Encoded column chunks with other offsets.
+    """Return encoded column chunks with other offsets.
 
     Args:
-        chunks: Rows of tables of the footer; `values`: int64[n, PATCHED_FIELDS], by `PATCH`; absent fields stay absent.
-        paths: Encoded paths, or None.
+        chunks: Rows of the footer's tables of chunks.
+        values: The new values, int64[n, PATCHED_FIELDS], in columns by `PATCH`. A chunk does not get fields
+            that it does not have.
+        paths: The encoded path of each chunk, or None to keep its path.
     """
     return _footer.patch_chunks(
         footer.data, np.ascontiguousarray(chunks), np.ascontiguousarray(values, dtype=np.int64), paths
@@ -248,20 +264,20 @@ def patch_chunks(footer: ParquetFooter, chunks: Longs, values: Longs, paths: Seq
 
 
 def encode_group(chunks: Sequence[bytes], fields: Fields) -> bytes:
-    """Return a row group.
+    """Return an encoded row group.
 
     Args:
-        fields: All but the chunks, with the total size.
+        fields: All fields except the chunks; the total size is required.
     """
     other_fields = bytearray(thrift.write({number: value for number, value in fields.items() if number != COLUMNS}))
-    other_fields[0] -= 1 << 4  # the total size, which is field 2, follows field 1
+    other_fields[0] -= 1 << 4  # Field numbers are relative: the total size (field 2) now follows field 1.
     return bytes([1 << 4 | LIST]) + encode_structures(chunks) + bytes(other_fields)
 
 
 def group_fields(
     base: Fields, *, rows: int, plain_bytes: int, packed_bytes: int, offset: int, ordinal: int, sorting: object
 ) -> Fields:
-    """Return the fields of a row group: those of `base` with these values.
+    """Return the fields of a row group: the fields of `base`, with these values replaced.
 
     Args:
         sorting: The list of sorting columns, or None.
@@ -291,10 +307,10 @@ def encode_footer(
     orders: bytes | None,
     others: Mapping[int, tuple[int, bytes]],
 ) -> bytes:
-    """Return a footer without its length and the magic number.
+    """Return an encoded footer without its length and the magic number.
 
     Args:
-        groups: Of `encode_group`.
+        groups: Row groups, encoded by `encode_group`.
     """
     fields: dict[int, tuple[int, bytes]] = {
         **others,
@@ -317,7 +333,7 @@ def encode_footer(
 
 
 def encode_fields(fields: Mapping[int, tuple[int, bytes]]) -> bytes:
-    """Return a structure of encoded values: id → (type, value)."""
+    """Return an encoded structure of encoded values: id → (type, value)."""
     out, last = bytearray(), 0
     for number, (kind, encoded) in sorted(fields.items()):
         if 0 < number - last <= _SHORT:
@@ -332,7 +348,7 @@ def encode_fields(fields: Mapping[int, tuple[int, bytes]]) -> bytes:
 
 
 def encode_binary(value: bytes) -> bytes:
-    """Return a value of the type BINARY."""
+    """Return the encoding of a value of type BINARY."""
     return thrift.write({1: (BINARY, value)})[1:-1]
 
 
@@ -341,7 +357,7 @@ def _encode_number(value: int) -> bytes:
 
 
 def encode_structures(parts: Sequence[bytes]) -> bytes:
-    """Return a list of encoded structures."""
+    """Return the encoding of a list of encoded structures."""
     count = len(parts)
     if count < _SHORT:
         return b"".join((bytes([count << 4 | thrift.STRUCT]), *parts))
@@ -354,10 +370,10 @@ def encode_structures(parts: Sequence[bytes]) -> bytes:
 
 
 def shift_offset_index(data: bytes, begin: int, end: int, by: int) -> bytes:
-    """Return an OffsetIndex whose pages moved with their chunk, which was at [begin, end).
+    """Return an OffsetIndex whose pages are moved by `by` bytes with their chunk, which was at [begin, end).
 
     Raises:
-        ValueError: For a page outside.
+        ValueError: A page is outside the chunk.
     """
     return _footer.shift_pages(data, begin, end, by)
 
@@ -368,8 +384,9 @@ _DATA_PAGES = (0, 3)
 
 @dataclass
 class PageWalk:
-    """Follows the page headers of one chunk, and compares them with the footer: the pages fill the chunk, and have
-    the number of values that the footer states.
+    """Follows the page headers of one chunk, and compares them with the footer.
+
+    The pages must fill the chunk, and must have the number of values that the footer states.
     """
 
     at: int
@@ -377,7 +394,7 @@ class PageWalk:
     values: int
 
     def follow(self, view: memoryview, begin: int) -> None:
-        """Follow the pages whose headers are completely in `view`, which begins at `begin`."""
+        """Follow the pages whose headers are completely in `view`, which begins at position `begin` of the file."""
         stop = begin + len(view)
         while self.at < self.end and begin <= self.at < stop:
             if stop < self.end and stop - self.at < PAGE_HEADER_MAX_BYTES:
@@ -389,6 +406,10 @@ class PageWalk:
                 raise ValueError(f"a page exceeds its column chunk, which ends at {self.end}")
 
     def check(self) -> None:
-        """At the end of the chunk."""
+        """Check that the walk has reached the end of the chunk and has seen all values.
+
+        Raises:
+            ValueError: The pages contradict the footer.
+        """
         if self.at != self.end or self.values:
-            raise ValueError(f"the pages of a column chunk have {-self.values} values more than the footer states")
+            raise ValueError(f"the pages of a column chunk have {-self.values} more values than the footer states")

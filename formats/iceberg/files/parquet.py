@@ -1,8 +1,9 @@
-"""Locates the columns of a Parquet file by Iceberg field id (spec: "Column Projection"). Pure.
+"""Locates the columns of a Parquet file by Iceberg field id (spec: "Column Projection"). This module is
+pure.
 
-A column is identified by its field id, under any name. The columns of a file without ids get them from the table's name
-mapping. If two columns have the id, or a path is ambiguous,
-`AmbiguousColumn` is raised, and the caller adds the file's path. Readers handle names and defaults of missing columns.
+A column is identified by its field id, under any name. If a file has no ids, the table's name mapping
+assigns them. If two columns have the id, or a path is ambiguous, `AmbiguousColumn` is raised, and the
+caller adds the file's path. Readers handle names and defaults of missing columns.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ColumnPath: TypeAlias = tuple[str, ...]
 
 
 class Unreadable(Exception):
-    """The content of a file cannot be determined, for `reason`."""
+    """The content of a file cannot be determined; `reason` is the cause."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -37,18 +38,18 @@ class Unreadable(Exception):
 
 
 class EncryptedFile(Unreadable):
-    """The file needs keys, and the reader has none."""
+    """The file is encrypted, and the reader has no keys."""
 
 
 class AmbiguousColumn(ValueError):
-    """An ambiguous column; the message refers to the file as "it"."""
+    """A column is ambiguous; the message refers to the file as "it"."""
 
 
 def id_of(field: pa.Field) -> int | None:
-    """Return the field id of a column.
+    """Return the field id of a column, or None.
 
     Raises:
-        ValueError: If it is not a number.
+        ValueError: The field id is not a number.
     """
     field_id = None if field.metadata is None else field.metadata.get(FIELD_ID)
     return None if field_id is None else int(field_id)
@@ -68,10 +69,10 @@ def _children(kind: pa.DataType) -> list[pa.Field]:
 
 
 def with_mapped_ids(fields: Sequence[pa.Field], mapping: NameMapping | None) -> list[pa.Field]:
-    """Return the columns of a file with its ids, or with ids from the name mapping.
+    """Return the columns of a file with the file's ids, or with ids from the name mapping.
 
     Raises:
-        AmbiguousColumn: If it has neither.
+        AmbiguousColumn: The file has no ids, and there is no name mapping; or the mapping is ambiguous.
     """
     if has_ids(fields):
         return list(fields)
@@ -101,9 +102,12 @@ def _with_mapped_ids(field: pa.Field, name: str, mapping: NameMapping) -> pa.Fie
 
 
 def find_columns(fields: Iterable[pa.Field], column_ids: Iterable[int]) -> dict[int, ColumnPath]:
-    """Return the paths of these columns, by id, without missing columns and columns inside lists and maps.
+    """Return the paths of these columns, by id.
 
-    Raises AmbiguousColumn.
+    Missing columns, and columns inside lists and maps, are left out.
+
+    Raises:
+        AmbiguousColumn: Several columns may have the same id.
     """
     column_paths: dict[int, list[ColumnPath]] = {column_id: [] for column_id in column_ids}
     for column_id, column_path in _by_id(fields):
@@ -131,14 +135,19 @@ def to_dotted_names(column_paths: Iterable[ColumnPath]) -> list[str]:
 
 
 def column_of(table: pa.Table, column_path: Sequence[str]) -> pa.ChunkedArray:
-    """Select by path, because a name may contain a dot, and then another column was also read.
+    """Return the column at a path.
 
-    Raises AmbiguousColumn.
+    pyarrow selects by dotted names. If a name contains a dot, the table may have another column too.
+
+    Raises:
+        AmbiguousColumn: Several columns have the first name of the path.
     """
     top: Any = [number for number, name in enumerate(table.column_names) if name == column_path[0]]
     if len(top) != 1:
         raise AmbiguousColumn(f"it has {len(top)} columns named {column_path[0]!r}")
     column = table.column(top[0])
     for name in column_path[1:]:
-        column = pc.struct_field(column, [column.type.get_field_index(name)])  # null if the struct is null
+        column = pc.struct_field(
+            column, [column.type.get_field_index(name)]
+        )  # The value is null if the struct is null.
     return column

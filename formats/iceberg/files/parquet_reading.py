@@ -1,15 +1,17 @@
 """Reads columns of Parquet files within a budget of bytes.
 
-The memory of a page is known before it is decoded, and the footer is not trusted: page headers state the inflated sizes
-(Parquet: "Data Pages"), which pyarrow allocates. String columns are read as dictionaries, so that a repeated value is
-stored once. If pyarrow has no dictionary (delta encodings, which also repeat values), few rows are decoded at a time,
-and each batch is charged to the budget.
+The memory of a page is determined before the page is decoded, and the footer is not trusted: page headers
+state the inflated sizes (Parquet: "Data Pages"), which pyarrow allocates. String columns are read as
+dictionaries, so that a repeated value is stored once. If pyarrow has no dictionary (delta encodings,
+which also repeat values), few rows are decoded at a time, and each batch is charged to the budget.
 
-pyarrow ends the process for metadata of a column chunk that it cannot represent (encrypted, or with statistics of sizes
-that do not fit the column), and does not check the indices of dictionaries. So the chunks are read from the footer by
-`footer.py`, pyarrow gets the same bytes of the footer, and indices are validated before they are used.
+If pyarrow cannot represent the metadata of a column chunk, it ends the process: for example if the
+metadata are encrypted, or if the sizes in the statistics do not fit the column. It also does not check
+the indices of dictionaries. Therefore `footer.py` reads the chunks from the footer, pyarrow gets the same
+bytes of the footer, and indices are validated before they are used.
 
-Unreadable if the budget is exhausted, for a column inside a list, and for pages that contradict their headers.
+Unreadable is raised if the budget is exhausted, if a column is inside a list, or if pages contradict
+their headers.
 """
 
 from __future__ import annotations
@@ -32,45 +34,50 @@ Longs = npt.NDArray[np.int64]
 
 FOOTER_LIMIT_BYTES = 16 << 20
 FOOTER_FREE_BYTES = 32 << 10
-"""A footer of at most this size is not weighed: decoded it takes at most 40 MiB (1,200 bytes for each byte, in a list
-of column chunks)."""
+"""A footer of at most this size is not weighed: decoded it takes at most 40 MiB (1,200 bytes for each byte,
+in a list of column chunks).
+"""
 _FOOTER_WEIGHTS = {(0, 2): 896, (0, 4): 160 + 800, (0, 5): 192, (1, 1): 768 + 8 * _footer.WIDTH}
-"""Bytes per item, measured with pyarrow 25: in FileMetaData, schema elements, row groups, and key-value pairs; in
-RowGroup, column chunks. Row groups and chunks are also in memory as `footer.py` has them."""
+"""Bytes of memory per item, measured with pyarrow 25: schema elements, row groups, and key-value pairs of
+FileMetaData; column chunks of RowGroup. Row groups and chunks also include the memory that `footer.py`
+uses.
+"""
 _ITEM_BYTES = 72
-"""Bytes per item of all other lists: paths, encodings, their statistics, column orders."""
+"""Bytes of memory per item of all other lists: paths, encodings, their statistics, column orders."""
 _FIELD_BYTES = 32
-"""Fields are charged too, because weighing them takes time."""
+"""The charge of a field, because weighing many fields takes time."""
 PAGE_HEADER_MAX_BYTES = 256 << 10
-"""A header is decoded to dicts, which take about a hundred times its size."""
+"""The maximum size of a page header, which is decoded to dicts of about a hundred times its size."""
 PAGES_MAX = 100_000
-"""Maximum pages of a column chunk."""
+"""The maximum number of pages of a column chunk."""
 BATCH_ROWS_MAX = 65_536
 _COPIES = 8
-"""A batch is in memory twice while it is decoded, in buffers that double in size."""
+"""The memory of a batch, in multiples of its size: it exists twice while it is decoded, in buffers that
+double in size.
+"""
 TAIL_BYTES = 64 << 10
-"""pyarrow first reads this many bytes at the file's end."""
+"""The number of bytes at the file's end that pyarrow reads first."""
 _FOOTER_END = 8
-"""The footer's length and the magic number."""
+"""The size of the footer's length and the magic number."""
 _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_2 = 0, 2, 3
 _ALGORITHM, _KEY_METADATA = 8, 9
 """parquet.thrift: fields of FileMetaData, in files whose footer is signed."""
-# parquet.thrift: fields of PageHeader; the first field of a data page's header is its number of values.
+# Fields of PageHeader in parquet.thrift; the first field of a data page's header is its number of values.
 _TYPE, _PLAIN_BYTES, _PACKED_BYTES, _DATA, _DATA_2, _VALUES = 1, 2, 3, 5, 8, 1
 _OFFSET = 8
-"""Bytes of the offset or the index of a string."""
+"""The size of the offset or the index of a string, in bytes."""
 _FIXED_MIN = 16
-"""Memory of a fixed-width value: the widest number, a decimal."""
+"""The memory of a fixed-width value: the size of the widest number, a decimal."""
 _OPTIONS: dict[str, Any] = {
     "pre_buffer": False,
     "arrow_extensions_enabled": False,
-    # INT96 timestamps, which Spark and Hive write: in nanoseconds, those before 1677 would overflow.
+    # Spark and Hive write INT96 timestamps. As nanoseconds, timestamps before 1677 would overflow.
     "coerce_int96_timestamp_unit": "us",
 }
 _DELTAS = frozenset((5, 6, 7))
-"""parquet.thrift: the encodings DELTA_BINARY_PACKED, DELTA_LENGTH_BYTE_ARRAY and DELTA_BYTE_ARRAY."""
+"""The encodings DELTA_BINARY_PACKED, DELTA_LENGTH_BYTE_ARRAY and DELTA_BYTE_ARRAY of parquet.thrift."""
 _WITH_DICTIONARIES = frozenset({"NONE", "STRING", "JSON", "ENUM", "BSON"})
-"""Logical types of byte arrays."""
+"""Logical types of the byte arrays that pyarrow can read as dictionaries."""
 
 
 class _Pages(NamedTuple):
@@ -84,29 +91,26 @@ class _Leaf(NamedTuple):
     number: int
     path: str
     width: int
-    """Memory of one value, without the heap."""
+    """The memory of one value, without the bytes of a string."""
     by_dictionary: bool
     expands: bool
-    """Whether pyarrow expands repeated values of any length."""
+    """Whether pyarrow makes copies of repeated values, which may have any length."""
 
 
 class BoundedParquet:
-    """An open file whose columns are read within a budget.
-
-    For one thread.
-    """
+    """An open file whose columns are read within a budget. Only one thread may use it."""
 
     def __init__(self, source: pa.NativeFile, path: str, budget: Budget) -> None:
         self._source, self._path, self._budget = source, path, budget
         footer = _footer_of(source, path)
         if not footer:
-            raise Unreadable(path, "it cannot be read: it has no footer of Parquet at its end")
+            raise Unreadable(path, "it cannot be read: it has no Parquet footer at its end")
         budget.take(_footer_weight(footer, path, budget.left_bytes), path)
         try:
             self._footer = read_footer(footer)
         except ValueError as error:
             raise Unreadable(path, f"its footer is broken: {error}") from None
-        # Of a file that is overwritten meanwhile, pyarrow could read another footer.
+        # If the file is overwritten in the meantime, pyarrow could read another footer.
         self._file = pq.ParquetFile(source, metadata=_read_metadata(footer), **_OPTIONS)
         self.rows: int = self._file.metadata.num_rows
 
@@ -115,9 +119,9 @@ class BoundedParquet:
         return self._file.schema_arrow
 
     def columns(self, column_paths: Mapping[int, ColumnPath]) -> dict[int, pa.ChunkedArray]:
-        """Whole columns by id, strings as unified dictionaries.
+        """Return whole columns by id, strings as unified dictionaries.
 
-        Their memory stays charged to the budget.
+        The memory of the columns stays charged to the budget.
         """
         chunks: dict[int, list[pa.Array]] = {column_id: [] for column_id in column_paths}
         for _, table, _ in self._tables(column_paths, None):
@@ -129,7 +133,10 @@ class BoundedParquet:
         }
 
     def read_plain_columns(self, column_paths: Mapping[int, ColumnPath]) -> dict[int, pa.ChunkedArray]:
-        """Return the same as `columns`, without dictionaries."""
+        """Return whole columns by id, without dictionaries.
+
+        The memory of the columns stays charged to the budget.
+        """
         columns = self.columns(column_paths) if column_paths else {}
         plain = {
             column_id: [self._decode_dictionary(chunk) for chunk in column.chunks]
@@ -140,7 +147,11 @@ class BoundedParquet:
         }
 
     def columns_at(self, column_paths: Mapping[int, ColumnPath], rows: Longs) -> dict[int, pa.ChunkedArray]:
-        """Return the columns of some rows of the file, int64[n] ascending, without dictionaries."""
+        """Return the columns of some rows, without dictionaries.
+
+        Args:
+            rows: The positions of the rows in the file, int64[n], ascending.
+        """
         chunks_of: dict[int, list[pa.Array]] = {column_id: [] for column_id in column_paths}
         for start, table, cost in self._tables(column_paths, rows):
             first, end = np.searchsorted(rows, (start, start + table.num_rows)).tolist()
@@ -177,7 +188,9 @@ class BoundedParquet:
     def _tables(
         self, column_paths: Mapping[int, ColumnPath], rows: Longs | None
     ) -> Iterator[tuple[int, pa.Table, int]]:
-        """Yield (first row, columns, charged bytes) of each row group, or of those with one of the rows."""
+        """Yield (first row, columns, charged bytes) of each row group, or only of row groups that contain one of the
+        rows.
+        """
         names = to_dotted_names(column_paths.values())
         leaves = self._leaves(names)
         repeated = [leaf.path for leaf in leaves if leaf.by_dictionary]
@@ -224,7 +237,7 @@ class BoundedParquet:
         """Return the leaf columns that pyarrow reads for these names, including everything inside a column."""
         schema, leaves = self._file.metadata.schema, []
         if any(len(group.chunks) != len(schema) for group in self._footer.groups):
-            raise Unreadable(self._path, "a row group has another number of columns than the schema")
+            raise Unreadable(self._path, "the number of columns of a row group differs from the schema")
         for number in range(len(schema)):
             column = schema.column(number)
             if not any(column.path == name or column.path.startswith(name + ".") for name in names):
@@ -253,7 +266,7 @@ class BoundedParquet:
             raise EncryptedFile(self._path, "it has encrypted columns, and no keys were given")
         begin, size = int(group.begins[number]), int(group.values("packed_bytes")[number])
         if begin < 0 or size < 0:
-            raise Unreadable(self._path, "its footer has a column of a negative size")
+            raise Unreadable(self._path, "its footer has a column of negative size")
         try:
             self._footer.metadata_of(group, number)
         except ValueError as error:
@@ -266,10 +279,12 @@ class BoundedParquet:
 
 
 def page_sizes(data: bytes, values: int) -> _Pages:
-    """Page sizes of a column chunk with this many values, according to its page headers, as far as pyarrow reads.
+    """Return the page sizes of a column chunk, according to its page headers.
+
+    Only the pages that pyarrow reads are counted: those up to the number of `values`.
 
     Raises:
-        ValueError, KeyError, TypeError: For invalid headers.
+        ValueError, KeyError, TypeError: A header is invalid.
     """
     at = seen = count = total = largest = 0
     view = memoryview(data)
@@ -278,15 +293,17 @@ def page_sizes(data: bytes, values: int) -> _Pages:
         after = at + size
         kind, plain, packed = header[_TYPE][1], header[_PLAIN_BYTES][1], header[_PACKED_BYTES][1]
         if packed < 0 or plain < 0 or packed > len(data) - after:
-            raise ValueError(f"a page at {at} claims {packed} bytes, {plain} inflated, of {len(data)}")
+            raise ValueError(
+                f"the page at {at} states {packed} bytes, {plain} inflated, but the column chunk has {len(data)} bytes"
+            )
         if kind in (_DATA_PAGE, _DATA_PAGE_2):
             of_page = header[_DATA if kind == _DATA_PAGE else _DATA_2][1][_VALUES][1]
-            if not 0 <= of_page <= INT_MAX:  # pyarrow takes its last 32 bits, and would read pages after it
-                raise ValueError(f"a page at {at} claims {of_page} values")
+            if not 0 <= of_page <= INT_MAX:  # pyarrow uses the last 32 bits of the size, and would read more pages.
+                raise ValueError(f"the page at {at} states {of_page} values")
             seen += of_page
         count += 1
         if count > PAGES_MAX:
-            raise ValueError(f"there are more than {PAGES_MAX:,} of them")
+            raise ValueError(f"there are more than {PAGES_MAX:,} page headers")
         total += plain
         largest = max(largest, plain)
         at = after + packed
@@ -294,10 +311,12 @@ def page_sizes(data: bytes, values: int) -> _Pages:
 
 
 def read_plain_metadata(source: pa.NativeFile, path: str) -> pq.FileMetaData | None:
-    """Return the footer of a file without encryption; None for a file that is not Parquet, which pyarrow refuses.
+    """Return the footer of a file without encryption, or None if the file is not Parquet.
+
+    pyarrow refuses a file that is not Parquet.
 
     Raises:
-        Unreadable: For an encrypted file.
+        Unreadable: The file is encrypted.
     """
     footer = _read_plain_footer(source, path)
     return _read_metadata(footer) if footer else None
@@ -308,16 +327,23 @@ def _read_metadata(footer: bytes) -> pq.FileMetaData:
 
 
 def _validate_dictionary(array: pa.Array) -> pa.Array:
-    """Return the array; ArrowInvalid if it is a dictionary array with an index that its dictionary does not have."""
+    """Return the array.
+
+    Raises:
+        ArrowInvalid: The array has an index that its dictionary does not have.
+    """
     if pa.types.is_dictionary(array.type):
         array.validate(full=True)
     return array
 
 
 def check_plain(source: pa.NativeFile, path: str) -> None:
-    """Unreadable for an encrypted file.
+    """Check that a file is not encrypted.
 
-    For a file in memory, which is still the same when pyarrow reads its footer.
+    The file must be in memory, so that it does not change before pyarrow reads its footer.
+
+    Raises:
+        Unreadable: The file is encrypted.
     """
     _read_plain_footer(source, path)
 
@@ -329,8 +355,13 @@ def _read_plain_footer(source: pa.NativeFile, path: str) -> bytes:
 
 
 def check_unsigned(footer: bytes, path: str) -> None:
-    """Unreadable for the footer of a file with encrypted columns: without their keys, pyarrow ends the process when
-    the metadata of such a column is requested."""
+    """Check that the file of a footer has no encrypted columns.
+
+    Without the keys of such a column, pyarrow ends the process when the column's metadata are requested.
+
+    Raises:
+        Unreadable: The file has encrypted columns.
+    """
     try:
         fields = [number for number, *_ in _footer.spans(footer, 0)[0]] if footer else []
     except ValueError as error:
@@ -340,10 +371,10 @@ def check_unsigned(footer: bytes, path: str) -> None:
 
 
 def _footer_of(source: pa.NativeFile, path: str, limit_bytes: int = FOOTER_LIMIT_BYTES) -> bytes:
-    """Return the footer; empty if the file does not end like a Parquet file.
+    """Return the footer, or b"" if the file does not end like a Parquet file.
 
     Raises:
-        Unreadable: For an encrypted footer, and for one above the limit.
+        Unreadable: The footer is encrypted, or larger than the limit.
     """
     size = source.size()
     tail = source.read_at(min(TAIL_BYTES, size), max(0, size - TAIL_BYTES))
@@ -360,10 +391,10 @@ def _footer_of(source: pa.NativeFile, path: str, limit_bytes: int = FOOTER_LIMIT
 
 
 def _footer_weight(footer: bytes, path: str, most: int) -> int:
-    """About how many bytes pyarrow needs to decode the footer; 0 for a short one.
+    """Return the approximate memory that pyarrow needs to decode the footer; 0 for a small footer.
 
     Raises:
-        Unreadable: If it decodes to more than `most` bytes.
+        Unreadable: The footer decodes to more than `most` bytes.
     """
     check_unsigned(footer, path)
     if len(footer) <= FOOTER_FREE_BYTES:

@@ -1,11 +1,13 @@
-"""Puffin files: named blobs, and a footer with their positions (Iceberg's Puffin spec, version 1). Pure.
+"""Puffin files: named blobs, and a footer with their positions (Iceberg's Puffin spec, version 1). This
+module is pure.
 
-    PFA1, the blobs, PFA1, payload (JSON, may be an LZ4 frame), size of the payload (int32), flags (4 bytes), PFA1
+    PFA1, the blobs, PFA1, payload (JSON, may be an LZ4 frame), size of the payload (int32), flags (4
+    bytes), PFA1
 
-The writer yields parts, so that a large blob is neither copied nor held in memory. A reader first reads the end of the
-file: `footer_size_bytes` returns the footer's size, `read_footer` its content; then it reads blobs by range. Input is
-untrusted: offsets are checked against the file size, inflated sizes against a limit, and a violation is Corrupt with
-the file's location.
+The writer yields parts, so that a large blob is neither copied nor kept in memory. A reader first reads
+the end of the file: `footer_size_bytes` returns the footer's size, and `read_footer` its content. Then
+the reader reads blobs by range. Input is untrusted: offsets are checked against the file size, and
+inflated sizes against a limit. A violation is Corrupt with the file's location.
 """
 
 from __future__ import annotations
@@ -21,16 +23,18 @@ from seamark.formats.runtime.decoding import from_json
 from seamark.formats.runtime.errors import Corrupt
 
 Part = bytes | bytearray | memoryview
-"""Contiguous bytes to write, with itemsize 1."""
+"""Contiguous bytes to write; the itemsize is 1."""
 
 MAGIC = b"PFA1"
 TAIL_BYTES = 12
-"""The size of the file's end with the footer's size."""
+"""The size of the end of the file, which contains the footer's size."""
 FOOTER_LIMIT_BYTES = 64 << 20
-"""A footer has a few hundred bytes per blob; one that states more is damaged or malicious."""
+"""The maximum size of a footer. It has a few hundred bytes per blob; a larger footer is damaged or
+malicious.
+"""
 NO_SNAPSHOT = -1
-"""Snapshot id and sequence number of a blob that belongs to no snapshot, which the spec defines for deletion
-vectors.
+"""The snapshot id and sequence number of a blob that belongs to no snapshot. The spec defines it for
+deletion vectors.
 """
 
 _TAIL = struct.Struct("<iI4s")
@@ -40,7 +44,7 @@ _COMPRESSED = 1
 class PuffinBlobMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omit_defaults=True):
     """A blob's entry in the footer.
 
-    `offset` and `length` are bytes in the file, compressed if the blob is.
+    `offset` and `length` are positions in the file; the length of a compressed blob is its compressed length.
     """
 
     type: str
@@ -60,9 +64,11 @@ class Footer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """A blob to write; its bytes are the concatenated `parts`, consumed when it is written.
+    """A blob to write.
 
-    `codec` is None or "zstd".
+    Attributes:
+        parts: The parts whose concatenation is the blob; writing consumes them.
+        codec: None or "zstd".
     """
 
     type: str
@@ -77,7 +83,7 @@ class Blob:
 def write_puffin(blobs: Iterable[Blob], properties: Mapping[str, str]) -> Iterator[Part]:
     """Yield a file as parts.
 
-    Blobs are in the given order, without gaps; uncompressed parts are passed on unchanged.
+    The blobs follow in the given order, without gaps. Parts without compression are yielded unchanged.
     """
     yield MAGIC
     at = len(MAGIC)
@@ -106,15 +112,17 @@ def write_puffin(blobs: Iterable[Blob], properties: Mapping[str, str]) -> Iterat
 
 def _compress(blob: Blob) -> bytes:
     if blob.codec != "zstd":
-        raise ValueError(f"Blobs are written plain or with zstd, not with {blob.codec!r}")
-    return bytes(pa.Codec("zstd").compress(b"".join(blob.parts), asbytes=True))  # one frame, with its content size
+        raise ValueError(f"Blobs can be written without compression or with zstd, not with {blob.codec!r}")
+    return bytes(
+        pa.Codec("zstd").compress(b"".join(blob.parts), asbytes=True)
+    )  # The spec requires one frame with its content size.
 
 
 def footer_size_bytes(tail: Part, location: str) -> int:
-    """Return the footer's size at the end of a file.
+    """Return the size of a file's footer.
 
     Args:
-        tail: Its last TAIL_BYTES or more.
+        tail: The last TAIL_BYTES or more bytes of the file.
     """
     size, flags, magic = _tail(tail, location)
     if magic != MAGIC:
@@ -134,7 +142,11 @@ def _tail(tail: Part, location: str) -> tuple[int, int, bytes]:
 
 
 def read_footer(tail: Part, file_size: int, location: str) -> Footer:
-    """Return the footer of a file of `file_size` bytes, from its last `footer_size_bytes` or more."""
+    """Return the footer of a file of `file_size` bytes.
+
+    Args:
+        tail: The last bytes of the file, at least `footer_size_bytes`.
+    """
     needed = footer_size_bytes(tail, location)
     start = file_size - needed
     if start < len(MAGIC) or needed > len(tail):
@@ -152,14 +164,14 @@ def read_footer(tail: Part, file_size: int, location: str) -> Footer:
     for blob in decoded.blobs:
         if blob.offset < len(MAGIC) or blob.length < 0 or blob.offset + blob.length > start:
             claim = f"{blob.length} bytes at {blob.offset}"
-            raise Corrupt(f"{location}: blob {blob.type!r} claims {claim}, and the footer begins at {start}")
+            raise Corrupt(f"{location}: blob {blob.type!r} states {claim}, but the footer begins at {start}")
     return decoded
 
 
 def _inflate_lz4(stored: Part, limit_bytes: int, subject: str) -> bytes:
     """Inflate exactly one LZ4 frame.
 
-    Streamed, because the content size in its header is untrusted.
+    The frame is inflated as a stream, because the content size in its header is untrusted.
     """
     try:
         with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(stored)), "lz4") as stream:

@@ -1,11 +1,13 @@
-"""Reader and writer of Thrift's compact protocol (Apache Thrift, "Thrift Compact protocol encoding") without a schema:
-Parquet's footers, page headers and page indexes are such structures.
+"""Reader and writer of Thrift's compact protocol (Apache Thrift, "Thrift Compact protocol encoding") without
+a schema.
 
-A structure is a dict of field id → (type, value), in the order of the file; a list is (type, values). So one field of a
-footer can be changed and all others kept, including those of later Parquet versions. Libraries require a schema, and
+Parquet's footers, page headers and page indexes are such structures. A structure is a dict of field id →
+(type, value), in the order of the file; a list is (type, values). Therefore one field of a footer can be
+changed and all others kept, including fields of later Parquet versions. Libraries require a schema, and
 drop unknown fields.
 
-ValueError for invalid bytes, and for a structure that repeats a field: readers differ about which counts.
+ValueError is raised for invalid bytes, and for a structure that repeats a field: readers differ in which
+of the two fields they use.
 """
 
 from __future__ import annotations
@@ -71,8 +73,8 @@ def _list(data: memoryview, at: int, depth: int) -> tuple[tuple[int, list[Any]],
     size, kind = head >> 4, head & 15
     if size == 15:
         size, at = _varint(data, at)
-    if size > len(data) - at:  # each takes at least a byte
-        raise ValueError(f"a list of {size} at {at} exceeds the data")
+    if size > len(data) - at:  # Each item takes at least one byte.
+        raise ValueError(f"a list of {size} items at {at} exceeds the data")
     read_value = _byte if kind in (TRUE, FALSE) else _READERS[kind]
     values = []
     for _ in range(size):
@@ -83,7 +85,7 @@ def _list(data: memoryview, at: int, depth: int) -> tuple[tuple[int, list[Any]],
 
 def _struct(data: memoryview, at: int, depth: int) -> tuple[Fields, int]:
     if depth > _DEPTH_MAX:
-        raise ValueError("structures are too deep")
+        raise ValueError("structures are nested too deeply")
     fields: Fields = {}
     number = 0
     while head := data[at]:
@@ -93,7 +95,9 @@ def _struct(data: memoryview, at: int, depth: int) -> tuple[Fields, int]:
             number += head >> 4
         else:
             number, at = _integer(data, at, depth)
-        if number in fields or not -0x8000 <= number <= 0x7FFF:  # which other readers take for a number of 16 bits
+        if (
+            number in fields or not -0x8000 <= number <= 0x7FFF
+        ):  # Other readers take such an id for a number of 16 bits.
             raise ValueError(f"the field {number} is repeated, or its id exceeds 16 bits")
         if kind in (TRUE, FALSE):
             fields[number] = kind, None
@@ -121,23 +125,24 @@ class TooHeavy(ValueError):
 
 
 Weights: TypeAlias = Mapping[tuple[int, int], int]
-"""Bytes per item of a list, by the depth of the structure that has the list (0: the outermost) and the field id."""
+"""Bytes per item of a list, by (depth, field id). The outermost structure has depth 0."""
 
 
 def weigh(data: bytes | memoryview, weights: Weights, *, item: int, field: int, most: int) -> int:
-    """Return the approximate memory that readers need for the structure at 0: the weight of each item of its lists,
-    by default `item`, and `field` for each field.
+    """Return the approximate memory that readers need for the structure at position 0.
 
-    The structure is not built.
+    The weight is `field` for each field, plus the weight of each item of its lists, by default `item`. The
+    structure is not built.
 
-    A list states its length before its items, and readers allocate memory for it: TooHeavy as soon as the weight of the
-    stated lengths exceeds `most`.
+    Raises:
+        TooHeavy: The weight exceeds `most`. A list states its length before its items, and readers allocate
+            memory for it. Therefore the error is raised as soon as the stated lengths are too large.
     """
     weighing = _Weighing(memoryview(data), weights, item, field, most)
     try:
         weighing.structure(0, 0)
     except (IndexError, KeyError, struct.error) as error:
-        raise ValueError(f"this is no Thrift structure: {error!r}") from None
+        raise ValueError(f"these bytes are not a Thrift structure: {error!r}") from None
     return weighing.total
 
 
@@ -147,9 +152,9 @@ class _Weighing:
         self.total = 0
 
     def structure(self, at: int, depth: int) -> int:
-        """Weigh a structure; return its end."""
+        """Add the weight of a structure, and return its end."""
         if depth > _DEPTH_MAX:
-            raise ValueError("structures are too deep")
+            raise ValueError("structures are nested too deeply")
         data, number = self._data, 0
         while head := data[at]:
             at += 1
@@ -197,7 +202,7 @@ class _Weighing:
 
 
 def write(fields: Fields) -> bytes:
-    """Encode the fields, as `read` decodes them."""
+    """Encode fields in the form that `read` returns."""
     out = bytearray()
     _put_struct(out, fields)
     return bytes(out)

@@ -1,9 +1,10 @@
 """Reader of Avro object container files (Avro 1.12 specification, "Object Container Files"), for manifests.
 
-A file has a header with the writer's schema, then blocks of rows, each compressed separately and followed by the sync
-marker. This module parses the container and inflates the blocks into one buffer, the *heap*; `_manifest.pyx` decodes
-the rows. Input is untrusted: every length is checked against the available bytes, and the inflated size against a
-limit, so that malicious input costs at most as much as valid input of its size. Inflating releases the GIL.
+A file has a header with the writer's schema, then blocks of rows. Each block is compressed separately and
+followed by the sync marker. This module parses the container and inflates the blocks into one buffer, the
+*heap*; `_manifest.pyx` decodes the rows. Input is untrusted: every length is checked against the
+available bytes, and the inflated size against a limit, so that malicious input costs at most as much as
+valid input of its size. Inflating releases the GIL.
 """
 
 from __future__ import annotations
@@ -26,26 +27,28 @@ _SYNC_BYTES = 16
 _ISAL_ERROR: type[Exception] = isal_zlib.IsalError  # type: ignore[assignment]  # its stub takes the class for one of it
 
 _Inflate: TypeAlias = Callable[[memoryview, int], bytes | memoryview]
-"""(compressed block, limit in bytes) -> the block. OverflowError if it exceeds the limit."""
+"""(compressed block, limit in bytes) → the inflated block. Raises OverflowError if the block exceeds the
+limit.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
     metadata: dict[str, str]
-    """Header entries that are UTF-8 text; `avro.schema` is always present."""
+    """Header entries that are UTF-8 text; `avro.schema` is always one of them."""
     heap: NDArray[np.uint8]
     """All inflated blocks, concatenated."""
     edges: NDArray[np.int64]
     """Block i is heap[edges[i]:edges[i + 1]]; shape (blocks + 1,)."""
     counts: NDArray[np.int64]
-    """The row count that each block states; not negative, otherwise unchecked."""
+    """The row count that each block states. It is not negative, but otherwise not checked."""
 
 
 def read_container(data: bytes | memoryview, location: str, *, inflated_limit_bytes: int) -> Container:
     """Parse a whole file.
 
     Raises:
-        Corrupt: With `location` for anything that violates the specification.
+        Corrupt: The file violates the specification; the message names `location`.
     """
     reader = _Reader(memoryview(data).cast("B"), location)
     if bytes(reader.take(len(_MAGIC), "the magic number")) != _MAGIC:
@@ -104,7 +107,9 @@ class _Reader:
     def take(self, size: int, field: str) -> memoryview:
         end = self._at + size
         if end > len(self._data):
-            raise self.corrupt(f"ends in the middle of {field}: {size} bytes at {self._at}, of {len(self._data)}")
+            raise self.corrupt(
+                f"ends in the middle of {field}: {size} bytes at {self._at}, but the file has {len(self._data)}"
+            )
         piece = self._data[self._at : end]
         self._at = end
         return piece
@@ -134,14 +139,14 @@ class _Reader:
 def _metadata(reader: _Reader) -> dict[str, str]:
     """Return the header's map of strings to bytes.
 
-    Entries that are not text are omitted, because none is used.
+    Entries that are not text are omitted, because no caller uses them.
     """
     entries: dict[str, str] = {}
     while count := reader.long("the header's entry count"):
-        if count < 0:  # then the block's size in bytes follows, which only readers that skip need
+        if count < 0:  # The block's size in bytes follows, for readers that skip it.
             count = -count
             reader.length("the header's size")
-        for _ in range(count):  # every entry takes bytes, so the end of the file bounds an invalid count
+        for _ in range(count):  # Each entry takes bytes, so the end of the file stops a loop with an invalid count.
             key = bytes(reader.take(reader.length("a key's length"), "a key of the header"))
             value = bytes(reader.take(reader.length("a value's length"), "a value of the header"))
             try:
@@ -167,13 +172,13 @@ def _deflate(block: memoryview, limit: int) -> bytes:
     return inflated
 
 
-# pyarrow is imported on first use: it costs each process a tenth of a second and 40 MB, and nearly all manifests use
-# deflate.
+# pyarrow is imported on first use: the import costs each process a tenth of a second and 40 MB, and
+# nearly all manifests use deflate.
 def _zstandard(block: memoryview, limit: int) -> bytes:
     pyarrow = importlib.import_module("pyarrow")
     pieces: list[bytes] = []
     size = 0
-    # As a stream, because Java's writers omit the inflated size from the frame.
+    # The block is inflated as a stream, because Java's writers omit the inflated size from the frame.
     with pyarrow.CompressedInputStream(pyarrow.BufferReader(block), "zstd") as stream:
         while piece := stream.read(max(65_536, 4 * len(block))):
             pieces.append(piece)
@@ -184,7 +189,7 @@ def _zstandard(block: memoryview, limit: int) -> bytes:
 
 
 def _snappy(block: memoryview, limit: int) -> bytes:
-    """Snappy's block format, followed by the big-endian CRC32 of the inflated data."""
+    """Inflate a block in Snappy's format, which is followed by the big-endian CRC32 of the inflated data."""
     if len(block) < 5:
         raise EOFError("a snappy block has at least 5 bytes")
     packed, checksum = block[:-4], int.from_bytes(block[-4:], "big")
@@ -194,7 +199,7 @@ def _snappy(block: memoryview, limit: int) -> bytes:
         if byte < 0x80:
             break
     if size > _SNAPPY_RATIO_MAX * len(packed):
-        raise ValueError(f"{len(packed)} bytes cannot hold {size}")
+        raise ValueError(f"{len(packed)} compressed bytes cannot contain {size} bytes")
     if size > limit:
         raise OverflowError
     inflated: bytes = importlib.import_module("pyarrow").Codec("snappy").decompress(packed, size, asbytes=True)
@@ -204,7 +209,7 @@ def _snappy(block: memoryview, limit: int) -> bytes:
 
 
 _SNAPPY_RATIO_MAX = 22
-"""A copy of 64 bytes, the maximum, takes three."""
+"""The largest copy has 64 bytes, and takes three bytes in the compressed block."""
 
 _CODECS: dict[str, _Inflate] = {
     "null": _check_block_size,

@@ -1,9 +1,10 @@
-"""Compiles a writer's Avro schema to a program that reads the requested fields of its rows and skips the others.
+"""Compiles a writer's Avro schema to a program that reads the requested fields of its rows and skips the
+others.
 
-Iceberg identifies fields by id (spec: Appendix A, "Avro"): a record's fields have `field-id`, under any name. Without
-ids the standard name is used. The request is a tree of the classes below; a field that the writer's schema lacks, or
-that has Avro's null type, gets no column. A field of an invalid type is Corrupt, because guessing could give a wrong
-answer.
+Iceberg identifies fields by id (spec: Appendix A, "Avro"): a record's fields have `field-id`, under any
+name. Without ids the standard name is used. The request is a tree of the classes below. A field that the
+writer's schema does not have, or that has Avro's null type, gets no column. A field of an invalid type is
+Corrupt, because guessing could give a wrong answer.
 """
 
 from __future__ import annotations
@@ -21,22 +22,24 @@ _DEPTH_MAX = 64
 _NODES_MAX = 20_000
 
 _WIDTHS = {"boolean": 1, "int": 1, "long": 1, "float": 4, "double": 8, "bytes": 1, "string": 1, "enum": 1}
-"""Minimum number of bytes of a value."""
+"""The minimum number of bytes of a value, by type."""
 _FIXED_WIDTH = ("boolean", "float", "double", "fixed")
 
 
 @dataclass(frozen=True, slots=True)
 class Long:
-    """A number or boolean, to a column of int64."""
+    """A number or boolean, which is read into a column of int64."""
 
     name: str
     scratch: bool = False
-    """Whether it is a field of a group's element, not of the row."""
+    """Whether the field is part of a group's element, not of the row."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestedValue:
-    """A number or boolean with no reserved value: a column of int64 with lengths of 1, or -1 for null."""
+    """A number or boolean for which no value is reserved: it is read into a column of int64, with lengths of 1,
+    or -1 for null.
+    """
 
     name: str
     scratch: bool = False
@@ -44,7 +47,7 @@ class RequestedValue:
 
 @dataclass(frozen=True, slots=True)
 class Double:
-    """A float or double, to a column of the bits of float64, with lengths of 1, or -1 for null."""
+    """A float or double, which is read into a column of the bits of float64, with lengths of 1, or -1 for null."""
 
     name: str
     scratch: bool = False
@@ -52,7 +55,7 @@ class Double:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Bytes or a string, to a column of spans."""
+    """Bytes or a string, which is read into a column of spans."""
 
     name: str
     scratch: bool = False
@@ -73,7 +76,7 @@ class ByColumn:
 
 @dataclass(frozen=True, slots=True)
 class Elements:
-    """A list of numbers (one field, its id unused) or of records."""
+    """A list of numbers (one field, whose id is not used) or of records."""
 
     name: str
     fields: tuple[tuple[int, str, Leaf], ...]
@@ -88,10 +91,10 @@ class PartitionRecord:
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordReader:
     fields: Mapping[int, tuple[str, Wanted]]
-    """By field id: the standard name, and how to read the field."""
+    """Field id → (the standard name, the reader of the field)."""
     required: tuple[int, ...] = ()
     status: str | None = None
-    """The status field, by which rows with status DELETED are dropped."""
+    """The name of the status field; rows with status DELETED are dropped."""
 
 
 Wanted: TypeAlias = Leaf | ByColumn | Elements | PartitionRecord | RecordReader
@@ -102,28 +105,28 @@ class PartitionFieldColumn:
     name: str
     field_id: int | None
     type: str
-    """Avro's type: boolean, int, long, float, double, bytes, string, fixed; null if there is never a value."""
+    """Avro's type: boolean, int, long, float, double, bytes, string, fixed; null if the field never has a value."""
     logical: str | None
     column: int | None
-    """Index in the program; None for type null."""
+    """The index of the column in the program; None for type null."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
     program: Program
     columns: dict[str, int]
-    """By name, for fields of the writer's schema: numbers, texts, and the element counts of lists."""
+    """Name → column, for fields of the writer's schema: numbers, texts, and the element counts of lists."""
     groups: dict[str, int]
     partition: tuple[PartitionFieldColumn, ...]
 
 
 def compile_schema(schema: str, requested: RecordReader) -> Compiled:
-    """Return the program that reads `wanted` from rows of the writer's `schema`.
+    """Return the program that reads the `requested` fields from rows of the writer's `schema`.
 
-    The caller adds the file.
+    The caller adds the file to the error.
 
     Raises:
-        Corrupt: If the schema is invalid or its rows do not have the requested fields.
+        Corrupt: The schema is invalid, or its rows do not have the requested fields.
     """
     try:
         parsed = msgspec.json.decode(schema)
@@ -152,7 +155,7 @@ class _SchemaPosition:
     field: str
     depth: int
     within: tuple[str, ...] = ()
-    """Enclosing named types: a type that contains itself is rejected."""
+    """The named types around the position: a type that contains itself is rejected."""
 
     def descend(self, field: str | None = None) -> _SchemaPosition:
         return _SchemaPosition(self.namespace, field or self.field, self.depth + 1, self.within)
@@ -163,7 +166,7 @@ class _Compiler:
     nodes: list[tuple[str, int, int, list[int]]] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     least: list[int] = field(default_factory=list)
-    """For each node the minimum size of its value; 0 only for values that never take bytes."""
+    """The minimum size of the value of each node; 0 only for values that never take bytes."""
     column_kinds: list[str] = field(default_factory=list)
     columns: dict[str, int] = field(default_factory=dict)
     group_rows: list[tuple[bool, int, int, int]] = field(default_factory=list)
@@ -185,7 +188,7 @@ class _Compiler:
         return len(self.nodes) - 1
 
     def column(self, name: str, kind: str, position: _SchemaPosition) -> int:
-        """Return the column of that name, created on first use: branches of one union share it."""
+        """Return the column with a name, and create it on first use: branches of one union share it."""
         column = self.columns.setdefault(name, len(self.column_kinds))
         if column == len(self.column_kinds):
             self.column_kinds.append(kind)
@@ -238,7 +241,7 @@ class _Compiler:
         return (f"{namespace}.{name}" if namespace else name), namespace
 
     def value(self, schema: Any, requested: Wanted | None, position: _SchemaPosition) -> int:
-        """Add the node of a value and of its children; return its index."""
+        """Add the nodes of a value and of its children, and return the index of the value's node."""
         kind, schema, position = self.resolve(schema, position)
         if kind == "union":
             return self.union(schema, requested, position)
@@ -256,23 +259,23 @@ class _Compiler:
             return self.record(schema, requested, position)
         if kind in ("array", "map"):
             item = self.value(schema.get("items" if kind == "array" else "values"), None, position.descend())
-            if kind == "map":  # the key's length comes first
+            if kind == "map":  # The length of the key precedes the value.
                 return self.add(kind, position, 1, size=1 + self.least[item], children=[item])
             return self.add(kind, position, 1, size=self.least[item], children=[item] if self.least[item] else [])
         size = self.size(kind, schema, position)
         return self.add(kind, position, size if kind in _FIXED_WIDTH else 1, size=size)
 
     def size(self, kind: str, schema: Any, position: _SchemaPosition) -> int:
-        """Return bytes of a fixed-width type, symbols of an enum, otherwise 0."""
+        """Return the number of bytes of a fixed-width type or of symbols of an enum, otherwise 0."""
         if kind == "fixed":
             size = schema.get("size")
             if not isinstance(size, int) or not 0 <= size < 1 << 31:
-                raise self.corrupt(position, f"a fixed type of size {str(size)[:100]}")
+                raise self.corrupt(position, f"{str(size)[:100]} is not a valid size of a fixed type")
             return size
         if kind == "enum":
             symbols = schema.get("symbols")
             if not isinstance(symbols, list):
-                raise self.corrupt(position, "an enum without symbols")
+                raise self.corrupt(position, "an enum has no symbols")
             return len(symbols)
         return _WIDTHS[kind] if kind in _FIXED_WIDTH else 0
 
@@ -282,7 +285,7 @@ class _Compiler:
             raise self.corrupt(position, f"{' or '.join(fitting)} is expected, not {kind}")
         size = self.size(kind, schema, position)
         if kind == "fixed" and size == 0:
-            raise self.corrupt(position, "a fixed type of no bytes")
+            raise self.corrupt(position, "a fixed type has size 0")
         column = self.column(requested.name, _column_kind(requested), position)
         return self.add(kind, position, size if kind in _FIXED_WIDTH else 1, slot=column, size=size)
 
@@ -290,14 +293,14 @@ class _Compiler:
         kinds = [self.resolve(branch, position.descend())[0] for branch in branches]
         nulls = kinds.count("null")
         if not kinds or "union" in kinds or nulls > 1:
-            raise self.corrupt(position, "a union needs branches, none of them a union, at most one of them null")
+            raise self.corrupt(position, "a union needs branches; at most one branch is null, and no branch is a union")
         if len(kinds) - nulls > 1 and isinstance(requested, ByColumn | Elements | PartitionRecord | RecordReader):
-            raise self.corrupt(position, "a union of several lists or records")
+            raise self.corrupt(position, "a union has several lists or records")
         children = [
             -1 if kind == "null" else self.value(branch, requested, position.descend())
             for branch, kind in zip(branches, kinds, strict=True)
         ]
-        if nulls:  # the other branch has created the columns, in which null stores its value
+        if nulls:  # The other branch has created the columns; null stores its value in them.
             children[kinds.index("null")] = self.add("null", position, 0, children=self.columns_of(requested))
         return self.add("union", position, 1, children=children)
 
@@ -332,7 +335,10 @@ class _Compiler:
     def match(
         self, fields: list[dict[str, Any]], requested: RecordReader, position: _SchemaPosition
     ) -> dict[int, Wanted]:
-        """Return how to read a record's fields, by position: matched by id, or by name for fields without an id."""
+        """Return the readers of a record's fields, by position.
+
+        A field is matched by its id, or by its name if it has no id.
+        """
         by_name = {name: field_id for field_id, (name, _) in requested.fields.items()}
         ids = [each["field-id"] if "field-id" in each else by_name.get(each["name"]) for each in fields]
         matched: dict[int, Wanted] = {}
@@ -360,7 +366,7 @@ class _Compiler:
         kind, schema = values[0]
         leaf = next((leaf for leaf, kinds in _FITTING.items() if kind in kinds), None)
         if leaf is None:
-            raise self.corrupt(position, f"a partition value of type {kind}")
+            raise self.corrupt(position, f"partition values cannot have type {kind}")
         wanted = leaf(f"partition {len(self.partition)}")
         node = self.value(declared["type"], wanted, position)
         logical = schema.get("logicalType")
@@ -400,11 +406,14 @@ class _Compiler:
             element = RecordReader({field_id: (name, leaf) for field_id, name, leaf in fields}, required)
         item = self.value(items, element, position.descend())
         if not self.least[item]:
-            raise self.corrupt(position, "a list of values that are always null")
+            raise self.corrupt(position, "the values of a list are always null")
         return self.add("array", position, 1, slot=slot, size=self.least[item], children=[item])
 
     def match_plain_map(self, items: Any, requested: ByColumn, position: _SchemaPosition) -> str | None:
-        """Return the operation for the usual layout: an int, then a long or bytes, without nulls or other fields."""
+        """Return the operation for the usual layout, or None for other layouts.
+
+        The usual layout is an int, then a long or bytes, without nulls or other fields.
+        """
         kind, schema, inner = self.resolve(items, position.descend())
         fields = schema.get("fields") if kind == "record" else None
         if not isinstance(fields, list) or len(fields) != 2 or not all(isinstance(each, dict) for each in fields):

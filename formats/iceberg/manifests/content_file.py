@@ -1,9 +1,11 @@
-"""Data and delete files as values, and their JSON (Iceberg REST spec: schemas `ContentFile`, `DataFile`,
-`PositionDeleteFile`, `EqualityDeleteFile`; Iceberg spec: "Data File Fields", "Delete Formats").
+"""Data and delete files as values, and their JSON.
 
-A client's values are written to manifests unchanged, and every engine prunes and deletes by them. So a file is accepted
-only if it is valid for the table: an undecodable bound, or a deletion vector without a data file, would give wrong
-answers to every reader. An error states the file and the field.
+Sources: Iceberg REST spec, schemas `ContentFile`, `DataFile`, `PositionDeleteFile`, `EqualityDeleteFile`;
+Iceberg spec, "Data File Fields", "Delete Formats".
+
+A client's values are written to manifests unchanged, and every engine uses them for pruning and deletes.
+Therefore a file is accepted only if it is valid for the table: an undecodable bound, or a deletion vector
+without a data file, would give wrong answers to every reader. An error states the file and the field.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ _METADATA_COLUMNS = {
     ROW_ID: "long",
     LAST_UPDATED_SEQUENCE_NUMBER: "long",
 }
-"""Types of the reserved columns that a file may contain (spec: "Reserved Field IDs")."""
+"""The types of the reserved columns that a file may contain (spec: "Reserved Field IDs")."""
 _COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
 _BOUNDS = ("lower_bounds", "upper_bounds")
 _BY_COLUMN = (*_COUNTS, *_BOUNDS)
@@ -55,23 +57,25 @@ _OPAQUE = frozenset({"variant", "geometry", "geography"})
 
 
 _SHOWN_CHARACTERS_MAX = 1_000
-"""Maximum length of an error that repeats the client's input."""
+"""The maximum length of an error that repeats the client's input."""
 
 
 class ContentFile(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A data or delete file as in a manifest.
+    """A data or delete file, with the values of a manifest entry.
 
-    Column statistics are by column id.
+    Column statistics are mappings by column id.
     """
 
     content: int
     """0 data, 1 position deletes or a deletion vector, 2 equality deletes."""
     file_path: str
     file_format: str
-    """Upper case: PARQUET, AVRO, ORC, PUFFIN."""
+    """The format in upper case: PARQUET, AVRO, ORC, PUFFIN."""
     spec_id: int
     partition: tuple[Value | None, ...]
-    """In the form of `expression.py`, in the order of the spec's fields, with the types of `partition_types`."""
+    """The partition values in the form of `expression.py`, in the order of the spec's fields, with the types of
+    `partition_types`.
+    """
     record_count: int
     file_size_in_bytes: int
     column_sizes: dict[int, int] | None = None
@@ -79,7 +83,7 @@ class ContentFile(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     null_value_counts: dict[int, int] | None = None
     nan_value_counts: dict[int, int] | None = None
     lower_bounds: dict[int, bytes] | None = None
-    """Single-value serialised (Iceberg spec, appendix D), as the upper bounds."""
+    """Bounds in single-value serialisation (Iceberg spec, appendix D). The upper bounds have the same form."""
     upper_bounds: dict[int, bytes] | None = None
     key_metadata: bytes | None = None
     split_offsets: tuple[int, ...] | None = None
@@ -98,8 +102,9 @@ class ContentFile(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 def partition_types(metadata: TableMetadata, spec: PartitionSpec) -> tuple[str, ...]:
     """Return the type of each value of the spec's tuples (spec: "Partition Transforms", result type).
 
-    It is derived from the source column in the current schema, or for a dropped column from its last type, so that old
-    values stay distinct. `unknown`, whose only value is null, if no schema has the column.
+    The type is derived from the source column in the current schema. For a dropped column, its last type is
+    used, so that old values stay distinct. If no schema has the column, the type is `unknown`, whose only
+    value is null.
     """
     return tuple(_partition_type(metadata, field) for field in spec.fields)
 
@@ -112,27 +117,26 @@ def _partition_type(metadata: TableMetadata, field: PartitionField) -> str:
 
 
 def decimal_bytes(kind: str) -> int:
-    """Return bytes of a decimal type in Avro: the minimum for every unscaled value (spec: appendix A).
+    """Return the number of bytes of a decimal type in Avro (spec: appendix A).
 
-    A truncated value may be one step below the minimum of the precision, and usually fits too.
+    The number is the minimum for every unscaled value of the type. A truncated value may be one step below
+    the minimum of the precision; it usually fits too.
     """
     greatest: int = 10 ** values.decimal_precision(kind) - 1
     return greatest.bit_length() // 8 + 1
 
 
 def column_type(metadata: TableMetadata, column_id: int) -> str | None:
-    """Return the primitive (or variant) type of a column in the current schema, or the last schema with it;
-    otherwise None.
+    """Return the primitive (or variant) type of a column, or None if no schema of the table has the column.
+
+    The type is that in the current schema, or in the last schema with the column.
     """
     type_ = find_declared_type(metadata, column_id)
     return type_ if isinstance(type_, str) else None
 
 
 def find_declared_type(metadata: TableMetadata, column_id: int) -> Type | None:
-    """Return the type of a column by its id.
-
-    None for a column that no schema of the table has.
-    """
+    """Return the type of a column by its id, or None if no schema of the table has the column."""
     for schema in (metadata.current_schema, *reversed(metadata.schemas)):
         column = schema.column(column_id)
         if column is not None:
@@ -141,9 +145,9 @@ def find_declared_type(metadata: TableMetadata, column_id: int) -> Type | None:
 
 
 class DeclaredTypes:
-    """The types of a table's columns by id, as `find_declared_type` has them, for many columns.
+    """The types of a table's columns by id, with the results of `find_declared_type` stored for many columns.
 
-    A manifest may state bounds of a million columns that no schema has; each of them is one lookup here.
+    A manifest may state bounds of a million columns that no schema has; each of them is only one lookup here.
     """
 
     def __init__(self, metadata: TableMetadata) -> None:
@@ -203,10 +207,11 @@ class _Json(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 def decode_content_file(json: object, metadata: TableMetadata) -> ContentFile:
     """Parse a file in the REST standard's JSON for addition to the table.
 
-    Bounds are hex strings, as in Java's library and in our plans; partition values are single values (appendix D).
+    Bounds are hex strings, as in Java's library and in our plans; partition values are single values
+    (appendix D).
 
     Raises:
-        BadRequest: With the file and the field.
+        BadRequest: The file is invalid for the table; the message states the file and the field.
     """
     named = json.get("file-path") if isinstance(json, dict) else None
     with _naming(named if isinstance(named, str) and named else "without a file-path"):
@@ -226,7 +231,7 @@ def _naming(path: str) -> Iterator[None]:
     try:
         yield
     except (msgspec.ValidationError, ValueError, BadRequest) as error:
-        # the answer is UTF-8 for any path
+        # The answer must be UTF-8 for any path.
         named = path[:_SHOWN_CHARACTERS_MAX].encode(errors="backslashreplace").decode()
         raise BadRequest(f"Invalid content file {named}: {str(error)[:_SHOWN_CHARACTERS_MAX]}") from None
 
@@ -267,7 +272,7 @@ def _check_text(name: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"{name}: has a lone surrogate, which UTF-8 cannot encode") from None
+        raise ValueError(f"{name}: it has a lone surrogate, which UTF-8 cannot encode") from None
 
 
 def _unhex(name: str, text: str) -> bytes:
@@ -284,7 +289,7 @@ def _partition(parsed: _Json, metadata: TableMetadata) -> tuple[Value | None, ..
         raise ValueError(f"spec-id: the table has no partition spec {parsed.spec_id} (it has {spec_ids})")
     if len(parsed.partition) != len(spec.fields):
         raise ValueError(
-            f"partition: {len(parsed.partition)} values, where spec {spec.spec_id} has {len(spec.fields)} fields"
+            f"partition: it has {len(parsed.partition)} values, but spec {spec.spec_id} has {len(spec.fields)} fields"
         )
     types = partition_types(metadata, spec)
     return tuple(map(_partition_value, spec.fields, types, parsed.partition))
@@ -297,7 +302,7 @@ def _partition_value(field: PartitionField, kind: str, json: object) -> Value | 
     if json is None:
         return None
     if transform == VOID or kind == UNKNOWN:
-        raise ValueError(f"partition: field {field.name} can only be null, and is {json!r}")
+        raise ValueError(f"partition: field {field.name} can only be null, but is {json!r}")
     try:
         value = values.decode_json(kind, json)
         assert value is not None
@@ -354,8 +359,8 @@ def _check_kind(file: ContentFile, metadata: TableMetadata) -> None:
         _check_vector(file, version)
     elif file.content == POSITION_DELETES and version >= _VECTORS_MIN_FORMAT_VERSION:
         raise ValueError(
-            f"file-format: a table of format version {version} takes no new position delete files, "
-            "but deletion vectors (puffin)"
+            f"file-format: a table of format version {version} accepts no new position delete files, "
+            "only deletion vectors (puffin)"
         )
 
 
@@ -372,7 +377,7 @@ def _check_equality_ids(file: ContentFile, metadata: TableMetadata) -> None:
             raise ValueError(f"equality-ids: column {column_id} ({column.name}) is not of a primitive type")
         if not all(isinstance(parent.type, StructType) for parent in metadata.current_schema.ancestors(column)):
             raise ValueError(
-                f"equality-ids: column {column_id} ({column.name}) is within a list or map: a row has many values"
+                f"equality-ids: column {column_id} ({column.name}) is inside a list or map: a row has many values"
             )
 
 
@@ -411,14 +416,14 @@ def _check_counts(file: ContentFile) -> None:
     for name, counts in (("null-value-counts", file.null_value_counts), ("nan-value-counts", file.nan_value_counts)):
         for column, count in (counts or {}).items():
             if count > total.get(column, count):
-                raise ValueError(f"{name}: column {column} has {count}, and only {total[column]} values")
+                raise ValueError(f"{name}: column {column} has {count}, but only {total[column]} values")
 
 
 def _check_bounds(file: ContentFile, kinds: Mapping[int, Type]) -> None:
     lower = _decode_bounds("lower-bounds", file.lower_bounds, kinds)
     upper = _decode_bounds("upper-bounds", file.upper_bounds, kinds)
     for column, (kind, least) in lower.items():
-        # Java's writers order UUIDs by two signed halves
+        # Java's writers order UUIDs by two signed halves.
         if column in upper and kind != "uuid" and least > upper[column][1]:
             raise ValueError(f"lower-bounds: the bound of column {column} is above its upper bound")
 

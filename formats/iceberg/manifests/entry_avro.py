@@ -1,11 +1,12 @@
 """Avro encoding of manifests and manifest lists: schemas, rows and the container.
 
-Schemas are those of Iceberg's Java library for each format version (spec: "Manifests", "Manifest Lists", appendix A
-"Avro"): readers use `field-id`, but some, such as PyIceberg's, also require the order of branches, `element-id` and
-names. One table of fields defines both the schema and the encoding of rows. Rows are not encoded by fastavro: it takes
-a quarter of a millisecond for an entry of 16 columns, five times as long, and a change that removes one file rewrites
-thousands. The container (Avro 1.12 specification, "Object Container Files") is written here for its codecs, which
-fastavro supports only with further packages.
+Schemas are those of Iceberg's Java library for each format version (spec: "Manifests", "Manifest Lists",
+appendix A "Avro"). Readers use `field-id`, but some, such as PyIceberg, also require the order of
+branches, `element-id` and names. One table of fields defines both the schema and the encoding of rows.
+
+fastavro is not used for two reasons. It takes a quarter of a millisecond for an entry of 16 columns, five
+times as long as this module, and a change that removes one file rewrites thousands of entries. And for
+the codecs of the container (Avro 1.12 specification, "Object Container Files") it needs further packages.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from seamark.formats.runtime.errors import BadRequest
 AVRO_COMPRESSION = "write.avro.compression-codec"
 AVRO_COMPRESSION_LEVEL = "write.avro.compression-level"
 ROWS_PER_BLOCK = 200
-"""About 100 kB inflated."""
+"""The number of rows in a block: about 100 kB inflated."""
 
 Json = dict[str, Any]
 
@@ -41,9 +42,9 @@ _INVALID = re.compile(r"[^A-Za-z0-9_]")
 
 
 def avro_name(name: str) -> str:
-    """Return the name in Avro's alphabet, converted as by Java's library: `1 a` is `_1_x20a`.
+    """Return the name in Avro's alphabet, converted as in Java's library: `1 a` becomes `_1_x20a`.
 
-    Stricter than Java, which keeps letters of all scripts: other libraries reject those.
+    Java keeps letters of all scripts, which other libraries reject. This function converts them too.
     """
     units = name.encode("utf-16-be", "surrogatepass")
     text = "".join(chr(int.from_bytes(units[i : i + 2], "big")) for i in range(0, len(units), 2))
@@ -52,7 +53,9 @@ def avro_name(name: str) -> str:
 
 
 Write = Callable[[Any], bytes]
-"""Encodes a value in Avro's binary encoding (Avro 1.12 specification, "Binary Encoding"). ValueError if impossible."""
+"""Encodes a value in Avro's binary encoding (Avro 1.12 specification, "Binary Encoding"). Raises ValueError
+if the value has no encoding.
+"""
 
 
 class AvroField(NamedTuple):
@@ -64,10 +67,10 @@ class AvroField(NamedTuple):
     write: Write
     optional: bool = True
     since: int = 1
-    """The first format version with the field."""
+    """The first format version that has the field."""
     until: int = 3
     get: Callable[[Any], Any] | None = None
-    """Reads its value from a row; by default the attribute of its name."""
+    """Reads the field's value from a row. By default it reads the attribute with the field's name."""
 
     @property
     def schema(self) -> Json:
@@ -81,10 +84,10 @@ _LONG_BITS = 64
 
 
 def varint(value: int) -> bytes:
-    """Return an int or long: zig-zag, seven bits per byte.
+    """Return the encoding of an int or long: zig-zag, seven bits per byte.
 
     Raises:
-        ValueError: Beyond 64 bits.
+        ValueError: The value does not fit 64 bits.
     """
     bits = (value << 1) ^ (value >> 63)
     if 0 <= bits < _SMALL:
@@ -108,7 +111,7 @@ def _loop(bits: int) -> bytes:
 
 
 _VARINTS = tuple(map(_loop, range(_SMALL)))
-"""Precomputed for nearly all keys and lengths, and most counts."""
+"""Precomputed encodings of nearly all keys and lengths, and of most counts."""
 
 
 def frame_bytes(data: bytes) -> bytes:
@@ -133,7 +136,7 @@ def _numbers(values: Sequence[int]) -> bytes:
     return b"".join((varint(len(values)), *map(varint, values), b"\x00")) if values else b"\x00"
 
 
-# These two are most of the work: calls for the precomputed values would double it.
+# These two functions do most of the work: calls for the precomputed values would double the time.
 def _counts(by_column: Mapping[int, int]) -> bytes:
     if not by_column:
         return b"\x00"
@@ -159,7 +162,10 @@ def _bounds(by_column: Mapping[int, bytes]) -> bytes:
 
 
 def _by_column(name: str, field_id: int, key_id: int, value: str) -> AvroField:
-    """Return a map by column id: its keys are not strings, so it is an array of pairs (spec: appendix A)."""
+    """Return the field of a map by column id.
+
+    Its keys are not strings, so Avro represents it as an array of pairs (spec: appendix A).
+    """
     write = _counts if value == "long" else _bounds
     pair = [AvroField("key", key_id, "int", _int, False), AvroField("value", key_id + 1, value, varint, False)]
     item = {"type": "record", "name": f"k{key_id}_v{key_id + 1}", "fields": [each.schema for each in pair]}
@@ -175,10 +181,10 @@ _FILE = (
     AvroField("content", 134, "int", varint, False, since=2),
     AvroField("file_path", 100, "string", _text, False),
     AvroField("file_format", 101, "string", _text, False),
-    AvroField(PARTITION, 102, None, varint, False),  # the spec determines type and encoder
+    AvroField(PARTITION, 102, None, varint, False),  # The partition spec determines type and encoder.
     AvroField("record_count", 103, "long", varint, False),
     AvroField("file_size_in_bytes", 104, "long", varint, False),
-    # required and without meaning in version 1: 64 MiB, as Java's writers state
+    # Version 1 requires the field, although it has no meaning. Java's writers also state 64 MiB.
     AvroField("block_size_in_bytes", 105, "long", varint, False, until=1, get=lambda _: 64 << 20),
     _by_column("column_sizes", 108, 117, "long"),
     _by_column("value_counts", 109, 119, "long"),
@@ -234,7 +240,11 @@ def _make_unscaled_writer(size: int) -> Write:
 
 
 def _partition_type(kind: str, field_id: int) -> tuple[object, Write]:
-    """Fixed types have the field's id in their names: Avro requires unique names, and PyIceberg rejects references."""
+    """Return the Avro type of a partition value, and its encoder.
+
+    The name of a fixed type contains the field's id: Avro requires unique names, and PyIceberg rejects
+    references.
+    """
     match base_name(kind):
         case "uuid":
             return {
@@ -256,7 +266,7 @@ def _partition_type(kind: str, field_id: int) -> tuple[object, Write]:
 
 
 def _partition(fields: Sequence[PartitionField], types: Sequence[str]) -> tuple[Json, Write]:
-    """Avro's record of the tuples, with unique names, and its encoder."""
+    """Return Avro's record of the partition values, with unique names, and its encoder."""
     schemas: dict[str, Json] = {}
     writers: list[Write | None] = []
     for field, kind in zip(fields, types, strict=True):
@@ -265,7 +275,7 @@ def _partition(fields: Sequence[PartitionField], types: Sequence[str]) -> tuple[
         name = avro_name(field.name)
         avro_field = AvroField(f"{name}_{field_id}" if name in schemas else name, field_id, avro, write)
         schema = avro_field.schema
-        if avro == "null":  # a union must not contain it twice
+        if avro == "null":  # A union must not contain null twice.
             schema["type"] = "null"
         schemas[avro_field.name] = (
             schema if avro_field.name == field.name else {**schema, "iceberg-field-name": field.name}
@@ -283,7 +293,7 @@ def _partition(fields: Sequence[PartitionField], types: Sequence[str]) -> tuple[
 
 
 def _record(name: str, fields: Iterable[AvroField], format_version: int) -> tuple[Json, Write]:
-    """Return a record's schema, and its encoder for objects with the fields as attributes."""
+    """Return a record's schema, and its encoder for objects that have the fields as attributes."""
     plan = [field for field in fields if field.since <= format_version <= field.until]
     writers = [(field.get or attrgetter(field.name), field.write, field.optional) for field in plan]
 
@@ -303,7 +313,7 @@ def _record(name: str, fields: Iterable[AvroField], format_version: int) -> tupl
 
 
 def entry_record(format_version: int, fields: Sequence[PartitionField], types: Sequence[str]) -> tuple[Json, Write]:
-    """Schema and encoder of `ManifestEntry`, for a partition spec with these fields and types."""
+    """Return the schema and the encoder of `ManifestEntry`, for a partition spec with these fields and types."""
     partition, write_partition = _partition(fields, types)
     file, write_file = _record(
         "r2",
@@ -327,11 +337,11 @@ def entry_record(format_version: int, fields: Sequence[PartitionField], types: S
 
 
 def list_record(format_version: int) -> tuple[Json, Write]:
-    """Schema and encoder of `ManifestFile`."""
+    """Return the schema and the encoder of `ManifestFile`."""
     summary, write_summary = _record(
         "r508",
         [
-            # null means that some may exist
+            # Null means that there may be nulls.
             AvroField("contains_null", 509, "boolean", lambda value: _boolean(value is not False), False),
             AvroField("contains_nan", 518, "boolean", _boolean),
             AvroField("lower_bound", 510, "bytes", frame_bytes, get=attrgetter("lower")),
@@ -376,7 +386,7 @@ def codec_of(properties: Mapping[str, str]) -> Codec:
     """Return the codec of the table's properties, by default gzip (Avro: deflate).
 
     Raises:
-        BadRequest: With the property if invalid.
+        BadRequest: A property is invalid; the message names it.
     """
     name = properties.get(AVRO_COMPRESSION, "gzip").lower()
     level = props.as_int(properties, AVRO_COMPRESSION_LEVEL, -1) if AVRO_COMPRESSION_LEVEL in properties else None
@@ -387,12 +397,15 @@ def codec_of(properties: Mapping[str, str]) -> Codec:
         )
     low, high = _LEVELS.get(name, (-(2**31), 2**31))
     if level is not None and not low <= level <= high:
-        raise BadRequest(f"Property {AVRO_COMPRESSION_LEVEL} is {level}: {name} takes {low} to {high}")
+        raise BadRequest(f"Property {AVRO_COMPRESSION_LEVEL} is {level}: set it to {low} to {high} for {name}")
     return make(level)
 
 
 def _deflate(level: int | None) -> Codec:
-    """Return the codec: without a level that of ISA-L, which takes a tenth of the time of zlib's default."""
+    """Return the deflate codec.
+
+    Without a level, it uses ISA-L, which takes a tenth of the time of zlib's default.
+    """
 
     def pack(block: bytes) -> bytes:
         packer = isal_zlib.compressobj(1, wbits=-15) if level is None else zlib.compressobj(level, wbits=-15)
@@ -402,7 +415,7 @@ def _deflate(level: int | None) -> Codec:
     return "deflate", pack
 
 
-# pyarrow is imported on first use: it costs each process a tenth of a second and 40 MB
+# pyarrow is imported on first use: the import costs each process a tenth of a second and 40 MB.
 def _zstandard(level: int | None) -> Codec:
     codec = importlib.import_module("pyarrow").Codec("zstd", compression_level=1 if level is None else level)
     return "zstandard", lambda block: codec.compress(block, asbytes=True)
@@ -410,7 +423,7 @@ def _zstandard(level: int | None) -> Codec:
 
 def _snappy(_: int | None) -> Codec:
     codec = importlib.import_module("pyarrow").Codec("snappy")
-    # Snappy's block format, followed by the CRC-32 of the input
+    # The block is in Snappy's format, followed by the CRC-32 of the input.
     return "snappy", lambda block: codec.compress(block, asbytes=True) + zlib.crc32(block).to_bytes(4, "big")
 
 

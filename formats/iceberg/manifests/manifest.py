@@ -1,9 +1,10 @@
 """Decodes manifests and manifest lists (Iceberg spec: "Manifests", "Manifest Lists") into columns.
 
-Format versions 1, 2 and 3 differ in their fields, but a field's meaning never differs, so one request serves all:
-fields that a version lacks are MISSING. Values are those of the file: sequence numbers are not inherited, and row ids
-are not assigned. A damaged file is Corrupt as a whole; a file truncated exactly between two blocks reads as a shorter
-one, so callers compare its length with the manifest list.
+Format versions 1, 2 and 3 differ in their fields, but not in the meaning of a field. Therefore one
+request serves all versions: fields that a version does not have are MISSING. Values are those of the
+file: sequence numbers are not inherited, and row ids are not assigned. A damaged file is Corrupt as a
+whole. A file that is truncated exactly between two blocks looks like a shorter file, so callers compare
+its length with the manifest list.
 
 Decoding releases the GIL: threads decode in parallel.
 """
@@ -42,24 +43,29 @@ _Elements: TypeAlias = list[tuple[NDArray[np.int64], NDArray[np.int32]]]
 _INFLATED_MIN, _INFLATION_MAX = 64 << 20, 64
 """Any file may inflate to this size, and beyond it to this multiple of its size: entries compress two to ten times."""
 INFLATED_LIMIT_BYTES = 1 << 29
-"""512 MiB of entries, some hundreds of thousands in one manifest; writers start a new manifest at 8 MB."""
+"""The maximum inflated size: 512 MiB are some hundreds of thousands of entries. Writers start a new manifest
+at 8 MB.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Spans:
     """One text per row, as positions in the heap.
 
-    Texts of Avro type string are valid UTF-8.
+    If the Avro type is string, the texts are valid UTF-8.
     """
 
     starts: NDArray[np.int64]
     lengths: NDArray[np.int32]
-    """-1 is null; the start is undefined then."""
+    """The length of each text. -1 means null, and the start is undefined."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionFieldValues:
-    """One partition field, one value per row: in `longs` or `doubles`, each with `valid`, or in `spans`."""
+    """The values of one partition field, one per row.
+
+    They are in `longs` or `doubles`, each with `valid`, or in `spans`.
+    """
 
     field_id: int
     name: str
@@ -68,12 +74,14 @@ class PartitionFieldValues:
     logical: str | None
     """Avro's logicalType, such as date, timestamp-micros, decimal, uuid."""
     longs: NDArray[np.int64] | None = None
-    """boolean (0, 1), int, long, null."""
+    """Values of the types boolean (0, 1), int, long, null."""
     doubles: NDArray[np.float64] | None = None
     valid: NDArray[np.uint8] | None = None
-    """For longs and doubles: 0 for null. Every long is a valid value here, including MISSING."""
+    """0 if the long or double is null. Every long is a valid value here, including MISSING."""
     spans: Spans | None = None
-    """bytes, string, fixed. The bytes of a decimal are its unscaled value, big-endian two's complement."""
+    """Values of the types bytes, string, fixed. The bytes of a decimal are its unscaled value, big-endian two's
+    complement.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +93,13 @@ class DecodedManifest:
     metadata: dict[str, str]
     """The Avro header: schema, partition-spec, partition-spec-id, format-version, content, avro.schema, avro.codec."""
     longs: dict[str, NDArray[np.int64]]
-    """All of LONGS; MISSING if null or absent."""
+    """The values of each name in LONGS; MISSING if null or absent."""
     texts: dict[str, Spans]
-    """All of TEXTS."""
+    """The values of each name in TEXTS."""
     lists: dict[str, tuple[NDArray[np.int32], NDArray[np.int64]]]
-    """split_offsets and equality_ids: (counts, one per row, -1 is null; the values of all rows, concatenated)."""
+    """split_offsets and equality_ids: (counts, one per row, -1 for null; the values of all rows, concatenated)."""
     partition: tuple[PartitionFieldValues, ...]
-    """In the order of the manifest's partition struct."""
+    """The partition fields, in the order of the manifest's partition struct."""
     counts: dict[str, CountsByColumn]
     """column_sizes, value_counts, null_value_counts, nan_value_counts: column id → (ascending rows, values)."""
     bounds: dict[str, BoundsByColumn]
@@ -100,9 +108,9 @@ class DecodedManifest:
 
 
 class FieldSummary(msgspec.Struct, frozen=True, gc=False):
-    """Summary of one partition field over all entries of a manifest.
+    """The summary of one partition field over all entries of a manifest.
 
-    Bounds are single-value serialised.
+    Bounds are in single-value serialisation.
     """
 
     contains_null: bool | None
@@ -120,7 +128,7 @@ class ManifestFile(msgspec.Struct, frozen=True, gc=False):
     content: int
     """0 data, 1 deletes; 0 in version 1, which has no deletes."""
     sequence_number: int
-    """0 in version 1, as the minimum sequence number."""
+    """The sequence number, 0 in version 1; the same applies to the minimum sequence number."""
     min_sequence_number: int
     added_snapshot_id: int | None = None
     added_files_count: int | None = None
@@ -130,7 +138,7 @@ class ManifestFile(msgspec.Struct, frozen=True, gc=False):
     existing_rows_count: int | None = None
     deleted_rows_count: int | None = None
     partitions: tuple[FieldSummary, ...] | None = None
-    """In the order of the partition spec's fields."""
+    """The summaries, in the order of the partition spec's fields."""
     key_metadata: bytes | None = None
     first_row_id: int | None = None
 
@@ -230,10 +238,13 @@ def decode_manifest(
     inflated_limit_bytes: int = INFLATED_LIMIT_BYTES,
     with_deleted: bool = False,
 ) -> DecodedManifest:
-    """Return a manifest's live entries; with `with_deleted` also those with status DELETED.
+    """Return a manifest's live entries.
+
+    Args:
+        with_deleted: Whether entries with status DELETED are also returned.
 
     Raises:
-        Corrupt: With `location`.
+        Corrupt: The manifest is damaged; the message names `location`.
     """
     rows = _decode(data, location, _ANY_ENTRY if with_deleted else _ENTRY, inflated_limit_bytes)
     longs = {name: rows.long(name) for name in LONGS}
@@ -261,10 +272,10 @@ def decode_manifest(
 
 @dataclass(frozen=True, slots=True)
 class DecodedList:
-    """A manifest list, with what the list of a neighbouring snapshot is compared with."""
+    """A manifest list, with the data that is needed to compare it with the list of a neighbouring snapshot."""
 
     manifests: tuple[ManifestFile, ...]
-    """In the order of the file."""
+    """The manifests in the order of the file."""
     schema: str
     heap: bytes
     paths: Spans
@@ -277,7 +288,7 @@ def decode_manifest_list(
     """Return the manifests of a snapshot, in the order of the file.
 
     Raises:
-        Corrupt: With `location`.
+        Corrupt: The manifest list is damaged; the message names `location`.
     """
     return decode_list(data, location, None, inflated_limit_bytes=inflated_limit_bytes).manifests
 
@@ -292,18 +303,18 @@ def decode_list(
     """Decode a manifest list.
 
     Args:
-        known: The list of a neighbouring snapshot; manifests that both describe by the same bytes at the begin or the
-            end of the file are taken from it.
+        known: The list of a neighbouring snapshot. Manifests that both lists describe by the same bytes, at
+            the begin or at the end of the file, are taken from this list.
 
     Raises:
-        Corrupt: With `location`.
+        Corrupt: The manifest list is damaged; the message names `location`.
     """
     rows = _decode(data, location, _LIST, inflated_limit_bytes)
     paths = rows.text("manifest_path")
     absent = (rows.long(name) == MISSING for name in ("manifest_length", "partition_spec_id"))
     if (paths.lengths < 0).any() or any(missing.any() for missing in absent):
-        raise Corrupt(f"{location}: an entry lacks manifest_path, manifest_length or partition_spec_id")
-    # Copies, because the columns are parts of larger memory.
+        raise Corrupt(f"{location}: an entry has no manifest_path, manifest_length or partition_spec_id")
+    # Copy the columns, because they are parts of larger memory.
     paths = Spans(paths.starts.copy(), paths.lengths.copy())
     manifest_list = DecodedList((), rows.container.metadata["avro.schema"], rows.container.heap.tobytes(), paths)
     first, last = (0, 0) if known is None else _common_rows(manifest_list, known)
@@ -314,11 +325,11 @@ def decode_list(
 
 
 def _common_rows(new: DecodedList, known: DecodedList) -> tuple[int, int]:
-    """Return how many rows at the begin, and of the others at the end, have the same bytes in both.
+    """Return (the number of equal rows at the begin, the number of equal rows at the end) of both lists.
 
-    Rows follow each other without a gap. So where the bytes from the path of a row on are the same up to the end of the
-    file, all later rows are the same; the row itself may begin before its path. At the begin, a row is the same if the
-    bytes up to the path of the next row are.
+    No row is counted twice. Rows follow each other without a gap. If all bytes from the path of a row to the
+    end of the file are equal, all later rows are equal; the row itself may begin before its path. At the
+    begin, a row is equal if the bytes up to the path of the next row are equal.
     """
     if new.schema != known.schema:
         return 0, 0
@@ -340,7 +351,7 @@ def _common_rows(new: DecodedList, known: DecodedList) -> tuple[int, int]:
 
 
 def _leading(truths: NDArray[np.bool_]) -> int:
-    """Return how many are true before the first that is not."""
+    """Return the number of true values before the first false value."""
     return len(truths) if truths.all() else int(np.argmin(truths))
 
 
@@ -394,7 +405,9 @@ def _decode(
 
 
 _CACHED_SCHEMA_MAX = 1 << 17
-"""In characters; tables with a thousand columns do not exceed it, because a manifest's schema does not list columns."""
+"""The maximum length of a cached schema, in characters. Tables with a thousand columns do not exceed it,
+because a manifest's schema does not list columns.
+"""
 
 
 # All manifests of a table share a few schema texts, and compiling one takes as long as decoding 200 entries.
@@ -403,7 +416,10 @@ _compiled = lru_cache(maxsize=128)(compile_schema)
 
 @dataclass(frozen=True, slots=True)
 class _DecodedRows:
-    """The columns of one run, by name; a field that the writer's schema lacks is null in every row."""
+    """The columns of one run of the program, by name.
+
+    A field that the writer's schema does not have is null in every row.
+    """
 
     location: str
     container: Container
@@ -485,4 +501,4 @@ class _Declared(msgspec.Struct):
 
 
 _FIRST_PARTITION_FIELD_ID = 1000
-"""Version 1 specs may omit ids; they are then counted from here (spec: "Partitioning")."""
+"""The first partition field id in a version 1 spec without ids (spec: "Partitioning")."""

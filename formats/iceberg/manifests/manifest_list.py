@@ -1,9 +1,9 @@
-"""Rows of a decoded manifest as content files (Iceberg spec: "Data File Fields"), with partition values in current
-types.
+"""Rows of a decoded manifest as content files (Iceberg spec: "Data File Fields"), with partition values in
+current types.
 
-A manifest has the types that its partition fields had when it was written; columns may have been promoted or dropped
-since. A value that is invalid for the current type is Corrupt: guessing could assign files of different partitions, and
-their deletes, to one partition.
+A manifest has the types that its partition fields had when it was written. Since then columns may have
+been promoted or dropped. A value that is invalid for the current type is Corrupt: guessing could assign
+files of different partitions, and their deletes, to the same partition.
 """
 
 from __future__ import annotations
@@ -31,10 +31,13 @@ from seamark.formats.runtime.errors import Corrupt
 
 
 def content_files(decoded: DecodedManifest, spec: PartitionSpec, types: Sequence[str]) -> Iterator[ContentFile]:
-    """Yield a file for each row, in order; `types`: those of the spec's fields.
+    """Yield a file for each row, in order.
+
+    Args:
+        types: The types of the spec's fields.
 
     Raises:
-        Corrupt: With the manifest's path.
+        Corrupt: A value is invalid; the message names the manifest's path.
     """
     rows = decoded.rows
     heap = decoded.heap.tobytes()
@@ -76,7 +79,7 @@ def _raw(spans: Spans, heap: bytes) -> list[bytes | None]:
 def _texts(decoded: DecodedManifest, name: str, heap: bytes) -> list[str | None]:
     try:
         return [None if text is None else text.decode() for text in _raw(decoded.texts[name], heap)]
-    except UnicodeDecodeError:  # a field of Avro's type bytes
+    except UnicodeDecodeError:  # The field has Avro's type bytes.
         raise Corrupt(f"{decoded.location}: an entry's {name} is not text") from None
 
 
@@ -88,7 +91,7 @@ def _lists(counts: Any, values: Any) -> Iterator[tuple[int, ...] | None]:
 
 
 def _dicts(rows: int, columns: dict[int, Any], heap: bytes | None) -> list[dict[int, Any] | None]:
-    """Return each row's values by column id; None for a row without any.
+    """Return the values of each row by column id, or None for a row without values.
 
     Bounds are slices of the heap.
     """
@@ -165,7 +168,7 @@ def _read_number(values: PartitionFieldValues, name: str) -> Callable[[Any], Val
 
 
 _UNITS_PER_DAY = {"timestamp": MICROS_PER_DAY, "timestamp_ns": NANOS_PER_DAY}
-"""Types to which a date can be promoted."""
+"""The types to which a date can be promoted, with their units per day."""
 
 
 def _promote_date(name: str, days: int) -> int:
@@ -179,11 +182,11 @@ def _make_refusal(values: PartitionFieldValues, kind: str) -> Callable[[Any], Va
     def read(value: Any) -> Value:
         if kind == UNKNOWN:
             raise ValueError("it has values, but no schema of the table has its source column")
-        raise ValueError(f"{values.type} ({values.logical}) is stored, which cannot be converted to {kind}")
+        raise ValueError(f"the stored type {values.type} ({values.logical}) cannot be converted to {kind}")
 
     return read
 
 
 def numbers(decoded: DecodedManifest, name: str, absent: int | None = None) -> list[int | None]:
-    """Return one field of `LONGS` for each row; `absent` for null."""
+    """Return one field of `LONGS` for each row, with `absent` in place of null."""
     return [absent if value == MISSING else value for value in decoded.longs[name].tolist()]

@@ -1,13 +1,14 @@
 """Finds metrics of data and delete files that readers cannot use, and drops or corrects them.
 
-Engines write some: DuckDB 1.5.5 cuts the lower bound of a text within a character, and Trino then fails on the whole
-table. A file without a bound is read, so a bound that is dropped costs time and no row. Metrics are corrected only
-where the file itself need not be read:
+Some engines write such metrics: DuckDB 1.5.5 cuts the lower bound of a text inside a character, and then
+Trino cannot read the table at all. Readers also read a file without a bound, so a dropped bound costs
+time but no rows. Metrics are corrected only if the file itself need not be read:
 
 - A lower bound of text is cut before the first bytes that are not UTF-8: a prefix is still a lower bound.
-- A decimal has the fewest bytes (Iceberg spec, appendix D), as some readers assume.
-- Other bounds that are no value of the column's type, that are NaN, or that are above the upper bound, are dropped;
-  so are counts below zero, and counts of nulls or NaN above the count of values.
+- A decimal gets the minimum number of bytes (Iceberg spec, appendix D), as some readers assume.
+- Other bounds are dropped if they are not values of the column's type, are NaN, or are above the upper
+  bound. Counts are dropped if they are negative, and counts of nulls or NaN also if they are above the
+  count of values.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from seamark.formats.iceberg.types.types import base_name
 from seamark.formats.iceberg.types.values import Value, decode_bound, encode
 
 BOUNDS_MAX = 1_000_000
-"""Bounds of one manifest that are compared, which takes about a second."""
+"""The maximum number of bounds of one manifest that are compared, which takes about a second."""
 LOWER, UPPER = "lower_bounds", "upper_bounds"
 _PART_COUNTS = ("null_value_counts", "nan_value_counts")
 _COUNTS = ("column_sizes", "value_counts", *_PART_COUNTS)
@@ -33,13 +34,13 @@ _OPAQUE = frozenset({"variant", "geometry", "geography"})
 _UNORDERED = frozenset({"uuid"})
 """Types whose bounds are not compared: Java's writers order UUIDs by two signed halves."""
 TypeOf = Callable[[int], Type | None]
-"""The type of a column by its id; None for a column that no schema of the table has."""
+"""Returns the type of a column by its id, or None if no schema of the table has the column."""
 
 
 def repair_file(file: ContentFile, type_of: TypeOf) -> ContentFile:
     """Return the file with usable metrics only.
 
-    The same object if nothing is wrong.
+    If all metrics are usable, the same object is returned.
     """
     changes: dict[str, dict[int, int] | dict[int, bytes]] = {}
     for name in _COUNTS:
@@ -65,9 +66,9 @@ def repair_file(file: ContentFile, type_of: TypeOf) -> ContentFile:
 
 
 def has_unusable_metrics(decoded: DecodedManifest, type_of: TypeOf) -> bool:
-    """Return whether `repair_file` changes a file of the manifest.
+    """Return whether `repair_file` would change a file of the manifest.
 
-    False for more bounds than are compared.
+    Return False if the manifest has more than `BOUNDS_MAX` bounds.
     """
     bounds = sum(len(columns[0]) for of_side in decoded.bounds.values() for columns in of_side.values())
     if bounds > BOUNDS_MAX:
@@ -112,7 +113,7 @@ def _repair_pair(kind: Type | None, lower: bytes | None, upper: bytes | None) ->
     if kind is None:
         return lower, upper
     if not isinstance(kind, str):
-        return None, None  # structs, lists and maps have no bounds
+        return None, None  # Structs, lists and maps have no bounds.
     name = base_name(kind)
     if name in _OPAQUE:
         return lower, upper
@@ -140,10 +141,7 @@ def _encode_bound(kind: str, value: Value | None, data: bytes | None) -> bytes |
 
 
 def _trim_partial_character(text: bytes) -> bytes | None:
-    """Return the longest valid start of a text that is cut within a character.
-
-    None if nothing is left of it.
-    """
+    """Return the longest valid prefix of a text that is cut inside a character, or None if the prefix is empty."""
     try:
         text.decode()
     except UnicodeDecodeError as error:

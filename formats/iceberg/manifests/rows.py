@@ -1,6 +1,7 @@
-"""Some rows of a decoded manifest as another manifest, independent of the other rows.
+"""Copies some rows of a decoded manifest to a new manifest, which is independent of the other rows.
 
-Numbers and the rows' part of the heap are copied, so the memory depends on the rows, not on the manifest.
+Numbers and the rows' part of the heap are copied, so that the memory depends on the selected rows, not on
+the manifest.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ Longs = NDArray[np.int64]
 
 
 def rows_of(decoded: DecodedManifest, rows: Longs) -> DecodedManifest:
-    """`rows`, int64[n]: distinct rows of the manifest, ascending; they keep their order."""
+    """Return a manifest with some rows of another manifest.
+
+    Args:
+        rows: int64[n]: distinct rows of the manifest, ascending. They keep their order.
+    """
     subset = DecodedManifest(
         location=decoded.location,
         rows=len(rows),
@@ -56,7 +61,7 @@ def _partition(values: PartitionFieldValues, rows: Longs) -> PartitionFieldValue
 def _by_column(columns: dict[int, Any], rows: Longs, of: int) -> dict[int, Any]:
     by_column = {}
     for column, (at, *values) in columns.items():
-        if len(at) == of:  # each row has one
+        if len(at) == of:  # Each row has a value.
             by_column[column] = (np.arange(len(rows), dtype=at.dtype), *(array[rows] for array in values))
             continue
         positions = at.searchsorted(rows)
@@ -75,7 +80,7 @@ def _all_spans(decoded: DecodedManifest) -> Iterator[tuple[Longs, NDArray[np.int
 
 
 def _compact(decoded: DecodedManifest) -> DecodedManifest:
-    """Return the manifest with a heap of only the bytes that its spans refer to."""
+    """Return the manifest with a heap that has only the bytes to which its spans refer."""
     spans = list(_all_spans(decoded))
     lengths = [np.maximum(sizes_of_spans, 0).astype(np.int64) for _, sizes_of_spans in spans]
     sizes = np.concatenate(lengths) if lengths else np.zeros(0, np.int64)
@@ -85,7 +90,7 @@ def _compact(decoded: DecodedManifest) -> DecodedManifest:
     def again(spans: Spans) -> Spans:
         return Spans(next(moved), spans.lengths)
 
-    # In the order of `_all_spans`.
+    # The order must be that of `_all_spans`.
     texts = {name: again(each) for name, each in decoded.texts.items()}
     partition = tuple(
         each if each.spans is None else replace(each, spans=again(each.spans)) for each in decoded.partition
@@ -98,6 +103,9 @@ def _compact(decoded: DecodedManifest) -> DecodedManifest:
 
 
 def _places(starts: Longs, sizes: Longs) -> Longs:
-    """Return int64[sum of sizes]: `sizes` consecutive positions from each start, concatenated."""
+    """Return the positions of all bytes of the spans, int64[sum of sizes].
+
+    From each start there are `sizes` consecutive positions.
+    """
     before = np.cumsum(sizes) - sizes
     return np.repeat(starts - before, sizes) + np.arange(int(sizes.sum()), dtype=np.int64)

@@ -1,9 +1,9 @@
 """Writes manifests and manifest lists, and reads entries back to rewrite them.
 
-Spec: "Manifests", "Manifest Lists", "Sequence Number Inheritance", "First Row ID Inheritance", "First Row ID
-Assignment". Values that a file cannot know before its commit (snapshot, sequence number, first row id) are null in the
-manifest and inherited from the manifest list, so that a retried commit rewrites only the list. Reading fills them in.
-Bytes in, bytes out; equal input gives equal bytes.
+Spec: "Manifests", "Manifest Lists", "Sequence Number Inheritance", "First Row ID Inheritance", "First Row
+ID Assignment". Values that are unknown before the commit (snapshot, sequence number, first row id) are
+null in the manifest and inherited from the manifest list, so that a retried commit rewrites only the
+list. Reading fills these values in. The functions take and return bytes; equal input gives equal bytes.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class ManifestEntry(msgspec.Struct, frozen=True, gc=False):
     snapshot_id: int | None
     """The snapshot that added the file or, for status deleted, removed it."""
     sequence_number: int | None
-    """The data sequence number, which determines which delete files apply."""
+    """The data sequence number, which determines the delete files that apply."""
     file_sequence_number: int | None
-    """The sequence number of the snapshot that added the file; None if its writer did not know the field."""
+    """The sequence number of the snapshot that added the file; None if its writer does not support the field."""
     file: ContentFile
 
     @property
@@ -58,14 +58,14 @@ class WrittenManifest:
     content: int
     format_version: int
     files: dict[int, int]
-    """By status."""
+    """The number of files by status."""
     rows: dict[int, int]
     partitions: tuple[FieldSummary, ...] | None
     min_sequence_number: int | None
-    """The minimum over live entries with a sequence number."""
+    """The minimum sequence number of live entries that have a sequence number."""
 
     def described(self, path: str, *, snapshot_id: int, sequence_number: int) -> ManifestFile:
-        """Return the entry of the manifest list for the manifest as a file at `path` that this snapshot adds."""
+        """Return the manifest list's entry for this manifest, as a file at `path` that this snapshot adds."""
         oldest = self.min_sequence_number
         least = sequence_number if oldest is None else min(oldest, sequence_number)
         return ManifestFile(
@@ -91,12 +91,15 @@ def write_manifest(
 ) -> WrittenManifest:
     """Return a manifest of the table's format version, compressed as its properties define (spec: "Manifests").
 
-    `content` is 0 for data files, 1 for delete files. In version 1 every entry has its snapshot id; later, an entry
-    that was not added has its sequence number. The first row id of an added data file is not written, because the
-    commit assigns it.
+    In version 1 every entry has its snapshot id. In later versions, an entry that was not added has its
+    sequence number. The first row id of an added data file is not written, because the commit assigns it.
+
+    Args:
+        content: 0 for data files, 1 for delete files.
 
     Raises:
-        ValueError: For entries that do not belong there, BadRequest for invalid properties.
+        ValueError: An entry does not belong into the manifest.
+        BadRequest: A property is invalid.
     """
     spec = metadata.spec(spec_id)
     if spec is None:
@@ -131,7 +134,7 @@ def write_manifest(
 def _check(entry: ManifestEntry, spec_id: int, content: int, version: int) -> None:
     file = entry.file
     if file.spec_id != spec_id or (file.content != DATA) != (content != DATA_MANIFEST):
-        raise ValueError(f"{file.file_path} has another partition spec, or another content than the manifest")
+        raise ValueError(f"the partition spec or the content of {file.file_path} differs from the manifest")
     if version == 1:
         if entry.snapshot_id is None:
             raise ValueError(f"{file.file_path}: in format version 1 an entry requires a snapshot id")
@@ -147,10 +150,11 @@ def _writable(entry: ManifestEntry) -> ManifestEntry:
 
 
 def _summaries(partitions: Sequence[tuple[Value | None, ...]], types: Sequence[str]) -> tuple[FieldSummary, ...] | None:
-    """Return the summaries of each partition field over all entries, including deleted entries, as in Java's writers.
+    """Return the summaries of each partition field over all entries, including deleted entries.
 
-    None if the bounds of UUIDs depend on the reader's order, by bytes or like Java by two signed halves: a reader would
-    lose files with bounds in the other order, and treats a field without bounds as always null.
+    Java's writers also include deleted entries. Return None if the bounds of UUIDs depend on the reader's
+    order: by bytes, or like Java by two signed halves. With bounds in the other order, a reader would lose
+    files. Bounds cannot be omitted for one field only: a reader would treat it as always null.
     """
     columns = zip(*partitions, strict=True) if partitions else ((),) * len(types)
     of_fields = [_summary(kind, column) for kind, column in zip(types, columns, strict=True)]
@@ -159,7 +163,10 @@ def _summaries(partitions: Sequence[tuple[Value | None, ...]], types: Sequence[s
 
 
 def _summary(kind: str, values: Sequence[Value | None]) -> FieldSummary | None:
-    """Spec: "Manifest Lists", `field_summary`: bounds exclude NaN, and -0.0 is below 0.0."""
+    """Return the summary of one field, or None if the bounds depend on the reader's order.
+
+    Spec: "Manifest Lists", `field_summary`. Bounds exclude NaN, and -0.0 is below 0.0.
+    """
     present: list[Any] = [value for value in values if value is not None]
     numbers = [value for value in present if value == value]
     null, nan = len(present) < len(values), len(numbers) < len(present)
@@ -200,12 +207,13 @@ def write_manifest_list(
     parent_snapshot_id: int | None,
     sequence_number: int,
 ) -> bytes:
-    """Return the manifest list of a snapshot (spec: "Manifest Lists"), deflated as by Java's writers.
+    """Return the manifest list of a snapshot (spec: "Manifest Lists"), deflated as in Java's writers.
 
-    In version 3 data manifests have first row ids (`assign_first_row_ids`); ValueError for one without.
+    In version 3, data manifests must have first row ids (`assign_first_row_ids`).
 
     Raises:
-        Corrupt: For a manifest whose older list lacks a field that this version requires.
+        ValueError: A data manifest of version 3 has no first row id.
+        Corrupt: A manifest's older list lacks a field that this version requires.
     """
     header = {
         "snapshot-id": str(snapshot_id),
@@ -228,25 +236,26 @@ def _check_listed(manifest: ManifestFile, version: int) -> None:
         raise ValueError(f"{path}: no first row id was assigned")
     for name in ("added_snapshot_id",) if version == 1 else ("added_snapshot_id", *_COUNTS):
         if getattr(manifest, name) is None:
-            raise Corrupt(f"{path}: its manifest list lacks {name}")
+            raise Corrupt(f"{path}: its manifest list has no {name}")
 
 
 def assign_first_row_ids(manifests: Sequence[ManifestFile], next_row_id: int) -> tuple[list[ManifestFile], int]:
-    """Return (manifests of a version 3 snapshot, each data manifest with a first row id; the table's next row id).
+    """Return (manifests of a version 3 snapshot, each data manifest with a first row id; the table's next row
+    id).
 
-    Spec: "First Row ID Assignment". A manifest keeps an existing first row id. Otherwise it gets as many ids as it has
-    live rows, although its existing files may already have ids, which only the manifest shows. The snapshot's
-    `added-rows` is the increase of the next row id.
+    Spec: "First Row ID Assignment". A manifest keeps an existing first row id. Otherwise it gets as many ids
+    as it has live rows. Its existing files may already have ids, but only the manifest file contains this
+    information. The snapshot's `added-rows` is the increase of the next row id.
 
     Raises:
-        Corrupt: For a manifest without row counts.
+        Corrupt: A manifest has no row counts.
     """
     assigned = []
     for manifest in manifests:
         if manifest.content == DATA_MANIFEST and manifest.first_row_id is None:
             added, existing = manifest.added_rows_count, manifest.existing_rows_count
             if added is None or existing is None:
-                raise Corrupt(f"{manifest.manifest_path}: its manifest list lacks its row counts")
+                raise Corrupt(f"{manifest.manifest_path}: its manifest list has no row counts for it")
             manifest = msgspec.structs.replace(manifest, first_row_id=next_row_id)
             next_row_id += added + existing
         assigned.append(manifest)
@@ -257,7 +266,7 @@ def decode_listed(data: bytes, manifest: ManifestFile, *, with_deleted: bool = F
     """Return the manifest as columns.
 
     Raises:
-        Corrupt: Also when its length is not that of its manifest list.
+        Corrupt: The manifest is damaged, or its length differs from the manifest list.
     """
     if len(data) != manifest.manifest_length:
         raise Corrupt(
@@ -267,41 +276,44 @@ def decode_listed(data: bytes, manifest: ManifestFile, *, with_deleted: bool = F
 
 
 def removals_of(decoded: DecodedManifest, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
-    """Return the entries with status DELETED, which say that a snapshot removed a file, of a manifest that was
-    decoded with them; without row ids, which only live files inherit.
+    """Return the entries with status DELETED, each of which records that a snapshot removed a file.
+
+    The manifest must have been decoded with deleted entries. The result has no row ids, because only live
+    files inherit them.
     """
     entries = entries_of(decoded, msgspec.structs.replace(manifest, first_row_id=None), metadata)
     return [entry for entry in entries if not entry.is_live]
 
 
 def entries_of(decoded: DecodedManifest, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
-    """Return the live entries of a manifest in the order of the file, with all values inherited from the manifest
-    list.
+    """Return the live entries of a manifest in the order of the file, with all inherited values.
 
     Partition values have the types of `partition_types`, in the order of the table's spec.
 
     Raises:
-        Corrupt: With the manifest's path, for anything that contradicts the manifest list or the table.
+        Corrupt: The manifest contradicts the manifest list or the table; the message names its path.
     """
     path = manifest.manifest_path
     spec = metadata.spec(manifest.partition_spec_id)
     if spec is None:
-        raise Corrupt(f"{path} has the partition spec {manifest.partition_spec_id}, which the table's metadata lack")
+        raise Corrupt(
+            f"{path} has the partition spec {manifest.partition_spec_id}, which the table's metadata do not have"
+        )
     files = content_files(decoded, spec, partition_types(metadata, spec))
     status = decoded.longs["status"].tolist()
     snapshots = numbers(decoded, "snapshot_id", manifest.added_snapshot_id)
     data_numbers = _inherit_numbers(decoded, "sequence_number", manifest)
     if None in data_numbers:
-        raise Corrupt(f"{path}: an existing file has no sequence number, which only added files inherit")
+        raise Corrupt(f"{path}: an existing file has no sequence number; only added files inherit it")
     file_numbers = _inherit_numbers(decoded, "file_sequence_number", manifest)
     kinds = (DATA,) if manifest.content == DATA_MANIFEST else (1, 2)
     next_row_id = manifest.first_row_id if manifest.content == DATA_MANIFEST else None
     entries = []
     for i, file in enumerate(files):
         if file.content not in kinds:
-            raise Corrupt(f"{path}: {file.file_path} has content {file.content}, unlike its manifest")
+            raise Corrupt(f"{path}: {file.file_path} has content {file.content}, which differs from its manifest")
         if next_row_id is None:
-            # spec: without the manifest's first row id none is inherited, and the files' own ids are ignored
+            # If the manifest has no first row id, no file inherits an id, and the files' ids are ignored (spec).
             file = msgspec.structs.replace(file, first_row_id=None) if file.first_row_id is not None else file
         elif file.first_row_id is None:
             file = msgspec.structs.replace(file, first_row_id=next_row_id)
@@ -311,7 +323,10 @@ def entries_of(decoded: DecodedManifest, manifest: ManifestFile, metadata: Table
 
 
 def _inherit_numbers(decoded: DecodedManifest, name: str, manifest: ManifestFile) -> list[int | None]:
-    """Spec: "Sequence Number Inheritance": added files inherit the manifest's; in version 1 it is 0 for all."""
+    """Return a sequence number of each entry; added files inherit the number of their manifest.
+
+    In version 1 the number is 0 for all entries (spec: "Sequence Number Inheritance").
+    """
     own = manifest.sequence_number
     added = (decoded.longs["status"] == ADDED).tolist()
     return [

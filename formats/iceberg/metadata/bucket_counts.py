@@ -1,4 +1,6 @@
-"""Partition specs of earlier bucket counts, whose files a split divides among the buckets of the current spec."""
+"""Partition specs of earlier bucket counts. A split divides their files among the buckets of the current
+spec.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,14 @@ BUCKET = "bucket"
 
 
 def bucket_fields(spec: PartitionSpec) -> list[PartitionField]:
-    """Return the fields that are buckets of one column."""
+    """Return the fields of the spec that are buckets of a single column."""
     return [field for field in spec.fields if name_of(canonical(field.transform)) == BUCKET and len(field.sources) == 1]
 
 
 def coarser_specs(metadata: TableMetadata) -> frozenset[int]:
-    """Return the ids of specs that have buckets of a column of the current spec's buckets, but fewer, which divide
-    the current number.
+    """Return the ids of specs whose bucket count divides the current bucket count, and is smaller.
+
+    Such a spec has buckets of the same columns as the current spec.
     """
     current = {field.sources: width_of(canonical(field.transform)) for field in bucket_fields(metadata.default_spec)}
     return frozenset(

@@ -1,10 +1,12 @@
 """The working copy of table metadata to which the updates of one commit are applied.
 
-It is mutable, and private to this package: a commit that expires a thousand snapshots has a thousand updates, and a new
-immutable value for each would be quadratic in the history. `build` validates the result and returns an immutable
-`TableMetadata`, or the base if nothing changed. The semantics are those of Java's `TableMetadata.Builder` except for
-three, which are more lenient or safer: adding an existing item makes it the "last added" item; missing ids of a
-partition spec are assigned; the UUID of an existing table cannot change.
+The copy is mutable, and private to this package: a commit that expires a thousand snapshots has a
+thousand updates, and a new immutable value for each update would be quadratic in the history. `build`
+validates the result and returns an immutable `TableMetadata`, or the base if nothing changed.
+
+The semantics are those of Java's `TableMetadata.Builder`, with three exceptions that are more lenient or
+safer. Adding an existing item makes it the "last added" item. Missing ids of a partition spec are
+assigned. The UUID of an existing table cannot change.
 """
 
 from __future__ import annotations
@@ -41,16 +43,16 @@ from seamark.formats.runtime.errors import BadRequest, CommitConflict
 
 LAST_ADDED = -1
 COMPARISONS_MAX = 500_000
-"""The largest number of comparisons of one commit; a comparison with a small schema takes a microsecond."""
+"""The maximum number of comparisons of one commit; a comparison with a small schema takes a microsecond."""
 _FIELDS_PER_COMPARISON = 16
 
 
 class ComparisonBudget:
-    """Limits what the updates of one commit compare with each other.
+    """Limits the comparisons between the updates of one commit.
 
-    An update that adds a schema, a partition spec, a sort order or a version of a view is compared with all that there
-    are, as it must not be added twice. A body of 4 MiB has 20,000 such updates, which would compare for minutes, and
-    nothing else runs meanwhile.
+    An update that adds a schema, a partition spec, a sort order or a version of a view is compared with all
+    existing items, because an item must not be added twice. A body of 4 MiB can have 20,000 such updates.
+    Their comparisons would take minutes, and block all other work.
     """
 
     __slots__ = ("_left",)
@@ -59,10 +61,14 @@ class ComparisonBudget:
         self._left = COMPARISONS_MAX
 
     def spend(self, others: int, fields: int = 0) -> None:
-        """Count the comparisons of an item with `fields` fields and `others` other items, before they are done.
+        """Count the comparisons of an item with other items, before they are done.
+
+        Args:
+            others: The number of the other items.
+            fields: The number of fields of the item.
 
         Raises:
-            BadRequest: The commit compares too much.
+            BadRequest: The commit needs too many comparisons.
         """
         self._left -= others * (1 + fields // _FIELDS_PER_COMPARISON)
         if self._left < 0:
@@ -73,7 +79,12 @@ class ComparisonBudget:
 
 
 class TableBuilder:
-    """`base` None starts an empty table of `format_version`; `now_ms` is the time of the commit."""
+    """The working copy of a table's metadata.
+
+    Args:
+        base: The table's metadata. None starts an empty table of `format_version`.
+        now_ms: The time of the commit.
+    """
 
     def __init__(self, base: TableMetadata | None, *, format_version: int, now_ms: int) -> None:
         self._base = base
@@ -81,7 +92,7 @@ class TableBuilder:
         self.format_version = format_version if base is None else base.format_version
         self.uuid = None if base is None else base.table_uuid
         self.location = None if base is None else base.location
-        # a clock that stepped back must not make the metadata older than its history
+        # If the clock has stepped back, the metadata must still not be older than their history.
         self.now_ms = now_ms if base is None else max(now_ms, base.last_updated_ms)
         logged_ms = base.snapshot_log[-1].timestamp_ms if base is not None and base.snapshot_log else 0
         self._clock_was_ahead = max(self.now_ms, logged_ms) - now_ms > CLOCK_SKEW_MS
@@ -122,8 +133,6 @@ class TableBuilder:
         """The references to each snapshot; a commit may remove each of 10,000 snapshots by an update."""
         self._comparisons = ComparisonBudget()
 
-    # identity
-
     def assign_uuid(self, uuid: str) -> None:
         if self.uuid is not None and self.uuid.lower() == uuid.lower():
             return
@@ -159,8 +168,6 @@ class TableBuilder:
             self.changed = True
             self.properties.pop(name, None)
 
-    # schema
-
     def add_schema(self, added: Schema) -> None:
         schema = schemas.normalize_schema(added)
         schemas.check_format_version(schema, self.format_version)
@@ -184,7 +191,9 @@ class TableBuilder:
         if schema_id == self.current_schema_id:
             return
         self._comparisons.spend(len(self.specs) + self._spec_fields())
-        has_rows = any(ref.is_branch for ref in self.refs.values())  # engines replace a table without its branch
+        has_rows = any(
+            ref.is_branch for ref in self.refs.values()
+        )  # When an engine replaces a table, it first removes the branch.
         old = self.schemas.get(self.current_schema_id) if has_rows else None
         for spec in self.specs.values():
             partition.check_names(spec, schema)
@@ -203,8 +212,6 @@ class TableBuilder:
         if schema is None:
             raise BadRequest("No schema has been added and set as current")
         return schema
-
-    # partition specs
 
     def _spec_fields(self) -> int:
         return sum(len(spec.fields) for spec in self.specs.values())
@@ -250,8 +257,6 @@ class TableBuilder:
                 raise BadRequest("Cannot remove the default partition spec")
             self.changed |= self.specs.pop(spec_id, None) is not None
 
-    # sort orders
-
     def add_sort_order(self, added: SortOrder) -> None:
         self._comparisons.spend(len(self.orders), len(added.fields))
         existing_id = next((order.order_id for order in self.orders.values() if order.fields == added.fields), None)
@@ -272,10 +277,12 @@ class TableBuilder:
         if order_id != self.default_order_id:
             self.default_order_id, self.changed = order_id, True
 
-    # snapshots and references
-
     def add_snapshot(self, snapshot: Snapshot) -> None:
-        """CommitConflict if the snapshot is based on older metadata: the client should refresh and retry."""
+        """Add a snapshot.
+
+        Raises:
+            CommitConflict: The snapshot is based on older metadata: the client should refresh and retry.
+        """
         for name, present in (
             ("schema", self.schemas),
             ("partition spec", self.specs),
@@ -286,7 +293,7 @@ class TableBuilder:
         if snapshot.snapshot_id in self.snapshots:
             raise BadRequest(f"Snapshot already exists for id: {snapshot.snapshot_id}")
         number, last = snapshot.sequence_number, self.last_sequence_number
-        # a replaced table starts from a snapshot without a parent, whose number a concurrent commit may have taken
+        # A replaced table starts from a snapshot without a parent; a concurrent commit may have used its number.
         if self.format_version > 1 and number <= last and snapshot.parent_snapshot_id is not None:
             raise CommitConflict(
                 "Validation failed, please retry: Cannot add snapshot with sequence number "
@@ -308,7 +315,8 @@ class TableBuilder:
                 "Validation failed, please retry: Cannot add a snapshot, first-row-id is behind table next-row-id: "
                 f"{snapshot.first_row_id} < {self.next_row_id}"
             )
-        # Java adds the rows to the table's counter; counting from the snapshot's start never assigns a row id twice
+        # Java adds the rows to the table's counter. Counting from the snapshot's start never assigns a row id
+        # twice.
         self.next_row_id = snapshot.first_row_id + snapshot.added_rows
 
     def set_ref(self, name: str, ref: SnapshotRef) -> None:
@@ -328,7 +336,7 @@ class TableBuilder:
         self.changed = True
 
     def _forget(self, name: str) -> None:
-        """Before a reference is moved or removed."""
+        """Remove a reference from the names of its snapshot, before the reference is moved or removed."""
         if self._names_of is not None and name in self.refs:
             self._names_of.get(self.refs[name].snapshot_id, set()).discard(name)
 
@@ -337,11 +345,11 @@ class TableBuilder:
         added_now = snapshot.snapshot_id in self._added_snapshots
         if added_now:
             self._passed_main.add(snapshot.snapshot_id)
-        # a rollback to an existing snapshot is dated now, not when that snapshot was created
+        # The log entry of a rollback to an existing snapshot has the current time, not the time of that snapshot.
         when = snapshot.timestamp_ms if added_now else self.now_ms
         if self._clock_was_ahead:
-            # Otherwise no client could commit until the clock catches up. The log has the times of updates, which
-            # readers require to ascend; the snapshot's own timestamp stays.
+            # Otherwise no client could commit until the clock has caught up. Readers require that the times of
+            # updates in the log ascend; the snapshot's own timestamp stays.
             when = max(when, self.now_ms)
         self.snapshot_log.append(SnapshotLogEntry(when, snapshot.snapshot_id))
 
@@ -352,12 +360,14 @@ class TableBuilder:
         self.changed |= self.refs.pop(name, None) is not None
 
     def remove_snapshots(self, snapshot_ids: Iterable[int]) -> None:
-        """Ignore unknown ids: two services may expire the same snapshot.
+        """Remove snapshots, except snapshots that were undone recently.
 
-        Snapshots that were undone lately stay.
+        Unknown ids are ignored: two services may expire the same snapshot.
         """
         removed: set[int] = set()
-        if self._undone_lately is None:  # once for a commit: it may remove each snapshot by an update
+        if (
+            self._undone_lately is None
+        ):  # This runs once per commit, although each update of the commit may remove a snapshot.
             self._comparisons.spend(len(self.snapshots))
             self._undone_lately = find_recently_undone(self.snapshots.values(), self.now_ms)
         for snapshot_id in snapshot_ids:
@@ -374,8 +384,6 @@ class TableBuilder:
             for snapshot_id in removed:
                 for name in sorted(self._names_of.pop(snapshot_id, ())):
                     self.remove_ref(name)
-
-    # statistics and keys
 
     def set_statistics(self, file: StatisticsFile) -> None:
         self.statistics[file.snapshot_id] = (file,)
@@ -404,7 +412,8 @@ class TableBuilder:
     def build(self) -> TableMetadata:
         """Return the validated result, or the base if no update changed anything.
 
-        Raises BadRequest.
+        Raises:
+            BadRequest: The result is not valid metadata.
         """
         if not self.changed and self._base is not None:
             return self._base
@@ -447,8 +456,9 @@ class TableBuilder:
         return result
 
     def _finish_log(self) -> tuple[SnapshotLogEntry, ...]:
-        """Return the log without snapshots that were current only within this commit, and without history before a
-        gap.
+        """Return the log without snapshots that were current only during this commit.
+
+        If a snapshot of the log was removed, the history before this gap is also left out.
         """
         intermediate = self._passed_main - {self.current_snapshot_id}
         log = self.snapshot_log
@@ -456,7 +466,7 @@ class TableBuilder:
             log = []
             for entry in self.snapshot_log:
                 if entry.snapshot_id not in self.snapshots and self._removed_snapshots:
-                    # the snapshot that was current before the gap is unknown: time travel into it would be wrong
+                    # The snapshot that was current before the gap is unknown: time travel before the gap would be wrong.
                     log.clear()
                 elif entry.snapshot_id not in intermediate:
                     log.append(entry)
@@ -464,7 +474,10 @@ class TableBuilder:
         return tuple(log)
 
     def _check_times(self, log: list[SnapshotLogEntry]) -> None:
-        """Check only entries of this commit: irregular history of an old table must not block its commits."""
+        """Check the times of the log entries of this commit.
+
+        Older entries are not checked: an irregular history of an old table must not block its commits.
+        """
         appended = len(self.snapshot_log) - (0 if self._base is None else len(self._base.snapshot_log))
         recent = log[max(0, len(log) - appended - 1) :]
         for before, after in itertools.pairwise(recent):

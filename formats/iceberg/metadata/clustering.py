@@ -1,7 +1,8 @@
-"""The clustering policy of a table: by which columns, and along which curve, its rows are laid out in files.
+"""The clustering policy of a table: the columns and the curve by which its rows are arranged in files.
 
-Files of one rewrite form a layer: together they cover the table once, each with a small range of the columns. The names
-of its files contain the layer, because manifests have no place for it and snapshots expire.
+The files of one rewrite form a layer: together they cover the table once, and each file has a small range
+of the columns. The names of the files contain the layer, because manifests have no field for it and
+snapshots expire.
 """
 
 from __future__ import annotations
@@ -22,37 +23,41 @@ CLUSTERED_BY = "clustered-by"
 COLUMNS = "seamark.clustering.columns"
 CURVE = "seamark.clustering.curve"
 JOINS = "seamark.clustering.joins"
-"""A JSON object of the tables that `name.column` in the columns refers to, by name."""
+"""The property with the joined tables, a JSON object by name: `name.column` in the columns refers to them."""
 JOINS_MAX = 6
 LINEAR, ZORDER, HILBERT = "linear", "zorder", "hilbert"
 CURVES = (HILBERT, ZORDER, LINEAR)
 LAYER_BYTES, LAYER_FILES = 4 << 30, 2000
 """Limits of the files that become one layer: they bound the disk space and the time of a commit."""
 COLUMNS_MAX = 6
-"""With more columns a file covers most of the range of each."""
+"""The maximum number of columns. With more columns, a file would cover most of the range of each column."""
 _NAME = re.compile(r"-clustered-([0-9a-f]{8})-([0-9a-f]{12})\.parquet")
 
 
 @dataclass(frozen=True)
 class ClusteringLayout:
-    """`columns`: by name; for the curve `linear` in the order of their weight."""
+    """The columns and the curve of a clustering.
+
+    Attributes:
+        columns: Names of columns; for the curve `linear`, the most important first.
+    """
 
     columns: tuple[str, ...]
     curve: str = HILBERT
 
     @staticmethod
     def of(properties: Mapping[str, str]) -> ClusteringLayout | None:
-        """Return None for a table without the property `seamark.clustering.columns`.
+        """Return the layout in a table's properties, or None without the property `seamark.clustering.columns`.
 
         Raises:
-            BadRequest: For an invalid value.
+            BadRequest: A property has an invalid value.
         """
         columns = as_names(properties, COLUMNS, f"1 to {COLUMNS_MAX} different columns", least=1, most=COLUMNS_MAX)
         if not columns:
             return None
         curve = properties.get(CURVE, HILBERT)
         if curve not in CURVES:
-            raise BadRequest(f"{CURVE} is {curve[:100]!r}; it must be {', '.join(CURVES)}")
+            raise BadRequest(f"{CURVE} is {curve[:100]!r}; it must be one of {', '.join(CURVES)}")
         return ClusteringLayout(columns, curve)
 
     @property
@@ -61,7 +66,7 @@ class ClusteringLayout:
 
     @property
     def digest(self) -> str:
-        """8 hexadecimal digits."""
+        """The digest of the layout, 8 hexadecimal digits."""
         return hashlib.sha256(msgspec.json.encode([self.curve, *self.columns])).hexdigest()[:8]
 
     def suffix(self, layer: str) -> str:
@@ -74,10 +79,11 @@ class ClusteringLayout:
 
 
 class JoinDefinition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`table`: its name with dots.
+    """A table that a clustering joins.
 
     Attributes:
-        on: Column of the clustered table, or of an earlier join, to column of `table`.
+        table: The name of the table, with dots.
+        on: Column of the clustered table, or of an earlier join → column of `table`.
     """
 
     table: str
@@ -85,10 +91,10 @@ class JoinDefinition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def joins_of(properties: Mapping[str, str]) -> dict[str, JoinDefinition]:
-    """Return the joined tables, by name; empty without the property.
+    """Return the joined tables by name, or {} if the property is not set.
 
     Raises:
-        BadRequest: For an invalid value.
+        BadRequest: The property is invalid.
     """
     text = properties.get(JOINS, "").strip()
     if not text:
@@ -106,6 +112,6 @@ def joins_of(properties: Mapping[str, str]) -> dict[str, JoinDefinition]:
 
 
 def layer_of(location: str) -> tuple[str, str] | None:
-    """Return the digest of the layout, and the layer, of a file that a clustering wrote."""
+    """Return (the digest of the layout, the layer) of a file that a clustering wrote."""
     match = _NAME.search(location[-64:])
     return None if match is None or match.end() < len(location[-64:]) else (match[1], match[2])

@@ -1,8 +1,10 @@
-"""The time to live of columns: values of a column are removed from partitions that are older than an age.
+"""The time to live of columns: the values of a column are removed from partitions that are older than an
+age.
 
-The age of a row is that of its value in the time column, by which the table is partitioned: a day, a month, a year or
-an hour of it, or the value itself. A partition has expired for a column when all times that it may contain are older.
-So a partition that is too old in part stays whole, and rows without a time never expire. Times without a zone are UTC.
+The age of a row is the age of its value in the time column. The table is partitioned by this column: by
+the day, month, year or hour, or by the value itself. A partition has expired for a column when all times
+that it may contain are older than the age. A partition that is only partly too old stays whole, and rows
+without a time never expire. Times without a zone are UTC.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from seamark.formats.runtime.errors import BadRequest
 COLUMNS = "seamark.column-ttl.columns"
 TIME_COLUMN = "seamark.column-ttl.time-column"
 DROPPED_COLUMNS = "dropped-columns"
-"""A key of the summary of a snapshot from whose files columns were left out."""
+"""A key of the summary of a snapshot whose new files were written without some columns."""
 COLUMNS_MAX = 1000
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 _TIMES = frozenset({"timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"})
@@ -39,10 +41,11 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class TtlPolicy:
-    """`ages_h`: hours by column.
+    """The ages after which the values of columns expire.
 
     Attributes:
-        time_column: None for the only one by which the table is partitioned.
+        ages_h: The age in hours, by column.
+        time_column: The name of the time column. None if the table is partitioned by only one.
     """
 
     ages_h: Mapping[str, int]
@@ -50,10 +53,10 @@ class TtlPolicy:
 
     @staticmethod
     def of(properties: Mapping[str, str]) -> TtlPolicy | None:
-        """Return None for a table without the property `seamark.column-ttl.columns`.
+        """Return the policy in a table's properties, or None without the property `seamark.column-ttl.columns`.
 
         Raises:
-            BadRequest: For an invalid value.
+            BadRequest: A property has an invalid value.
         """
         text = properties.get(COLUMNS, "").strip()
         if not text:
@@ -63,7 +66,7 @@ class TtlPolicy:
             hours = _hours(age)
             if not name or hours is None or name in ages_h:
                 raise BadRequest(
-                    f"{COLUMNS} is {text[:200]!r}; it must list different columns with their ages, as payload: 90 "
+                    f"{COLUMNS} is {text[:200]!r}; it must list different columns with their ages, such as payload: 90 "
                     'days, ext: 1y, or be a JSON object such as {"payload": "90d"}'
                 )
             ages_h[name] = hours
@@ -72,10 +75,11 @@ class TtlPolicy:
         return TtlPolicy(ages_h, properties.get(TIME_COLUMN, "").strip() or None)
 
     def rules(self, metadata: TableMetadata, now_ms: int) -> list[TtlRule]:
-        """Return what has expired now, the oldest partitions first: they lose the most columns.
+        """Return the rules for what has expired now, the oldest partitions first: they lose the most columns.
 
         Raises:
-            BadRequest: If the table is not partitioned by a time column, or by several, and the policy names none.
+            BadRequest: The table is not partitioned by a time column; or it is partitioned by several, and the
+                policy names none of them.
         """
         time = self._time(metadata)
         ttls = []
@@ -88,29 +92,28 @@ class TtlPolicy:
         return ttls
 
     def _time(self, metadata: TableMetadata) -> TimeColumn:
-        """Return the column by which partitions expire."""
+        """Return the time column of the table's partitions."""
         times = time_columns(metadata, metadata.default_spec)
         if self.time_column is not None:
             times = [time for time in times if time.name == self.time_column]
             if not times:
                 raise BadRequest(
-                    f"{TIME_COLUMN} is {self.time_column!r}; the table is not partitioned by a day, month, year or "
-                    "hour of it"
+                    f"{TIME_COLUMN} is {self.time_column!r}, but the table is not partitioned by its day, "
+                    "month, year or hour"
                 )
         elif len({time.column_id for time in times}) != 1:
-            why = f"by several: {', '.join(time.name for time in times)}" if times else "by none"
+            why = f"by several: {', '.join(time.name for time in times)}" if times else "by no time column"
             raise BadRequest(
-                f"Columns expire by the time column that the table is partitioned by, and it is partitioned {why}"
+                f"Columns expire by the time column of the table's partitions, but the table is partitioned {why}"
                 + (f"; set {TIME_COLUMN}" if times else "")
             )
         return times[0]
 
 
 def why_kept(metadata: TableMetadata, field: Field) -> str:
-    """Return why the values of a column, and of the columns in it, are never removed from files: the reason, after
-    the column's name.
+    """Return the reason why the values of a column and of its inner columns are never removed from files.
 
-    Empty if they may be.
+    The reason is a predicate that follows the column's name. Return "" if the values may be removed.
     """
     if field.required:
         return "is required"
@@ -121,7 +124,8 @@ def why_kept(metadata: TableMetadata, field: Field) -> str:
         return "is in the table's identifier fields"
     if any(inside & set(term.sources) for spec in metadata.partition_specs for term in spec.fields):
         return "is the source of a partition field"
-    # Files keep the id of the order by which they are sorted, which may be an earlier one.
+    # All sort orders count: a file keeps the id of the order in which it was sorted, which may be an earlier
+    # order.
     if any(inside & set(term.sources) for order in metadata.sort_orders for term in order.fields):
         return "is in a sort order of the table"
     return ""
@@ -135,7 +139,7 @@ def _ids_within(kind: Type) -> Iterator[int]:
 
 
 class TimeColumn(NamedTuple):
-    """A partition field of a time: by `transform` of the column, whose type is `kind`."""
+    """A time column of type `kind`, by whose `transform` a table is partitioned."""
 
     name: str
     column_id: int
@@ -144,12 +148,12 @@ class TimeColumn(NamedTuple):
     transform: str
 
     def to_ms(self, value: int) -> int:
-        """Return a value of the column, as time since the epoch."""
+        """Return a value of the column in milliseconds since the epoch."""
         return value * DAY_MS // UNITS_PER_DAY[self.kind]
 
 
 def time_columns(metadata: TableMetadata, spec: PartitionSpec) -> list[TimeColumn]:
-    """Return the times by which a spec partitions, with the columns of the current schema."""
+    """Return the time columns by which a spec partitions the table, if the current schema has them."""
     ttls = []
     for field in spec.fields:
         column = metadata.current_schema.column(field.sources[0]) if len(field.sources) == 1 else None
@@ -162,10 +166,10 @@ def time_columns(metadata: TableMetadata, spec: PartitionSpec) -> list[TimeColum
 
 
 def partition_end_ms(time: TimeColumn, value: int) -> int:
-    """Return the time since the epoch at which a partition ends.
+    """Return the time at which a partition ends, in milliseconds since the epoch.
 
     Args:
-        value: Of the partition field, in its own unit.
+        value: The value of the partition field, in its own unit.
     """
     match time.transform:
         case "hour":
@@ -180,8 +184,10 @@ def partition_end_ms(time: TimeColumn, value: int) -> int:
 
 @dataclass(frozen=True)
 class TtlRule:
-    """`columns` have expired in the partitions whose rows all satisfy `where`, an expression of the REST
-    specification."""
+    """The `columns` that have expired in some partitions: those whose rows all satisfy `where`.
+
+    `where` is an expression of the REST specification.
+    """
 
     columns: tuple[str, ...]
     where: dict[str, Any]
@@ -189,7 +195,7 @@ class TtlRule:
 
 
 def _entries(text: str) -> Iterator[tuple[str, str]]:
-    """Yield pairs of name and age; an empty name for what is none."""
+    """Yield (name, age) of each entry, or ("", "") for an invalid entry."""
     if text.startswith("{"):
         try:
             listed = from_json(text, dict[str, str])

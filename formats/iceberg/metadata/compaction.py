@@ -1,4 +1,7 @@
-"""What a compaction considers worth a rewrite: the server that proposes it and the client that does it agree."""
+"""The limits that decide whether a compaction is worth a rewrite.
+
+The server proposes a compaction, and the client runs it; both use these limits.
+"""
 
 from __future__ import annotations
 
@@ -15,24 +18,27 @@ SMALL, SMALL_SORTED = 0.75, 0.1
 """A file below this part of the target size is small. In a table with a sort order the writer ends a file when its
 sorted rows fill a buffer in memory, and their Parquet file is several times smaller than that."""
 REPLACEMENTS_UNDONE = "seamark.replacements-undone"
-"""A key of the summary of an engine's snapshot: the snapshots that it undoes, because they overtook it, the newest
-first."""
+"""A key of the summary of an engine's snapshot.
+
+The value lists the replacements that the snapshot undoes, because they overtook it, the newest first.
+"""
 UNDONE = "undone-snapshot-id"
-"""A key of the summary of a snapshot that undoes another: the id of that snapshot."""
+"""A key of the summary of a snapshot that undoes another snapshot; the value is the id of the undone
+snapshot.
+"""
 _UNDONE_KEYS = {name: name.encode() for name in (UNDONE, REPLACEMENTS_UNDONE)}
 UNDONE_KEPT_MS = 3_600_000
 DELETED = 0.1
-"""Part of the rows: a file, or a table, of which so many are deleted is worth a rewrite."""
+"""The part of the rows of a file, or of a table, whose deletion makes a rewrite worthwhile."""
 
 
 def find_recently_undone(snapshots: Iterable[Snapshot], now_ms: int) -> frozenset[int]:
-    """Return the snapshots that were undone in the last hour, by an undo or by a commit of an engine that they had
-    overtaken.
+    """Return the snapshots that were undone in the last hour.
 
-    They stay in the table for that time.
-
-    An expiration by an engine that has read the table before the undo, and commits its removals after it, then finds
-    the undone snapshot among those that remain, and keeps the files that it had removed and that are back.
+    Either an undo has undone them, or a commit of an engine that they had overtaken. They stay in the table
+    for this time because of the following case: an engine reads the table before the undo, expires snapshots,
+    and commits the expiration after the undo. It then finds the undone snapshot among the remaining
+    snapshots. Therefore it keeps the files that this snapshot had removed and that are back now.
     """
     snapshot_ids: set[int] = set()
     for snapshot in snapshots:
@@ -46,5 +52,5 @@ def find_recently_undone(snapshots: Iterable[Snapshot], now_ms: int) -> frozense
 
 
 def small_below(metadata: TableMetadata) -> float:
-    """Return the part of the target size below which a file of the table is small."""
+    """Return the fraction of the target size below which a file of the table is small."""
     return SMALL_SORTED if metadata.default_sort_order_id else SMALL

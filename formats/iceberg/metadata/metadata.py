@@ -1,7 +1,7 @@
 """Table metadata, format versions 1 to 3, as one immutable value (Iceberg spec: "Table Metadata").
 
-Older fields of version 1 (`schema`, `partition-spec`, missing ids) exist only in JSON: `table_json` converts them, and
-all other code uses one form. Nothing is modified in place, including the mappings.
+The older fields of version 1 (`schema`, `partition-spec`, missing ids) exist only in JSON: `table_json`
+converts them, and all other code uses one form. Nothing is modified in place, including the mappings.
 """
 
 from __future__ import annotations
@@ -30,18 +30,20 @@ FORMAT_VERSION_MAX = 3
 ROW_LINEAGE_MIN_FORMAT_VERSION = 3
 
 CLOCK_SKEW_MS = 60_000
-"""How far logged times may step back before Java rejects the metadata."""
+"""The maximum difference by which logged times may step back. Java rejects metadata with a larger
+difference.
+"""
 
 
 class TableMetadata(msgspec.Struct, frozen=True, dict=True, kw_only=True):
-    """Times are milliseconds since the epoch.
+    """The metadata of a table. Times are milliseconds since the epoch.
 
-    `current_snapshot_id` is None where JSON may have -1.
+    `current_snapshot_id` is None if the JSON has -1.
     """
 
     format_version: int
     table_uuid: str | None
-    """None only in version 1 metadata of old writers."""
+    """The UUID; None only in version 1 metadata of old writers."""
     location: str
     last_updated_ms: int
     last_column_id: int
@@ -106,8 +108,12 @@ class TableMetadata(msgspec.Struct, frozen=True, dict=True, kw_only=True):
 
 
 def check_invariants(m: TableMetadata) -> None:
-    """BadRequest with the first contradiction between parts of the metadata; every writer and reader relies on
-    these.
+    """Check that the parts of the metadata do not contradict each other.
+
+    All writers and readers rely on these invariants.
+
+    Raises:
+        BadRequest: The first contradiction.
     """
     if not 1 <= m.format_version <= FORMAT_VERSION_MAX:
         raise BadRequest(f"Unsupported format version: v{m.format_version} (supported: v{FORMAT_VERSION_MAX})")
@@ -153,15 +159,18 @@ def _check_snapshots(m: TableMetadata) -> None:
 def with_previous_file(
     m: TableMetadata, previous_location: str, previous_timestamp_ms: int, max_entries: int | None = None
 ) -> tuple[TableMetadata, list[str]]:
-    """Return the metadata with its predecessor's file added to the metadata log, and the files removed from the
-    log's start.
+    """Add the previous metadata file to the metadata log.
 
-    `previous_timestamp_ms` is the predecessor's `last_updated_ms`. The log has `max_entries`, by default the table's
-    property `write.metadata.previous-versions-max` (100), and at least one. The caller decides whether to delete the
-    removed files (`write.metadata.delete-after-commit.enabled`).
+    Return (the metadata, the files removed from the start of the log). The caller decides whether to delete
+    the removed files (`write.metadata.delete-after-commit.enabled`).
+
+    Args:
+        previous_timestamp_ms: The `last_updated_ms` of the previous metadata.
+        max_entries: The maximum length of the log, at least one. By default the table's property
+            `write.metadata.previous-versions-max` (100).
 
     Raises:
-        BadRequest: For a property that is not an integer.
+        BadRequest: The property is not an integer.
     """
     if max_entries is None:
         max_entries = props.as_int(m.properties, props.PREVIOUS_VERSIONS_MAX, props.PREVIOUS_VERSIONS_MAX_DEFAULT)

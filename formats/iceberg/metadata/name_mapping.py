@@ -1,7 +1,7 @@
-"""Name mappings: which column of a file without field ids is which column of the table.
+"""Name mappings, which map the columns of a file without field ids to columns of the table.
 
-The table's property `schema.name-mapping.default` contains the mapping (Iceberg spec: "Name Mapping Serialization").
-It applies only to files in which no column has a field id. Pure.
+The table's property `schema.name-mapping.default` contains the mapping (Iceberg spec: "Name Mapping
+Serialization"). It applies only to files in which no column has a field id. This module is pure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ NAME_MAPPING = "schema.name-mapping.default"
 
 
 class MappedField(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True):
-    """A column with one of `names` has this field id; `fields` are the columns inside it."""
+    """An entry of the mapping: a column with one of `names` has this field id; `fields` are the columns inside
+    it.
+    """
 
     names: tuple[str, ...]
     field_id: int | None = None
@@ -28,7 +30,11 @@ NameMapping = tuple[MappedField, ...]
 
 
 def parse_name_mapping(text: str) -> NameMapping:
-    """ValueError for an invalid name mapping."""
+    """Return the name mapping in a text.
+
+    Raises:
+        ValueError: The name mapping is invalid.
+    """
     try:
         return from_json(text, NameMapping)
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -36,7 +42,10 @@ def parse_name_mapping(text: str) -> NameMapping:
 
 
 def name_mapping_of(properties: Mapping[str, str]) -> NameMapping | None:
-    """Return None if a table has no name mapping, or one that readers may understand in different ways."""
+    """Return the name mapping of a table.
+
+    Return None if the table has no mapping, or has a mapping that readers may interpret in different ways.
+    """
     text = properties.get(NAME_MAPPING)
     if text is None:
         return None
@@ -48,7 +57,10 @@ def name_mapping_of(properties: Mapping[str, str]) -> NameMapping | None:
 
 
 def mapping_of_columns(mapping: NameMapping, column_ids: Iterable[int]) -> NameMapping:
-    """Return the part that maps these columns, in canonical form: mappings with an equal part map them equally."""
+    """Return the part of the mapping for these columns, in canonical form.
+
+    If two mappings have the same part, they map these columns in the same way.
+    """
     return _restrict(mapping, frozenset(column_ids))
 
 

@@ -1,7 +1,9 @@
-"""Partition specs (Iceberg spec: "Partitioning"): their JSON structs, field ids and compatibility with a schema.
+"""Partition specs (Iceberg spec: "Partitioning"): their JSON structs, field ids and compatibility with a
+schema.
 
-A spec refers to columns by id. It is validated against a schema when it is added and when either becomes current; old
-specs are kept even without their source columns, so that old files can still be interpreted.
+A spec refers to columns by id. It is validated against a schema when the spec is added, and when the spec
+or the schema becomes current. Old specs are kept even if their source columns are gone, so that old files
+can still be interpreted.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from seamark.formats.iceberg.types.transforms import VOID, accepts, canonical, n
 from seamark.formats.runtime.errors import BadRequest
 
 FIELD_ID_START = 1000
-"""The first partition field id; an unpartitioned table's last-partition-id is one less."""
+"""The first partition field id; the last-partition-id of an unpartitioned table is one less."""
 
 
 class PartitionField(msgspec.Struct, frozen=True, omit_defaults=True, rename="kebab"):
@@ -25,7 +27,7 @@ class PartitionField(msgspec.Struct, frozen=True, omit_defaults=True, rename="ke
     transform: str
     source_id: Int32 | None = None
     source_ids: tuple[Int32, ...] = ()
-    """Version 3 transforms of several columns; a single source is always written as `source-id`."""
+    """The sources of version 3 transforms of several columns; a single source is always written as `source-id`."""
     field_id: Int32 | None = None
 
     @property
@@ -34,7 +36,7 @@ class PartitionField(msgspec.Struct, frozen=True, omit_defaults=True, rename="ke
 
     @property
     def is_void(self) -> bool:
-        """Whether it has no value for any row, as where version 1 has dropped it."""
+        """Whether the field has no value for any row. In version 1, such a field replaces a dropped field."""
         return self.transform.lower() == VOID
 
     def describe(self) -> str:
@@ -69,13 +71,15 @@ class PartitionSpec(msgspec.Struct, frozen=True, dict=True, rename="kebab"):
         return fields_by_source
 
     def has_same_fields(self, other: PartitionSpec) -> bool:
-        """Return whether the specs are equal except for spec and field ids (spec: such a spec is not added twice)."""
+        """Return whether the specs are equal except for spec and field ids. The spec forbids adding such a spec
+        twice.
+        """
         own = [(field.sources, field.transform, field.name) for field in self.fields]
         return own == [(field.sources, field.transform, field.name) for field in other.fields]
 
 
 class PartitionSpecInput(msgspec.Struct, frozen=True, rename="kebab"):
-    """A spec from a client: the server assigns missing ids."""
+    """A spec from a client; the server assigns missing ids."""
 
     fields: tuple[PartitionField, ...]
     spec_id: Int32 = 0
@@ -85,9 +89,10 @@ UNPARTITIONED = PartitionSpec(0, ())
 
 
 def normalize_spec(spec: PartitionSpecInput) -> PartitionSpec:
-    """Return the client's spec in canonical form; field ids are all present or all absent.
+    """Return the client's spec in canonical form; either all fields have ids, or none has.
 
-    Raises BadRequest.
+    Raises:
+        BadRequest: The spec is invalid.
     """
     fields = tuple(_check_field(field) for field in spec.fields)
     field_ids = [field.field_id for field in fields if field.field_id is not None]
@@ -114,12 +119,12 @@ def _check_field(field: PartitionField) -> PartitionField:
 
 
 def number_fields(spec: PartitionSpec) -> PartitionSpec:
-    """Field ids 1000, 1001, … for a spec without ids, as readers of old version 1 metadata assume."""
+    """Return a spec without ids with the field ids 1000, 1001, …, as readers of old version 1 metadata assume."""
     return with_field_ids(spec, (FIELD_ID_START + position for position in range(len(spec.fields))))
 
 
 def with_field_ids(spec: PartitionSpec, ids: Iterable[int]) -> PartitionSpec:
-    """Return the spec with `ids` for the fields that have none."""
+    """Return the spec with `ids` for the fields without an id."""
     fields = (
         field if field.field_id is not None else msgspec.structs.replace(field, field_id=field_id)
         for field, field_id in zip(spec.fields, ids, strict=True)
@@ -128,8 +133,9 @@ def with_field_ids(spec: PartitionSpec, ids: Iterable[int]) -> PartitionSpec:
 
 
 def assign_field_ids(spec: PartitionSpec, existing: Iterable[PartitionSpec], last_field_id: int) -> PartitionSpec:
-    """Return ids for a spec without ids: those of equal fields in `existing`, otherwise the next free ids (spec,
-    version 2).
+    """Return the spec with ids for its fields.
+
+    A field gets the id of an equal field in `existing`, otherwise the next free id (spec, version 2).
     """
     known_ids = {(field.sources, field.transform): field.field_id for old in existing for field in old.fields}
     ids: list[int] = []
@@ -149,7 +155,11 @@ def has_sequential_ids(spec: PartitionSpec) -> bool:
 
 
 def check_names(spec: PartitionSpec, schema: Schema) -> None:
-    """BadRequest for names that Java could not parse with the schema: empty, repeated or conflicting names."""
+    """Check that Java can parse the names of the spec together with the schema.
+
+    Raises:
+        BadRequest: A name is empty, repeated, or conflicts with a column.
+    """
     seen: set[str] = set()
     for field in spec.fields:
         if not field.name:
@@ -163,10 +173,13 @@ def check_names(spec: PartitionSpec, schema: Schema) -> None:
 
 
 def check_promotions(spec: PartitionSpec, old: Schema, new: Schema) -> None:
-    """BadRequest if a column's new type would change the partition values of its rows (Iceberg spec, "Schema
-    Evolution"): a timestamp has another hash than its date.
+    """Check that no column's new type changes the partition values of its rows (Iceberg spec, "Schema
+    Evolution").
 
-    Planners would not find the rows of stored files.
+    A timestamp has a different hash from its date, so that planners would not find the rows of stored files.
+
+    Raises:
+        BadRequest: A promotion changes partition values.
     """
     for field in spec.fields:
         if name_of(canonical(field.transform)) != "bucket":
@@ -181,10 +194,14 @@ def check_promotions(spec: PartitionSpec, old: Schema, new: Schema) -> None:
 
 
 def check_compatible(spec: PartitionSpec, schema: Schema) -> None:
-    """BadRequest unless each field can be computed from the schema's columns."""
+    """Check that each field can be computed from the schema's columns.
+
+    Raises:
+        BadRequest: A field cannot be computed.
+    """
     for field in spec.fields:
         if field.is_void:
-            # version 1 replaces a dropped field by it: its source may be missing
+            # Version 1 replaces a dropped field by a void field, whose source may be missing.
             continue
         for source_id in field.sources:
             _check_source(field, source_id, schema)

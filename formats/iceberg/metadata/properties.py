@@ -1,4 +1,4 @@
-"""Table and view properties that the catalog reads, and Java's checks at table creation."""
+"""Table and view properties that the catalog reads, and the checks that Java makes when a table is created."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RESERVED = frozenset(
         "default-sort-order",
     }
 )
-"""Names under which engines show metadata as properties; never stored as properties."""
+"""Names under which engines show metadata as properties. They are never stored as properties."""
 
 _CLIENT_FAMILIES = frozenset(
     (
@@ -49,8 +49,9 @@ _CLIENT_FAMILIES = frozenset(
         *("auth", "oauth", "oauth2", "sigv4", "token", "credential", "credentials", "storage-credentials"),
     )
 )
-"""First segments (up to a dot) of keys that select a client's hosts, credentials, signers and key stores; besides those
-of the storages."""
+"""First segments (up to a dot) of keys that select a client's hosts, credentials, signers and key stores, in
+addition to the families of the storages.
+"""
 _CLIENT_PREFIXES = (
     *("rest-", "oauth2-", "oauth-", "token-", "signer-", "encryption.kms"),
     *("parquet.crypto.", "parquet.encryption.kms.", "orc.key.provider", "orc.kms"),
@@ -75,19 +76,19 @@ _INTEGER = re.compile(r"[+-]?\d{1,19}")
 
 @memoize(8192)
 def configures_client(name: str) -> bool:
-    """Return whether a property of this name selects the host that a client connects to, where its secrets go, or
-    code that it loads.
+    """Return whether a property with this name configures a client's catalog.
 
-    Case, surrounding spaces and full-width letters are ignored.
+    Such a property selects the host to which a client connects, the receiver of its secrets, or code that it
+    loads. Case, surrounding spaces and full-width letters are ignored.
 
-    In PyIceberg, table properties override catalog properties when it opens files (`_load_file_io` merges catalog <
-    table < `config`), and PyIceberg and Java load the location provider that a table names. The prefixes are those of
-    PyIceberg's `io` and `catalog.rest`, and of Java's `*Properties` classes: whole prefixes, because releases add keys
-    to them.
+    In PyIceberg, table properties override catalog properties when it opens files (`_load_file_io` merges
+    catalog < table < `config`). PyIceberg and Java load the location provider that a table names. The
+    prefixes are those of PyIceberg's `io` and `catalog.rest`, and of Java's `*Properties` classes. Whole
+    prefixes are used, because releases add keys to them.
     """
     key = fold_name(name)
     if _PER_COLUMN.fullmatch(key):
-        return False  # the rest of such a key is a column name
+        return False  # The rest of such a key is a column name.
     family = key.partition(".")[0].strip()
     return (
         key in _CLIENT_KEYS
@@ -99,8 +100,11 @@ def configures_client(name: str) -> bool:
 
 
 def check_client_properties(properties: Mapping[str, str], subject: str) -> None:
-    """BadRequest, with the keys, for properties that belong to the configuration of a client's catalog, and for names
-    that are too long."""
+    """Check that properties do not configure a client's catalog, and that their names are not too long.
+
+    Raises:
+        BadRequest: A property is refused; the message names it.
+    """
     longest = max(properties, key=len, default="")
     if len(longest) > PROPERTY_NAME_CHARACTERS_MAX:
         raise BadRequest(
@@ -111,13 +115,16 @@ def check_client_properties(properties: Mapping[str, str], subject: str) -> None
     if refused:
         raise BadRequest(
             f"{subject} may not have {', '.join(repr(key[:100]) for key in refused[:5])}: such a property decides "
-            "which host a client talks to, where its secrets go or which code it loads; set it in the configuration of "
-            "the client's catalog instead"
+            "to which host a client connects, where its secrets go or which code it loads; set it in the "
+            "configuration of the client's catalog instead"
         )
 
 
 def remove_client_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties to return to clients, for properties stored by older versions or other catalogs."""
+    """Return the properties without those that configure a client's catalog.
+
+    Older versions or other catalogs may have stored such properties; clients must not receive them.
+    """
     return {key: value for key, value in properties.items() if not configures_client(key)}
 
 
@@ -126,7 +133,10 @@ def drop_reserved(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def count_of(values: Mapping[str, str], name: str, default: int) -> int:
-    """Return a number of a summary or of properties; the default if it is absent or no number of up to 19 digits."""
+    """Return a number of a summary or of properties.
+
+    Return the default if the value is absent, or is not a number of up to 19 digits.
+    """
     text = values.get(name, "")
     return int(text) if text.isdecimal() and len(text) < 20 else default
 
@@ -135,7 +145,7 @@ def as_int(properties: Mapping[str, str], name: str, default: int) -> int:
     """Return the property as a 32-bit integer.
 
     Raises:
-        BadRequest: For another value.
+        BadRequest: The value is not a 32-bit integer.
     """
     return _integer(properties, name, default, 32)
 
@@ -144,7 +154,7 @@ def as_long(properties: Mapping[str, str], name: str, default: int) -> int:
     """Return the property as a 64-bit integer.
 
     Raises:
-        BadRequest: For another value.
+        BadRequest: The value is not a 64-bit integer.
     """
     return _integer(properties, name, default, 64)
 
@@ -160,7 +170,9 @@ def _integer(properties: Mapping[str, str], name: str, default: int, bits: int) 
 
 
 def as_bool(properties: Mapping[str, str], name: str, default: bool) -> bool:
-    """Parse a boolean as Java does: "true" in any case is true, everything else is false."""
+    """Return the property as a boolean, parsed as in Java: "true" in any case is true, all other values are
+    false.
+    """
     value = properties.get(name)
     return default if value is None else value.lower() == "true"
 
@@ -168,10 +180,14 @@ def as_bool(properties: Mapping[str, str], name: str, default: bool) -> bool:
 def as_names(
     properties: Mapping[str, str], name: str, subject: str, *, least: int = 0, most: int = 1 << 31
 ) -> tuple[str, ...]:
-    """Different names, separated by commas or as a JSON list; () without the property.
+    """Return the names in the property, separated by commas or as a JSON list, or () if it is not set.
+
+    Args:
+        subject: The text that describes the names in the error: "it must name …".
 
     Raises:
-        BadRequest: For another value, or fewer or more names, with `subject` it must name.
+        BadRequest: The value is not a list of different names, or has less than `least` or more than `most`
+            names.
     """
     text = properties.get(name, "").strip()
     if not text:
@@ -193,9 +209,12 @@ def metadata_folder(location: str, properties: Mapping[str, str]) -> str:
 
 
 def check_new_table(properties: Mapping[str, str], schema: Schema, format_version: int) -> None:
-    """Check at creation only, so that existing tables stay usable.
+    """Check the properties of a new table.
 
-    Raises BadRequest.
+    The check runs only at creation, so that existing tables stay usable.
+
+    Raises:
+        BadRequest: A property is invalid.
     """
     for name in properties:
         if name.startswith(_METRICS_COLUMN):

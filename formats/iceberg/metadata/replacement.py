@@ -1,9 +1,11 @@
-"""Snapshots of the operation `replace`: they have the rows of their parent in other files (Iceberg spec, "Snapshots").
+"""Snapshots of the operation `replace`: they have the rows of their parent in other files (Iceberg spec,
+"Snapshots").
 
-Any client can write the operation into a summary. Iceberg's libraries compare no numbers of rows, and a program can
-replace files by files with other rows through Java's `RewriteFiles` or Go's `ReplaceFiles`. Such a snapshot is not
-refused: a rewrite can look the same, because some engines record -1 or no number as the rows of imported Avro files.
-But where its own counts say that it adds more rows than it removes, it is read as a change of rows.
+Any client can write the operation into a summary. Iceberg's libraries do not compare numbers of rows, and
+a program can replace files by files with other rows through Java's `RewriteFiles` or Go's `ReplaceFiles`.
+Such a snapshot is not refused, because a rewrite can look the same: some engines record -1 or no number
+as the rows of imported Avro files. But if the counts of a snapshot state that it adds more rows than it
+removes, it is treated as a change of rows.
 """
 
 from __future__ import annotations
@@ -25,12 +27,12 @@ def is_replace(snapshot: Snapshot) -> bool:
 
 
 def difference(snapshot: Snapshot, parent: Snapshot | None) -> str | None:
-    """Return why the rows of a `replace` snapshot cannot be those of its parent, by the counts of both.
+    """Return the reason why the rows of a `replace` snapshot cannot be those of its parent, by the counts of
+    both.
 
-    None if they may be.
-
-    Its new files have no more rows than the files that it removes. They have as many, without those that delete files
-    of the parent delete; how many rows equality deletes delete is unknown.
+    Return None if the rows may be the same. The new files of a correct snapshot do not have more rows than
+    the removed files. They have fewer rows if delete files of the parent deleted some; the number of rows
+    that equality deletes delete is unknown.
     """
     summary = snapshot.summary_map()
     if summary.get("operation") != REPLACE:
@@ -46,9 +48,9 @@ def difference(snapshot: Snapshot, parent: Snapshot | None) -> str | None:
 
 
 def _adds_rows(summary: Mapping[str, str]) -> bool:
-    """Return whether it adds more rows than it removes.
+    """Return whether a snapshot adds more rows than it removes.
 
-    An undo of a rewrite adds the rows again that were deleted before.
+    An undo of a rewrite is not counted: it adds the rows again that were deleted before.
     """
     removed = _count_removed_rows(summary)
     if removed == _UNKNOWN or UNDONE in summary or count_of(summary, "added-equality-deletes", 0):
@@ -58,6 +60,9 @@ def _adds_rows(summary: Mapping[str, str]) -> bool:
 
 
 def _count_removed_rows(summary: Mapping[str, str]) -> int:
-    """Writers leave out a number that is 0 and, some of them, one that they do not know."""
+    """Return the number of removed rows, or `_UNKNOWN`.
+
+    Writers omit a number that is 0; some writers also omit a number that is unknown.
+    """
     without = _UNKNOWN if count_of(summary, "deleted-data-files", 0) else 0
     return count_of(summary, "deleted-records", without)

@@ -105,7 +105,8 @@ def read_requirements(raw_requirements: Iterable[object]) -> tuple[Requirement, 
     """Return the requirements on a table that the JSON of a client describes.
 
     Raises:
-        BadRequest: A requirement is unknown, malformed, for views, or beside `assert-create`, which must be alone.
+        BadRequest: A requirement is unknown, malformed, or for views; or `assert-create` is not the only
+            requirement.
     """
     requirements: list[Requirement] = []
     for raw in raw_requirements:

@@ -1,4 +1,4 @@
-"""The table properties that say how long snapshots and orphan files stay."""
+"""The table properties that decide how long snapshots and orphan files are kept."""
 
 from __future__ import annotations
 

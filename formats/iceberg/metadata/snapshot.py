@@ -1,7 +1,7 @@
-"""Snapshots, references, logs, statistics files and encryption keys as table metadata JSON has them.
+"""Snapshots, references, logs, statistics files and encryption keys, in the form of table metadata JSON.
 
-A snapshot's summary stays raw JSON: it is most of the bytes of a long history, and the catalog does not interpret it.
-So decoding 10,000 snapshots takes milliseconds.
+A snapshot's summary stays raw JSON: summaries are most of the bytes of a long history, and the catalog
+does not interpret them. Therefore decoding 10,000 snapshots takes milliseconds.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, rename
     summary: msgspec.Raw = _NO_SUMMARY
     manifest_list: str | None = None
     manifests: tuple[str, ...] | None = None
-    """Version 1 only: manifest paths instead of a manifest list."""
+    """Manifest paths, in version 1 only, instead of a manifest list."""
     schema_id: Int32 | None = None
     first_row_id: Int64 | None = None
     added_rows: Int64 | None = None
     key_id: str | None = None
 
     def summary_map(self) -> dict[str, str]:
-        """Return the summary including `operation`; empty if the snapshot has none or it is not a map of strings."""
+        """Return the summary including `operation`, or {} if it is missing or not a map of strings."""
         try:
             return from_json(self.summary, dict[str, str])
         except msgspec.DecodeError:
@@ -104,7 +104,7 @@ class PartitionStatisticsFile(msgspec.Struct, frozen=True, gc=False, rename="keb
 class EncryptedKey(msgspec.Struct, frozen=True, omit_defaults=True, rename="kebab"):
     key_id: str
     encrypted_key_metadata: str
-    """Base64."""
+    """The encrypted key metadata, in base64."""
     encrypted_by_id: str | None = None
     properties: dict[str, str] | None = None
 
@@ -113,7 +113,7 @@ def to_snapshot(snapshot: SnapshotInput, format_version: int) -> Snapshot:
     """Return the client's snapshot in the form of metadata.
 
     Raises:
-        BadRequest: For what the format version forbids.
+        BadRequest: The format version forbids a field, or requires a field that is missing.
     """
     sequence_number = snapshot.sequence_number or 0
     if format_version == 1 and sequence_number != 0:
@@ -156,7 +156,7 @@ def normalize_ref(ref: SnapshotRef) -> SnapshotRef:
     """Return the reference with its type in lower case.
 
     Raises:
-        BadRequest: For values that a branch or tag cannot have.
+        BadRequest: A branch or tag cannot have one of the values.
     """
     kind = ref.type.lower()
     if kind not in ("branch", "tag"):
@@ -175,7 +175,11 @@ def normalize_ref(ref: SnapshotRef) -> SnapshotRef:
 
 
 def validate_key(key: EncryptedKey) -> EncryptedKey:
-    """BadRequest unless the key's metadata is base64."""
+    """Return the key.
+
+    Raises:
+        BadRequest: The key's metadata are not base64.
+    """
     try:
         binascii.a2b_base64(key.encrypted_key_metadata.encode("ascii"), strict_mode=True)
     except (binascii.Error, UnicodeEncodeError):

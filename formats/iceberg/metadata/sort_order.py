@@ -1,6 +1,6 @@
 """Sort orders (Iceberg spec: "Sorting"): their JSON structs and compatibility with a schema.
 
-Order id 0 is the unsorted order; every other order has at least one field.
+Order id 0 is the unsorted order; all other orders have at least one field.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ UNSORTED = SortOrder(0, ())
 def normalize_order(order: SortOrder) -> SortOrder:
     """Return the client's order in canonical form.
 
-    Raises BadRequest.
+    Raises:
+        BadRequest: The order is invalid.
     """
     if not order.fields:
         if order.order_id != 0:
@@ -72,7 +73,11 @@ def _check_field(field: SortField) -> SortField:
 
 
 def check_compatible(order: SortOrder, schema: Schema) -> None:
-    """BadRequest unless each field can be computed from the schema's columns."""
+    """Check that each field can be computed from the schema's columns.
+
+    Raises:
+        BadRequest: A field cannot be computed.
+    """
     for field in order.fields:
         for source_id in field.sources:
             column = schema.column(source_id)

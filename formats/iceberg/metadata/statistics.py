@@ -1,7 +1,8 @@
-"""The statistics of a table: which snapshot has them, what has changed since, and the policy that keeps them fresh.
+"""The statistics of a table: the snapshot that has them, later changes, and the policy that keeps them
+current.
 
-The metadata names statistics files with the numbers of distinct values. They are of one snapshot; later snapshots add
-and remove rows, which their summaries count.
+The metadata names statistics files with the numbers of distinct values. The numbers belong to one
+snapshot; later snapshots add and remove rows, which their summaries count.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ _GONE = ("deleted-records", "added-position-deletes", "added-equality-deletes")
 
 @dataclass(frozen=True)
 class StatisticsPolicy:
-    """`columns`: by name; empty: all.
+    """The columns that have statistics, and the changes after which they are computed again.
 
     Attributes:
-        changed_percent: Of the rows, from which on statistics are computed again.
+        columns: The names of the columns; empty: all.
+        changed_percent: The percentage of changed rows from which on statistics are computed again.
     """
 
     columns: tuple[str, ...] = ()
@@ -41,16 +43,20 @@ class StatisticsPolicy:
 
     @staticmethod
     def of(properties: Mapping[str, str]) -> StatisticsPolicy:
-        """BadRequest for an invalid value."""
+        """Return the policy in a table's properties.
+
+        Raises:
+            BadRequest: A property has an invalid value.
+        """
         percent = as_int(properties, CHANGED_PERCENT, CHANGED_PERCENT_DEFAULT)
         if not 1 <= percent <= 100:
-            raise BadRequest(f"{CHANGED_PERCENT} is {percent}; it must be 1 to 100")
+            raise BadRequest(f"{CHANGED_PERCENT} is {percent}; it must be between 1 and 100")
         return StatisticsPolicy(as_names(properties, COLUMNS, "different columns"), percent)
 
     def column_types(self, schema: Schema) -> dict[int, str]:
-        """Return the types of the chosen columns by id: those outside of structs, lists and maps.
+        """Return the types of the chosen columns by id, without columns of and inside structs, lists and maps.
 
-        Names that the schema lacks are left out: a column of the policy may have been dropped.
+        Names that the schema does not have are ignored: a column of the policy may have been dropped.
         """
         return {
             field.id: field.type
@@ -63,12 +69,13 @@ class StatisticsPolicy:
 
 @dataclass(frozen=True)
 class KnownStatistics:
-    """What is known of a snapshot.
+    """The statistics that apply to a snapshot.
 
     Attributes:
-        file: The statistics of the newest of its ancestors, or its own, that have a number of distinct values; None: no
-            ancestor has.
-        since: The snapshots after that ancestor, the newest first, or all whose ancestors are known.
+        file: The newest statistics with a number of distinct values, of the snapshot or of an ancestor. None
+            if there are none.
+        since: The snapshots after the one with the statistics, the newest first. Without statistics, all
+            known ancestors.
     """
 
     snapshot: Snapshot
@@ -77,7 +84,7 @@ class KnownStatistics:
 
     @property
     def added(self) -> int:
-        """Rows that snapshots since have added."""
+        """The number of rows that snapshots have added since the statistics."""
         return sum(_count(snapshot, _ADDED) for snapshot in self.since)
 
     @property
@@ -89,7 +96,10 @@ class KnownStatistics:
         return count_of(self.snapshot.summary_map(), "total-records", 0)
 
     def blobs(self, metadata: TableMetadata) -> dict[int, BlobMetadata]:
-        """By column, without columns whose type has changed since: a wider type changes the hashes."""
+        """Return the blobs of the statistics by column.
+
+        Columns whose type has changed since are left out: a wider type changes the hashes.
+        """
         if self.file is None:
             return {}
         blobs_by_column = {}
@@ -106,8 +116,11 @@ class KnownStatistics:
         return blobs_by_column
 
     def is_stale(self, metadata: TableMetadata, policy: StatisticsPolicy) -> bool:
-        """Return whether they are to be computed again: a column lacks them, much has changed, or the newest commits
-        have only rewritten files, so that the same numbers hold for the snapshot, of which Spark reads them.
+        """Return whether the statistics should be computed again.
+
+        They should if a column has no statistics, or if many rows have changed. They also should if the newest
+        commits have only rewritten files: Spark reads the statistics of the current snapshot, for which the same
+        numbers are correct.
         """
         if self.rows == 0:
             return False
@@ -118,10 +131,10 @@ class KnownStatistics:
 
     @property
     def uncounted(self) -> frozenset[int]:
-        """The snapshots since whose files may have rows that the statistics do not count.
+        """The later snapshots whose files may have rows that the statistics do not count.
 
-        Files of a replacement have rows that its parent has: they are counted as long as no snapshot before has added
-        rows.
+        The files of a replacement have the rows of its parent. They are counted if no earlier snapshot of `since`
+        has added rows.
         """
         snapshots, adds = set(), False
         for snapshot in reversed(self.since):

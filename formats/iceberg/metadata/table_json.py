@@ -1,9 +1,13 @@
 """Conversion of table metadata from and to JSON (Iceberg spec, appendix C), for each format version.
 
-The output follows Java's TableMetadataParser, which every engine is tested against: version 1 repeats the current
-schema and spec under their old names and has no sequence number; "no current snapshot" is -1 up to version 2 and null
-in version 3; version 3 always has `next-row-id`. Gzip is detected by its first bytes, not by the file name. Every
-stored file is validated when it is read: a contradiction is `Corrupt`, with the file's location.
+The output follows Java's TableMetadataParser, because all engines are tested against it:
+
+- Version 1 repeats the current schema and spec under their old names, and has no sequence number.
+- "No current snapshot" is -1 up to version 2, and null in version 3.
+- Version 3 always has `next-row-id`.
+
+Gzip is detected by the first bytes of a file, not by its name. Every stored file is validated when it is
+read: a contradiction is `Corrupt`, with the file's location.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ _UNPACKED_MIN, _UNPACKED_RATIO_MAX = 16 << 20, 64
 times.
 """
 UNPACKED_BYTES_MAX = 1 << 28
-"""The limit for a gzipped file: a small file can contain more than the machine's memory."""
+"""The maximum inflated size of a gzipped file: a small file can contain more than the machine's memory."""
 _GZIP_MAGIC = b"\x1f\x8b"
 _NO_SNAPSHOT = -1
 _NULL_SNAPSHOT_MIN_FORMAT_VERSION = 3
@@ -47,10 +51,7 @@ T = TypeVar("T")
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    """The JSON object.
-
-    Unset fields are omitted.
-    """
+    """The JSON object of a table. Unset fields are omitted."""
 
     format_version: Int32
     table_uuid: str | UnsetType | None = UNSET
@@ -86,7 +87,7 @@ def decode_table(data: bytes, source: str) -> TableMetadata:
     """Return the metadata in a file's bytes, plain or gzipped.
 
     Raises:
-        Corrupt: With `source`, the file's location.
+        Corrupt: The metadata are invalid; the message names `source`, the file's location.
     """
     try:
         return _from_json(from_json(gunzip(data), _Table))
@@ -97,9 +98,10 @@ def decode_table(data: bytes, source: str) -> TableMetadata:
 
 
 def gunzip(data: bytes) -> bytes:
-    """Return the content of a gzip file, or `data` if it is not one.
+    """Return the content of a gzip file, or `data` if it is not a gzip file.
 
-    Raises zlib.error.
+    Raises:
+        zlib.error: The gzip stream is damaged or too large.
     """
     if not data.startswith(_GZIP_MAGIC):
         return data
@@ -119,12 +121,13 @@ def encode_table(m: TableMetadata) -> bytes:
 def refs_view(m: TableMetadata) -> bytes:
     """Return the metadata as JSON with only the snapshots of branches and tags, and their statistics.
 
-    The answer to `snapshots=refs` (REST spec, loadTable): the snapshot log is complete, and clients request the other
-    snapshots. Not a metadata file: writing it back would lose history.
+    This is the answer to `snapshots=refs` (REST spec, loadTable): the snapshot log is complete, and clients
+    request the other snapshots. Do not write it as a metadata file: the table would lose its history.
     """
     referenced = {ref.snapshot_id for ref in m.refs.values()}
     snapshots_by_id = m.snapshots_by_id
-    # in table order without visiting the whole history: sequence numbers ascend along it
+    # Sequence numbers ascend along the history, so this gives the table's order without reading the whole
+    # history.
     snapshots = sorted(
         (snapshots_by_id[snapshot_id] for snapshot_id in referenced), key=lambda s: (s.sequence_number, s.timestamp_ms)
     )
@@ -153,7 +156,7 @@ def _from_json(table: _Table) -> TableMetadata:
         current_id = None
     refs = _optional(table.refs, {})
     if current_id is not None and MAIN not in refs:
-        # spec: main always refers to the current snapshot, even if the map is missing
+        # Main always refers to the current snapshot, even if the map is missing (spec).
         refs = {**refs, MAIN: SnapshotRef(current_id, "branch")}
     if version >= 3 and table.next_row_id is UNSET:
         raise BadRequest("next-row-id must exist in format v3")
@@ -190,7 +193,7 @@ def _schemas(table: _Table) -> tuple[tuple[Schema, ...], int]:
     if table.schemas is not UNSET and table.schemas:
         current = table.current_schema_id
         if current is UNSET:
-            raise BadRequest("current-schema-id must exist beside schemas")
+            raise BadRequest("current-schema-id must exist if schemas exists")
         return tuple(with_id(schema, schema.id) for schema in table.schemas), current
     if table.format_version > 1 or table.schema is UNSET:
         raise BadRequest(f"schemas must exist in format v{table.format_version}")
@@ -201,7 +204,7 @@ def _specs(table: _Table) -> tuple[tuple[PartitionSpec, ...], int]:
     if table.partition_specs is not UNSET and table.partition_specs:
         default = table.default_spec_id
         if default is UNSET:
-            raise BadRequest("default-spec-id must exist beside partition-specs")
+            raise BadRequest("default-spec-id must exist if partition-specs exists")
         return tuple(number_fields(spec) for spec in table.partition_specs), default
     if table.format_version > 1:
         raise BadRequest(f"partition-specs must exist in format v{table.format_version}")
@@ -210,7 +213,9 @@ def _specs(table: _Table) -> tuple[tuple[PartitionSpec, ...], int]:
 
 
 def _require(value: T | UnsetType, name: str, format_version: int, default: T) -> T:
-    """Return the value, or version 1's default of a field that only later versions require."""
+    """Return the value of a field that only later versions require. In version 1, a missing field has the
+    default.
+    """
     if value is not UNSET:
         return value
     if format_version > 1:

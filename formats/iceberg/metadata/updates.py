@@ -1,8 +1,8 @@
 """Updates of the REST spec (`TableUpdate`): a struct for each action, which changes the working copy.
 
-`read_updates` turns the JSON of a client into structs, or raises `BadRequest` with the action and the field.
-`apply_updates` is pure: metadata and updates in, metadata out, with time and UUID as arguments. It applies all updates
-or none, and raises `CommitConflict` for updates that are based on older metadata.
+`read_updates` converts the JSON of a client to structs, or raises `BadRequest` with the action and the
+field. `apply_updates` is pure: it takes metadata, updates, the time and a UUID, and returns metadata. It
+applies all updates or none, and raises `CommitConflict` for updates that are based on older metadata.
 """
 
 from __future__ import annotations
@@ -36,20 +36,24 @@ _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
 def validate_uuid(uuid: str) -> str:
-    """BadRequest unless the text is a UUID in its usual form, the only one that PyIceberg reads."""
+    """Return the UUID.
+
+    Raises:
+        BadRequest: The text is not a UUID in the usual form, the only form that PyIceberg reads.
+    """
     if _UUID.fullmatch(uuid) is None:
         raise BadRequest(f"Invalid uuid: {uuid!r}")
     return uuid
 
 
 class Update(msgspec.Struct, frozen=True, rename="kebab"):
-    """Base of the updates.
+    """Base class of the updates.
 
-    Fields that the spec does not have are ignored, because it allows actions to grow.
+    Fields that the spec does not have are ignored: later versions of the spec may add fields to an action.
     """
 
     action: ClassVar[str]
-    """The name in the REST spec."""
+    """The name of the action in the REST spec."""
 
     def apply(self, builder: Any) -> None:
         """Change the working copy of a table, or of a view for updates that views share."""
@@ -76,7 +80,7 @@ class AddSchema(Update, frozen=True):
     action = "add-schema"
     schema: Schema
     last_column_id: Int32 | None = None
-    """Deprecated by the spec and ignored: the schema determines it."""
+    """Deprecated by the spec and ignored: the schema determines the last column id."""
 
     def apply(self, builder: Any) -> None:
         builder.add_schema(self.schema)
@@ -130,7 +134,7 @@ class SetProperties(Update, frozen=True):
     action = "set-properties"
     updates: dict[str, str] | None = None
     updated: dict[str, str] | None = None
-    """The name `updates` in early clients."""
+    """The name of the field `updates` in early clients."""
 
     def apply(self, builder: Any) -> None:
         properties = self.updates if self.updates is not None else self.updated
@@ -143,7 +147,7 @@ class RemoveProperties(Update, frozen=True):
     action = "remove-properties"
     removals: tuple[str, ...] | None = None
     removed: tuple[str, ...] | None = None
-    """The name `removals` in early clients."""
+    """The name of the field `removals` in early clients."""
 
     def apply(self, builder: Any) -> None:
         names = self.removals if self.removals is not None else self.removed
@@ -156,7 +160,7 @@ class EnableRowLineage(Update, frozen=True):
     action = "enable-row-lineage"
 
     def apply(self, builder: TableBuilder) -> None:
-        # every version 3 table tracks row lineage; the action predates this rule of the spec
+        # All version 3 tables track row lineage; the action is older than this rule of the spec.
         version = builder.format_version
         if version < 3:
             raise BadRequest(f"Cannot enable row lineage: it is not supported until v3, the table is v{version}")
@@ -276,7 +280,7 @@ def read_updates(raw_updates: Iterable[object]) -> tuple[Update, ...]:
     """Return the updates of a table that the JSON of a client describes.
 
     Raises:
-        BadRequest: As `read_update`.
+        BadRequest: An update is unknown, for views, or malformed.
     """
     return tuple(read_update(raw, TABLE_ACTIONS, VIEW_ONLY_ACTIONS, "table") for raw in raw_updates)
 
@@ -300,7 +304,7 @@ def apply_updates(
     """
     version = FORMAT_VERSION_DEFAULT
     if base is None:
-        # a new table starts at its version: nothing is upgraded, so version 1 is possible
+        # A new table starts with its version: nothing is upgraded, so version 1 is possible.
         requested = (update.format_version for update in updates if isinstance(update, UpgradeFormatVersion))
         version = next(requested, FORMAT_VERSION_DEFAULT)
         if not 1 <= version <= FORMAT_VERSION_MAX:

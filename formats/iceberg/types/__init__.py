@@ -1,1 +1,1 @@
-"""Schemas, types, values and transforms."""
+"""Schemas, types, values and transforms of Iceberg."""

@@ -1,8 +1,8 @@
-"""Functions of SQL that predicates of Seamark's clients may compare, besides Iceberg's transforms.
+"""SQL functions that predicates of Seamark's clients may compare, in addition to Iceberg's transforms.
 
-Engines differ about the values of these functions, so no value is computed here. A predicate on a function only selects
-files: by an index on the function (`formats/index/keys/functions.py`), or because the column is not null. Requests of
-other clients cannot contain these functions.
+Engines differ about the values of these functions, so no value is computed here. A predicate on a
+function only selects files: by an index on the function (`formats/index/keys/functions.py`), or because
+the column is not null. Requests of other clients cannot contain these functions.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from seamark.formats.iceberg.types.types import base_name
 
 LOWER, UPPER = "lower", "upper"
 _SOURCES = {LOWER: "string", UPPER: "string"}
-"""By function, the type of column that it takes, and of its values."""
+"""Function → the type of its column and of its values."""
 
 
 def is_function(transform: str) -> bool:

@@ -1,4 +1,4 @@
-"""Names that another may be a misspelling of, for messages."""
+"""Finds similar names, because a name in a message may be misspelled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from itertools import islice
 CHARACTERS_MAX = 100
 COMPARED_MAX, _SEEN_MAX = 200, 5_000
 _STEPS_MAX = 250_000
-"""Pairs of characters that are compared, of all names together: `difflib` needs up to 0.1 µs for each of them."""
+"""The maximum number of pairs of characters that are compared in one call: `difflib` needs up to 0.1 µs for
+each pair.
+"""
 
 
 def near_names(name: str, names: Iterable[str], *, maximum: int = 3, cutoff: float = 0.6) -> list[str]:
