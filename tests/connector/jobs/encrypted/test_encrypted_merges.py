@@ -252,5 +252,5 @@ def test_a_key_that_is_missing_leaves_the_table_and_no_file(
     before = sorted(tmp_path.rglob("*.parquet"))
     report = merge_files(client, "db.t")
     assert report.commits == 0
-    assert "its key is unknown: the master key 'kf' did not wrap this key" in report.errors[0]
+    assert "its key is unknown: this key was not wrapped by the master key 'kf'" in report.errors[0]
     assert sorted(tmp_path.rglob("*.parquet")) == before
