@@ -309,8 +309,8 @@ def _check_rewritable(tasks: Sequence[ScanTask]) -> None:
     unsupported_paths = [task.path for task in tasks if not is_rewritable(task)]
     if unsupported_paths:
         raise BadRequest(
-            f"{len(unsupported_paths):,} of {len(tasks):,} files are not Parquet, or are encrypted by Iceberg's table "
-            f"encryption, the first: {unsupported_paths[0]}; columns are not dropped from such files"
+            f"Columns cannot be dropped from {len(unsupported_paths):,} of {len(tasks):,} files, because they are not "
+            f"Parquet or are encrypted by Iceberg's table encryption; the first is {unsupported_paths[0]}"
         )
 
 

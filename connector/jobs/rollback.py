@@ -73,8 +73,8 @@ def _newest(client: SeamarkClient, table: Name, branch: str) -> int:
         parent = snapshot.parent_snapshot_id
         snapshot = None if parent is None else metadata.snapshot(parent)
     raise BadRequest(
-        "The branch has no snapshot of a compaction, a clustering, a split of buckets or a rewrite of manifests that is "
-        "not undone"
+        "The branch has no snapshot of a compaction, a clustering, a split of buckets or a rewrite of manifests that "
+        "is not undone"
     )
 
 

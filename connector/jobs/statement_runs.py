@@ -75,8 +75,8 @@ def _run(client: SeamarkClient, statement: TableStatement, *, utc: bool, runner:
 def _result_of(report: RewriteReport) -> StatementResult:
     if report.errors:
         raise BadRequest(
-            f"{len(report.errors):,} parts of the table were not rewritten, but {report.files_before:,} files were; the "
-            f"first error: {report.errors[0]}"
+            f"{len(report.errors):,} parts of the table were not rewritten, but {report.files_before:,} files were; "
+            f"the first error: {report.errors[0]}"
         )
     return StatementResult(
         report.files_before,
