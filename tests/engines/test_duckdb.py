@@ -110,10 +110,10 @@ def test_a_table_is_read_at_an_earlier_snapshot(con: duckdb.DuckDBPyConnection, 
     con.execute(f"ALTER TABLE {table} RENAME COLUMN name TO title")
     con.execute(f"INSERT INTO {table} VALUES (5, 'eve', 1.5)")
     assert seamark.duckdb.rewritten(con, then).statement is None
-    assert seamark.duckdb.rewritten(con, both).summary == "unchanged; no plan of an earlier snapshot"
+    assert seamark.duckdb.rewritten(con, both).summary == "unchanged; there is no plan of an earlier snapshot"
     assert read(con, then) == [(1,)]
     told = seamark.duckdb.rewritten(con, f"SELECT id FROM {table} AT (TIMESTAMP => now()) WHERE id = 3")
-    assert told.summary == "unchanged; it reads the past, and not by the number of a snapshot"
+    assert told.summary == "unchanged; it reads an earlier snapshot by another clause than VERSION with a number"
 
 
 def test_each_reads_what_the_other_wrote(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:
