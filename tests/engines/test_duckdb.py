@@ -210,7 +210,7 @@ def test_sql_on_encrypted_files_is_refused_with_the_reason(
     changes = [f"UPDATE {table} SET score = 1 WHERE id = 1", f"DELETE FROM {table} WHERE name = 'ann'"]
     with SqlSession(server.base_url) as session:
         for statement in (f"SELECT id FROM {table}", *changes, f"DELETE FROM {table} WHERE id = 2"):
-            with pytest.raises(BadRequest, match=r"SQL does not read encrypted files: file://.*no keys were given"):
+            with pytest.raises(BadRequest, match=r"SQL cannot read encrypted files: file://.*no keys were given"):
                 session.sql(statement).to_arrow()
     assert ids() == [1, 2, 3]
 
