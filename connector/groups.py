@@ -10,9 +10,10 @@ T = TypeVar("T")
 
 
 def divide(items: Iterable[T], weigh: Callable[[T], tuple[int, ...]], limits: tuple[int, ...]) -> Iterator[list[T]]:
-    """Groups of successive items.
+    """Divide successive items into groups.
 
-    The weights of a group add up to at most each of the limits; an item above a limit has its own group.
+    For each limit, the weights of the items of a group add up to at most the limit. An item above a limit is a
+    group of its own.
     """
     group: list[T] = []
     total = (0,) * len(limits)

@@ -1,4 +1,4 @@
-"""Types of numpy's arrays, and columns of Arrow as one array."""
+"""Defines types of numpy arrays, and converts Arrow columns to single arrays."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Mask = npt.NDArray[np.bool_]
 
 
 def single_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Return a column that may be in chunks as one array."""
+    """Return a column, which may have chunks, as one array."""
     if isinstance(column, pa.Array):
         return column
-    if column.num_chunks == 1 and column.chunk(0).offset == 0:  # the next call copies also one chunk
+    if column.num_chunks == 1 and column.chunk(0).offset == 0:  # The next call would copy even a single chunk.
         return column.chunk(0)
     combined = column.combine_chunks()
     return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)

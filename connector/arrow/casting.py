@@ -1,11 +1,13 @@
-"""Casts Arrow data to the columns of a table: by name, to the table's types, with defaults for missing columns.
+"""Casts Arrow data to the columns of a table, which are matched by name; missing columns get their defaults.
 
-No value is changed. A cast that would truncate, round or wrap a value is `Unwritable`, with the column's name and the
-range of its values; a null in a required column and an unknown column are also `Unwritable`. A column that the data
-lacks has its write default, else null (Iceberg spec: "Default values").
+No value is changed. If a cast would truncate, round or wrap a value, `Unwritable` is raised, with the
+column's name and the range of its values. `Unwritable` is also raised for a null in a required column and
+for an unknown column. A column that the data lacks has its write default, else null (Iceberg spec: "Default
+values").
 
-The Arrow schema of a table has field ids at every level, which pyarrow writes to Parquet files, and the column names
-that Iceberg's writers use in files. Columns of type unknown are null and not in files (spec: "Primitive Types").
+The Arrow schema of a table has field ids at every level, which pyarrow writes to Parquet files, and the
+column names that Iceberg's writers use in files. Columns of type unknown are null and not in files (spec:
+"Primitive Types").
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ from seamark.formats.iceberg.types.values import decode_json
 
 UNKNOWN = "unknown"
 _FILE_TYPES = {"string": pa.large_string(), "binary": pa.large_binary(), "uuid": pa.uuid()}
-"""Types in files that differ from `to_row_type`: a column may exceed 2 GiB of text; Parquet has a type for UUIDs."""
+"""Types in files that differ from `to_row_type`: a column may have more than 2 GiB of text, and Parquet
+has a type for UUIDs.
+"""
 _OFFSET_MAX = 2**31 - 1
 
 
@@ -45,7 +49,7 @@ def arrow_schema(schema: Schema) -> pa.Schema:
     """Return the Arrow schema of a table's data files.
 
     Raises:
-        Unwritable: For an unsupported type.
+        Unwritable: A column has an unsupported type.
     """
     return pa.schema(_to_arrow_fields(schema.fields, ""))
 
@@ -54,7 +58,7 @@ def arrow_type(kind: Type, path: str = "") -> pa.DataType:
     """Return the Arrow type in data files, with field ids on nested fields.
 
     Raises:
-        Unwritable: With `path`, for an unsupported type.
+        Unwritable: The type is unsupported; the message has `path`.
     """
     if isinstance(kind, StructType):
         return pa.struct(_to_arrow_fields(kind.fields, f"{path}."))
@@ -78,7 +82,9 @@ def _to_arrow_fields(fields: Iterable[Field], prefix: str) -> list[pa.Field]:
         if field.type == UNKNOWN:
             continue
         name = file_name_of(field.name)
-        if name in used_names:  # `a b` and `a_x20b`; readers match by ids
+        if (
+            name in used_names
+        ):  # Two columns could have the same name in files (`a b` and `a_x20b`), but readers match columns by id.
             name = f"{name}_{field.id}"
         used_names.add(name)
         kind = arrow_type(field.type, prefix + field.name)
@@ -92,9 +98,9 @@ def _to_arrow_field(name: str, field_id: int, kind: Type, required: bool, path: 
 
 @lru_cache(maxsize=4096)
 def file_name_of(name: str) -> str:
-    """Return a column's name in files, as Iceberg's writers choose it.
+    """Return a column's name in files, in the form that Iceberg's writers choose.
 
-    Other characters than letters, digits and `_` are `_x<hex>`.
+    Each character other than a letter, a digit or `_` is replaced by `_x<hex>`.
     """
     if re.fullmatch(r"[^\W\d]\w*", name):
         return name
@@ -113,10 +119,10 @@ def conform(batch: pa.RecordBatch, schema: Schema, arrow: pa.Schema) -> pa.Recor
     """Cast a batch to exactly the table's columns.
 
     Args:
-        arrow: `arrow_schema(schema)`.
+        arrow: The result of `arrow_schema(schema)`.
 
     Raises:
-        Unwritable: If the rows cannot be written.
+        Unwritable: The rows cannot be written.
     """
     rows = batch.num_rows
     arrays = _cast_fields(batch.schema.names, batch.columns, schema.fields, rows, None, "")
@@ -134,7 +140,7 @@ def _cast_fields(
     """Cast the columns of the data to these fields, by name.
 
     Args:
-        within: bool[rows], where the enclosing struct is not null; None: everywhere.
+        within: The rows in which the enclosing struct is not null: bool[rows]; None: all rows.
     """
     by_name = dict(zip(names, arrays, strict=True))
     if len(by_name) < len(names):
@@ -150,7 +156,7 @@ def _cast_fields(
         if field.type == UNKNOWN:
             if array is not None and array.null_count < rows:
                 raise Unwritable(
-                    f"column {path} has the type unknown, which has only null values; the data has other values"
+                    f"column {path} has the type unknown, which allows only nulls; the data has other values"
                 )
         elif array is None:
             cast_arrays.append(_build_default_column(field, rows, path))
@@ -173,7 +179,7 @@ def _cast(array: pa.Array, kind: Type, within: Mask | None, path: str) -> pa.Arr
 
 
 def _to_plain_array(array: pa.Array) -> pa.Array:
-    """Return the array without extension type, dictionary, run-end encoding or views; its values stay."""
+    """Return the same values in an array without extension type, dictionary, run-end encoding or views."""
     if isinstance(array, pa.ExtensionArray):
         return _to_plain_array(array.storage)
     if pa.types.is_dictionary(array.type):
@@ -190,10 +196,10 @@ def _to_plain_array(array: pa.Array) -> pa.Array:
 def _check_nulls(array: pa.Array, nullable: bool, within: Mask | None, path: str) -> pa.Array:
     """Check that a required column has no null.
 
-    Nulls inside null structs are permitted, and their validity removed.
+    Nulls inside null structs are permitted; the validity of these values is removed.
 
     Raises:
-        Unwritable: For a null in a required column.
+        Unwritable: A required column has a null.
     """
     if nullable or not array.null_count:
         return array
@@ -201,7 +207,7 @@ def _check_nulls(array: pa.Array, nullable: bool, within: Mask | None, path: str
     wrong = np.flatnonzero(nulls if within is None else nulls & within)
     if len(wrong):
         raise Unwritable(
-            f"column {path} is required; {len(wrong):,} of its values are null, the first in row {wrong[0]}"
+            f"column {path} is required, but {len(wrong):,} of its values are null; the first is in row {wrong[0]}"
         )
     return _drop_validity(array)
 
@@ -263,7 +269,7 @@ def _cast_map(array: pa.Array, kind: MapType, path: str) -> pa.Array:
     if array.null_count:
         mask = array.is_null()
         nulls = mask.to_numpy(zero_copy_only=False)
-        if lengths[nulls].any():  # in Arrow, a null map may have entries
+        if lengths[nulls].any():  # In Arrow, a null map may have entries.
             is_kept = pa.array(np.repeat(~nulls, lengths))
             keys, items = keys.filter(is_kept), items.filter(is_kept)
             lengths = np.where(nulls, 0, lengths)
@@ -279,7 +285,9 @@ def _cast_elements(array: pa.Array, kind: Type, required: bool, path: str) -> pa
 def _compute_offsets(lengths: npt.NDArray[Any], path: str) -> pa.Array:
     ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     if ends[-1] > _OFFSET_MAX:
-        raise Unwritable(f"column {path} has {ends[-1]:,} elements in one batch of rows; write smaller batches")
+        raise Unwritable(
+            f"column {path} has too many elements ({ends[-1]:,}) in one batch of rows; write smaller batches"
+        )
     return pa.array(ends.astype(np.int32))
 
 
@@ -390,35 +398,37 @@ _CASTS: dict[str, _Cast] = {
     "fixed": (_BYTES, _to_fixed),
     "uuid": ((*_BYTES, *_TEXTS), _to_uuid),
 }
-"""For each type the accepted source types and the cast, which raises ArrowInvalid or ValueError instead of changing a
-value."""
+"""The accepted source types and the cast for each type.
+
+A cast raises ArrowInvalid or ValueError instead of changing a value.
+"""
 
 
-# Absent columns
+# Missing columns
 
 
 def _build_default_column(field: Field, rows: int, path: str) -> pa.Array:
     if field.write_default is not None:
         return _repeat_default(field.type, field.write_default, rows, path)
     if field.required:
-        raise Unwritable(f"column {path} is required, and the data has no such column")
+        raise Unwritable(f"column {path} is required, but the data does not have it")
     return pa.nulls(rows, arrow_type(field.type, path))
 
 
 def _repeat_default(kind: Type, default: object, rows: int, path: str) -> pa.Array:
-    """Return an array of `rows` times a JSON default value.
+    """Return an array that repeats a default value, given as JSON, `rows` times.
 
     Raises:
-        Unwritable: For an invalid default.
+        Unwritable: The default is invalid.
     """
-    if isinstance(kind, StructType) and default == {}:  # the fields of a struct have their own defaults
+    if isinstance(kind, StructType) and default == {}:  # The fields of a struct have their own defaults.
         children = _cast_fields([], [], kind.fields, rows, None, f"{path}.")
         return pa.StructArray.from_arrays(children, fields=list(arrow_type(kind, path)))
     if not isinstance(kind, str):
-        raise Unwritable(f"column {path} has an unsupported write default; give a value for the column")
+        raise Unwritable(f"column {path} has an unsupported write default; add the column to the data")
     try:
         value = decode_json(kind, default)
     except ValueError as error:
-        raise Unwritable(f"column {path} has an invalid write default: {error}; write the column") from None
+        raise Unwritable(f"column {path} has an invalid write default: {error}; add the column to the data") from None
     repeated = pa.repeat(arrow_array(kind, [value])[0], rows)
     return _cast_primitive(repeated, kind, path)

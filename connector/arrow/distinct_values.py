@@ -1,7 +1,8 @@
-"""Counts the distinct values of Arrow columns by theta sketches: hashes of values as Iceberg serialises them.
+"""Counts the distinct values of Arrow columns with theta sketches, which contain hashes of serialised values.
 
-Iceberg spec, "Binary single-value serialization": numbers little-endian, decimals as the shortest two's complement,
-big-endian. Spark and Trino hash the same bytes, so their sketches and these can be united.
+The Iceberg spec defines the serialisation ("Binary single-value serialization"): numbers are little-endian,
+and decimals have the shortest two's complement form, big-endian. Spark and Trino hash the same bytes, so
+their sketches and these can be united.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def add_values(builder: SketchBuilder, column: pa.Array, kind: str) -> None:
     """Add the values of a column to a sketch; nulls are left out.
 
     Args:
-        column: An array of the type that readers give a column of the Iceberg type.
+        column: An array of the Arrow type in which readers return a column of the Iceberg type.
     """
     values = column.storage if isinstance(column, pa.ExtensionArray) else column
     if values.null_count:
@@ -45,7 +46,7 @@ def _hash_values(values: pa.Array, kind: str) -> Hashes:
     if name == "boolean":
         return hash_fixed(pc.unique(values).cast(pa.uint8()).to_numpy(zero_copy_only=False), 1)
     if name == "decimal":
-        values = pc.unique(values)  # cheaper than the shortest form of each
+        values = pc.unique(values)  # This is cheaper than to compute the shortest form of each value.
         return hash_bytes(*_shorten(_read_fixed_bytes(values, _BYTES_PER_DECIMAL).reshape(-1, _BYTES_PER_DECIMAL)))
     if pa.types.is_fixed_size_binary(values.type):
         width = values.type.byte_width
@@ -60,7 +61,7 @@ def _read_fixed_bytes(values: pa.Array, width: int) -> Bytes:
     """Return the bytes of values of `width` bytes each.
 
     Raises:
-        ValueError: For another width.
+        ValueError: The values have another width.
     """
     if values.type.bit_width != 8 * width:
         raise ValueError(f"values of {values.type} do not have {width} bytes")
@@ -68,14 +69,17 @@ def _read_fixed_bytes(values: pa.Array, width: int) -> Bytes:
 
 
 def _shorten(little: Bytes) -> tuple[Bytes, npt.NDArray[np.int64]]:
-    """Return the heap and the starts of big-endian numbers without the bytes that only repeat the sign.
+    """Return the shortest big-endian forms of numbers, as a heap and the start of each number in it.
+
+    Bytes that only repeat the sign are removed.
 
     Args:
-        little: uint8[rows, 16].
+        little: The numbers, little-endian: uint8[rows, 16].
     """
     big = little[:, ::-1]
     sign = np.where(big[:, :1] >= 0x80, 0xFF, 0).astype(np.uint8)
-    # A byte is needless if it and all before it repeat the sign, and the next byte shows the same sign.
+    # A byte can be removed if it and all bytes before it repeat the sign, and the next byte has the same
+    # sign.
     repeats = (big[:, :-1] == sign) & ((big[:, 1:] >= 0x80) == (sign == 0xFF))
     needless = np.logical_and.accumulate(repeats, axis=1).sum(axis=1)
     is_significant = np.arange(big.shape[1]) >= needless[:, None]

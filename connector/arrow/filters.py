@@ -1,9 +1,10 @@
 """Evaluates bound expressions on Arrow columns.
 
-Null has the semantics of Iceberg expressions: comparisons do not match it; `not-eq`, `not-in`, `not-starts-with` and
-`not-nan` do. For SQL's NOT, the parser adds `not-null` (`sql.py`). Numbers compare as in Spark and DuckDB: 0.0 equals
--0.0, and NaN is larger than every number. UUIDs compare as unsigned bytes, which is the order of their text. Results
-are exact; ValueError if a predicate cannot be evaluated exactly.
+Null has the semantics of Iceberg expressions: comparisons do not match null, but `not-eq`, `not-in`,
+`not-starts-with` and `not-nan` match it. For SQL's NOT, the parser adds `not-null` (`sql.py`). Numbers
+compare as in Spark and DuckDB: 0.0 equals -0.0, and NaN is larger than every number. UUIDs compare as
+unsigned bytes, which is the order of their text. Results are exact. If a predicate cannot be evaluated
+exactly, ValueError is raised.
 """
 
 from __future__ import annotations
@@ -37,13 +38,14 @@ _NOT_PRIMITIVE = frozenset({"struct", "list", "map", "variant"})
 
 
 def evaluate_filter(expression: Expression, columns: Mapping[int, pa.Array], rows: int) -> Mask:
-    """Return bool[rows]: the rows for which the expression is true.
+    """Return the rows for which the expression is true: bool[rows].
 
     Args:
-        columns: By id, with the types of `to_row_type`; a column inside a struct is null where the struct is null.
+        columns: The columns by id, with the types of `to_row_type`. A column inside a struct is null where the
+            struct is null.
 
     Raises:
-        ValueError: For a predicate that cannot be evaluated exactly.
+        ValueError: A predicate cannot be evaluated exactly.
     """
     match expression:
         case Always(value):
@@ -61,14 +63,14 @@ def check_filter(expression: Expression) -> None:
     """Check that `evaluate_filter` can evaluate the expression.
 
     Raises:
-        ValueError: With the column's name, for a predicate that it cannot evaluate.
+        ValueError: It cannot evaluate a predicate; the message has the column's name.
     """
     match expression:
         case And(children) | Or(children):
             for child in children:
                 check_filter(child)
         case Bound(op, _, name, kind) if kind in _NOT_PRIMITIVE and not (kind == "struct" and op in _NULLITY):
-            raise ValueError(f"rows cannot be selected by {op} of {name}, a {kind}, or within one")
+            raise ValueError(f"rows cannot be selected by {op} of {name}, which is a {kind} or inside one")
 
 
 def _matches(predicate: Bound, column: pa.Array) -> Mask:
@@ -95,7 +97,7 @@ def _matches(predicate: Bound, column: pa.Array) -> Mask:
 
 def _is_in(column: pa.Array, predicate: Bound) -> pa.Array:
     values = arrow_array(_result_type_of(predicate), predicate.values)
-    if predicate.result in FLOATS:  # `is_in` distinguishes -0.0 from 0.0; adding 0.0 makes them equal
+    if predicate.result in FLOATS:  # `is_in` distinguishes -0.0 from 0.0. Adding 0.0 makes them equal.
         zero = pa.scalar(0.0, column.type)
         column, values = pc.add(column, zero), pc.add(values, zero)
     contained = pc.if_else(column.is_valid(), pc.is_in(column, values), None)
@@ -103,7 +105,7 @@ def _is_in(column: pa.Array, predicate: Bound) -> pa.Array:
 
 
 def _transform_distinct(predicate: Bound, column: pa.Array) -> pa.Array:
-    """Apply the predicate's transform, once for each distinct value."""
+    """Apply the predicate's transform once to each distinct value."""
     apply = function(predicate.transform, predicate.kind)
     encoded = column.dictionary_encode()
     results = [None if value is None else apply(value) for value in to_literals(encoded.dictionary, predicate.kind)]
@@ -113,7 +115,7 @@ def _transform_distinct(predicate: Bound, column: pa.Array) -> pa.Array:
 def _result_type_of(predicate: Bound) -> str:
     """Return the result type of the predicate.
 
-    A truncated decimal gets 38 digits, because truncation can add digits.
+    A truncated decimal has 38 digits, because truncation can add digits.
     """
     kind = predicate.result
     is_truncated_decimal = predicate.transform != IDENTITY and base_name(kind) == "decimal"
@@ -124,7 +126,7 @@ def to_literals(column: pa.Array, kind: str) -> Iterable[Value | None]:
     """Return the values of an array as Python literals of expressions.
 
     Args:
-        kind: Its primitive Iceberg type.
+        kind: The primitive Iceberg type of the values.
     """
     name = base_name(kind)
     if name == "decimal":

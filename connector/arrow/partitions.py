@@ -1,8 +1,8 @@
 """Partitions rows: applies the transforms of a spec to Arrow columns, and groups rows by partition.
 
-The results equal those of `seamark.formats.iceberg.types.transforms` and of Iceberg's Java writers. Numbers and
-strings are transformed with vectorised code; wide decimals and buckets of decimals with the functions of that module,
-once for each distinct value. Values have the form of literals in expressions.
+The results equal those of `seamark.formats.iceberg.types.transforms` and of Iceberg's Java writers.
+Vectorised code transforms numbers and strings. For wide decimals and buckets of decimals, the functions of
+that module are called once for each distinct value. Values have the form of literals in expressions.
 """
 
 from __future__ import annotations
@@ -44,18 +44,19 @@ Partition = tuple[Any, ...]
 _BIAS = np.uint64(1 << 63)
 _CODES_MAX = 2**62
 _INT16_CODES_MAX = 2**15
-"""Number of codes below which they are sorted as 16-bit integers.
+"""The number of codes below which codes are sorted as 16-bit integers.
 
-numpy sorts these by radix, which takes a tenth of the time.
+numpy sorts them with a radix sort, which takes a tenth of the time.
 """
 _EXACTLY = Context(prec=100)
 
 
 class Values(NamedTuple):
-    """A dictionary-encoded column: row r has `values[codes[r]]`.
+    """A dictionary-encoded column: the value of row r is `values[codes[r]]`.
 
     Attributes:
-        codes: int64[rows]; None in `values` is null.
+        codes: int64[rows].
+        values: The distinct values; None for null.
     """
 
     codes: Longs
@@ -67,7 +68,7 @@ class PartitionTerm:
     """A transform of a column.
 
     Attributes:
-        positions: The positions on the path to the column through the structs of a batch.
+        positions: The positions of the fields on the path to the column through the structs of a batch.
     """
 
     transform: str
@@ -84,16 +85,16 @@ class PartitionTerm:
 
 
 def term_of(transform: str, sources: Sequence[int], schema: Schema, subject: str) -> PartitionTerm:
-    """Return a term for a column of the table's schema, for batches of `casting.conform`.
+    """Return a term for a column of the table's schema; it applies to batches of `casting.conform`.
 
     Raises:
-        Unwritable: With `subject` in the message, for an unsupported transform or column.
+        Unwritable: The transform or the column is unsupported; the message has `subject`.
     """
     column = schema.column(sources[0]) if len(sources) == 1 else None
     if transform == VOID:
         return PartitionTerm(VOID, column.type if column is not None and isinstance(column.type, str) else "int", ())
     if column is None or not isinstance(column.type, str):
-        raise Unwritable(f"{subject} is of columns {list(sources)}, which are not one column of a primitive type")
+        raise Unwritable(f"{subject} has the sources {list(sources)}; it must have one column of a primitive type")
     try:
         function(transform, column.type)
     except BadRequest as error:
@@ -116,7 +117,7 @@ def field_positions(column_id: int, schema: Schema) -> tuple[int, ...]:
 
 
 def column_at(rows: pa.RecordBatch | pa.Table, positions: tuple[int, ...]) -> pa.Array | pa.ChunkedArray:
-    """Return the column at these positions; null where an enclosing struct is null.
+    """Return the column at these positions; it is null where an enclosing struct is null.
 
     For an empty path, the column has only nulls.
     """
@@ -129,7 +130,8 @@ def column_at(rows: pa.RecordBatch | pa.Table, positions: tuple[int, ...]) -> pa
 class Partitioner:
     """Partitions rows by one spec and schema.
 
-    Unwritable if files cannot be written with the spec.
+    Raises:
+        Unwritable: Files cannot be written with the spec.
     """
 
     def __init__(self, spec: PartitionSpec, schema: Schema) -> None:
@@ -139,7 +141,7 @@ class Partitioner:
         ]
 
     def split(self, batch: pa.RecordBatch) -> list[tuple[Partition, Longs | None]]:
-        """Return the partitions of a batch, each with the positions of its rows, ascending; None for all rows."""
+        """Return the partitions of a batch, each with the positions of its rows, ascending, or None for all rows."""
         if not batch.num_rows:
             return []
         columns = [term.apply(batch) for term in self.terms if term.transform != VOID]
@@ -163,7 +165,7 @@ class Partitioner:
 
 
 def _combine_codes(columns: Sequence[Values]) -> Longs:
-    """Return int64[rows]: a distinct code for each combination of values."""
+    """Return a code for each row, which is distinct for each combination of values: int64[rows]."""
     codes, count = columns[0].codes, len(columns[0].values)
     for column in columns[1:]:
         if count * len(column.values) > _CODES_MAX:
@@ -177,7 +179,7 @@ def apply_transform(transform: str, kind: str, column: pa.Array | pa.ChunkedArra
     """Apply a transform to a column of the table's type.
 
     Raises:
-        ValueError: If the column has values of another type.
+        ValueError: The column has values of another type.
     """
     name = name_of(transform)
     if name == VOID or pa.types.is_null(column.type):
@@ -210,10 +212,12 @@ def _to_numbers(keys: Keys) -> Longs:
 
 
 def _encode_numbers(numbers: Longs, keys: Keys) -> Values:
-    """Encode `numbers`, int64[rows]; the numbers of null keys are ignored."""
+    """Encode numbers, int64[rows]; the numbers of null keys are ignored."""
     valid = keys.valid
     if valid is None:
-        if len(numbers) and numbers.min() == numbers.max():  # of one partition, as the rows of most files: no sort
+        if (
+            len(numbers) and numbers.min() == numbers.max()
+        ):  # All rows belong to one partition, which is true for most files, so no sort is needed.
             return Values(np.zeros(len(numbers), dtype=np.int64), [int(numbers[0])])
         distinct, codes = np.unique(numbers, return_inverse=True)
         return Values(codes, distinct.tolist())
@@ -225,7 +229,7 @@ def _encode_numbers(numbers: Longs, keys: Keys) -> Values:
 
 
 def _distinct_floats(keys: Keys) -> Values:
-    """Encode floats by their bits: -0.0 differs from 0.0, all NaN are equal."""
+    """Encode floats by their bits: -0.0 and 0.0 are different, and all NaN are equal."""
     assert keys.codes is not None
     codes = keys.codes if keys.nan is None else np.where(mask_of(keys.nan, keys.rows), np.uint64(2**64 - 1), keys.codes)
     distinct = _encode_numbers((codes ^ _BIAS).view(np.int64), keys)
@@ -249,9 +253,9 @@ def _map_values(distinct: Values, apply: Callable[[Any], Any]) -> Values:
 
 
 def _encode_by_dictionary(transform: str, kind: str, column: pa.Array | pa.ChunkedArray) -> Values:
-    """Encode a column of strings, bytes or wide decimals, and apply the transform to the distinct values."""
+    """Encode a column of strings, bytes or wide decimals, and apply the transform to its distinct values."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if isinstance(array, pa.ChunkedArray):  # without chunks
+    if isinstance(array, pa.ChunkedArray):  # The column has no chunks.
         return Values(np.zeros(0, dtype=np.int64), [])
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
@@ -303,7 +307,7 @@ def _day(numbers: Longs, _transform: str, kind: str) -> Longs:
 
 def _hour(numbers: Longs, _transform: str, kind: str) -> Longs:
     hours = numbers // (UNITS_PER_DAY[kind] // 24)
-    return hours.astype(np.int32).astype(np.int64)  # truncated to 32 bits as in Java
+    return hours.astype(np.int32).astype(np.int64)  # The value is truncated to 32 bits, like in Java.
 
 
 def _month(numbers: Longs, _transform: str, kind: str) -> Longs:

@@ -1,4 +1,4 @@
-"""Parses and binds the predicates of callers; a predicate that cannot be represented exactly is an error."""
+"""Parses and binds the predicates of callers, and refuses predicates that cannot be represented exactly."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from seamark.formats.runtime.lazy_module import LazyModule
 if TYPE_CHECKING:
     from seamark.formats.iceberg.expressions import sql
 else:
-    # Each Spark worker imports this module, and few parse SQL.
+    # The import is delayed, because each Spark worker imports this module and few workers parse SQL.
     sql = LazyModule("seamark.formats.iceberg.expressions.sql")
 
 
 def bind_exactly(where: str | Any, schema: Schema) -> Expression:
     """Bind SQL text or Iceberg expression JSON to a schema.
 
+    A wider expression would select other rows, so the expression must be exact.
+
     Raises:
-        BadRequest: For an invalid predicate, and for SQL that no expression represents exactly: a wider expression
-            would select other rows.
+        BadRequest: The predicate is invalid, or no expression represents the SQL exactly.
     """
     try:
         if not isinstance(where, str):
@@ -32,7 +33,7 @@ def bind_exactly(where: str | Any, schema: Schema) -> Expression:
         parsed = sql.parse_sql(where, schema, nan_above=True)
         if not parsed.exact:
             reason = f": {'; '.join(parsed.unused)}" if parsed.unused else ", for a literal that its column cannot hold"
-            raise BadRequest(f"Rows cannot be selected exactly by all parts of this predicate{reason}")
+            raise BadRequest(f"Some parts of this predicate cannot select rows exactly{reason}")
         return bind(parsed.expression, schema, (), case_sensitive=True)
     except RequestError as error:
         raise BadRequest(error.message) from None

@@ -1,6 +1,7 @@
-"""Sorts rows by a table's sort order (Iceberg spec, "Sorting"), including nulls and NaN, which Arrow sorts differently.
+"""Sorts rows by a table's sort order (Iceberg spec, "Sorting"), including nulls and NaN, which Arrow sorts
+differently.
 
-The order of floats is that of the spec: -NaN < -Infinity < … < -0.0 < 0.0 < … < Infinity < NaN. Strings and bytes
+Floats have the order of the spec: -NaN < -Infinity < … < -0.0 < 0.0 < … < Infinity < NaN. Strings and bytes
 compare as unsigned bytes. Nulls are first or last, as the sort order specifies. The sort is stable.
 """
 
@@ -33,7 +34,8 @@ class _Field:
 class Ordering:
     """Sorts tables of `casting.conform` by one sort order.
 
-    Unwritable if the order cannot be applied to the schema.
+    Raises:
+        Unwritable: The order cannot be applied to the schema.
     """
 
     def __init__(self, order: SortOrder, schema: Schema) -> None:
@@ -61,7 +63,7 @@ class Ordering:
 
 
 def _build_sort_keys(field: _Field, rows: pa.Table) -> list[npt.NDArray[np.uint64]]:
-    """Return the sort keys of a field: uint64[rows] each, the most significant first."""
+    """Return the sort keys of a field, the most significant first: uint64[rows] each."""
     ranks, valid = _rank_values(field.term, rows)
     ranks = ~ranks if field.descending else ranks
     if valid is None:
@@ -70,8 +72,8 @@ def _build_sort_keys(field: _Field, rows: pa.Table) -> list[npt.NDArray[np.uint6
 
 
 def _rank_values(term: PartitionTerm, rows: pa.Table) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_] | None]:
-    """Return (ranks in the order of the values, uint64[rows]; the rows that are not null, bool[rows], None for all
-    rows).
+    """Return the ranks of the values, uint64[rows], and the rows that are not null, bool[rows], or None for
+    all rows.
     """
     column = column_at(rows, term.positions)
     if term.transform != IDENTITY:

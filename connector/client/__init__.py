@@ -1,1 +1,1 @@
-"""The client of the server: requests, their answers and errors, and the storage that tables name."""
+"""The client of the server: requests, their answers and errors, and access to the storage of tables."""

@@ -1,6 +1,6 @@
-"""Creates, changes and drops what the catalog holds: namespaces, tables and views.
+"""Creates, changes and drops namespaces, tables and views of a catalog.
 
-The routes are those of Iceberg's REST specification, and our own for dropped entries.
+The requests use the routes of Iceberg's REST specification, and Seamark's own routes for dropped entries.
 """
 
 from __future__ import annotations
@@ -18,19 +18,33 @@ _PAGE = 1000
 
 
 def namespace_properties(client: SeamarkClient, namespace: Name) -> dict[str, str]:
-    """NotFound."""
+    """Return the properties of a namespace.
+
+    Raises:
+        NotFound: The namespace does not exist.
+    """
     properties: dict[str, str] = client._json("GET", namespace_route(client, namespace))["properties"]
     return properties
 
 
 def create_namespace(client: SeamarkClient, namespace: Name, properties: Mapping[str, str]) -> None:
-    """Refused, a 409, if it exists; NotFound if its parent does not."""
+    """Create a namespace.
+
+    Raises:
+        Refused: The namespace exists; the status is 409.
+        NotFound: The parent namespace does not exist.
+    """
     body = {"namespace": list(_levels(namespace)), "properties": dict(properties)}
     _send(client, "POST", f"{client._catalog()}/namespaces", body)
 
 
 def drop_namespace(client: SeamarkClient, namespace: Name) -> None:
-    """NotFound; Refused, a 409, if it is not empty."""
+    """Drop an empty namespace.
+
+    Raises:
+        NotFound: The namespace does not exist.
+        Refused: The namespace is not empty; the status is 409.
+    """
     _send(client, "DELETE", namespace_route(client, namespace))
 
 
@@ -43,9 +57,15 @@ def create_table(
     location: str | None = None,
     properties: Mapping[str, str],
 ) -> None:
-    """`schema`, `partition_spec`: in Iceberg's JSON form.
+    """Create a table.
 
-    BadRequest; NotFound for the namespace; Refused, a 409, if the table exists.
+    Args:
+        schema, partition_spec: The schema and the partition spec in Iceberg's JSON form.
+
+    Raises:
+        BadRequest: An argument is invalid.
+        NotFound: The namespace does not exist.
+        Refused: The table exists; the status is 409.
     """
     levels = split_table(table)
     body: dict[str, Any] = {"name": levels[-1], "schema": dict(schema), "properties": dict(properties)}
@@ -55,48 +75,65 @@ def create_table(
 
 
 def drop_table(client: SeamarkClient, table: Name, *, purge: bool = False) -> None:
-    """`purge`: its files are deleted after the retention.
+    """Drop a table.
+
+    Args:
+        purge: Whether its files are deleted after the retention.
 
     Raises:
-        NotFound: If it does not exist.
+        NotFound: The table does not exist.
     """
     _send(client, "DELETE", client._standard_path(table), query={"purgeRequested": "true" if purge else "false"})
 
 
 def rename_table(client: SeamarkClient, table: Name, to: Name) -> None:
-    """NotFound; Refused, a 409, if the new name is taken."""
+    """Rename a table.
+
+    Raises:
+        NotFound: The table does not exist.
+        Refused: The new name is taken; the status is 409.
+    """
     body = {"source": _identifier(table), "destination": _identifier(to)}
     _send(client, "POST", f"{client._catalog()}/tables/rename", body)
 
 
 def list_views(client: SeamarkClient, namespace: Name) -> Iterator[tuple[str, ...]]:
-    """Yield names of the views of one namespace, each with all its levels.
+    """Yield the names of the views of one namespace, each with all its levels.
 
     Raises:
-        NotFound: If it does not exist.
+        NotFound: The namespace does not exist.
     """
     for identifier in client._list_names(f"namespaces/{namespace_path(_levels(namespace))}/views", "identifiers"):
         yield (*identifier["namespace"], identifier["name"])
 
 
 def load_view(client: SeamarkClient, view: Name) -> dict[str, Any]:
-    """Return the metadata, as Iceberg's view specification has it.
+    """Return the metadata of a view, in the form of Iceberg's view specification.
 
     Raises:
-        NotFound: If it does not exist.
+        NotFound: The view does not exist.
     """
     metadata: dict[str, Any] = client._json("GET", _view_route(client, view))["metadata"]
     return metadata
 
 
 def rename_view(client: SeamarkClient, view: Name, to: Name) -> None:
-    """NotFound; Refused, a 409, if the new name is taken."""
+    """Rename a view.
+
+    Raises:
+        NotFound: The view does not exist.
+        Refused: The new name is taken; the status is 409.
+    """
     body = {"source": _identifier(view), "destination": _identifier(to)}
     _send(client, "POST", f"{client._catalog()}/views/rename", body)
 
 
 def drop_view(client: SeamarkClient, view: Name) -> None:
-    """NotFound."""
+    """Drop a view.
+
+    Raises:
+        NotFound: The view does not exist.
+    """
     _send(client, "DELETE", _view_route(client, view))
 
 
@@ -105,7 +142,10 @@ def _view_route(client: SeamarkClient, view: Name) -> str:
 
 
 def list_dropped_entries(client: SeamarkClient, namespace: Name | None = None) -> Iterator[dict[str, Any]]:
-    """Dropped tables and views that can be restored, as docs/reference/openapi.json has them (listDropped)."""
+    """Yield the dropped tables and views that can be restored.
+
+    docs/reference/openapi.json defines the form of an entry (listDropped).
+    """
     query: dict[str, Any] = {"pageSize": _PAGE}
     query |= {} if namespace is None else {"namespace": NAMESPACE_SEPARATOR.join(_levels(namespace))}
     for page in client._list_pages("/api/v1/dropped", query, "pageToken"):
@@ -113,7 +153,7 @@ def list_dropped_entries(client: SeamarkClient, namespace: Name | None = None) -
 
 
 def list_retained_entries(client: SeamarkClient, namespace: Name | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the dropped tables and views that cannot be restored and keep their locations."""
+    """Yield the dropped tables and views that cannot be restored, but still reserve their locations."""
     query: dict[str, Any] = {"pageSize": _PAGE, "retained": "true"}
     query |= {} if namespace is None else {"namespace": NAMESPACE_SEPARATOR.join(_levels(namespace))}
     for page in client._list_pages("/api/v1/dropped", query, "pageToken"):
@@ -121,7 +161,7 @@ def list_retained_entries(client: SeamarkClient, namespace: Name | None = None) 
 
 
 def release_retained(client: SeamarkClient, entry_id: str) -> None:
-    """Let others use the location of an entry. Its files stay.
+    """Release the location of an entry, so that other tables or views can use it; its files stay.
 
     Raises:
         NotFound: There is no such entry.
@@ -131,7 +171,7 @@ def release_retained(client: SeamarkClient, entry_id: str) -> None:
 
 
 def purge_dropped(client: SeamarkClient, entry_id: str) -> None:
-    """Delete the files that the metadata of a dropped table names.
+    """Delete the files to which the metadata of a dropped table refers.
 
     Raises:
         NotFound: There is no such entry.
@@ -141,9 +181,11 @@ def purge_dropped(client: SeamarkClient, entry_id: str) -> None:
 
 
 def restore_dropped(client: SeamarkClient, entry_id: str, to: Name | None = None) -> dict[str, Any]:
-    """Return the restored entry.
+    """Restore a dropped table or view, and return the restored entry.
 
-    NotFound; Refused, a 409, if the name is taken.
+    Raises:
+        NotFound: There is no such entry.
+        Refused: The name is taken; the status is 409.
     """
     body = {} if to is None else _identifier(to)
     answer = _send(client, "POST", f"/api/v1/dropped/{quote(entry_id, safe='')}/undrop", body)
@@ -152,7 +194,10 @@ def restore_dropped(client: SeamarkClient, entry_id: str, to: Name | None = None
 
 
 def list_replicas(client: SeamarkClient) -> list[dict[str, Any]]:
-    """Return the replicas with live leases, as docs/reference/openapi.json has them (listReplicas)."""
+    """Return the replicas with live leases.
+
+    docs/reference/openapi.json defines their form (listReplicas).
+    """
     replicas: list[dict[str, Any]] = client._json("GET", "/api/v1/replicas")["replicas"]
     return replicas
 
@@ -165,7 +210,7 @@ def _send(
     *,
     query: Mapping[str, str] | None = None,
 ) -> bytes:
-    """Once: sent twice, the second request would be refused for what the first has done."""
+    """Send a request only once, because a repeated request would be refused after the first has succeeded."""
     sent = None if body is None else json.dumps(body).encode()
     return client._request(method, path, query or {}, sent, repeatable=False)
 

@@ -1,10 +1,11 @@
-"""A synchronous client of Seamark's own API: metadata of a table's files, scan plans, and lookups.
+"""A synchronous client of Seamark's own API for metadata of a table's files, scan plans, and lookups.
 
-Invariant: every call is a read or is idempotent (`indexes.py`), so it can be repeated. The client repeats a call a
-limited number of times if the server is busy (503, after the seconds in `Retry-After`) or a connection fails. A listing
-reads one snapshot from its first page to its last.
+Invariant: every call can be repeated, because it is a read or is idempotent (`indexes.py`). The client
+repeats a call a limited number of times if the server is busy (503, after the seconds in `Retry-After`) or
+a connection fails. A listing reads one snapshot from its first page to its last.
 
-A client can be pickled, and used by threads and forked processes: each process opens its connections.
+A client can be pickled, and can be used by threads and forked processes: each process opens its own
+connections.
 """
 
 from __future__ import annotations
@@ -51,11 +52,13 @@ T = TypeVar("T")
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 _EXPIRATION_S = 900.0
-"""The wait for an expiration: the server reads the manifests of all snapshots of a large table in minutes."""
+"""The timeout of an expiration: the server needs minutes to read the manifests of all snapshots of a large
+table.
+"""
 _NO_QUERY: Mapping[str, Any] = {}
 _PAGE_NAMES = 1000
 _REPORTED_WAIT_S = 5.0
-"""From this wait on, the client logs why it waits."""
+"""The minimum wait before a repeat for which the client logs the reason."""
 _log = logging.getLogger(__name__)
 
 
@@ -66,12 +69,19 @@ class _LoadTableResult(msgspec.Struct, rename="kebab"):
 
 
 class SeamarkClient:
-    """`url` is the server's, as engines have it for their catalog; `token` a bearer token.
+    """A client of one server.
 
-    `timeout_s` bounds each wait for the server, `retries` how often one request is repeated. The variable SEAMARK_CA
-    names the authorities of its certificate, where those of the system do not know it. `fence`: the fencing number that
-    commits of a job of the table services name. `certificates`: those of the server (PEM), for processes that it
-    starts; then it can have any name.
+    Attributes:
+        url: The URL of the server, as engines use it for their catalog.
+        token: A bearer token.
+        timeout_s: The maximum time of each wait for the server.
+        retries: The maximum number of times that one request is repeated.
+        fence: The fencing number in commits of a job of the table services.
+        certificates: The certificates of the server (PEM), for processes that the server starts. The name of
+            the server is then not checked.
+
+    The environment variable SEAMARK_CA names a file with the authorities of the server's certificate, if the
+    system does not know them.
     """
 
     def __init__(
@@ -87,7 +97,7 @@ class SeamarkClient:
         check_url(url)
         self.url = url.rstrip("/")
         self._shown = hide_credentials(self.url)
-        self.token = token or None  # an unset variable of a shell is an empty text
+        self.token = token or None  # A shell replaces an unset variable by an empty text.
         self._timeout_s = timeout_s
         self._retries = retries
         self.fence = fence
@@ -115,16 +125,20 @@ class SeamarkClient:
         """Send a request that changes nothing.
 
         Raises:
-            ClientError: If the server does not answer, or refuses the login.
+            ClientError: The server does not answer, or refuses the login.
         """
         self._json("GET", "/v1/config")
 
-    # What a table consists of
+    # Contents of a table
 
     def files(
         self, table: Name, partition: str | Mapping[str, Any] = "", *, content: str = "all", at: At = CURRENT
     ) -> pa.Table:
-        """Return live files of a snapshot, or of some of its partitions; `content` is all, data or deletes."""
+        """Return the live files of a snapshot, or of some of its partitions.
+
+        Args:
+            content: `all`, `data` or `deletes`.
+        """
         return join_pages(self.iter_files(table, partition, content=content, at=at))
 
     def iter_files(
@@ -136,7 +150,7 @@ class SeamarkClient:
         at: At = CURRENT,
         page_files: int | None = None,
     ) -> Iterator[pa.Table]:
-        """Yield the tables of `files`, page by page."""
+        """Yield the pages of the table that `files` returns."""
         return self._pages(table, "files", partition, at, page_files, {"content": content})
 
     def stats(
@@ -148,9 +162,11 @@ class SeamarkClient:
         fields: Sequence[str] | None = None,
         at: At = CURRENT,
     ) -> pa.Table:
-        """Return one column's statistics, file by file: bounds as values of its type, and counts.
+        """Return the statistics of one column for each file: counts, and bounds as values of the column's type.
 
-        `fields` are those wanted, as `("file", "lower-bound")`; paths are most of the bytes.
+        Args:
+            fields: The fields to return, such as `("file", "lower-bound")`; the paths of the files take most of the
+                bytes.
         """
         return join_pages(self.iter_stats(table, column, partition, fields=fields, at=at))
 
@@ -164,7 +180,7 @@ class SeamarkClient:
         at: At = CURRENT,
         page_files: int | None = None,
     ) -> Iterator[pa.Table]:
-        """Yield the tables of `stats`, page by page."""
+        """Yield the pages of the table that `stats` returns."""
         more = {} if fields is None else {"fields": ",".join(fields)}
         return self._pages(table, f"stats/{quote(column, safe='')}", partition, at, page_files, more)
 
@@ -176,7 +192,7 @@ class SeamarkClient:
         at: At = CURRENT,
         page_partitions: int | None = None,
     ) -> pa.Table:
-        """Partitions that hold a file, with what their files add up to."""
+        """Return the partitions with at least one file, and the totals of their files."""
         return join_pages(self._pages(table, "partitions", partition, at, page_partitions, {}))
 
     def timeline(
@@ -188,7 +204,7 @@ class SeamarkClient:
         newest_first: bool = False,
         limit: int | None = None,
     ) -> Iterator[TimelineInstant]:
-        """Yield what happened to a table, or in the whole catalog, up to now; at most `limit` instants."""
+        """Yield the instants of a table or of the whole catalog up to now, at most `limit` instants."""
         query = {"order": "desc" if newest_first else "asc", **omit_none({"action": action})}
         path = "/api/v1/timeline" if table is None else f"{table_path(table)}/timeline"
         left = limit
@@ -200,10 +216,10 @@ class SeamarkClient:
             since = answer["next-since"]
             left = None if left is None else left - len(answer["instants"])
 
-    # What the catalog holds
+    # Contents of the catalog
 
     def namespaces(self) -> Iterator[tuple[str, ...]]:
-        """Yield all of them, parents first."""
+        """Yield all namespaces, parents first."""
         parents: list[tuple[str, ...]] = [()]
         while parents:
             parent = parents.pop()
@@ -212,15 +228,18 @@ class SeamarkClient:
                 yield tuple(levels)
 
     def tables(self, namespace: Sequence[str]) -> Iterator[tuple[str, ...]]:
-        """Yield names of the tables of one namespace, each with all its levels."""
+        """Yield the names of the tables of one namespace, each with all its levels."""
         for identifier in self._list_names(f"namespaces/{namespace_path(namespace)}/tables", "identifiers"):
             yield (*identifier["namespace"], identifier["name"])
 
     def load_table(self, table: Name, *, history: bool = False) -> EngineTable:
-        """Return a table, and by what settings and keys its files are reached; with `history` all its snapshots.
+        """Return a table, and the settings and keys for access to its files.
+
+        Args:
+            history: Whether to return all snapshots of the table.
 
         Raises:
-            NotFound: If it does not exist.
+            NotFound: The table does not exist.
         """
         path = self._standard_path(table)
         headers = {"X-Iceberg-Access-Delegation": "vended-credentials"}
@@ -229,7 +248,7 @@ class SeamarkClient:
             loaded = from_json(answer, _LoadTableResult)
             location = str(msgspec.json.decode(loaded.metadata)["location"])
         except (msgspec.MsgspecError, KeyError) as error:
-            raise ServerFailed(f"{self._shown} answered with something that is not a table: {error}") from None
+            raise ServerFailed(f"{self._shown} sent an answer that is not a table: {error}") from None
         storage = dict(loaded.config)
         for keys in sorted(loaded.storage_credentials, key=lambda one: len(one["prefix"])):
             storage |= keys["config"] if f"{location}/".startswith(keys["prefix"]) else {}
@@ -241,35 +260,37 @@ class SeamarkClient:
             yield from page[key]
 
     def _catalog(self) -> str:
-        """Return where the standard's routes begin."""
+        """Return the root of the routes of Iceberg's REST specification."""
         if self._root is None:
             config = self._json("GET", "/v1/config")
             self._root = standard_root(config.get("defaults", {}), config.get("overrides", {}))
         return self._root
 
     def _standard_path(self, table: Name) -> str:
-        """Return the path of a table in the routes of the standard."""
+        """Return the path of a table in the routes of Iceberg's REST specification."""
         return standard_path(self._catalog(), "tables", split_table(table))
 
-    # What is done with a filter
+    # Plans and other uses of a filter
 
     def plan(self, table: Name, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield a scan planned by the standard's route, page by page: each has `file-scan-tasks`, and the
-        `delete-files` that they refer to.
+        """Plan a scan with the route of Iceberg's REST specification, and yield the pages of the plan.
 
-        `body` is the standard's PlanTableScanRequest.
+        A page has `file-scan-tasks`, and the `delete-files` to which they refer.
+
+        Args:
+            body: The PlanTableScanRequest of the specification.
 
         Raises:
-            BadRequest: For an invalid body.
+            BadRequest: The body is invalid.
         """
         path = self._standard_path(table)
         answer = self._json("POST", f"{path}/plan", {}, dict(body))
         plan_id = answer.get("plan-id", "")
-        while answer["status"] == "submitted":  # the server answers such a question when it can, or after a while
+        while answer["status"] == "submitted":  # The server answers this request when it can, or after a time limit.
             answer = self._json("GET", f"{path}/plan/{quote(plan_id, safe='')}")
         if answer["status"] != "completed":
             raise ServerFailed(
-                f"The plan of {'.'.join(split_table(table))} is {answer['status']}: {answer.get('error')}"
+                f"The plan of {'.'.join(split_table(table))} has the status {answer['status']}: {answer.get('error')}"
             )
         yield answer
         left = list(answer.get("plan-tasks") or ())
@@ -289,12 +310,16 @@ class SeamarkClient:
         limit: int | None = None,
         joins: Sequence[Mapping[str, Any]] = (),
     ) -> Explanation:
-        """Return how a scan is planned for a predicate in SQL (`where`) or an Iceberg expression in JSON (`filter`).
+        """Return an explanation of the plan for a predicate.
 
-        `joins` as for `plan_table`. `files` lists the first `limit` files that are left.
+        Args:
+            where: The predicate in SQL.
+            filter: The predicate as an Iceberg expression in JSON.
+            files: Whether to list the first `limit` files that the plan keeps.
+            joins: See `plan_table`.
 
         Raises:
-            BadRequest: For an invalid predicate.
+            BadRequest: The predicate is invalid.
         """
         optional = omit_none({"where": where, "filter": filter, "limit": limit, "joins": list(joins) or None})
         body = {**at.to_query(), "files": files, **optional}
@@ -313,16 +338,21 @@ class SeamarkClient:
         lease_s: int | None = None,
         joins: Sequence[Mapping[str, Any]] = (),
     ) -> PlanTable:
-        """Create a plan table: the files that a predicate in SQL, or an Iceberg expression in JSON (`filter`),
-        keeps.
+        """Create a plan table, which has the files that a plan for a predicate keeps.
 
-        `at` is a snapshot's id or a ref. No plan table is created if the plan keeps a larger share of the files than
-        `kept_max`. The name is valid for at least half of `lease_s`. `joins` are inner joins in the form of the route:
-        `table` (levels of the name), `on` (columns of this table and the other table), and optionally predicate,
-        snapshot-id and nested joins.
+        The name of the plan table is valid for at least half of `lease_s`.
+
+        Args:
+            predicate: The predicate in SQL.
+            filter: The predicate as an Iceberg expression in JSON.
+            at: The id of a snapshot, or a branch or tag.
+            kept_max: The maximum fraction of files that the plan keeps; if it keeps more, no plan table is created.
+            joins: Inner joins in the form of the route: `table` (levels of the name), `on` (columns of this table
+                and the other table), and optionally predicate, snapshot-id and nested joins.
 
         Raises:
-            BadRequest: For an invalid predicate, NotFound.
+            BadRequest: The predicate is invalid.
+            NotFound: The table does not exist.
         """
         optional = {"predicate": predicate, "filter": filter, "kept-max": kept_max, "lease-s": lease_s}
         body = {
@@ -333,11 +363,12 @@ class SeamarkClient:
         return self._convert(self._json("POST", f"{table_path(table)}/plan-tables", {}, body), PlanTable)
 
     def health(self, table: Name) -> dict[str, Any]:
-        """Count and sizes of the current snapshot and its `problems`, as docs/reference/openapi.json has it
-        (loadTableHealth).
+        """Return counts and sizes of the current snapshot, and its `problems`.
+
+        docs/reference/openapi.json defines the form of the answer (loadTableHealth).
 
         Raises:
-            NotFound: If it does not exist.
+            NotFound: The table does not exist.
         """
         return self._json("GET", f"{table_path(table)}/health")
 
@@ -349,14 +380,14 @@ class SeamarkClient:
         retain_last: int | None = None,
         dry_run: bool = False,
     ) -> dict[str, Any]:
-        """Remove expired snapshots, and the files that no other snapshot needs; one request of several, while
-        `snapshots-left` of the answer is not 0.
+        """Remove expired snapshots, and the files that no other snapshot needs.
 
-        The values are by default those of the table's properties.
+        Repeat the request while `snapshots-left` of the answer is not 0. By default, the values are those of the
+        table's properties.
 
         Raises:
-            BadRequest: If its properties forbid the deletion of files.
-            Conflict: After too many lost races.
+            BadRequest: The table's properties forbid the deletion of files.
+            Conflict: Other commits were faster in all attempts.
         """
         body = omit_none({"older-than-ms": older_than_ms, "retain-last": retain_last, "dry-run": dry_run})
         return self._json("POST", f"{table_path(table)}/expire-snapshots", {}, body, timeout_s=_EXPIRATION_S)
@@ -364,25 +395,28 @@ class SeamarkClient:
     def remove_orphan_files(
         self, table: Name, *, older_than_ms: int | None = None, dry_run: bool = False
     ) -> dict[str, Any]:
-        """Remove files that no snapshot names and that were last modified before `older_than_ms`; one request of
-        several, while `files-left` of the answer is true.
+        """Remove files to which no snapshot refers and that were last modified before `older_than_ms`.
+
+        Repeat the request while `files-left` of the answer is true.
 
         Raises:
-            BadRequest: If the table's properties forbid the deletion of files, and for a time less than a day ago.
+            BadRequest: The table's properties forbid the deletion of files, or the time is less than a day ago.
         """
         body = omit_none({"older-than-ms": older_than_ms, "dry-run": dry_run})
         return self._json("POST", f"{table_path(table)}/remove-orphan-files", {}, body, timeout_s=_EXPIRATION_S)
 
-    # Where rows are
+    # Positions of rows
 
     def lookup(
         self, table: Name, keys: Keys, *, index: str | None = None, partitions: bool = False, at: At = CURRENT
     ) -> Lookup:
-        """Return the rows that have these keys, at most a million, from a record index: the index with this name, or
-        on the columns of the keys.
+        """Return the rows that have these keys, at most a million, from a record index.
+
+        Args:
+            index: The name of the index; by default, an index on the columns of the keys.
 
         Raises:
-            BadRequest: For keys of other columns or types.
+            BadRequest: The keys have other columns or types than the index.
         """
         query = {**at.to_query(), "partitions": str(partitions).lower(), **omit_none({"index": index})}
         sent = {"Content-Type": ARROW_STREAM}
@@ -392,7 +426,7 @@ class SeamarkClient:
         try:
             return lookup_of(self._table(body))
         except (KeyError, ValueError) as error:
-            raise ServerFailed(f"{self._shown} answered with something that is not a lookup: {error}") from None
+            raise ServerFailed(f"{self._shown} sent an answer that is not a lookup: {error}") from None
 
     def bitmap(
         self,
@@ -405,13 +439,16 @@ class SeamarkClient:
         schema_id: int | None = None,
         at: At = CURRENT,
     ) -> Iterator[FileRows]:
-        """Yield the files that may hold a row that matches, and which rows these are, by bitmap indexes.
+        """Yield the files that may contain matching rows, and these rows, according to bitmap indexes.
 
-        `meaning`, sql or iceberg, is by default that of where the predicate comes from; `deletes` takes deleted rows
-        out; names are those of schema `schema_id`, by default the current one.
+        Args:
+            meaning: The semantics of the predicate, `sql` or `iceberg`; by default, `sql` for `where` and `iceberg`
+                for `filter`.
+            deletes: Whether to leave out deleted rows.
+            schema_id: The schema of the column names; by default, the current schema.
 
         Raises:
-            BadRequest: For an invalid predicate.
+            BadRequest: The predicate is invalid.
         """
         optional = omit_none({"where": where, "filter": filter, "meaning": meaning, "schema-id": schema_id})
         asked = {"deletes": deletes, **optional, **at.to_query()}
@@ -430,13 +467,13 @@ class SeamarkClient:
         try:
             return from_values(values, kind)
         except msgspec.ValidationError as error:
-            raise ServerFailed(f"{self._shown} answered in another form than expected: {error}") from None
+            raise ServerFailed(f"{self._shown} sent an answer of an unexpected form: {error}") from None
 
     def _table(self, body: bytes) -> pa.Table:
         try:
             return pa.ipc.open_stream(body).read_all()
         except pa.ArrowInvalid as error:
-            raise ServerFailed(f"{self._shown} answered with something that is not an Arrow stream: {error}") from None
+            raise ServerFailed(f"{self._shown} sent an answer that is not an Arrow stream: {error}") from None
 
     def _pages(
         self,
@@ -464,7 +501,7 @@ class SeamarkClient:
         """Yield the pages of a listing.
 
         Args:
-            token: The parameter by which a further page is requested.
+            token: The query parameter that requests the next page.
         """
         asked = dict(query)
         while True:
@@ -489,7 +526,7 @@ class SeamarkClient:
             parsed: dict[str, Any] = json.loads(raw)
             return parsed
         except ValueError as error:
-            raise ServerFailed(f"{self._shown} answered with something that is not JSON: {error}") from None
+            raise ServerFailed(f"{self._shown} sent an answer that is not JSON: {error}") from None
 
     def _request(
         self,
@@ -503,13 +540,12 @@ class SeamarkClient:
         repeatable: bool = True,
         timeout_s: float | None = None,
     ) -> bytes:
-        """Return the body of the answer.
-
-        A request that is not `repeatable` is repeated only if the server did not process it: the connection was
-        refused, or the server was busy.
+        """Send a request, and return the body of the answer.
 
         Args:
-            timeout_s: Instead of the client's timeout.
+            repeatable: Whether the request can be repeated in all cases. If False, it is repeated only if the
+                server did not process it: the connection was refused, or the server was busy.
+            timeout_s: A timeout that replaces the client's timeout.
         """
         content = {} if body is None else {"Content-Type": "application/json"}
         own = {"Accept": accept, "Accept-Encoding": "gzip", "User-Agent": "seamark-client"}
@@ -540,7 +576,10 @@ class SeamarkClient:
         return urllib3.Timeout(total=None, connect=self._timeout_s, read=read_s)
 
     def _connections(self) -> urllib3.PoolManager:
-        """Of this process: a connection shared with a parent would mix up their answers."""
+        """Return the connections of this process.
+
+        A parent process and its child must not share a connection, because their answers would be mixed up.
+        """
         pool = self._pool
         if pool is None or pool[0] != os.getpid():
             timeout = self._timeout(self._timeout_s)

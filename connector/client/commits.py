@@ -1,8 +1,9 @@
-"""Commits of changes, with repeats after lost answers.
+"""Commits changes, and repeats a commit after a lost answer.
 
-A change with a producer can be sent any number of times: the server commits each sequence once, and returns the first
-answer to a repeat. So the client repeats it after a lost answer, a gateway's error and `CommitStateUnknownException`.
-Without a producer these errors are raised, because the change may or may not be in the table.
+A change with a producer can be sent any number of times: the server commits each sequence number once, and
+returns the first answer to a repeat. So the client repeats the change after a lost answer, an error of a
+gateway, and `CommitStateUnknownException`. Without a producer these errors are raised, because the change
+may or may not be in the table.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ _log = logging.getLogger(__name__)
 def producer_json(producer: Producer | None) -> dict[str, Any] | None:
     """Return the producer in the form of a commit's body.
 
+    Call this before other work, because it checks the producer.
+
     Raises:
-        ValueError: For an invalid producer: check it before other work.
+        ValueError: The producer is invalid.
     """
     match producer:
         case None:
@@ -41,21 +44,19 @@ def producer_json(producer: Producer | None) -> dict[str, Any] | None:
 
 
 class CommitClient:
-    """Commits with the connections and the login of a client.
-
-    Can be pickled.
-    """
+    """Commits with the connections and the login of a client; picklable."""
 
     def __init__(self, client: SeamarkClient) -> None:
         self.client = client
 
     def commit(self, table: Name, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the result of the change; both have the form of docs/reference/openapi.json (commitChange).
+        """Commit a change, and return the answer.
 
-        After Unreachable and ServerFailed the outcome is unknown, so keep the files of the change.
+        docs/reference/openapi.json defines the forms of both (commitChange). After Unreachable and ServerFailed,
+        the outcome is unknown, so keep the files of the change.
 
         Raises:
-            Conflict: If it conflicts with a concurrent commit; nothing was changed.
+            Conflict: The change conflicts with a concurrent commit; nothing was changed.
         """
         if self.client.fence is not None:
             body = {**body, "fence": self.client.fence}
@@ -65,10 +66,10 @@ class CommitClient:
             if number:
                 back_off(number - 1, first_s=_WAIT_S, most_s=_WAIT_MAX_S)
             try:
-                # `_request` repeats after a refused connection and for a busy server.
+                # `_request` itself repeats after a refused connection and if the server is busy.
                 raw = self.client._request("POST", f"{table_path(table)}/commit", {}, sent, repeatable=False)
             except Refused as error:
-                error.left_open = left_open  # an earlier attempt may still be committed
+                error.left_open = left_open  # An earlier attempt may still be committed.
                 raise
             except (Unreachable, ServerFailed, Unavailable) as error:
                 if number == tries - 1 or not _is_open(error):
@@ -82,8 +83,10 @@ class CommitClient:
 
 
 def back_off(number: int, *, first_s: float, most_s: float) -> None:
-    """Sleep before the next attempt: `first_s`, doubled `number` times, at most `most_s`, minus a random part of up
-    to a half, so that writers do not repeat at the same time.
+    """Sleep before the next attempt.
+
+    The sleep takes `first_s`, doubled `number` times, at most `most_s`. A random part of up to a half is
+    subtracted, so that writers do not repeat at the same time.
     """
     wait_s = min(most_s, first_s * 2 ** min(number, _DOUBLINGS_MAX))
     time.sleep(random.SystemRandom().uniform(wait_s / 2, wait_s))
@@ -92,8 +95,8 @@ def back_off(number: int, *, first_s: float, most_s: float) -> None:
 def _is_open(error: Unreachable | ServerFailed | Unavailable) -> bool:
     """Return whether a repeat can have another outcome.
 
-    A bug of the server has the same outcome each time. After a 503 of the server itself nothing was committed, and the
-    request was repeated already.
+    A bug of the server has the same outcome each time. After a 503 of the server itself, nothing was committed,
+    and the client has already repeated the request.
     """
     if isinstance(error, ServerFailed):
         return error.status in (502, 504) or error.kind == "CommitStateUnknownException"

@@ -1,5 +1,6 @@
-"""A client's connections to a server, and when the client repeats a request: after a failed connection, and after some
-answers.
+"""Opens a client's connections to a server, and decides when the client repeats a request.
+
+A request is repeated after a failed connection and after some answers.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ def open_pool(timeout: urllib3.Timeout, certificates: str) -> urllib3.PoolManage
     """Return a pool of connections.
 
     Args:
-        certificates: A server has to present one of these (PEM); empty: any certificate of the authorities that clients
-            trust.
+        certificates: The server has to present one of these certificates (PEM). If empty, any certificate of a
+            trusted authority is accepted.
     """
     tls: dict[str, Any] = {"ssl_context": build_client_context()}
     if certificates:
@@ -31,17 +32,14 @@ def open_pool(timeout: urllib3.Timeout, certificates: str) -> urllib3.PoolManage
 
 
 def connection_retries(times: int, *, repeatable: bool) -> urllib3.Retry:
-    """Repeat after failed connections.
-
-    `wait_s_of` decides about answers.
-    """
+    """Return the rules for repeats after failed connections; `wait_s_of` decides about repeats after answers."""
     return urllib3.Retry(
         total=times,
         read=None if repeatable else 0,
         other=None if repeatable else 0,
         status=0,
         respect_retry_after_header=False,
-        allowed_methods=None,  # POST included
+        allowed_methods=None,  # All methods are repeated, including POST.
         backoff_factor=_BACKOFF_S,
         backoff_max=_BACKOFF_MAX_S,
         backoff_jitter=_BACKOFF_S,
@@ -50,10 +48,10 @@ def connection_retries(times: int, *, repeatable: bool) -> urllib3.Retry:
 
 
 def wait_s_of(status: int, retry_after: str | None, number: int, *, repeatable: bool) -> float | None:
-    """Return how long to wait before the request is repeated; None for an answer after which it is not.
+    """Return the wait before the request is repeated, or None if it is not repeated after this answer.
 
-    Of requests that are not repeatable only a 503 or 429 with Retry-After: a 503 without it is a proxy's, and may be
-    about a request that it had sent on.
+    A request that is not repeatable is repeated only after a 503 or 429 with Retry-After. A 503 without this
+    header comes from a proxy, which may have sent the request on.
     """
     if status in (429, 503) and retry_after is not None and retry_after.isascii() and retry_after.isdecimal():
         return float(min(int(retry_after[:9]), _RETRY_AFTER_MAX_S))

@@ -1,7 +1,7 @@
-"""How engines reach a server: configurations as values, and as text that runs unedited.
+"""Generates the configuration of engines for a server, as values and as text that can be used without changes.
 
-Tests, the demo and the docs use the same values, so users copy what was tested. With authentication, the texts take the
-bearer token from the environment variable `SEAMARK_TOKEN`, so that no file contains it.
+Tests, the demo and the docs use the same values, so users copy what was tested. With authentication, the
+texts take the bearer token from the environment variable `SEAMARK_TOKEN`, so that no file contains it.
 """
 
 from __future__ import annotations
@@ -12,23 +12,31 @@ from collections.abc import Mapping
 EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
 CATALOG_CLASS = "org.apache.iceberg.spark.SparkCatalog"
 RUNTIME = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
-"""Iceberg for Spark 4.1, from Maven Central."""
+"""The Maven coordinates of Iceberg for Spark 4.1."""
 NO_HIVE = {"spark.sql.catalogImplementation": "in-memory"}
-"""Else spark-sql makes a Hive metastore in the current folder, where a second shell then fails."""
+"""The option with which spark-sql uses no Hive metastore.
+
+By default, spark-sql creates a Hive metastore in the current folder, and a second shell in this folder fails.
+"""
 TOKEN = "SEAMARK_TOKEN"  # noqa: S105  the name of a variable
 TRUST_STORE = "seamark-trust.jks"
-"""Java's authorities and that of the server, in the folder in which the engine is started."""
+"""The trust store with Java's authorities and the server's authority, in the folder in which the engine is
+started.
+"""
 ENGINES = ("spark", "pyspark", "pyiceberg", "trino", "duckdb")
 
 
 def catalog_conf(
     name: str, uri: str, *, warehouse: str = "", token: str = "", extra: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Spark settings that make `name` a catalog served at `uri` (http://host:port).
+    """Return the Spark settings that make `name` a catalog served at `uri` (http://host:port).
 
-    `token` is a bearer token; `extra` are catalog properties without the prefix, such as `s3.endpoint`. Spark's table
-    cache is off, so that the next query sees every commit; Seamark answers for an unchanged table with 304. Residuals
-    may be short, because Spark filters rows again after Iceberg.
+    Spark's table cache is off, so that the next query sees every commit. For an unchanged table,
+    Seamark answers with the status 304. Residuals may be short, because Spark filters rows again after Iceberg.
+
+    Args:
+        token: A bearer token.
+        extra: Catalog properties without the prefix, such as `s3.endpoint`.
     """
     properties = {"type": "rest", "uri": uri, "cache-enabled": "false", "rest-catalog-purge": "true"}
     properties["header.X-Seamark-Residuals"] = "short"
@@ -47,7 +55,7 @@ def connection_text(
     """Return the configuration of an engine of `ENGINES` for the catalog `name`.
 
     Args:
-        on_s3: Tables are in S3.
+        on_s3: Whether the tables are in S3.
         authority: A file (PEM) with the authority of the server's certificate, if the system does not know it.
     """
     texts = {
@@ -62,7 +70,7 @@ def connection_text(
 
 
 def _trusting(engine: str, text: str, authority: str) -> str:
-    """Return the configuration with what makes the engine trust the authority."""
+    """Return the configuration with additional settings with which the engine trusts the authority."""
     if engine == "pyiceberg":
         text = text.replace('type="rest",', f'type="rest", ssl={{"cabundle": {authority!r}}},')
         return f"# With s3fs, which remote signing needs, set REQUESTS_CA_BUNDLE={authority}, too.\n{text}"
@@ -90,7 +98,7 @@ def _trusting(engine: str, text: str, authority: str) -> str:
 def _spark(name: str, uri: str, has_token: bool) -> str:
     token = f"${TOKEN}" if has_token else ""
     conf = {**NO_HIVE, "spark.sql.extensions": EXTENSIONS, **catalog_conf(name, uri, token=token)}
-    # Double quotes, so that the shell inserts the token.
+    # The text has double quotes, so that the shell inserts the token.
     flags = [
         f'--conf "{key}={value}"' if value.startswith("$") else f"--conf {shlex.quote(f'{key}={value}')}"
         for key, value in conf.items()
@@ -124,14 +132,14 @@ def _pyiceberg(name: str, uri: str, has_token: bool) -> str:
 
 
 def _trino(name: str, uri: str, has_token: bool) -> str:
-    """For tables on local files, with Trino on the server's machine."""
+    """Return the configuration of Trino for tables on local files; Trino must run on the server's machine."""
     return _properties(
         name, trino_properties(uri, has_token) | {"fs.native-local.enabled": "true", "local.location": "/"}
     )
 
 
 def _trino_on_s3(name: str, uri: str, has_token: bool) -> str:
-    """Trino reads and writes S3 with its own keys."""
+    """Return the configuration of Trino for tables in S3; Trino reads and writes S3 with its own keys."""
     return _properties(
         name,
         trino_properties(uri, has_token)
@@ -147,7 +155,7 @@ def _trino_on_s3(name: str, uri: str, has_token: bool) -> str:
 
 
 def trino_properties(uri: str, has_token: bool) -> dict[str, str]:
-    """Return those of a Trino catalog, without its file system."""
+    """Return the properties of a Trino catalog without the properties of its file system."""
     properties = {
         "connector.name": "iceberg",
         "iceberg.catalog.type": "rest",
@@ -168,7 +176,7 @@ def _properties(name: str, properties: Mapping[str, str]) -> str:
 
 
 def _duckdb(name: str, uri: str, has_token: bool) -> str:
-    """For DuckDB's shell, which alone has `getenv`.
+    """Return the configuration for DuckDB's shell; other DuckDB clients have no `getenv`.
 
     INSTALL downloads the extension once.
     """

@@ -21,7 +21,12 @@ import ssl
 
 
 class ClientError(Exception):
-    """`kind` is the server's name for the error, as `NoSuchTableException`; `status` 0 where there was no answer."""
+    """An unsuccessful request.
+
+    Attributes:
+        kind: The server's name for the error, such as `NoSuchTableException`.
+        status: The HTTP status; 0 if there was no answer.
+    """
 
     def __init__(self, message: str, *, status: int = 0, kind: str = "", request_id: str = "") -> None:
         super().__init__(message)
@@ -91,7 +96,7 @@ _BY_STATUS: dict[int, type[ClientError]] = {
 
 
 def parse_error(status: int, body: bytes, request_id: str) -> ClientError:
-    """Return the error of an unsuccessful answer, in Iceberg's form or in the form of a proxy."""
+    """Return the error of an unsuccessful answer, which has Iceberg's form or the form of a proxy."""
     error_class = _BY_STATUS.get(status, Refused if status < 500 else ServerFailed)
     try:
         error = json.loads(body)["error"]
@@ -107,15 +112,17 @@ def parse_error(status: int, body: bytes, request_id: str) -> ClientError:
 
 
 def cause_text(error: Exception, url: str = "") -> str:
-    """Return the innermost cause, in words: urllib3 wraps it in texts about its objects.
+    """Return the innermost cause of an error in words.
+
+    urllib3 wraps the cause in texts about its objects.
 
     Args:
-        url: Of the server.
+        url: The URL of the server.
     """
     cause: BaseException = error
     for _ in range(8):
         inner = getattr(cause, "reason", None) or cause.__cause__
-        if cause.args and isinstance(cause.args[-1], OSError):  # of urllib3's ProtocolError
+        if cause.args and isinstance(cause.args[-1], OSError):  # This is an attribute of urllib3's ProtocolError.
             inner = cause.args[-1]
         if not isinstance(inner, Exception):
             break
@@ -124,7 +131,7 @@ def cause_text(error: Exception, url: str = "") -> str:
         return f"{cause.verify_message}; name a file with the authority of its certificate in the variable SEAMARK_CA"
     if isinstance(cause, ssl.SSLError) and cause.reason == "WRONG_VERSION_NUMBER":
         return "it does not answer by TLS; a server without TLS has an http:// URL"
-    if isinstance(cause, ConnectionResetError) and url.startswith("http://"):  # also RemoteDisconnected
+    if isinstance(cause, ConnectionResetError) and url.startswith("http://"):  # RemoteDisconnected is a subclass.
         return "it closed the connection without an answer; a server with TLS has an https:// URL"
     if isinstance(cause, OSError) and cause.strerror:
         return cause.strerror

@@ -1,7 +1,8 @@
-"""How readers, writers and jobs reach the objects of storages other than this machine's files.
+"""Opens the objects of storages, other than local files, for readers, writers and jobs.
 
-A storage is one class here and an entry of `CLIENT_STORAGES`; its schemes and the form of its locations are in
-`formats/storage/storages.py`. `connector/client/storage.py` opens the files of this machine, without symbolic links.
+Each storage has one class here and an entry of `CLIENT_STORAGES`. Its schemes and the form of its locations
+are defined in `formats/storage/storages.py`. `connector/client/storage.py` opens local files, without
+following symbolic links.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ class ClientStorage(ABC):
         """Return the file system of the objects; a path on it is `bucket/key`.
 
         Args:
-            properties: The address and the keys that the catalog gives for a table, as in a LoadTableResult.
-            lent_keys: The keys to use where `properties` has none.
+            properties: The address and the keys of a table in the form of a LoadTableResult.
+            lent_keys: The keys to use if `properties` has no keys.
         """
 
     def has_keys(self, properties: Mapping[str, str]) -> bool:
-        """Return whether a process without its own keys can reach the objects with these properties."""
+        """Return whether a process without its own keys can read the objects with these properties."""
         return True
 
     def urls(self, properties: Mapping[str, str]) -> list[str]:
-        """Return the URLs to which a confined process may connect, besides those of the server."""
+        """Return the URLs to which a confined process may connect in addition to the URLs of the server."""
         return []
 
     def configuration_files(self) -> list[str]:
@@ -41,7 +42,7 @@ class ClientStorage(ABC):
 
 
 class S3Client(ClientStorage):
-    """S3 by pyarrow, with keys of the catalog, lent keys, or keys of AWS's chain."""
+    """S3 with pyarrow; the keys come from the catalog, or are lent keys or keys of AWS's chain."""
 
     def file_system(self, properties: Mapping[str, str], lent_keys: Mapping[str, str]) -> fs.FileSystem:
         keys = properties if properties.get("s3.access-key-id") else {**properties, **lent_keys}
@@ -62,7 +63,7 @@ class S3Client(ClientStorage):
 
     def urls(self, properties: Mapping[str, str]) -> list[str]:
         aws = [value for name, value in os.environ.items() if name.startswith("AWS_") and "://" in value]
-        # AWS's machines give their keys over plain HTTP.
+        # Machines of AWS provide their keys over plain HTTP.
         return [*properties.get("s3.endpoint", "").split(), "https://", "http://", *aws]
 
     def configuration_files(self) -> list[str]:
@@ -71,11 +72,11 @@ class S3Client(ClientStorage):
 
 
 CLIENT_STORAGES: dict[str, ClientStorage] = {"s3": S3Client()}
-"""By the scheme of normalised locations."""
+"""The storages by the scheme of normalised locations."""
 
 
 def client_storage(location: str) -> ClientStorage | None:
-    """Return the storage of a location; None for a file of this machine, and for an unknown scheme."""
+    """Return the storage of a location; return None for a local file and for an unknown scheme."""
     rules = rules_of(location.partition(":")[0])
     return None if rules is None else CLIENT_STORAGES.get(rules.scheme)
 

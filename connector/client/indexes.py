@@ -1,7 +1,8 @@
-"""Requests about indexes: define, list, pause and drop them, and the requests of a builder.
+"""Requests that define, list, pause and drop indexes, and the requests of an index builder.
 
-Each request can be repeated: defining, registering and finishing are idempotent, and the server rolls back a second
-build that no builder continues.
+Each request can be repeated: to define an index, to register index files and to finish a build are
+idempotent. If a build is started twice, no builder continues the second build, and the server rolls it
+back.
 """
 
 from __future__ import annotations
@@ -18,45 +19,42 @@ from seamark.connector.client.values import omit_none
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The state of a table's index.
-
-    With a `problem` only the name is known.
-    """
+    """The state of a table's index; if it has a `problem`, only the name is known."""
 
     name: str
     kind: str | None
     state: str | None
     health: str
-    """ok, behind, damaged, paused or broken."""
+    """`ok`, `behind`, `damaged`, `paused` or `broken`."""
     problem: str | None
     definition: str
-    """As people write it: `bloom(user_id, fpp=0.01)`."""
+    """The definition in its short form, such as `bloom(user_id, fpp=0.01)`."""
     files: int
-    """Data files of the current snapshot that it covers, of `files_total`."""
+    """The number of data files of the current snapshot that the index covers, of `files_total`."""
     files_total: int
     lag_files: int
-    """Data files of it that are to be indexed yet."""
+    """The number of data files of the current snapshot that are not indexed yet."""
     lag_files_of_refs: int
-    """Data files that only other branches and tags have, to be indexed yet."""
+    """The number of data files that only other branches and tags contain and that are not indexed yet."""
     size_bytes: int
     audited_ms: int | None
-    """When all its index files were last verified, since the epoch."""
+    """The time when all its index files were last verified, in milliseconds since the epoch."""
     json: dict[str, Any]
     """The JSON of the answer."""
 
 
 class IndexClient(SeamarkClient):
-    """A `SeamarkClient` that changes indexes, too."""
+    """A `SeamarkClient` that can also change indexes."""
 
     def indexes(self, table: Name) -> list[Index]:
-        """Return all of a table's, those that its partition specs make last."""
+        """Return all indexes of a table; bucket indexes, which its partition specs define, are last."""
         return [_index(one) for one in self._json("GET", f"{table_path(table)}/indexes")["indexes"]]
 
     def index(self, table: Name, name: str) -> Index:
         """Return an index, with its index files in `json`.
 
         Raises:
-            NotFound: If it does not exist.
+            NotFound: The index does not exist.
         """
         return _index(self._json("GET", _index_path(table, name)))
 
@@ -70,24 +68,31 @@ class IndexClient(SeamarkClient):
         state: str | None = None,
         **parameters: float | None,
     ) -> Index:
-        """Define an index, or changes the given fields; `parameters` are the kind's, such as `fpp` of bloom.
+        """Define an index, or change the given fields of an index.
+
+        Args:
+            parameters: The parameters of the index kind, such as `fpp` of bloom.
 
         Raises:
-            BadRequest: For an invalid definition.
+            BadRequest: The definition is invalid.
         """
         fields = {"kind": kind, "columns": None if columns is None else list(columns), "state": state}
         body = omit_none({**fields, **parameters})
         return _index(self._json("PUT", _index_path(table, name), {}, body))
 
     def drop_index(self, table: Name, name: str) -> None:
-        """NotFound if the index does not exist, also in a repeat after a lost answer."""
+        """Drop an index.
+
+        Raises:
+            NotFound: The index does not exist. A repeat after a lost answer also raises this.
+        """
         self._request("DELETE", _index_path(table, name), {})
 
     def start_build(self, table: Name, name: str, *, exclusive: bool = False) -> dict[str, Any]:
-        """Start a build of an index; return the build (docs/reference/openapi.json, IndexBuild).
+        """Start a build of an index, and return the build (docs/reference/openapi.json, IndexBuild).
 
         Args:
-            exclusive: Refused (409) while another build of the index is under way.
+            exclusive: Whether the server refuses the request (409) while another build of the index is running.
         """
         return self._json("POST", f"{_index_path(table, name)}/builds", {}, {"exclusive": exclusive})
 
@@ -97,7 +102,10 @@ class IndexClient(SeamarkClient):
     def build_files(
         self, table: Name, name: str, build_id: str, *, page_files: int | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Pages of data files that the index does not cover yet: `snapshot-id` and `files`; none when it covers all."""
+        """Yield pages of data files that the index does not cover yet, each with `snapshot-id` and `files`.
+
+        There are no pages if the index covers all data files.
+        """
         path = f"{_build_path(table, name, build_id)}/files"
         return (
             page for page in self._list_pages(path, omit_none({"limit": page_files}), "page-token") if page["files"]
@@ -112,15 +120,14 @@ class IndexClient(SeamarkClient):
         *,
         replaces: Sequence[str] = (),
     ) -> dict[str, Any]:
-        """Register index files of a build: locations and sizes in bytes.
-
-        Returns the build.
+        """Register index files of a build, and return the build.
 
         Args:
-            replaces: Locations of index files that they replace.
+            files: The location and the size in bytes of each index file.
+            replaces: The locations of index files that they replace.
 
         Raises:
-            Conflict: If another build has replaced them.
+            Conflict: Another build has replaced these index files.
         """
         body = {
             "index-files": [{"location": location, "size-in-bytes": size} for location, size in files],
@@ -131,18 +138,22 @@ class IndexClient(SeamarkClient):
     def finish_build(
         self, table: Name, name: str, build_id: str, *, outcome: str = "completed", reason: str | None = None
     ) -> dict[str, Any]:
-        """`outcome` is completed or rolled-back; registered index files stay."""
+        """Finish a build; registered index files stay.
+
+        Args:
+            outcome: `completed` or `rolled-back`.
+        """
         body = {"outcome": outcome, "reason": reason}
         return self._json("POST", f"{_build_path(table, name, build_id)}/finish", {}, body)
 
     def list_unreferenced_files(self, table: Name, name: str, locations: Sequence[str]) -> dict[str, list[int]]:
-        """Return the numbers of data files that no snapshot contains, by location of a live index file: a merge can
-        omit them.
+        """Return the ordinals of data files that no snapshot contains, by location of a live index file.
 
-        Empty if the server does not know them.
+        A merge can leave out the entries of these data files. The result is empty if the server does not have this
+        information.
 
         Raises:
-            Conflict: If an index file is no longer live.
+            Conflict: An index file is no longer live.
         """
         answer = self._json("POST", f"{_index_path(table, name)}/unheld", {}, {"index-files": list(locations)})
         positions: dict[str, list[int]] = answer["unheld"]
@@ -151,12 +162,13 @@ class IndexClient(SeamarkClient):
     def quarantine_index_file(
         self, table: Name, name: str, location: str, reason: str, *, check: bool = False
     ) -> dict[str, Any]:
-        """Exclude the index file from plans, so that its data files are indexed again; return its `state`.
+        """Exclude an index file from plans, so that its data files are indexed again, and return its `state`.
 
-        With `check` only if the server also finds it damaged or missing.
+        Args:
+            check: Whether to exclude it only if the server also finds it damaged or missing.
 
         Raises:
-            NotFound: If it is not registered.
+            NotFound: The index file is not registered.
         """
         body = {"location": location, "reason": reason, "check": check}
         return self._json("POST", f"{_index_path(table, name)}/quarantine", {}, body)
@@ -167,9 +179,10 @@ class IndexClient(SeamarkClient):
         self._json("POST", f"{_index_path(table, name)}/audits", {}, body)
 
     def rebuild_index_registry(self, table: Name) -> dict[str, Any]:
-        """Register index files in the table's folder that the server does not list, as after a lost database.
+        """Register index files in the table's folder that the server does not list, for example after the loss of a
+        database.
 
-        The result: docs/reference/openapi.json, rebuildIndexRegistry.
+        The result has the form that docs/reference/openapi.json defines (rebuildIndexRegistry).
         """
         return self._json("POST", f"{table_path(table)}/indexes/rebuild-registry")
 

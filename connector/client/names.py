@@ -1,4 +1,4 @@
-"""Names of tables, their places in paths, and URLs of servers."""
+"""Parses names of tables, and derives the paths of requests and the URLs of servers."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ _LEVEL = re.compile(r"(?:[^.\\]|\\.)+")
 _USER = re.compile(r"^((?:[^/@]*://)?)[^/?#]*@")
 
 Name = str | Sequence[str]
-"""`db.t`, a dot within a level written `\\.`; or the levels and the table's name one by one."""
+r"""The name of a table, such as `db.t`, or a sequence of the levels and the table's name.
+
+A dot within a level is written as `\.`.
+"""
 
 
 def table_path(table: Name) -> str:
     """Return the path `/api/v1/tables/{namespace}/{table}`.
 
     Raises:
-        ValueError: For a name without a namespace.
+        ValueError: The name has no namespace.
     """
     levels = split_table(table)
     return f"/api/v1/tables/{namespace_path(levels[:-1])}/{quote(levels[-1], safe='')}"
 
 
 def standard_root(defaults: Mapping[str, str], overrides: Mapping[str, str]) -> str:
-    """Return where the routes of Iceberg's REST specification begin, by the answer to `GET /v1/config`."""
+    """Return the root of the routes of Iceberg's REST specification, given the answer to `GET /v1/config`."""
     prefix = {**defaults, **overrides}.get("prefix", "")
     return f"/v1/{quote(prefix, safe='')}" if prefix else "/v1"
 
@@ -43,18 +46,18 @@ def check_url(url: str) -> None:
         ValueError: The URL is invalid.
     """
     if not url.startswith(("http://", "https://")):
-        raise ValueError(f"{hide_credentials(url)!r} is not the URL of a server: a URL starts with http:// or https://")
+        raise ValueError(f"{hide_credentials(url)!r} is not the URL of a server; a URL starts with http:// or https://")
 
 
 def hide_credentials(url: str) -> str:
-    """Return the URL for messages: without a user and password."""
+    """Return the URL without a user and a password, for messages."""
     return _USER.sub(r"\1", url)
 
 
 def split_table(table: Name) -> tuple[str, ...]:
     levels = tuple(table) if not isinstance(table, str) else split_name(table)
     if len(levels) < 2:
-        raise ValueError(f"{'.'.join(levels)!r} is not the name of a table: add the namespace, for example db.events")
+        raise ValueError(f"{'.'.join(levels)!r} is not the name of a table; add the namespace, for example db.events")
     return levels
 
 
@@ -78,7 +81,8 @@ def split_name(text: str) -> tuple[str, ...]:
             break
         at += 1
     raise ValueError(
-        f"{text!r} is not a name: names are levels joined by dots, none empty; a dot inside a level is written \\."
+        f"{text!r} is not a name; a name has levels that are not empty, joined by dots. "
+        "Write a dot inside a level as \\."
     )
 
 

@@ -1,4 +1,6 @@
-"""Table services: their policies, which are properties of tables and of namespaces, and their jobs."""
+"""Requests for the policies of table services, which are properties of tables and namespaces, and for
+their jobs.
+"""
 
 from __future__ import annotations
 
@@ -12,38 +14,42 @@ from seamark.connector.client.updates import update_table
 
 
 def load_policy(client: SeamarkClient, table: Name) -> dict[str, Any]:
-    """`runs`, and the `properties` in effect with where each is set, as docs/reference/openapi.json has it
-    (loadTablePolicy).
+    """Return the policy of a table: `runs`, and the effective `properties` with the place where each is set.
+
+    docs/reference/openapi.json defines the form of the answer (loadTablePolicy).
 
     Raises:
-        NotFound: If it does not exist.
+        NotFound: The table does not exist.
     """
     return client._json("GET", f"{table_path(table)}/policy")
 
 
 def advise_ttl(client: SeamarkClient, table: Name, unread_days: int | None = None) -> dict[str, Any]:
-    """Return columns that no query reads in old partitions, as docs/reference/openapi.json has it (adviseTtl).
+    """Return the columns that no query reads in old partitions.
+
+    docs/reference/openapi.json defines the form of the answer (adviseTtl).
 
     Raises:
-        NotFound: If it does not exist.
-        BadRequest: If the request is invalid.
+        NotFound: The table does not exist.
+        BadRequest: The request is invalid.
     """
     query = {} if unread_days is None else {"unread-days": str(unread_days)}
     return client._json("GET", f"{table_path(table)}/ttl-advice", query)
 
 
 def effective_properties(client: SeamarkClient, table: Name) -> dict[str, str]:
-    """Return the policy's properties that the table or a namespace of it sets."""
+    """Return the properties of the policy that are set on the table or on one of its namespaces."""
     listed = load_policy(client, table)["properties"]
     return {entry["name"]: entry["value"] for entry in listed if entry["source"] in ("table", "namespace")}
 
 
 def service_jobs(client: SeamarkClient, table: Name | None = None) -> dict[str, Any]:
-    """Return the running `jobs` of table services on the table, or on all tables, and those that are `waiting`, as
-    docs/reference/openapi.json has them (listRunningJobs).
+    """Return the running `jobs` of table services on a table or on all tables, and the `waiting` jobs.
+
+    docs/reference/openapi.json defines the form of the answer (listRunningJobs).
 
     Raises:
-        NotFound: If it does not exist.
+        NotFound: The table does not exist.
     """
     path = "/api/v1/jobs" if table is None else f"{table_path(table)}/jobs"
     return client._json("GET", path)
@@ -52,7 +58,13 @@ def service_jobs(client: SeamarkClient, table: Name | None = None) -> dict[str, 
 def change_table_properties(
     client: SeamarkClient, table: Name, updates: Mapping[str, str], removals: Sequence[str]
 ) -> None:
-    """By the standard's commit. NotFound, BadRequest, Conflict."""
+    """Change the properties of a table with the REST operation `updateTable`.
+
+    Raises:
+        NotFound: The table does not exist.
+        BadRequest: The request is invalid.
+        Conflict: A concurrent commit conflicts.
+    """
     changes: list[dict[str, Any]] = []
     if updates:
         changes.append({"action": "set-properties", "updates": dict(updates)})
@@ -64,11 +76,11 @@ def change_table_properties(
 def change_namespace_properties(
     client: SeamarkClient, namespace: Name, updates: Mapping[str, str], removals: Sequence[str]
 ) -> None:
-    """By the standard's route.
+    """Change the properties of a namespace with the route of Iceberg's REST specification.
 
     Raises:
-        NotFound: If it does not exist.
-        BadRequest: If the request is invalid.
+        NotFound: The namespace does not exist.
+        BadRequest: The request is invalid.
     """
     changes = {"updates": dict(updates), "removals": list(removals)}
     client._json("POST", f"{namespace_route(client, namespace)}/properties", {}, changes)

@@ -1,7 +1,8 @@
-"""The progress of a job: files and bytes that it has read, of those that it will read.
+"""Tracks the progress of a job: the files and bytes that it has read and that it will read.
 
-Functions that read many files report here. The runner of a job receives it in a `reporting` block;
-without one, nothing happens. The executors of a cluster have no such block: there a whole batch counts when it ends.
+Functions that read many files report their progress to this module. The runner of a job receives it in a
+`reporting` block; outside of a block, reports are ignored. The executors of a cluster have no such block,
+so a whole batch is counted when it ends.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 _PAUSE_S = 0.5
-"""Least time between two reports."""
+"""The minimum time between two reports."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class WorkProgress:
 
 
 class _Tracker:
-    """Belongs to the thread of the job."""
+    """The progress of the job in this thread."""
 
     def __init__(self, report: Callable[[WorkProgress], None]) -> None:
         self._report = report
@@ -45,7 +46,7 @@ _TRACKER: ContextVar[_Tracker | None] = ContextVar("tracker", default=None)
 
 @contextmanager
 def reporting(report: Callable[[WorkProgress], None]) -> Iterator[None]:
-    """Call `report` from time to time with the progress of what the block does."""
+    """Call `report` at intervals with the progress of the block."""
     token = _TRACKER.set(_Tracker(report))
     try:
         yield
@@ -54,7 +55,7 @@ def reporting(report: Callable[[WorkProgress], None]) -> Iterator[None]:
 
 
 def expect(files: int, size_bytes: int) -> None:
-    """Further files will be read."""
+    """Add files that will be read."""
     if (tracker := _TRACKER.get()) is not None:
         now = tracker.now
         tracker.move(
@@ -63,7 +64,7 @@ def expect(files: int, size_bytes: int) -> None:
 
 
 def advance(files: int, size_bytes: int) -> None:
-    """Files have been read."""
+    """Add files that have been read."""
     if (tracker := _TRACKER.get()) is not None:
         now = tracker.now
         tracker.move(
@@ -73,7 +74,7 @@ def advance(files: int, size_bytes: int) -> None:
 
 @contextmanager
 def part(files: int, size_bytes: int) -> Iterator[None]:
-    """After the block, these files count as read, whether the block counted them itself or not."""
+    """Count these files as read after the block, even if the block did not count them."""
     tracker = _TRACKER.get()
     before = WorkProgress() if tracker is None else tracker.now
     yield

@@ -1,4 +1,4 @@
-"""How the tables of a whole query are planned."""
+"""Explains the plans of the tables in a whole query."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ class ExplainedTable:
     """The plan of one reference to a table.
 
     Attributes:
-        reference: Its text in the query; `predicate`: the condition on the table's own columns, in SQL.
+        reference: The text of the reference in the query.
+        predicate: The condition on the table's own columns, in SQL.
     """
 
     table: tuple[str, ...]
@@ -34,14 +35,15 @@ class ExplainedQuery:
 def explain_query(
     client: SeamarkClient, query: str, *, dialect: str = "trino", namespace: Sequence[str] = ()
 ) -> ExplainedQuery:
-    """Explain a query by its conditions and joins; nothing is run.
+    """Explain the plans of a query's tables by its conditions and joins; the query is not run.
 
     Args:
-        dialect: Trino or duckdb.
-        namespace: Of names without one.
+        dialect: `trino` or `duckdb`.
+        namespace: The namespace of names without one.
 
     Raises:
-        BadRequest: For a query that is not read, NotFound.
+        BadRequest: The query cannot be parsed.
+        NotFound: A table does not exist.
     """
     body = {"query": query, "dialect": dialect, "namespace": list(namespace)}
     answer = client._json("POST", "/api/v1/explain-query", {}, body)

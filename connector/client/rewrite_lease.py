@@ -1,6 +1,9 @@
-"""The lease of a job that rewrites files of a table: of two jobs at once, the second would lose its work.
+"""Holds the lease of a job that rewrites files of a table.
 
-No commit needs the lease. A job that loses it goes on: its commit then replaces what is left of its files.
+If two jobs rewrote the same table at the same time, the work of the second would be lost.
+
+No commit requires the lease. A job that loses the lease continues: its commit then replaces the files that
+still exist.
 """
 
 from __future__ import annotations
@@ -18,10 +21,12 @@ from seamark.connector.client.errors import ClientError, Conflict
 from seamark.connector.client.names import Name, table_path
 
 REWRITE_WAIT_S = 60.0
-"""How long commands and statements wait for another job that rewrites files of the same table, by default."""
+"""The default time that commands and statements wait for another job that rewrites files of the same
+table.
+"""
 _PAUSE_S = 0.25
 _RENEWALS = 3
-"""Renewals within the time that the lease lasts."""
+"""The number of renewals within the duration of the lease."""
 
 
 class RewriteRunning(Conflict):
@@ -33,10 +38,10 @@ def rewrite_lease(client: SeamarkClient, table: Name, *, job: str, wait_s: float
     """Hold the lease during the block, and renew it in a thread.
 
     Args:
-        job: What others read meanwhile, up to 100 ASCII characters.
+        job: The description of the job that other clients see, up to 100 ASCII characters.
 
     Raises:
-        RewriteRunning: If another job has it for `wait_s`.
+        RewriteRunning: Another job has held the lease for `wait_s`.
     """
     holder = str(uuid.uuid4())
     lasts_s = _take(client, table, holder, job, wait_s)
@@ -59,7 +64,7 @@ def rewrite_lease(client: SeamarkClient, table: Name, *, job: str, wait_s: float
 
 
 def _take(client: SeamarkClient, table: Name, holder: str, job: str, wait_s: float) -> float:
-    """Return the seconds that the lease lasts."""
+    """Take the lease, and return its duration in seconds."""
     until_s = time.monotonic() + wait_s
     while True:
         try:

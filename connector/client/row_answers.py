@@ -1,4 +1,4 @@
-"""Answers about rows: where the rows of keys are, and which rows of which files match a predicate."""
+"""Parses answers about rows: the positions of rows with given keys, and the rows that match a predicate."""
 
 from __future__ import annotations
 
@@ -13,37 +13,39 @@ import pyarrow as pa
 import pyroaring
 
 Keys: TypeAlias = pa.Table | Mapping[str, Sequence[Any]]
-"""One column for each of the index's, by name."""
+"""The values of each column of the index, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
     """The positions of the rows with given keys.
 
-    `rows` has `key` (number of the key), `file_path`, `position` and `undecided`, and, if requested, `spec_id` and
-    `partition`.
+    Attributes:
+        rows: A table with `key` (number of the key), `file_path`, `position` and `undecided`, and, if
+            requested, `spec_id` and `partition`.
     """
 
     snapshot_id: int | None
     index: str
     rows: pa.Table
     missing: int
-    """Keys without a row."""
+    """The keys without a row."""
     complete: bool
-    """False where live files are not covered by the index: they may hold more rows."""
+    """Whether the index covers all live files; if not, other files may contain more rows."""
     uncovered_files: int
     uncovered: tuple[str, ...]
-    """The first of them."""
+    """The first live files that the index does not cover."""
     undecided: int
-    """Rows that may be deleted; `problems` (file, why) say why that is not known."""
+    """The number of rows that may be deleted; `problems` has the file and the reason."""
     problems: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class FileRows:
-    """The rows of a data file that match.
+    """The matching rows of a data file.
 
-    `roaring` is a 32-bit roaring bitmap, portable; None for any row.
+    Attributes:
+        roaring: A portable 32-bit roaring bitmap; None if any row may match.
     """
 
     file_path: str
@@ -51,14 +53,14 @@ class FileRows:
     roaring: bytes | None
     count: int | None
     exact: bool
-    """False where some of these rows may not match."""
+    """Whether all these rows match; if False, some of them may not match."""
     delete_files: int
-    """That apply to the file, whether or not deleted rows were taken out."""
+    """The delete files that apply to the file, whether or not deleted rows were left out."""
     undecided: int
 
     @property
     def positions(self) -> npt.NDArray[np.int64]:
-        """int64[count], ascending; all rows where any may match."""
+        """The positions of the rows, ascending: int64[count]; all rows of the file if any row may match."""
         if self.roaring is None:
             return np.arange(self.record_count, dtype=np.int64)
         bitmap = pyroaring.BitMap.deserialize(self.roaring)
@@ -66,7 +68,7 @@ class FileRows:
 
 
 def keys_stream(keys: Keys) -> bytes:
-    """Return the body of a lookup."""
+    """Return the body of the request for a lookup."""
     table = keys if isinstance(keys, pa.Table) else pa.table(dict(keys))
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
@@ -76,7 +78,7 @@ def keys_stream(keys: Keys) -> bytes:
 
 
 def lookup_of(answer: pa.Table) -> Lookup:
-    """Parse an answer.
+    """Parse the answer to a lookup.
 
     Raises:
         ValueError, KeyError: The answer has another form.
@@ -97,10 +99,10 @@ def lookup_of(answer: pa.Table) -> Lookup:
 
 
 def file_rows_of(page: pa.Table) -> list[FileRows]:
-    """Parse an answer.
+    """Parse a page of files and their matching rows.
 
     Raises:
-        KeyError: The answer has another form.
+        KeyError: The page has another form.
     """
     names = ("file_path", "record_count", "rows", "count", "exact", "delete_files", "undecided")
     columns = [page.column(name).to_pylist() for name in names]
@@ -108,7 +110,7 @@ def file_rows_of(page: pa.Table) -> list[FileRows]:
 
 
 def join_pages(pages: Iterator[pa.Table]) -> pa.Table:
-    """Return the rows of all pages, with the schema's metadata of the first."""
+    """Return the rows of all pages, with the schema metadata of the first page."""
     tables = list(pages)
     if len(tables) == 1:
         return tables[0]

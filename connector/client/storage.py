@@ -1,11 +1,12 @@
-"""Object storage for readers, writers and jobs: pyarrow's file systems, with the settings that a catalog gives.
+"""Opens objects for readers, writers and jobs with pyarrow's file systems and the settings of a catalog.
 
-Locations are not decoded, as in Iceberg's FileIO: `%20` is three characters of a name. An object is written completely,
-under a new name, and never changed. Picklable: each process opens its file systems.
+Locations are not decoded, like in Iceberg's FileIO: `%20` is three characters of a name. An object is
+written completely, under a new name, and never changed. A storage is picklable, and each process opens its
+own file systems.
 
-Local files are opened below a root without symbolic links (`formats/runtime/root_folder.py`), and pyarrow gets
-the path of the descriptor, not that of the file: a tenant could replace the file by a link between a check and the
-opening by name.
+Local files are opened below a root, without following symbolic links (`formats/runtime/root_folder.py`).
+pyarrow receives the path of the file descriptor, not the path of the file: between a check and the opening
+by name, a tenant could replace the file by a link.
 """
 
 from __future__ import annotations
@@ -33,18 +34,20 @@ class _ConfinedFolder:
 
 
 _lent_keys: Mapping[str, str] = {}
-"""The keys of `use_keys`."""
+"""The keys that `use_keys` has set."""
 _confined_to: tuple[_ConfinedFolder, ...] | None = None
-"""The folders of `confine`; None: all."""
+"""The folders that `confine` has set; None if all folders are allowed."""
 
 
 def confine(folders: Iterable[str], roots: Iterable[str] | None = None) -> None:
-    """Restrict this process to local files below these folders, without symbolic links. For a process that works for
-    other accounts with its own rights.
+    """Restrict this process to local files below these folders, without symbolic links.
+
+    It is for a process that works for other accounts with its own rights.
 
     Args:
         folders: Absolute paths. A folder that is not below a root is left out.
-        roots: The folders of the operator, which may be, or be behind, symbolic links; None: `folders`.
+        roots: The folders of the operator, which may be symbolic links or be reached through them; None:
+            `folders`.
     """
     global _confined_to
     plain = [os.path.normpath(folder) for folder in folders]
@@ -61,10 +64,12 @@ def confine(folders: Iterable[str], roots: Iterable[str] | None = None) -> None:
 
 
 def use_keys(properties: Mapping[str, str]) -> None:
-    """Make this process access a store with these keys where a table comes without keys.
+    """Make this process use these keys for a store if a table has no keys.
 
-    For a process of the server: the server has keys, and hands out none to clients in most of its modes. `properties`
-    are as in `Storage`; empty for AWS's chain.
+    It is for processes of the server: the server has keys, and in most of its modes it sends no keys to clients.
+
+    Args:
+        properties: The keys, as in `Storage`; empty to use AWS's chain.
     """
     global _lent_keys
     _lent_keys = dict(properties)
@@ -72,9 +77,9 @@ def use_keys(properties: Mapping[str, str]) -> None:
 
 @contextmanager
 def open_confined_folders() -> Iterator[list[str]]:
-    """Yield the paths of the folders of `confine` by their descriptors, so that no other folder takes their place.
+    """Yield the paths of the descriptors of the folders of `confine`, so that no other folder can replace them.
 
-    A folder that is missing or a symbolic link has none.
+    A folder that is missing or is a symbolic link is left out.
     """
     with ExitStack() as opened:
         paths = []
@@ -95,7 +100,7 @@ def _root(path: str) -> RootFolder:
 class LocalPath:
     """A path of this machine.
 
-    Without a root it is used by name, and symbolic links are followed.
+    A path without a root is opened by name, and symbolic links are followed.
     """
 
     path: str
@@ -103,7 +108,11 @@ class LocalPath:
     below: str = ""
 
     def open(self, flags: int) -> int:
-        """PermissionError for a symbolic link below the root."""
+        """Open the path, and return its descriptor.
+
+        Raises:
+            PermissionError: There is a symbolic link below the root.
+        """
         if self.root is None:
             return os.open(self.path, flags | os.O_CLOEXEC, 0o666)
         with self._explain_links():
@@ -113,7 +122,7 @@ class LocalPath:
         """Return a descriptor for reading.
 
         Raises:
-            OSError: For anything but a plain file.
+            OSError: The path is not a regular file.
         """
         if self.root is None:
             return self.open(os.O_RDONLY)
@@ -121,12 +130,16 @@ class LocalPath:
             return self.root.open_file(self.below)
 
     def create(self) -> int:
-        """The descriptor of a new file, whose folder is made if it is missing. FileExistsError."""
+        """Create a new file and, if it is missing, its folder; return the descriptor.
+
+        Raises:
+            FileExistsError: The file exists.
+        """
         self.make_folder()
         return self.open(os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
     def make_folder(self) -> None:
-        """Make the folder of the path, and those that contain it, if they are missing."""
+        """Create the folder of the path and its parents if they are missing."""
         if self.root is None:
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
             return
@@ -142,7 +155,7 @@ class LocalPath:
                     self.root.delete_file(self.below)
 
     def sync(self) -> None:
-        """Synchronises the file and the entries of its folder with the disk."""
+        """Synchronise the file and the entries of its folder with the disk."""
         for path in (self, self.folder):
             descriptor = path.open(os.O_RDONLY)
             try:
@@ -175,7 +188,7 @@ def _local_path(path: str, local_root: str) -> LocalPath:
     """Return the path below a folder of `confine`, or else below `local_root`.
 
     Raises:
-        PermissionError: If `confine` excludes it.
+        PermissionError: `confine` excludes the path.
     """
     plain = re.sub("/{2,}", "/", path)
     if ".." in plain.split("/"):
@@ -197,7 +210,7 @@ def _local_path(path: str, local_root: str) -> LocalPath:
 
 
 def _path_of(location: str) -> str | None:
-    """Return the path of a local file; None for other storage."""
+    """Return the path of a local file, or None for another storage."""
     scheme, colon, path = location.partition(":")
     if not colon or "/" in scheme:
         return location
@@ -209,10 +222,12 @@ def _path_of(location: str) -> str | None:
 
 @dataclass(frozen=True)
 class Storage:
-    """`properties` as in a LoadTableResult: `s3.endpoint`, `s3.access-key-id`, … Without keys those of `use_keys`
-    count, or else AWS's chain decides.
+    """Opens, reads and writes objects with the settings of a table.
+
+    If there are no keys in `properties`, the keys of `use_keys` are used, or else AWS's chain.
 
     Attributes:
+        properties: The settings in the form of a LoadTableResult: `s3.endpoint`, `s3.access-key-id`, …
         local_root: A folder of this machine; no symbolic link below it is followed.
     """
 
@@ -223,18 +238,18 @@ class Storage:
     def of_table(properties: Mapping[str, str], location: str) -> Storage:
         """Return the storage of a table.
 
-        A writer of a local table could replace its folders by symbolic links to files of other tables, so that links
-        are followed only on the way to the folder that contains the table's.
+        A writer of a local table could replace folders of the table by symbolic links to files of other tables. So
+        links are followed only on the way to the folder that contains the table's folder.
         """
         path = _path_of(location)
         return Storage(properties, "" if path is None else os.path.dirname(path.rstrip("/")).rstrip("/"))
 
     def open(self, location: str) -> tuple[fs.FileSystem, str]:
-        """Return the file system of a location and the path on it.
+        """Return the file system of a location, and the path on it.
 
         Raises:
-            ValueError: For a scheme that is not known.
-            PermissionError: For a file that `confine` excludes.
+            ValueError: The scheme is unknown.
+            PermissionError: `confine` excludes the file.
         """
         path = _path_of(location)
         if path is not None:
@@ -243,22 +258,22 @@ class Storage:
         if storage is not None and remote_path.startswith("//"):
             return storage.file_system(self.properties, _lent_keys), remote_path[2:]
         raise ValueError(
-            f"{location!r} is in an unsupported storage: supported schemes are file, {', '.join(list_schemes())}"
+            f"{location!r} is in an unsupported storage; the supported schemes are file, {', '.join(list_schemes())}"
         )
 
     def is_local(self, location: str) -> bool:
-        """Return whether it is a file of this machine.
+        """Return whether the location is a local file.
 
         Raises:
-            ValueError: For a scheme that is not known.
+            ValueError: The scheme is unknown.
         """
         return isinstance(self.open(location)[0], fs.LocalFileSystem)
 
     def open_input_file(self, location: str) -> pa.NativeFile:
-        """Return an object for reading at any position.
+        """Open an object for reading at any position.
 
         Raises:
-            PermissionError: For a file behind a symbolic link.
+            PermissionError: The path contains a symbolic link.
         """
         local = self.local_path(location)
         if local is not None and local.root is not None:
@@ -268,10 +283,10 @@ class Storage:
         return filesystem.open_input_file(path)
 
     def open_output_stream(self, location: str) -> pa.NativeFile:
-        """Return a new object.
+        """Create an object, and open it for writing.
 
         Raises:
-            PermissionError: For a place behind a symbolic link.
+            PermissionError: The path contains a symbolic link.
         """
         local = self.local_path(location)
         if local is not None:
@@ -281,7 +296,7 @@ class Storage:
         return filesystem.open_output_stream(path)
 
     def local_path(self, location: str) -> LocalPath | None:
-        """Return the path of a local file; None for other storage."""
+        """Return the path of a local file, or None for another storage."""
         path = _path_of(location)
         return None if path is None else self._local(path)
 
@@ -289,7 +304,7 @@ class Storage:
         return _local_path(path, self.local_root)
 
     def read(self, location: str) -> memoryview:
-        """Return the whole object; a local file is mapped, not read."""
+        """Return the whole object; a local file is mapped into memory and not read."""
         local = self.local_path(location)
         if local is not None:
             with _close_after(local.open_file()) as descriptor, pa.memory_map(descriptor_path(descriptor)) as mapped:
@@ -298,9 +313,9 @@ class Storage:
             return memoryview(file.read_buffer())
 
     def write(self, location: str, parts: Iterable[bytes | bytearray | memoryview]) -> int:
-        """Return its size in bytes.
+        """Write an object, and return its size in bytes.
 
-        A local file appears whole or not at all, and survives a power cut.
+        A local file appears completely or not at all, and survives a power failure.
         """
         local = self.local_path(location)
         if local is not None:
@@ -313,7 +328,7 @@ class Storage:
         return size
 
     def delete(self, location: str) -> None:
-        """What is not there is no error."""
+        """Delete an object; if it does not exist, do nothing."""
         local = self.local_path(location)
         if local is not None:
             local.delete()
@@ -340,7 +355,7 @@ def _write_local(path: LocalPath, parts: Iterable[bytes | bytearray | memoryview
             file.flush()
             os.fsync(file.fileno())
         with _close_after(path.folder.open(os.O_RDONLY | os.O_DIRECTORY)) as folder:
-            # Unlike a rename, a link never takes another's place.
+            # Unlike a rename, a link never replaces another file.
             os.link(os.path.basename(temporary.path), name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
             os.fsync(folder)
     finally:

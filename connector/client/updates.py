@@ -1,4 +1,4 @@
-"""Updates of a table's metadata by the standard's commit (REST specification: `updateTable`)."""
+"""Updates a table's metadata with the REST operation `updateTable`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from seamark.connector.client.names import Name
 def update_table(
     client: SeamarkClient, table: Name, requirements: Sequence[Mapping[str, Any]], updates: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Commit the updates, and return the table as after the commit (`CommitTableResponse`).
+    """Commit the updates, and return the table after the commit (`CommitTableResponse`).
 
-    Unreachable and ServerFailed leave open whether it happened.
+    After Unreachable and ServerFailed, it is unknown whether the commit has happened.
 
     Raises:
-        Conflict: If a requirement is not met.
-        NotFound: If it does not exist.
-        BadRequest: If the request is invalid.
+        Conflict: A requirement is not met.
+        NotFound: The table does not exist.
+        BadRequest: The request is invalid.
     """
     body = {"requirements": list(requirements), "updates": list(updates)}
     return client._json("POST", client._standard_path(table), {}, body)

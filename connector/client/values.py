@@ -13,13 +13,13 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def omit_none(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that are not None: the arguments that the caller of a request gave."""
+    """Return the values that are not None; these are the arguments that the caller of a request has set."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """A snapshot, by at most one of these fields; without any, the current snapshot."""
+    """A snapshot, identified by at most one of these fields; without any, the current snapshot."""
 
     snapshot_id: int | None = None
     ref: str | None = None
@@ -56,19 +56,20 @@ class TimelineInstant(msgspec.Struct, frozen=True, rename="kebab"):
 
 @dataclass(frozen=True, slots=True)
 class EngineTable:
-    """A table as engines load it.
+    """A table in the form in which engines load it.
 
-    `metadata` is its JSON, with the snapshots that a branch or tag names, or all.
+    Attributes:
+        metadata: The table metadata in JSON, with all snapshots or only the snapshots of branches and tags.
     """
 
     metadata: bytes
     location: str
     storage: dict[str, str] = field(repr=False)
-    """Settings for access to its files, from the server: `s3.endpoint`, `s3.access-key-id`, …"""
+    """The server's settings for access to the files of the table: `s3.endpoint`, `s3.access-key-id`, …"""
 
 
 class Stage(msgspec.Struct, frozen=True, rename="kebab"):
-    """A stage of a plan: files and bytes before and after it."""
+    """A stage of a plan, with the files and bytes before and after it."""
 
     name: str
     files_in: int
@@ -79,21 +80,23 @@ class Stage(msgspec.Struct, frozen=True, rename="kebab"):
     bytes_left: int
     microseconds: int
     complete: bool
-    """False if the time limit ended the stage; files that were not checked are kept."""
+    """Whether the stage was finished. If the time limit ended it, the files that were not checked are kept."""
 
 
 class Explanation(msgspec.Struct, frozen=True, rename="kebab"):
-    """How a scan is planned.
+    """The explanation of a scan plan.
 
-    `filter` and residuals are Iceberg expressions in JSON.
+    The filter and the residuals are Iceberg expressions in JSON.
     """
 
     snapshot_id: int | None
     stages: tuple[Stage, ...]
     indexes: tuple[dict[str, Any], ...]
-    """Each index that was probed: its name, kind, files-in and files-removed."""
+    """The indexes that were probed, each with its name, kind, files-in and files-removed."""
     complete: bool
-    """False if the time limit ended a stage, or an index was not loaded in time. A later plan may keep fewer files."""
+    """Whether all stages were finished and all indexes were loaded in time. If not, a later plan may keep
+    fewer files.
+    """
     files: int
     bytes: int
     records: int
@@ -103,11 +106,13 @@ class Explanation(msgspec.Struct, frozen=True, rename="kebab"):
     """Parts of the SQL that an Iceberg expression cannot represent."""
     not_used_reasons: tuple[str, ...]
     terms: tuple[dict[str, Any], ...]
-    """The parts of the filter that all rows must satisfy, and what bounds do for each alone."""
+    """The parts of the filter that all rows must satisfy, and the effect of bounds for each part alone."""
     layouts: tuple[dict[str, Any], ...]
-    """Layouts that would keep clearly fewer files: columns, files-in and about how many files."""
+    """Layouts with which a plan would keep clearly fewer files: columns, files-in, and an estimate of the
+    files.
+    """
     unknown_layouts: tuple[dict[str, Any], ...]
-    """Columns for which nothing can be estimated: column and reason."""
+    """Columns for which no estimate is possible: column and reason."""
     columns: tuple[dict[str, Any], ...]
     residuals: tuple[dict[str, Any], ...]
     residuals_complete: bool
@@ -116,39 +121,43 @@ class Explanation(msgspec.Struct, frozen=True, rename="kebab"):
     kept: tuple[dict[str, Any], ...] | None = None
     """The first files that the plan keeps; None if they were not requested."""
     joins: tuple[dict[str, Any], ...] = ()
-    """The same as in `PlanTable`."""
+    """The outcome of each requested join; see `PlanTable`."""
     unpruned_reasons: tuple[str, ...] = ()
-    """Why all files are read; empty if files are left out."""
+    """The reasons why all files are read; empty if files are left out."""
 
 
 class PlanTable(msgspec.Struct, frozen=True, rename="kebab"):
-    """A plan table: the files that a plan keeps, as a table."""
+    """A plan table: a table with the files that a plan keeps."""
 
     name: str | None
-    """In the namespace of the table; None if no plan table was created."""
+    """The name in the namespace of the table; None if no plan table was created."""
     snapshot_id: int | None
     expires_at_ms: int | None
-    """The end of the lease, by the server's clock."""
+    """The end of the lease by the server's clock."""
     files: int
     bytes: int
     considered_files: int
-    """Data files of the snapshot."""
+    """The number of data files of the snapshot."""
     considered_bytes: int | None
-    """None if the server did not read all manifests."""
+    """The size of these data files; None if the server did not read all manifests."""
     joins: tuple[dict[str, Any], ...] = ()
-    """The outcome of each requested join, nested joins after their parent: table, snapshot-id, keys, used, and the
-    reason if it was not used."""
+    """The outcome of each requested join.
+
+    Nested joins follow their parent. An outcome has table, snapshot-id, keys, used, and the reason if the join
+    was not used.
+    """
 
 
 def parse_as_of(text: str) -> int:
-    """Return milliseconds since the epoch, of such a number or of a time like 2026-01-31T12:00:00, in UTC if it has
-    no offset.
+    """Return milliseconds since the epoch for such a number, or for a time such as 2026-01-31T12:00:00.
+
+    A time without an offset is in UTC.
 
     Raises:
-        ValueError: For other text.
+        ValueError: The text is neither a number nor a time.
     """
     if text.isascii() and text.isdigit():
         return int(text)
     at = datetime.fromisoformat(text)
-    # Not by `timestamp()`: it is a float, which for some times is a millisecond less.
+    # `timestamp()` is not used, because its result is a float, which is a millisecond less for some times.
     return ((at if at.tzinfo else at.replace(tzinfo=UTC)) - _EPOCH) // timedelta(milliseconds=1)

@@ -1,1 +1,3 @@
-"""DuckDB over the files that a query's conditions and joins leave. `seamark.duckdb` is its interface."""
+"""Runs queries in DuckDB over the files that their conditions and joins leave; `seamark.duckdb` is the
+interface.
+"""

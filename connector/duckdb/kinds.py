@@ -1,10 +1,12 @@
-"""What is known of the names in a DuckDB statement: the kind of the values that a column of that name has.
+"""Finds the kind of the values of each column name in a DuckDB statement.
 
-DuckDB converts what it compares: texts to numbers, integers to floats. A condition prunes in its written form only
-where nothing is converted that could change the outcome. So each name has a kind, and a name that may refer to columns
-of two kinds, or for a computed value, has none. To DuckDB NaN is equal to NaN and larger than all numbers, to Iceberg's
-bounds it is nothing: doubles count only in conditions that are false for NaN, and 32-bit floats never, because DuckDB
-rounds the constants to them.
+DuckDB converts values that it compares: texts to numbers, integers to floats. A condition prunes in its
+written form only if no conversion could change the result. So each name has a kind. A name has no kind if
+it may refer to columns of two kinds, or to a computed value.
+
+In DuckDB, NaN equals NaN and is larger than all numbers; Iceberg's bounds ignore NaN. So columns of doubles
+are used only in conditions that are false for NaN. Columns of 32-bit floats are never used, because DuckDB
+rounds the constants to 32 bits.
 """
 
 from __future__ import annotations
@@ -30,47 +32,47 @@ _NUMBER = re.compile(r"[0-9]+(\.[0-9]*)?|\.[0-9]+", re.ASCII)
 _SHORT_NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
 _INTEGER_END = 1 << 31
 _STAR_LEVELS_MAX = 20
-"""Levels of `SELECT *` from a query that selects `*`."""
+"""The maximum levels of nested queries in which each selects `*` from the next."""
 _Type = exp.DType
 _TIMES = frozenset({"date", "timestamp", "timestamptz"})
 _LOCAL_TYPES = {_Type.TIMESTAMP, _Type.TIMESTAMPNTZ}
 
 
 def kind_of(iceberg_type: str) -> str | None:
-    """Return None for a type whose comparisons are not used."""
+    """Return the kind of a type, or None if comparisons of the type are not used."""
     if iceberg_type.startswith("decimal("):
         return iceberg_type.replace(" ", "")
     return iceberg_type if iceberg_type in _UNCHANGED else _KINDS.get(iceberg_type)
 
 
 def exchange(old: exp.Expr, new: exp.Expr) -> None:
-    """Put `new` in the place of `old`, as `old.replace(new)` does.
+    """Replace `old` by `new` in the tree, like `old.replace(new)`.
 
-    That takes the time of the whole list that `old` is in: for each of the 24,000 values of one IN, 44 seconds
-    together.
+    `old.replace(new)` takes time for the whole list that contains `old`. For an IN with 24,000 values, all
+    replacements took 44 seconds.
     """
     parent, key, index = old.parent, old.arg_key, old.index
     if parent is None or key is None or index is None or new is old:
         old.replace(new)
         return
-    parent.set("", None)  # no such argument: this only forgets cached hashes
+    parent.set("", None)  # sqlglot has no such argument. This statement only clears cached hashes.
     parent.args[key][index] = new
     new.parent, new.arg_key, new.index = parent, key, index
     old.parent = old.arg_key = old.index = None
 
 
 class NameKinds:
-    """The kinds of the names in `tree`, whose tables have the columns `tables` (by lower-case name, Iceberg types)."""
+    """The kinds of the names in a statement."""
 
     def __init__(
         self, tree: exp.Expr, tables: Iterable[Mapping[str, str]], qualifiers: frozenset[str] | None = None
     ) -> None:
-        """Find the kinds.
+        """Find the kinds of the names.
 
         Args:
             tree: The statement.
-            tables: The columns of the known tables.
-            qualifiers: The qualifiers of known columns, if there are tables whose columns are not known.
+            tables: The columns of the known tables: Iceberg types by lower-case name.
+            qualifiers: The qualifiers of known columns, if there are tables whose columns are unknown.
         """
         self._qualifiers = qualifiers
         self._found: defaultdict[str, set[str | None]] = defaultdict(set)
@@ -102,7 +104,7 @@ class NameKinds:
         self._follow(renamed)
 
     def kind(self, column: exp.Expr | None) -> str | None:
-        """Return the kind of all columns of that name; None if it is not known."""
+        """Return the kind of all columns with the name of this column, or None if it is unknown."""
         if type(column) is not exp.Column:
             return None
         name, qualifier = column.name.lower(), column.table.lower()
@@ -114,7 +116,7 @@ class NameKinds:
         return next(iter(kinds)) if len(kinds) == 1 else None
 
     def _follow(self, renamed: Mapping[str, set[str]]) -> None:
-        """Give an alias the kinds of its columns, which may be aliases, too."""
+        """Add to each alias the kinds of its columns, which may be aliases themselves."""
         for _ in range(1 + len(renamed)):
             before = sum(map(len, self._found.values()))
             for name, columns in renamed.items():
@@ -124,7 +126,10 @@ class NameKinds:
                 return
 
     def _mark_conversions(self, several: exp.SetOperation, renamed: defaultdict[str, set[str]]) -> None:
-        """UNION and its like convert the columns that they put together: each takes the kinds of the other."""
+        """Add to each column of a set operation the kinds of the columns with which it is combined.
+
+        UNION and similar operations convert combined columns to one type.
+        """
         sides = [find_projections(one) for one in (several.this, several.expression)]
         for ours, theirs in zip(*sides, strict=False):
             name, other = _output_name(ours), _output_name(theirs)
@@ -134,7 +139,9 @@ class NameKinds:
 
 
 def literal_kind(nodes: Sequence[exp.Expr]) -> str | None:
-    """Return the kind of constants that DuckDB gives one type, without the columns that they are compared with."""
+    """Return the kind of constants to which DuckDB gives one type, without the columns with which they are
+    compared.
+    """
     kinds = {_literal_kind(one) for one in nodes if not isinstance(one, exp.Null)}
     return kinds.pop() if len(kinds) == 1 else None
 
@@ -151,8 +158,8 @@ def _literal_kind(node: exp.Expr) -> str | None:
 
 
 def _find_column_values(rows: exp.Expr | None, number: int) -> list[exp.Expr]:
-    """Return the values of a column of VALUES or of UNNEST of a list; empty if they are not known."""
-    if isinstance(rows, exp.CTE):  # WITH v (a) AS (VALUES …)
+    """Return the values of a column of VALUES, or of UNNEST of a list; empty if they are unknown."""
+    if isinstance(rows, exp.CTE):  # This is `WITH v (a) AS (VALUES …)`.
         query = rows.this
         source = query.args.get("from_") if isinstance(query, exp.Select) and query.is_star else None
         rows = source.this if source is not None and isinstance(source.this, exp.Values) else None
@@ -168,9 +175,10 @@ def _find_column_values(rows: exp.Expr | None, number: int) -> list[exp.Expr]:
 
 
 def find_projections(query: exp.Expr) -> list[exp.Expr]:
-    """Return what the columns of a query are, in order: also of `SELECT *` from a subquery or a name in WITH.
+    """Return the expressions of a query's columns, in order; `SELECT *` from a subquery or from a name in WITH is
+    resolved.
 
-    Empty if they are not known, as those of a table.
+    The list is empty if the columns are unknown, for example for `*` of a table.
     """
     for _ in range(_STAR_LEVELS_MAX):
         while isinstance(query, exp.Subquery | exp.SetOperation):
@@ -194,8 +202,9 @@ def _is_alone(query: exp.Select) -> bool:
 
 
 def _find_with_query(table: exp.Table) -> exp.Expr | None:
-    """Return the query of the name in WITH that a relation is; None if it is no such name, or if its columns are
-    renamed.
+    """Return the query of the name in WITH to which a relation refers.
+
+    Return None if there is no such name, or if its columns are renamed.
     """
     child: exp.Expr = table
     while len(table.parts) == 1 and (parent := child.parent) is not None:
@@ -212,12 +221,12 @@ def _find_with_query(table: exp.Table) -> exp.Expr | None:
 
 
 def _output_name(projection: exp.Expr) -> str:
-    """Return empty for an unnamed value, whose kind is not known."""
+    """Return the name of a column in the result; empty for an unnamed value, whose kind is unknown."""
     return projection.alias_or_name.lower() if isinstance(projection, exp.Alias | exp.Column) else ""
 
 
 def to_constant(node: exp.Expr | None, kind: str, *, utc: bool) -> exp.Expr | None:
-    """Return the constant in Trino's SQL; None if DuckDB converts a column of `kind` to compare it."""
+    """Return the constant in Trino's SQL, or None if DuckDB converts a column of `kind` for the comparison."""
     while isinstance(node, exp.Paren):
         node = node.this
     match node:
@@ -252,10 +261,10 @@ def to_constant(node: exp.Expr | None, kind: str, *, utc: bool) -> exp.Expr | No
 
 
 def _add_numbers(node: exp.Expr | None) -> Decimal | None:
-    """Return the total of added and subtracted numbers, as in `BETWEEN 1200 AND 1200 + 11`.
+    """Return the result of added and subtracted numbers, as in `BETWEEN 1200 AND 1200 + 11`.
 
-    Return None unless DuckDB adds them as INTEGER or as short decimals: where a sum does not fit its type, the query
-    fails.
+    Return None unless DuckDB adds the numbers as INTEGER or as short decimals. If a sum does not fit its type,
+    the query fails.
     """
     while isinstance(node, exp.Paren):
         node = node.this
@@ -280,7 +289,7 @@ def _number(value: Decimal) -> exp.Expr:
 
 
 def _to_current_time(node: exp.Expr) -> exp.Expr | None:
-    """Return the current time, and days or intervals before or after it."""
+    """Return the current time, or the current time plus or minus days or intervals."""
     if isinstance(node, exp.CurrentDate | exp.CurrentTimestamp | exp.Localtimestamp):
         return node.copy()
     if isinstance(node, exp.Anonymous) and node.name.lower() == "now" and not node.expressions:

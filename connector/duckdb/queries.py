@@ -1,14 +1,15 @@
-"""A query in SQL, answered by DuckDB over the files that its conditions and its joins leave.
+"""Runs an SQL query in DuckDB over the files that its conditions and joins leave.
 
     import seamark.duckdb
     con = seamark.duckdb.connect("http://127.0.0.1:8181")
     seamark.duckdb.sql(con, "SELECT … FROM sea.shop.orders JOIN …").show()
 
-DuckDB reads every manifest of a table and knows column bounds only. Here the query is parsed (`statements.py`), each
-table is requested as a plan table (`connector/plans/`), and the names of plan tables replace the table names in the
-text, which DuckDB runs. Plan tables are Iceberg tables, so DuckDB applies deletes and schemas as it always does.
+DuckDB reads all manifests of a table and prunes files only by column bounds. This module parses the query
+(`statements.py`) and requests a plan table for each table (`connector/plans/`). It replaces the table names
+in the text by the names of plan tables, and DuckDB runs this text. Plan tables are Iceberg tables, so
+DuckDB applies deletes and schemas as usual.
 
-A statement that is not understood, or whose plan fails, runs unchanged.
+If a statement is not supported, or its plan fails, the statement runs unchanged.
 """
 
 from __future__ import annotations
@@ -51,12 +52,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PlannedQuery(RewrittenStatement):
-    """The text reads plan tables."""
+    """A query whose text reads plan tables."""
 
     bytes: int = 0
     """The total size of `files` in bytes."""
     refusal: str = ""
-    """Why the statement must not run: DuckDB would read a table wrongly, or crash. Empty if it may."""
+    """The reason why the statement must not run: DuckDB would read a table wrongly, or crash. Empty if it can
+    run.
+    """
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class _CatalogTable:
 
 @dataclass(frozen=True)
 class _Session:
-    """What a statement's names and literals mean in a connection."""
+    """The settings of a connection that affect the meaning of a statement's names and literals."""
 
     database: str
     schema: str
@@ -86,16 +89,19 @@ def sql(
     lease_s: int = LEASE_S,
     kept_max: float = MAX_KEPT_FRACTION,
 ) -> duckdb.DuckDBPyRelation:
-    """Return the result of `con.sql(text, params=params)`, from fewer files where they are known beforehand.
+    """Return the result of `con.sql(text, params=params)`, computed from fewer files if possible.
 
-    `con` has a catalog attached by `seamark.duckdb.connect` or `attach`. The relation reads the present state of its
-    tables, and is valid for at least half of `lease_s` seconds, as far as the server grants so many; a statement with
-    the current time for a day at most. A table is read by its own name if its plan keeps a larger fraction than
-    `kept_max` of its files, unless DuckDB would then leave out files that have rows of the query. A Python variable is
-    no table here: use `con.register`.
+    `con` has a catalog that was attached by `seamark.duckdb.connect` or `attach`. The relation reads the
+    current state of its tables. It is valid for at least half of `lease_s` seconds, if the server grants such a
+    long lease. A relation with the current time is valid for at most a day. Python variables cannot be used as
+    tables; use `con.register`.
+
+    Args:
+        kept_max: The maximum fraction of files that a plan of a table may keep. If it keeps more, the table
+            itself is read, unless DuckDB would then leave out files with rows of the query.
 
     Raises:
-        BadRequest: DuckDB reads a table of the statement wrongly, or crashes at it.
+        BadRequest: DuckDB would read a table of the statement wrongly, or would crash.
     """
     planned = rewritten(con, text, params, lease_s=lease_s, kept_max=kept_max)
     _log.info("%s", planned.summary)
@@ -105,7 +111,7 @@ def sql(
         try:
             return con.sql(planned.statement, params=params)
         except duckdb.Error as error:
-            _log.warning("run as it came: DuckDB does not take it with plan tables: %s", error)
+            _log.warning("The original statement is run, because DuckDB does not accept it with plan tables: %s", error)
     return con.sql(text, params=params)
 
 
@@ -117,9 +123,9 @@ def rewritten(
     lease_s: int = LEASE_S,
     kept_max: float = MAX_KEPT_FRACTION,
 ) -> PlannedQuery:
-    """Return the text over plan tables, which are made if there are none yet; nothing is run.
+    """Return the text over plan tables, which are created if they do not exist yet; nothing is run.
 
-    Raises no error.
+    The function raises no error.
     """
     try:
         return _Query(con, text, params, lease_s, kept_max).plan()
@@ -130,7 +136,7 @@ def rewritten(
     except (duckdb.Error, ClientError) as error:
         return PlannedQuery(None, f"unchanged; {str(error).partition(chr(10))[0]}")
     except Exception as error:  # noqa: BLE001  a bug in planning must fail no query
-        _log.warning("unchanged, by a bug in planning", exc_info=True)
+        _log.warning("The original statement is run, because its planning failed with a bug", exc_info=True)
         return PlannedQuery(None, f"unchanged; {type(error).__name__}")
 
 
@@ -156,7 +162,7 @@ class _Query:
             if table is not None:
                 tables[number] = table
         if not tables:
-            raise UnsupportedStatement("no table of a Seamark catalog")
+            raise UnsupportedStatement("it reads no table of a Seamark catalog")
         return run_in_thread(self._plan_tables(tables, catalogs, utc=session.utc))
 
     # Names
@@ -169,7 +175,7 @@ class _Query:
         database, schema, path, zone, collation, casts = self._fetch_row(f"SELECT {settings}")
         if collation or casts:
             raise UnsupportedStatement("default_collation or old_implicit_casting is set, which changes comparisons")
-        # now() is the start of the transaction: it stays the same in an explicit one.
+        # now() returns the start of the transaction, so it does not change in an explicit transaction.
         if self._fetch_row("SELECT epoch_us(now())") == self._fetch_row("SELECT epoch_us(now())"):
             raise UnsupportedStatement("the connection is in a transaction, which has its own view of the tables")
         return _Session(str(database), str(schema), str(path), is_utc(str(zone)))
@@ -181,10 +187,10 @@ class _Query:
     def _resolve_table(
         self, reference: NamedRelation, session: _Session, catalogs: Mapping[str, AttachedCatalog]
     ) -> _CatalogTable | None:
-        """Return the table that a relation names; None if no catalog has it.
+        """Return the table to which a name refers, or None if no catalog has it.
 
         Raises:
-            UnsupportedStatement: For a view of DuckDB: it may read the same tables at another snapshot.
+            UnsupportedStatement: The name is a view of DuckDB, which may read the same tables at another snapshot.
         """
         *qualifiers, table = reference.parts
         database, schema = session.database, session.schema
@@ -220,7 +226,8 @@ class _Query:
         self, tables: Mapping[int, _CatalogTable], catalogs: Mapping[str, AttachedCatalog], *, utc: bool
     ) -> PlannedQuery:
         until_s = asyncio.get_running_loop().time() + BUDGET_S
-        # A relation is run later, and again: with the current time it is planned for a day (`relative_times.py`).
+        # A relation runs later, and may run several times. If it uses the current time, it is planned for a day
+        # (`relative_times.py`).
         lease_s = self._lease_s if today_for(self._statement.text) is None else min(self._lease_s, LEASE_S)
         async with AsyncExitStack() as stack, asyncio.timeout_at(until_s):
             servers = {}
@@ -248,20 +255,21 @@ class _Query:
                     )
             marks = {mark_name(number): number for number in tables}
             if not plans and not any(scan.scan.predicate is not None or scan.scan.joins for scan in scans.values()):
-                raise UnsupportedStatement("no condition by which files could be left out")
+                raise UnsupportedStatement("it has no condition and no join by which files could be left out")
             if not plans:
                 raise UnsupportedStatement(why or "plans keep too many of the files")
             planned = {marks[scan.scan.table] for scan in plans}
             if any(tables[number].reference.snapshot_id is not None for number in tables_before.keys() - planned):
-                # Its conditions were read with the present columns; a plan is made only if the snapshot has these.
-                raise UnsupportedStatement("no plan of an earlier snapshot")
+                # The conditions were read with the current columns. A plan is made only if the snapshot has the same
+                # columns.
+                raise UnsupportedStatement("there is no plan of an earlier snapshot")
             tables_after = await _load_tables(tables, servers)
             if any(
                 tables_after[number].columns != tables_before[number].columns
                 for number in tables_before
                 if number in tables_after
             ):
-                raise UnsupportedStatement("a table's columns changed meanwhile")
+                raise UnsupportedStatement("the columns of a table changed during planning")
         return self._splice_plans(
             tables, {number: scan for number, scan in scans.items() if scan in plans}, plans, dimensions
         )
@@ -271,7 +279,7 @@ class _Query:
     ) -> dict[int, PlannedScan]:
         """Return the scans by their positions in the analysis.
 
-        The scans name the marks; their joins count the scans.
+        The tables of the scans are marks. The joins refer to scans by number.
         """
         columns = {number: one.columns for number, one in tables_of_catalogs.items() if one.columns is not None}
         marked = self._statement.to_marked_text(columns, utc=utc)
@@ -314,7 +322,7 @@ class _Query:
 
 
 async def _load_tables(tables: Mapping[int, _CatalogTable], servers: Mapping[str, Seamark]) -> dict[int, KnownTable]:
-    """Return the present state of the tables, by the number of the reference, without views."""
+    """Return the current state of the tables by the number of the reference, without views."""
     names = sorted({(table.catalog.lower(), table.name) for table in tables.values()})
     answers = await asyncio.gather(*(servers[catalog].columns(name) for catalog, name in names))
     tables_by_name = {name: answer for name, answer in zip(names, answers, strict=True) if answer is not None}

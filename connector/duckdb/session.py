@@ -1,7 +1,8 @@
-"""DuckDB connections to which a Seamark catalog is attached.
+"""Opens DuckDB connections to which a Seamark catalog is attached.
 
-DuckDB reads and writes Iceberg tables by its extensions `avro`, `httpfs` and `iceberg`. Their files come from PyPI
-(`pip install 'seamark[duckdb]'`) where they are installed there, else from DuckDB's own repository.
+DuckDB reads and writes Iceberg tables with its extensions `avro`, `httpfs` and `iceberg`. Their files come
+from packages of PyPI (`pip install 'seamark[duckdb]'`) if these are installed, else from DuckDB's own
+repository.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class AttachedCatalog:
 
 
 _attached: WeakKeyDictionary[duckdb.DuckDBPyConnection, dict[str, AttachedCatalog]] = WeakKeyDictionary()
-"""By the names that statements have for the catalogs, in lower case."""
+"""The attached catalogs of each connection, by their names in statements, in lower case."""
 
 
 def connect(
@@ -39,10 +40,10 @@ def connect(
     database: str = ":memory:",
     config: dict[str, Any] | None = None,
 ) -> duckdb.DuckDBPyConnection:
-    """Return a new DuckDB connection with the catalog at `uri` attached as `name` (`attach`).
+    """Return a new DuckDB connection with the catalog at `uri` attached as `name` (see `attach`).
 
-    `database` and `config` are those of `duckdb.connect`. Extensions from PyPI carry no signature of DuckDB's
-    repository, so `allow_unsigned_extensions` is on unless `config` says otherwise.
+    `database` and `config` are the arguments of `duckdb.connect`. Extensions from PyPI have no signature of
+    DuckDB's repository, so `allow_unsigned_extensions` is on unless `config` sets it.
     """
     con = duckdb.connect(database, config={"allow_unsigned_extensions": "true", **(config or {})})
     try:
@@ -56,13 +57,14 @@ def connect(
 def attach(
     con: duckdb.DuckDBPyConnection, uri: str, *, name: str = "sea", token: str | None = None, on_s3: bool = False
 ) -> None:
-    """Attach the catalog at `uri` (http://host:port) as `name`, and let `sql` plan the queries of `con`.
+    """Attach the catalog at `uri` (http://host:port) as `name`, so that `sql` can plan the queries of `con`.
 
-    A cursor of a connection needs its own call.
+    Call the function separately for each cursor of a connection.
 
     Args:
         token: A bearer token.
-        on_s3: Tables are in S3, and the server lends its keys to DuckDB (`SEAMARK_S3_CLIENT_ACCESS=static` or `sts`).
+        on_s3: Whether the tables are in S3. DuckDB then uses keys from the server
+            (`SEAMARK_S3_CLIENT_ACCESS=static` or `sts`).
 
     Raises:
         ValueError: The URL is invalid.
@@ -92,7 +94,7 @@ def list_attached_catalogs(con: duckdb.DuckDBPyConnection) -> dict[str, Attached
 
 
 def load_extensions(con: duckdb.DuckDBPyConnection) -> None:
-    """Load `EXTENSIONS`.
+    """Load the extensions of `EXTENSIONS`.
 
     Raises:
         duckdb.Error: An extension is neither on this machine nor in DuckDB's repository.
@@ -112,7 +114,7 @@ def load_extensions(con: duckdb.DuckDBPyConnection) -> None:
 
 
 def _find_pypi_file(name: str) -> Path | None:
-    """Return the extension's file for this version of DuckDB."""
+    """Return the file of the extension for this version of DuckDB, or None if it is not installed from PyPI."""
     spec = importlib.util.find_spec(f"duckdb_extension_{name}")
     if spec is None or spec.origin is None:
         return None

@@ -1,6 +1,7 @@
-"""What DuckDB and Trino write differently, in the words of Trino: QUALIFY, lists, VALUES, integer division.
+"""Rewrites constructs that DuckDB and Trino write differently in Trino's form: QUALIFY, lists, VALUES, integer
+division.
 
-Each function changes the tree of a statement to one that has the same rows, as far as the analysis reads it.
+Each function changes the tree of a statement to a tree that the analysis can read and that has the same rows.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from sqlglot import exp
 from seamark.connector.duckdb.kinds import NameKinds, exchange, literal_kind, to_constant
 
 HIDDEN = "seamark_hidden"
-"""A function around what the analysis must not read."""
+"""The name of a function that hides its arguments from the analysis."""
 _QUERIES = (exp.Select, exp.SetOperation, exp.Subquery)
 
 
@@ -27,14 +28,14 @@ def rewrite_blocks(tree: exp.Expr) -> None:
 
 
 def rewrite_conditions(tree: exp.Expr, kinds: NameKinds) -> None:
-    """Rewrite the conditions that depend on the kinds of their columns."""
+    """Rewrite the conditions whose meaning depends on the kinds of their columns."""
     nodes = list(tree.walk())
     node_types = {type(node) for node in nodes}
 
     def find_nodes(*types: type[exp.Expr]) -> list[exp.Expr]:
-        """Return nodes that are there now.
+        """Return the nodes that are in the tree now.
 
-        A statement has few of the types, and a walk through it takes milliseconds.
+        A statement has few nodes of these types, and each walk through the tree takes milliseconds.
         """
         return list(tree.find_all(*types)) if any(issubclass(one, types) for one in node_types) else []
 
@@ -53,17 +54,19 @@ def rewrite_conditions(tree: exp.Expr, kinds: NameKinds) -> None:
         if isinstance(case, exp.Case) and case.this is not None:
             _convert_operand(case, kinds)
     for counted in find_nodes(exp.CountIf):
-        # Without rows it is null in DuckDB, and 0 for rows that do not count: these must stay.
+        # In DuckDB, the result is null without rows and 0 if the condition is true for no row, so these rows
+        # must stay.
         counted.set("this", hide([counted.this]))
     for division in find_nodes(exp.IntDiv):
-        # Both truncate. DuckDB's `/` is a division of doubles.
+        # Both divisions truncate. DuckDB's `/` divides doubles.
         if kinds.kind(division.this) == "integer" and is_whole(division.expression):
             exchange(division, exp.Div(this=division.this, expression=division.expression, typed=True, safe=False))
 
 
 def is_of_values(node: exp.In | exp.EQ, kinds: NameKinds) -> bool:
-    """Return whether it is `(a, b) IN ((1, 2), …)` or `(a, b) = (1, 2)` for which DuckDB, which compares rows with
-    nulls as values, has the same rows as Trino.
+    """Return whether the condition has the same rows in DuckDB and in Trino.
+
+    The condition is `(a, b) IN ((1, 2), …)` or `(a, b) = (1, 2)`. DuckDB compares nulls in such rows as values.
     """
     rows = node.expressions if isinstance(node, exp.In) else [node.expression]
     columns = node.this.expressions
@@ -76,7 +79,7 @@ def is_of_values(node: exp.In | exp.EQ, kinds: NameKinds) -> bool:
 
 
 def read_listed_elements(query: exp.Expr | None) -> list[exp.Expr] | None:
-    """Return the elements of `(SELECT unnest([1, 2]))`; None for another query."""
+    """Return the elements of `(SELECT unnest([1, 2]))`, or None for another query."""
     while isinstance(query, exp.Subquery) and _set_args(query) == {"this"}:
         query = query.this
     if not isinstance(query, exp.Select) or _set_args(query) != {"expressions"} or len(query.expressions) != 1:
@@ -99,7 +102,9 @@ def results_of(node: exp.Case | exp.If) -> list[exp.Expr]:
 
 
 def is_counted_if_true(node: exp.Expr) -> bool:
-    """Return whether only the rows for which the condition is true count: false and null are the same."""
+    """Return whether the place of the condition selects only rows for which it is true, so false and null are
+    equivalent.
+    """
     parent = node.parent
     while isinstance(parent, exp.Paren | exp.And | exp.Or):
         parent = parent.parent
@@ -117,7 +122,7 @@ def hide(expressions: Sequence[exp.Expr]) -> exp.Anonymous:
 def _to_in_condition(function: exp.Expr, kinds: NameKinds) -> exp.In | None:
     """Return `list_contains([1, 2], c)` as `c IN (1, 2)`; both are true for the same rows.
 
-    Return None for a list with a null, which DuckDB finds.
+    Return None if the list contains a null, because DuckDB can find nulls in a list.
     """
     array, column = function.this, function.args.get("expression")
     if not isinstance(function, exp.ArrayContains | exp.Contains) or not isinstance(array, exp.Array):
@@ -127,14 +132,15 @@ def _to_in_condition(function: exp.Expr, kinds: NameKinds) -> exp.In | None:
 
 
 def _are_of(nodes: Sequence[exp.Expr], kind: str | None) -> bool:
-    """Return whether they are constants of exactly this type, and none is null."""
+    """Return whether all nodes are constants of exactly this type, and none is null."""
     return kind is not None and literal_kind(nodes) == kind and not any(isinstance(one, exp.Null) for one in nodes)
 
 
 def _move_windows(select: exp.Select) -> None:
-    """QUALIFY leaves rows out after all else, so its condition is not read.
+    """Move the window functions and queries of QUALIFY to ORDER BY.
 
-    Its window functions and queries are put into ORDER BY, where they count as they do in QUALIFY.
+    QUALIFY leaves out rows after all other clauses, so the analysis must not read its condition. In ORDER BY,
+    window functions and queries have the same effect on the analysis.
     """
     qualify = select.args["qualify"]
     select.set("qualify", None)
@@ -142,7 +148,7 @@ def _move_windows(select: exp.Select) -> None:
     order.append("expressions", exp.Ordered(this=hide(list(_find_windows_and_queries(qualify.this)))))
     select.set("order", order)
     parent = select.parent
-    if isinstance(parent, exp.SetOperation) and select.arg_key:  # ORDER BY needs brackets there
+    if isinstance(parent, exp.SetOperation) and select.arg_key:  # In this case, ORDER BY needs brackets.
         parent.set(select.arg_key, exp.Subquery(this=select))
 
 
@@ -170,7 +176,7 @@ def _name_columns(rows: exp.Expr) -> None:
 
 
 def _convert_operand(case: exp.Case, kinds: NameKinds) -> None:
-    """Hide the operand of `CASE c WHEN 1 THEN …` where DuckDB may convert what it compares."""
+    """Hide the operand of `CASE c WHEN 1 THEN …` if DuckDB may convert the compared values."""
     kind, branches = kinds.kind(case.this), [branch.this for branch in case.args["ifs"]]
     fits = kind is not None and all(
         isinstance(branch, exp.Null) or (kind != "double" and to_constant(branch, kind, utc=False) is not None)

@@ -1,8 +1,9 @@
-"""The tables that a DuckDB statement reads, and the statement as the analysis of Trino's statements takes it.
+"""Parses a DuckDB statement: finds the tables that it reads, and translates it for the analysis of Trino's
+statements.
 
-The analysis (`connector/analysis/`) reads Trino's SQL. A statement of DuckDB is given to it with its tables
-replaced by marks, and with each condition hidden that means something else in DuckDB, or is not sure to mean the same:
-a hidden condition leaves no file out. Statements with clauses that Trino does not have are not read at all.
+The analysis (`connector/analysis/`) reads Trino's SQL. In the translated statement, marks replace the
+tables. A condition is hidden if it has another meaning in DuckDB, or may have one: a hidden condition
+leaves out no file. Statements with clauses that Trino does not have are not supported.
 """
 
 from __future__ import annotations
@@ -54,21 +55,22 @@ class NamedRelation:
     start: int
     end: int
     alias_needed: str | None
-    """What follows the new name so that columns qualified by the old name are still found."""
+    """The text after the new name, so that columns with the old name as qualifier can still be resolved."""
     snapshot_id: int | None = None
     version_span: tuple[int, int] | None = None
-    """`AT (VERSION => …)`, which is after the alias."""
+    """The characters of `AT (VERSION => …)`, which follows the alias."""
 
 
 class DuckDBStatement:
-    """A query, parsed once.
+    """A query that is parsed once.
 
-    Raises UnsupportedStatement.
+    Raises:
+        UnsupportedStatement: The statement is not supported.
     """
 
     def __init__(self, text: str, parameters: Any = None) -> None:
         if len(text) > STATEMENT_MAX:
-            raise UnsupportedStatement(f"longer than {STATEMENT_MAX} characters")
+            raise UnsupportedStatement(f"it is longer than {STATEMENT_MAX} characters")
         self.text = text
         self._tree = _parse(text)
         _check(self._tree)
@@ -90,8 +92,8 @@ class DuckDBStatement:
         """Return the statement in Trino's SQL, with `mark_name(n)` for reference n.
 
         Args:
-            tables: The columns, with Iceberg types, of the references that are the catalog's; `utc`: the session's time
-                zone is UTC.
+            tables: The columns, with Iceberg types, of the references to tables of the catalog.
+            utc: Whether the session's time zone is UTC.
         """
         kinds = NameKinds(self._tree, tables.values(), self._sure_qualifiers(tables))
         rewrite_conditions(self._tree, kinds)
@@ -107,7 +109,7 @@ class DuckDBStatement:
             exchange(node, mark)
         for condition in list(self._tree.find_all(exp.Predicate)):
             _convert_condition(condition, kinds, utc=utc)
-        # contains(): true or false for NULL and NaN in DuckDB, where Trino's has neither value.
+        # DuckDB's contains() returns true or false for NULL and NaN; Trino's returns neither.
         left = list(self._tree.find_all(exp.Contains, exp.ArrayContains, exp.Anonymous, exp.Column))
         for function in left:
             if isinstance(function, exp.Column) or (isinstance(function, exp.Anonymous) and function.name == HIDDEN):
@@ -123,7 +125,7 @@ class DuckDBStatement:
             raise UnsupportedStatement("it has no counterpart in Trino's SQL") from error
 
     def _sure_qualifiers(self, tables: Mapping[int, Mapping[str, str]]) -> frozenset[str] | None:
-        """Return the names by which only tables with known columns are qualified; None if there are no other tables."""
+        """Return the qualifiers that only tables with known columns have; None if all tables have known columns."""
         if len(tables) == len(self._nodes):
             return None
         unknown_qualifiers = {
@@ -171,49 +173,55 @@ def _parse(text: str) -> exp.Expr:
     try:
         trees = parse_statements(_DUCKDB, text)
     except (SqlglotError, RecursionError):
-        raise UnsupportedStatement("its syntax is not known") from None
+        raise UnsupportedStatement("its syntax is not supported") from None
     if len(trees) != 1 or not isinstance(trees[0], exp.Select | exp.SetOperation | exp.Subquery):
-        raise UnsupportedStatement("no single query")
+        raise UnsupportedStatement("it is not a single query")
     return trees[0]
 
 
 def _check(tree: exp.Expr) -> None:
-    """Raise UnsupportedStatement for what Trino's SQL does not have, or has with another meaning."""
+    """Check that Trino's SQL has all constructs of the statement, with the same meaning.
+
+    Raises:
+        UnsupportedStatement: Trino's SQL has no such construct, or it has another meaning.
+    """
     nodes = list(tree.walk())
     names = {one.name for one in nodes if isinstance(one, exp.Identifier) and not one.name.isascii()}
     if len({name.lower() for name in names}) < len({_lower_ascii(name) for name in names}):
-        raise UnsupportedStatement("names that differ in the case of a letter beyond ASCII")
+        raise UnsupportedStatement("it has names that differ in the case of a letter beyond ASCII")
     relations = {one.name.lower() for one in nodes if isinstance(one, exp.Table | exp.TableAlias)}
     for node in nodes:
         match node:
             case exp.Select() if node.args.get("distinct") and node.args["distinct"].args.get("on"):
-                raise UnsupportedStatement("DISTINCT ON")
+                raise UnsupportedStatement("it contains DISTINCT ON")
             case exp.Group() if any(value for name, value in node.args.items() if name not in ("expressions", "all")):
-                raise UnsupportedStatement("groups by more than columns")
+                raise UnsupportedStatement("it groups by other expressions than columns")
             case exp.SetOperation() if node.args.get("by_name") or not all(
                 map(_is_named, (node.this, node.expression))
             ):
-                raise UnsupportedStatement("a set operation over columns that are not named")
+                raise UnsupportedStatement("it contains a set operation over columns without names")
             case exp.Join() if not _is_plain_join(node):
-                raise UnsupportedStatement("a join that Trino does not have")
+                raise UnsupportedStatement("it contains a join that Trino does not have")
             case exp.Star() if any(node.args.values()):
-                raise UnsupportedStatement("* without some columns")
+                raise UnsupportedStatement("it contains * without some columns")
             case exp.Table() if node.args.get("version"):
-                raise UnsupportedStatement("it reads the past")
+                raise UnsupportedStatement("it reads an earlier snapshot")
             case exp.Table() if (when := node.args.get("when")) is not None and _version_of(when) is None:
-                raise UnsupportedStatement("it reads the past, and not by the number of a snapshot")
+                raise UnsupportedStatement("it reads an earlier snapshot by another clause than VERSION with a number")
             case exp.Column() if node.args.get("db") and not _is_field(node, relations):
-                raise UnsupportedStatement("a column qualified by its schema")
+                raise UnsupportedStatement("a column is qualified by its schema")
             case exp.Unnest() | exp.Explode() if not isinstance(node.parent, exp.From | exp.Join):
                 query = node.find_ancestor(exp.In)
                 if query is None or read_listed_elements(query.args.get("query")) is None:
-                    raise UnsupportedStatement("unnest() among the columns")
+                    raise UnsupportedStatement("unnest() is among the columns")
         if isinstance(node, _UNREAD):
-            raise UnsupportedStatement(f"{type(node).__name__} is not read")
+            raise UnsupportedStatement(f"{type(node).__name__} is not supported")
 
 
 def _is_named(side: exp.Expr) -> bool:
-    """Return whether a side of a set operation has no columns that only the columns of a table name."""
+    """Return whether the columns of a side of a set operation are named in the statement, and not only by a
+    table.
+    """
     if not isinstance(side, exp.Select):
         return True
     if not any(isinstance(one, exp.Star) or one.is_star for one in side.expressions):
@@ -223,14 +231,15 @@ def _is_named(side: exp.Expr) -> bool:
 
 
 def _is_field(column: exp.Column, relations: Collection[str]) -> bool:
-    """Return whether `a.b.c` can only be the field c of the struct b of the relation a: a is a relation, and b is
-    none.
+    """Return whether `a.b.c` can only be the field c of the struct b of the relation a.
+
+    This is the case if a is a relation, and b is not.
     """
     return not column.args.get("catalog") and column.db.lower() in relations and column.table.lower() not in relations
 
 
 def _version_of(when: exp.Expr) -> str | None:
-    """Return the snapshot's number in `AT (VERSION => …)`; None for another clause."""
+    """Return the number of the snapshot in `AT (VERSION => …)`, or None for another clause."""
     number = when.args.get("expression")
     if str(when.this).upper() != "AT" or str(when.args.get("kind")).upper() != "VERSION":
         return None
@@ -238,7 +247,7 @@ def _version_of(when: exp.Expr) -> str | None:
 
 
 def _lower_ascii(name: str) -> str:
-    """Return the name as DuckDB compares it: É and é are two names."""
+    """Return the name in the form in which DuckDB compares names: É and é are different."""
     return "".join(one.lower() if one.isascii() else one for one in name)
 
 
@@ -248,10 +257,11 @@ def _is_plain_join(node: exp.Join) -> bool:
 
 
 def _fill(text: str, tree: exp.Expr, parameters: Any) -> None:
-    """Put the values of `?`, `$1` and `$name` into the tree, where they have a plain literal."""
+    """Replace `?`, `$1` and `$name` in the tree by their values if these can be written as plain literals."""
     if parameters is None or isinstance(parameters, str) or not isinstance(parameters, Mapping | Sequence):
         return
-    # The order of a tree is not that of its text: with numbers for `?`, the same tree shows which is which.
+    # The order of a tree differs from the order of its text. If the parameters `?` are replaced by
+    # numbers, the same tree shows which parameter has which place.
     numbered, places = _parse(_number_placeholders(text)), (exp.Placeholder, exp.Parameter)
     for node, numbered_node in zip(list(tree.find_all(*places)), list(numbered.find_all(*places)), strict=True):
         name = numbered_node.name
@@ -286,8 +296,7 @@ def _to_literal(value: Any) -> exp.Expr | None:
 
 
 def _convert_condition(node: exp.Expr, kinds: NameKinds, *, utc: bool) -> None:
-    """Leaves a condition that means the same in Trino's SQL, in its words, and hides the columns of any other
-    condition."""
+    """Rewrite a condition in Trino's SQL if it has the same meaning there; otherwise hide its columns."""
     parts = _find_replacements(node, kinds, utc)
     if parts is None:
         for column in list(columns_in(node)):
@@ -298,7 +307,7 @@ def _convert_condition(node: exp.Expr, kinds: NameKinds, *, utc: bool) -> None:
 
 
 def _find_replacements(node: exp.Expr, kinds: NameKinds, utc: bool) -> list[tuple[exp.Expr, exp.Expr]] | None:
-    """Return what is to be replaced in the condition; None if it may mean something else."""
+    """Return the replacements in a condition, or None if it may have another meaning in Trino."""
 
     def replace_constants(kind: str | None, values: Sequence[exp.Expr]) -> list[tuple[exp.Expr, exp.Expr]] | None:
         if kind is None or (kind == "double" and not _is_false_for_nan(node)):
@@ -327,7 +336,7 @@ def _find_replacements(node: exp.Expr, kinds: NameKinds, utc: bool) -> list[tupl
             ours, theirs = kinds.kind(node.this), kinds.kind(_find_only_column(node.args["query"]))
             return [] if ours not in (None, "double") and ours == theirs else None
         case exp.In() if any(isinstance(one, exp.Null) for one in node.expressions):
-            return None  # `IN [1, NULL]`, which is false where `IN (1, NULL)` is null, has the same tree
+            return None  # `IN [1, NULL]` has the same tree as `IN (1, NULL)`, but it is false where the latter is null.
         case exp.In() if node.expressions and not (node.args.get("field") or node.args.get("unnest")):
             return replace_in_comparison(node.this, node.expressions)
         case exp.Like() | exp.ILike() if type(node) in (exp.Like, exp.ILike):
@@ -347,10 +356,10 @@ def _find_replacements(node: exp.Expr, kinds: NameKinds, utc: bool) -> list[tupl
 
 
 def _replace_pattern(node: exp.Expr, kinds: NameKinds) -> list[tuple[exp.Expr, exp.Expr]] | None:
-    """Return the replacements of LIKE, also in lower or upper case.
+    """Return the replacements of LIKE, also for the lower or upper case of a column.
 
-    `ILIKE` compares in lower case, as far as the characters are ASCII; the others are left to DuckDB by what reads
-    `lower`.
+    `ILIKE` is compared in lower case, but only for ASCII characters; the analysis of `lower` leaves other
+    characters to DuckDB.
     """
     side, pattern = node.this.unnest(), node.expression
     column = side.this if isinstance(side, exp.Lower | exp.Upper) else side
@@ -361,13 +370,14 @@ def _replace_pattern(node: exp.Expr, kinds: NameKinds) -> list[tuple[exp.Expr, e
     if type(side) is not exp.Column or not str(pattern.this).isascii():
         return None
     lowered = exp.Literal.string(str(pattern.this).lower())
-    negate = node.args.get("negate")  # of NOT ILIKE
+    negate = node.args.get("negate")  # `negate` is set for NOT ILIKE.
     return [(node, exp.Like(this=exp.Lower(this=side.copy()), expression=lowered, negate=negate))]
 
 
 def _is_false_for_nan(node: exp.Expr) -> bool:
-    """Return whether the comparison of a column with numbers is false in DuckDB where the column is NaN, and counts
-    unchanged: not negated, and not within an expression.
+    """Return whether the comparison of a column with numbers is false in DuckDB if the column is NaN.
+
+    The comparison must also be used without a change: it is not negated, and not inside an expression.
     """
     match node:
         case exp.EQ() | exp.In() | exp.Between():
@@ -382,8 +392,8 @@ def _is_false_for_nan(node: exp.Expr) -> bool:
 
 
 def _find_term_kind(node: exp.Expr | None, kinds: NameKinds) -> tuple[str | None, Sequence[exp.Expr]]:
-    """Return the kind of a column, or of a function of one that has the same values in Trino; and the constants in
-    it.
+    """Return the kind of a column or of a function of a column that has the same values in Trino, and its
+    constants.
     """
     while isinstance(node, exp.Paren):
         node = node.this
@@ -409,7 +419,7 @@ def _find_term_kind(node: exp.Expr | None, kinds: NameKinds) -> tuple[str | None
         case exp.Nullif():
             kind = kinds.kind(node.this)
             return (None if kind == "double" else kind), [node.expression]
-        case exp.Div() if node.args.get("typed"):  # of integers
+        case exp.Div() if node.args.get("typed"):  # A typed division has integer operands.
             return "integer", ()
         case exp.Add() | exp.Sub() | exp.Mul() if kinds.kind(node.this) == "integer" and is_whole(node.expression):
             return "integer", ()
@@ -419,7 +429,9 @@ def _find_term_kind(node: exp.Expr | None, kinds: NameKinds) -> tuple[str | None
 
 
 def _is_period(node: exp.Expr, column: exp.Expr, kinds: NameKinds) -> bool:
-    """Return whether an equality compares a day, month or year of a column with a column, as Trino compares them."""
+    """Return whether an equality compares a day, month or year of a column with a column, in the same way as
+    Trino.
+    """
     if type(column.unnest()) is not exp.Column or not isinstance(node.parent, exp.EQ):
         return False
     kind, other = _find_term_kind(node, kinds)[0], kinds.kind(column.unnest())
@@ -432,7 +444,7 @@ def _is_period(node: exp.Expr, column: exp.Expr, kinds: NameKinds) -> bool:
 
 
 def _find_result_kind(results: Sequence[exp.Expr], kinds: NameKinds) -> tuple[str | None, Sequence[exp.Expr]]:
-    """Return the kind of the results of CASE, and the constants among them."""
+    """Return the kind of the results of CASE, and the constants among the results."""
     columns = [one for one in results if type(one) is exp.Column]
     constants = [one for one in results if type(one) is not exp.Column]
     kinds_of_results = {kinds.kind(one) for one in columns} or {literal_kind(constants)}
@@ -452,7 +464,7 @@ def _find_only_column(query: exp.Expr) -> exp.Expr | None:
 
 
 def _is_condition(column: exp.Column) -> bool:
-    """Return whether the column itself is a condition, also as a result of CASE."""
+    """Return whether the column itself is a condition, also if it is a result of CASE."""
     node: exp.Expr = column
     while True:
         parent = node.parent

@@ -1,8 +1,9 @@
-"""Audits an index: verifies every live index file, counts the indexed rows and reports problems to the server.
+"""Audits an index: verifies each live index file, counts the indexed rows, and reports problems to the server.
 
-The server quarantines an index file on the report of an audit only if the audit has read the file completely and its
-content differs from the data. If the audit cannot read the file (network, credentials, local disk) or finds it damaged,
-the server checks the file itself. Index files that were replaced during the audit are not a problem.
+When an audit reports an index file, the server quarantines the file only if the audit has read it
+completely and its content differs from the data. If the audit cannot read the file (network, credentials,
+local disk) or finds it damaged, the server checks the file itself. Index files that were replaced during
+the audit are not a problem.
 """
 
 from __future__ import annotations
@@ -31,18 +32,20 @@ from seamark.formats.index.keys.hashing import file_ids
 from seamark.formats.runtime.errors import BadRequest
 
 _ATTEMPTS_MAX = 5
-"""Attempts to load an index and its table at the same snapshot while other clients commit."""
+"""The maximum number of attempts to load an index and its table at the same snapshot while other clients
+commit.
+"""
 LIVE, QUARANTINED = "live", "quarantined"
 _NOT_LIVE = "superseded"
 
 
 @dataclass(frozen=True)
 class Audit:
-    """The result for one index.
+    """The result of the audit of one index.
 
     Attributes:
-        rows: Rows of the snapshot's covered data files according to the index files; None if they could not be counted,
-            for the reason in `uncounted`.
+        rows: The number of rows in the snapshot's covered data files according to the index files. None if they
+            could not be counted; `uncounted` has the reason.
     """
 
     index: Index
@@ -52,16 +55,16 @@ class Audit:
     rows: int | None
     uncounted: str | None
     seed: int
-    """The seed of the samples: a repeated audit with it reads the same data files and keys."""
+    """The seed of the samples; an audit with the same seed reads the same data files and keys."""
 
     @property
     def covered(self) -> int:
-        """Rows of the covered data files according to the manifests."""
+        """The number of rows in the covered data files according to the manifests."""
         return int(self.index.json["rows"])
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Empty for a correct index."""
+        """The problems of the index; empty if the index is correct."""
         problems = [f"{verdict.location}: {problem}" for verdict in self.verdicts for problem in verdict.problems]
         if self.rows is not None and self.rows != self.covered:
             problems.append(f"its index files count {self.rows:,} rows of data files that hold {self.covered:,}")
@@ -107,10 +110,14 @@ def verify_sample(
     verified: Collection[str],
     on_verdict: Callable[[VerificationResult, int], bool],
 ) -> bool:
-    """Verify the live index files of one index, except those at the locations `verified`.
+    """Verify the live index files of one index, except the files at the locations `verified`.
 
-    Stops when `on_verdict`, called with each verdict and the size of the index file in bytes, returns False. Returns
-    whether all index files are verified. Reports problems and raises errors like `audit_index`.
+    Return whether all index files are verified. The function reports problems and raises errors like
+    `audit_index`.
+
+    Args:
+        on_verdict: Called with each verdict and the size of the index file in bytes. If it returns False, the
+            function stops.
     """
     rng = random.SystemRandom()
     audited_index, loaded, metadata, _ = _load(client, table, name)
@@ -134,16 +141,17 @@ def audit_index(
     seed: int | None = None,
     on_verdict: Callable[[VerificationResult, int], None] = lambda verdict, total: None,
 ) -> Audit:
-    """Verify the live index files of one index; read up to `sample` data files of each index file again.
+    """Verify the live index files of one index, and read up to `sample` data files of each index file again.
 
     Args:
-        report: Report problems to the server, which quarantines the index files; the next build replaces them.
+        report: Whether to report problems to the server, which quarantines the index files. The next build
+            replaces them.
         on_verdict: Called with each verdict and the number of index files.
 
     Raises:
-        NotFound: If there is no such table or index.
-        ClientError: If the server refuses or cannot be reached.
-        BadRequest: For an invalid definition or a table without a UUID.
+        NotFound: The table or the index does not exist.
+        ClientError: The server refuses a request or cannot be reached.
+        BadRequest: The definition is invalid, or the table has no UUID.
     """
     seed = random.SystemRandom().getrandbits(32) if seed is None else seed
     rng = random.Random(seed)  # noqa: S311 - reproducible samples, not secrets
@@ -164,7 +172,7 @@ def audit_index(
 
 
 def _task_of(table: Name, index: Index, loaded: EngineTable, metadata: TableMetadata) -> IndexTask:
-    """Return a task without a folder, because nothing is written."""
+    """Return an index task without a folder, because the audit writes no files."""
     definition = of_id(index.json["definition-id"], metadata.current_schema, metadata.schemas)
     if metadata.table_uuid is None:
         raise BadRequest(f"The table at {loaded.location} has no table-uuid; an audit requires one")
@@ -174,9 +182,9 @@ def _task_of(table: Name, index: Index, loaded: EngineTable, metadata: TableMeta
 
 
 def _load(client: IndexClient, table: Name, name: str) -> tuple[Index, EngineTable, TableMetadata, bool]:
-    """Return the index, the table and its metadata, and whether both are of the same snapshot.
+    """Return the index, the table and its metadata, and whether both belong to the same snapshot.
 
-    Loading is repeated if others commit.
+    If other clients commit in the meantime, loading is repeated.
     """
     loaded = client.load_table(table)
     metadata = decode_table(loaded.metadata, loaded.location)
@@ -191,7 +199,9 @@ def _load(client: IndexClient, table: Name, name: str) -> tuple[Index, EngineTab
 
 
 def _compare_counts(verdict: VerificationResult, listed: dict[str, Any]) -> VerificationResult:
-    """Return the verdict, with a further problem if the server lists other counts than the index file contains."""
+    """Return the verdict, with an additional problem if the server's counts differ from the counts of the
+    index file.
+    """
     files, rows = listed["files"], listed["rows"]
     if verdict.listed is None or (files, rows) == (verdict.files, verdict.rows):
         return verdict
@@ -200,17 +210,17 @@ def _compare_counts(verdict: VerificationResult, listed: dict[str, Any]) -> Veri
 
 
 def _report_problems(client: IndexClient, table: Name, name: str, verdict: VerificationResult) -> str:
-    """Report the problems to the server; return the state of the index file."""
+    """Report the problems to the server, and return the state of the index file."""
     reason = "; ".join(verdict.problems)
     try:
         answer = client.quarantine_index_file(table, name, verdict.location, reason, check=verdict.is_unreadable)
     except NotFound:
-        return _NOT_LIVE  # deleted since
+        return _NOT_LIVE  # The index file was deleted in the meantime.
     return str(answer["state"])
 
 
 def _explain_missing_count(index: Index, verdicts: Sequence[VerificationResult]) -> str | None:
-    """Return why the rows cannot be counted; None if they can."""
+    """Return the reason why the rows cannot be counted, or None if they can be counted."""
     unlisted = sum(index.json["levels"].values()) - len(verdicts)
     if unlisted:
         return f"{unlisted:,} index files more than the server lists at once"
@@ -221,7 +231,9 @@ def _explain_missing_count(index: Index, verdicts: Sequence[VerificationResult])
 def _count_rows(
     client: IndexClient, table: Name, metadata: TableMetadata, verdicts: Iterable[VerificationResult]
 ) -> int:
-    """Count the rows of the current snapshot's data files according to the index files; each data file counts once."""
+    """Count the rows in the data files of the current snapshot according to the index files; count each data
+    file once.
+    """
     tables = [verdict.listed for verdict in verdicts if verdict.listed is not None]
     empty = np.empty(0, dtype=np.uint64)
     ids, first = np.unique(np.concatenate([empty, *(counted.ids[:, 0] for counted in tables)]), return_index=True)

@@ -1,10 +1,12 @@
-"""Builds an index: reads the data files that the index does not cover in groups, and registers each index file.
+"""Builds an index: reads the data files that the index does not cover, in groups, and registers each index file.
 
-All state is on the server. An interrupted build loses only the groups that its workers were reading; the next build
-requests the files that are still missing and continues with them. Files that are committed during a build are missing
-as well, so a build repeats the request until it returns no file that was not tried. Builds do not block writers.
+All state is on the server. An interrupted build loses only the groups that its workers were reading; the
+next build requests the files that are still missing and continues with them. Files that are committed
+during a build are missing as well. So a build repeats the request until the answer contains only files that
+the build has tried before. Builds do not block writers.
 
-`Workers` read the files, in this process or in a cluster (`spark/index_job.py`); both run the same pure function.
+`Workers` read the files, in this process or in a cluster (`spark/index_job.py`); both run the same pure
+function.
 """
 
 from __future__ import annotations
@@ -32,26 +34,29 @@ from seamark.formats.index.definitions import of_id
 from seamark.formats.index.keys.hashing import file_ids
 
 PASSES_MAX = 64
-"""How often a build requests missing files; files that are committed later are left to the next build."""
+"""The maximum number of times that a build requests missing files; the next build indexes files that are
+committed later.
+"""
 SMALL_FILES, SMALL_BYTES = 64, 1 << 30
 """A wave with fewer files and bytes is read in this process: starting a cluster takes longer."""
 _GROUP_FILES_MIN = 8
 _GROUPS_PER_WORKER = 2
-"""Groups for each worker in a wave; with two, a slow group does not leave the other workers idle."""
+"""The number of groups for each worker in a wave; with two groups, a slow group does not leave the other
+workers idle.
+"""
 _SKIPPED_FILES_MAX = 1000
-"""Skipped files whose reasons a build keeps."""
+"""The maximum number of skipped files whose reasons a build stores."""
 
 
 @dataclass(frozen=True)
 class GroupLimits:
-    """Limits of a group of data files, which becomes one index file.
+    """The limits of a group of data files, from which one index file is built.
 
     A data file above a limit is its own group.
 
-    `rows` bounds a worker's memory.
-
     Attributes:
-        size_bytes: Size of the whole files, although only indexed columns are read.
+        rows: The maximum number of rows, which limits a worker's memory.
+        size_bytes: The maximum size of the whole files, although only indexed columns are read.
     """
 
     files: int = 1000
@@ -67,8 +72,8 @@ class Progress:
     """The progress of a build.
 
     Attributes:
-        files_total: Includes files that are committed during the build.
-        eta_ms: Since the epoch.
+        files_total: The number of files, including files that are committed during the build.
+        eta_ms: The estimated end, in milliseconds since the epoch.
     """
 
     files_done: int
@@ -82,17 +87,18 @@ class Progress:
 
 @dataclass(frozen=True)
 class BuildReport:
-    """`files_not_indexed`: files that are still missing, because they cannot be indexed.
+    """The result of a build.
 
     Attributes:
-        skipped: (path, reason) of the first of them.
+        files_not_indexed: The number of files that are still missing, because they cannot be indexed.
+        skipped: The path of each of the first of these files, and the reason.
     """
 
     progress: Progress
     files_not_indexed: int
     skipped: tuple[tuple[str, str], ...]
     json: dict[str, Any]
-    """The server's answer for the finished build."""
+    """The server's answer when the build was finished."""
 
 
 class Workers(Protocol):
@@ -100,24 +106,21 @@ class Workers(Protocol):
 
     @property
     def parallelism(self) -> int:
-        """Groups that are read concurrently."""
+        """The number of groups that are read concurrently."""
 
     def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> Iterable[WrittenIndex]:
-        """Write one index file for each group; yield results in any order, as groups finish."""
+        """Write one index file for each group, and yield the results in the order in which groups finish."""
 
     def close(self) -> None:
-        """Stop what was started."""
+        """Stop all workers."""
 
 
 class ClusterFailed(Exception):
-    """Workers cannot be started, or their work failed.
-
-    The message is one line.
-    """
+    """The workers cannot be started, or their work failed; the message has one line."""
 
 
 class InProcessWorkers:
-    """Runs one group after the other in this process."""
+    """Runs one group after another in this process."""
 
     parallelism = 1
 
@@ -129,7 +132,7 @@ class InProcessWorkers:
 
 
 class AdaptiveWorkers:
-    """Runs small waves in this process; starts the cluster at the first wave that is not small."""
+    """Runs small waves in this process, and starts the cluster at the first wave that is not small."""
 
     def __init__(self, start_cluster: Callable[[], Workers]) -> None:
         self._start_cluster = start_cluster
@@ -168,16 +171,16 @@ def build(
 ) -> BuildReport:
     """Index the data files that the index does not cover.
 
-    The report lists files that cannot be indexed. On an error or an interrupt, the build is rolled back with the
-    reason, and registered index files stay. The caller closes `workers`.
+    The report lists files that cannot be indexed. After an error or an interrupt, the build is rolled back with
+    the reason, and registered index files stay. The caller closes `workers`.
 
     Args:
-        exclusive: Refuse to start while another build of the index is running.
+        exclusive: Whether to refuse to start while another build of the index is running.
 
     Raises:
-        ClientError: If the server refuses.
-        OSError: If an index file cannot be written.
-        ClusterFailed: If the workers cannot be started or fail.
+        ClientError: The server refuses a request or cannot be reached.
+        OSError: An index file cannot be written.
+        ClusterFailed: The workers cannot be started, or their work fails.
     """
     with open_build(client, table, index, exclusive=exclusive) as started:
         run = _Run(client, table, index, started, workers, limits, on_progress)
@@ -191,20 +194,20 @@ def build(
 def open_build(client: IndexClient, table: Name, index: str, *, exclusive: bool) -> Iterator[dict[str, Any]]:
     """Start a build, which the block must finish.
 
-    An exception of the block rolls it back with the reason.
+    If the block raises an exception, the build is rolled back with the reason.
     """
     started = client.start_build(table, index, exclusive=exclusive)
     try:
         yield started
     except BaseException as error:
         reason = f"{type(error).__name__}: {error}".rstrip(": ")
-        with suppress(ClientError):  # raise the first error
+        with suppress(ClientError):  # The first error is raised.
             client.finish_build(table, index, started["build-id"], outcome="rolled-back", reason=reason[:1000])
         raise
 
 
 class _Run:
-    """A running build."""
+    """The state of a running build."""
 
     def __init__(
         self,
@@ -234,7 +237,7 @@ class _Run:
 
     @property
     def outcome(self) -> dict[str, Any]:
-        """The final state of the build: rolled back, with a reason, if no file could be indexed."""
+        """The final state of the build: it is rolled back, with a reason, if no file could be indexed."""
         if not self._left_reasons or self._json["progress"]["index-files"]:
             return {}
         path, reason = self._left_reasons[0]
@@ -262,7 +265,7 @@ class _Run:
         return BuildSource.of(self._client, self._build_key[0], self._json, self._file_keys)
 
     def _request_untried_files(self, source: BuildSource) -> Iterator[DataFile]:
-        """Yield the missing files that were not tried before, requested page by page."""
+        """Yield the missing files that were not tried before; request them page by page."""
         for page in self._client.build_files(*self._build_key):
             if not source.knows(page["files"]):
                 source = self._source()
@@ -307,26 +310,26 @@ class _Run:
 
 @dataclass(frozen=True)
 class BuildSource:
-    """A table during a build: the index task, and the columns that readers take from partition values."""
+    """A table during a build: the index task, and the columns whose values readers take from partition values."""
 
     task: IndexTask
     partitioned: Mapping[int, frozenset[int]]
-    """By spec id: the columns with an identity partition field."""
+    """The columns with an identity partition field, by spec id."""
 
     @staticmethod
     def of(
         client: IndexClient, table: Name, started: Mapping[str, Any], file_keys: EnvironmentKeys | None = None
     ) -> BuildSource:
-        """Load the table: its schema and storage credentials may change during a long build.
+        """Load the table again, because its schema and storage credentials may change during a long build.
 
         Raises:
-            TableReplaced: If the name now refers to another table.
+            TableReplaced: The name now refers to another table.
         """
         loaded = client.load_table(table)
         metadata = decode_table(loaded.metadata, loaded.location)
         if metadata.table_uuid != started["table-uuid"]:
             raise TableReplaced(
-                f"{loaded.location} is another table than the build {started['build-id']} was started for"
+                f"{loaded.location} is not the table for which the build {started['build-id']} was started"
             )
         task = IndexTask(
             started["table-uuid"],
@@ -339,7 +342,7 @@ class BuildSource:
         return BuildSource(task, {spec.spec_id: _identity_columns_of(spec) for spec in metadata.partition_specs})
 
     def knows(self, listed: Iterable[Mapping[str, Any]]) -> bool:
-        """Return whether the loaded table had the partition specs of all these files."""
+        """Return whether the table had the partition specs of all these files when it was loaded."""
         return all(file["spec-id"] in self.partitioned for file in listed)
 
     def file(self, listed: Mapping[str, Any]) -> DataFile:

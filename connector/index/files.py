@@ -1,9 +1,10 @@
 """Builds index files: reads the indexed columns of a group of data files and writes their index entries.
 
-The results depend only on the given files, so tasks of the Spark job, the indexer and writers can all run these
+The results depend only on the given files, so tasks of the Spark job, the indexer and writers all use these
 functions. The caller registers the index file in the catalog; until then, no planner reads it.
 
-A data file that cannot be read exactly as all readers of the table read it is left out and reported as skipped.
+If a data file cannot be read with the values that all readers of the table see, it is left out and reported
+as skipped.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ _CODE_BIAS, _WIDE_BIAS = 1 << 63, 1 << 127
 
 @dataclass(frozen=True)
 class DataFile:
-    """A data file as listed by its manifest.
+    """A data file, described by its manifest entry.
 
     Attributes:
-        partitioned: Columns that readers may take from its partition values.
+        partitioned: The columns whose values readers may take from its partition values.
     """
 
     path: str
@@ -58,7 +59,7 @@ class IndexTask:
 
     Attributes:
         folder: The location of new index files.
-        file_keys: Of encrypted files.
+        file_keys: The keys of encrypted files.
     """
 
     table_uuid: str
@@ -71,11 +72,11 @@ class IndexTask:
 
 @dataclass(frozen=True)
 class WrittenIndex:
-    """The result of a group of data files.
+    """The index file of a group of data files.
 
     Attributes:
-        location: None if no file could be indexed.
-        skipped: (path, reason) of data files that were left out.
+        location: The location of the index file; None if no data file could be indexed.
+        skipped: The path of each data file that was left out, and the reason.
     """
 
     location: str | None
@@ -86,7 +87,7 @@ class WrittenIndex:
 
 
 def index_data_files(task: IndexTask, files: Iterable[DataFile]) -> WrittenIndex:
-    """Build and write a durable index file of these data files."""
+    """Build an index file of these data files, and write it durably."""
     entries: list[Any] = []
     indexed: list[DataFile] = []
     skipped: list[tuple[str, str]] = []
@@ -103,7 +104,7 @@ def index_data_files(task: IndexTask, files: Iterable[DataFile]) -> WrittenIndex
 def write_index_file(
     task: IndexTask, files: Sequence[DataFile], entries: Sequence[Any], skipped: Iterable[tuple[str, str]] = ()
 ) -> WrittenIndex:
-    """Write the results of `build_entry` as an index file; none if there are no data files."""
+    """Write the results of `build_entry` as an index file; write no file if there are no data files."""
     if not files:
         return WrittenIndex(None, 0, 0, 0, tuple(skipped))
     location = f"{task.folder}/{uuid.uuid4()}.puffin"
@@ -115,11 +116,11 @@ def keys_of_file(task: IndexTask, file: DataFile) -> list[Keys]:
     """Return the keys of each of the definition's terms.
 
     Raises:
-        Unreadable: If the file cannot be read with certainty.
-        ValueError: For values that have no key.
+        Unreadable: It is uncertain which values the file has.
+        ValueError: A value has no key.
     """
     if file.format.lower() != "parquet":
-        raise Unreadable(file.path, f"files of format {file.format} are not indexed")
+        raise Unreadable(file.path, f"files of format {file.format} cannot be indexed")
     terms = task.definition.terms
     columns = read_columns(
         file.path,
@@ -139,7 +140,7 @@ def keys_of_file(task: IndexTask, file: DataFile) -> list[Keys]:
 def encode_index_file(
     table_uuid: str, definition: IndexDefinition, files: Sequence[DataFile], entries: Sequence[Any]
 ) -> Iterator[Part]:
-    """Return the bytes of an index file with the results of `build_entry` for each data file, in this order."""
+    """Yield the parts of an index file that has a result of `build_entry` for each data file, in this order."""
     paths, sizes, records = zip(*((file.path, file.size_bytes, file.records) for file in files), strict=True)
     listed = FilesTable.of(file_ids(paths, sizes, records), np.array(records), np.array(sizes), paths)
     return assemble(
@@ -162,10 +163,10 @@ def build_entry(definition: IndexDefinition, columns: list[Keys]) -> Any:
 
 
 def keys_of_term(term: Term, column: pa.ChunkedArray) -> Keys:
-    """Return the keys of a term's values in a column of `read_columns`.
+    """Return the keys of a term's values, given a column of `read_columns`.
 
     Raises:
-        ValueError: For values that have no key.
+        ValueError: A value has no key.
     """
     if term.transform == IDENTITY:
         return keys_of(column, term.kind)
@@ -177,7 +178,7 @@ def keys_of_term(term: Term, column: pa.ChunkedArray) -> Keys:
 def _transform_keys(source: Keys, term: Term) -> Keys:
     """Return the keys of the transformed values.
 
-    Uses the same transform function as the planner's projection, once for each distinct value.
+    The function applies the same transform function as the planner's projection, once to each distinct value.
     """
     apply = function(term.transform, term.source)
     present = source.present
@@ -204,7 +205,7 @@ def _transform_keys(source: Keys, term: Term) -> Keys:
 
 
 def _find_distinct(keys: Keys, rows: Any) -> tuple[list[Key], Any]:
-    """Return the distinct keys of these rows, and for each row the ordinal of its key."""
+    """Return the distinct keys of these rows, and the ordinal of the key of each row."""
     if keys.codes is not None:
         codes, ordinals = np.unique(keys.codes[rows], return_inverse=True)
         return codes.tolist(), ordinals
@@ -219,7 +220,7 @@ def _find_distinct(keys: Keys, rows: Any) -> tuple[list[Key], Any]:
 
 
 def _value_of_key(key: Key, kind: str) -> Any:
-    """Return the value of a key, as transform functions take it."""
+    """Return the value of a key in the form that transform functions accept."""
     name = base_name(kind)
     if isinstance(key, int):
         return key - _CODE_BIAS

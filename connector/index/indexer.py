@@ -1,10 +1,10 @@
-"""The indexer: builds, merges and audits the indexes of all tables of a catalog, in rounds.
+"""Builds, merges and audits the indexes of all tables of a catalog, in rounds (the indexer).
 
-An indexer may stop at any time, and several may run concurrently. It requests the pending work from the server in each
-round. Builds and merges start as the only build of their index; if two run anyway, the result is still correct. A
-failure is logged, delays further attempts with exponential backoff and does not affect other indexes. Between rounds
-the indexer remembers only these backoffs and the progress of audits that are not finished. The server stores the time
-of the last audit of each index.
+An indexer may stop at any time, and several may run concurrently. It requests the pending work from the
+server in each round. A build or merge starts only if no other build of its index is running. If two run
+nevertheless, the result is still correct. A failure is logged, delays further attempts with exponential
+backoff and does not affect other indexes. Between rounds, the indexer stores only these backoffs and the
+progress of unfinished audits. The server stores the time of the last audit of each index.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import SeamarkError
 
 PASSES_MAX = 8
-"""Maximum passes of one build, so that a table with continuous writes does not block the other tables."""
+"""The maximum passes of one build, so that a table with continuous writes does not block the other tables."""
 MERGES_MAX = 64
-"""Maximum merges of one index in one round: enough if eight levels are due at the same time."""
+"""The maximum merges of one index in one round; eight levels may be due at the same time."""
 BACKOFF_S, BACKOFF_MAX_S = 30.0, 3600.0
 """The first backoff after a failure, and the maximum."""
 BACKOFFS_MAX = 10_000
-"""Maximum number of backoffs that are remembered."""
+"""The maximum number of backoffs that the indexer stores."""
 _CONFLICT = 409
 _EXPECTED = (ClientError, ClusterFailed, OSError, SeamarkError, TableReplaced, ValueError)
 _log = structlog.get_logger("seamark.indexer")
@@ -59,26 +59,29 @@ Key = tuple[Table, str, str]
 
 @dataclass(frozen=True)
 class AuditLimits:
-    """Limits of audits in one round: no further index file is verified once one of them is reached.
+    """The limits of audits in one round.
 
-    An index is audited again `every_s` seconds after its last audit.
+    When a limit is reached, no further index file is verified. An index is audited again `every_s` seconds
+    after its last audit.
     """
 
     size_bytes: int = 256 << 20
     seconds: float = 10.0
     every_s: float = 86_400.0
     sample: int = 1
-    """Data files of each index file that an audit reads again."""
+    """The number of data files of each index file that an audit reads again."""
 
 
 @dataclass
 class Round:
-    """Totals of one round.
+    """The totals of one round.
 
     Attributes:
-        files_not_indexed: Data files that cannot be indexed; `reason`: why one of them cannot.
-        verified: Index files; `damaged`: the verified index files with problems.
-        left: Actions that another builder's work prevents.
+        files_not_indexed: The number of data files that cannot be indexed.
+        reason: The reason why one of them cannot be indexed.
+        verified: The number of verified index files.
+        damaged: The number of verified index files with problems.
+        left: The number of actions that were left out because another builder was working on the index.
     """
 
     tables: int = 0
@@ -97,7 +100,12 @@ class Round:
 
 @dataclass(frozen=True)
 class _Backoff:
-    """`lag_files`: the backoff applies only while the index lacks this number of files; None: it always applies."""
+    """The delay before the next attempt of an action.
+
+    Attributes:
+        lag_files: If set, the backoff applies only while the index lacks exactly this number of files. If None,
+            it always applies.
+    """
 
     until: float
     backoff_s: float
@@ -106,7 +114,7 @@ class _Backoff:
 
 @dataclass(order=True)
 class _DueAudit:
-    """An index whose audit is due; ordered by the time of the last audit."""
+    """An index whose audit is due, ordered by the time of the last audit."""
 
     audited_ms: int
     table: Table
@@ -115,7 +123,9 @@ class _DueAudit:
 
 @dataclass
 class _AuditProgress:
-    """An unfinished audit: the locations of the verified index files, and how many of them were damaged."""
+    """An unfinished audit: the locations of the verified index files, and the number of damaged files among
+    them.
+    """
 
     locations: set[str] = field(default_factory=set)
     damaged: int = 0
@@ -124,13 +134,13 @@ class _AuditProgress:
 
 @dataclass
 class Indexer:
-    """`open_workers` is entered once a round.
-
-    Without `audit`, no index is audited.
+    """Maintains the indexes of a catalog.
 
     Attributes:
-        now: Monotonic seconds.
-        now_ms: Milliseconds since the epoch.
+        open_workers: A context that is entered once in each round.
+        audit: The limits of audits; None: no index is audited.
+        now: Returns a monotonic time in seconds.
+        now_ms: Returns the time in milliseconds since the epoch.
     """
 
     client: IndexClient
@@ -143,9 +153,9 @@ class Indexer:
     _backoffs: dict[Key, _Backoff] = field(default_factory=dict)
 
     def run(self, interval_s: float) -> None:
-        """Run rounds, `interval_s` apart, or longer after a round that failed.
+        """Run a round every `interval_s` seconds, or less often after a round that failed.
 
-        Does not return.
+        The method does not return.
         """
         backoff_s = interval_s
         while True:
@@ -154,14 +164,14 @@ class Indexer:
                 backoff_s = interval_s
             except ClientError as error:
                 backoff_s = min(max(backoff_s, 1.0) * 2, BACKOFF_MAX_S)
-                _log.error("round cut off", error=error.message, status=error.status, again_in_s=backoff_s)
+                _log.error("round ended by an error", error=error.message, status=error.status, again_in_s=backoff_s)
             time.sleep(backoff_s)
 
     def round(self) -> Round:
         """Maintain every table once.
 
         Raises:
-            ClientError: If the catalog cannot be listed or the server is unreachable.
+            ClientError: The catalog cannot be listed, or the server is unreachable.
         """
         done = Round()
         due: list[_DueAudit] = []
@@ -178,7 +188,7 @@ class Indexer:
         """Maintain one table once.
 
         Raises:
-            ClientError: If the server is unreachable.
+            ClientError: The server is unreachable.
         """
         done, due = Round(tables=1), list[_DueAudit]()
         with self.open_workers() as workers:
@@ -192,10 +202,10 @@ class Indexer:
                 yield from self.client.tables(namespace)
 
     def _maintain_table(self, table: Table, workers: Workers, done: Round, due: list[_DueAudit]) -> None:
-        """Build and merge the indexes of a table; append indexes whose audit is due to `due`."""
+        """Build and merge the indexes of a table, and append the indexes whose audit is due to `due`."""
         loaded = self.client.load_table(table)
         if not read_definitions(decode_table(loaded.metadata, loaded.location)).enabled:
-            return  # the state of the indexes is not requested: for it, the server reads the manifests
+            return  # The state of the indexes is not requested, because the server would have to read the manifests.
         for index in self.client.indexes(table):
             if index.state == "enabled" and index.kind != "bucket" and index.health != "broken":
                 done.indexes += 1
@@ -203,7 +213,7 @@ class Indexer:
                 if lag_files:
                     action = partial(self._build, table, index, workers, done)
                     self._try((table, index.name, "build"), action, done, lag_files=lag_files)
-                # Also without a build: files that other clients built may be due.
+                # Merges may be due even without a build, because other clients build index files as well.
                 full = any(count >= FANOUT for count in index.json["levels"].values())
                 if lag_files or full or index.json.get("misplaced"):
                     self._try((table, index.name, "merge"), partial(self._merge, table, index.name, done), done)
@@ -247,7 +257,7 @@ class Indexer:
                 progress.damaged += 1
                 done.damaged += 1
                 _log.warning(
-                    "index file not right", table=_format_table(table), index=name, location=verdict.location,
+                    "index file has problems", table=_format_table(table), index=name, location=verdict.location,
                     problems=list(verdict.problems[:3]),
                 )  # fmt: skip
             return has_time()
@@ -283,7 +293,7 @@ class Indexer:
             path, reason = report.skipped[0] if report.skipped else ("", "tried before")
             raise _FilesNotIndexed(
                 report.files_not_indexed,
-                f"{report.files_not_indexed} data files cannot be indexed, as {path}: {reason}",
+                f"{report.files_not_indexed} data files cannot be indexed; the first is {path}: {reason}",
             )
 
     def _merge(self, table: Table, name: str, done: Round) -> None:
@@ -300,7 +310,7 @@ class Indexer:
                 task = BuildSource.of(self.client, table, started).task
                 dropped = self.client.list_unreferenced_files(table, name, merged)
                 written = merge_index_files(merged, task.folder, task.storage, dropped=dropped)
-                if written.location is None:  # the registry cannot replace files without a new file
+                if written.location is None:  # The registry can replace files only by a new file.
                     written = merge_index_files(merged, task.folder, task.storage)
                 if written.location is not None:
                     written_files = [(written.location, written.size_bytes)]
@@ -320,7 +330,7 @@ class Indexer:
     def _try(self, key: Key, action: Callable[[], None], done: Round, *, lag_files: int | None = None) -> None:
         """Run an action unless its backoff applies.
 
-        Failures are logged; an error is raised only if the server is unavailable.
+        Failures are logged. An error is raised only if the server is unavailable.
         """
         backoff = self._backoffs.get(key)
         if backoff is not None and self.now() < backoff.until and backoff.lag_files in (None, lag_files):
@@ -332,14 +342,14 @@ class Indexer:
         except (Unreachable, Unavailable, Unauthenticated):
             raise
         except NotFound:
-            log.info("gone")  # dropped or renamed during the round
+            log.info("gone")  # The index or the table was dropped or renamed during the round.
         except _FilesNotIndexed as error:
             done.reason = done.reason or str(error)
-            log.warning("data files left", error=str(error), again_in_s=self._back_off(key, error.files))
+            log.warning("data files not indexed", error=str(error), again_in_s=self._back_off(key, error.files))
         except Exception as error:  # noqa: BLE001  an error in one table must not stop the others
             if isinstance(error, Refused) and error.status == _CONFLICT:
                 # Another indexer or build is running, or the index was dropped.
-                log.info("left to another", error=error.message)
+                log.info("action left to another builder", error=error.message)
                 done.left += 1
                 return
             done.failed += 1
@@ -349,7 +359,7 @@ class Indexer:
             self._backoffs.pop(key, None)
 
     def _back_off(self, key: Key, lag_files: int | None = None) -> float:
-        """Set a backoff, twice as long as the previous; return it in seconds."""
+        """Set a backoff that is twice as long as the previous backoff, and return it in seconds."""
         previous = self._backoffs.pop(key, None)
         backoff_s = BACKOFF_S if previous is None else min(previous.backoff_s * 2, BACKOFF_MAX_S)
         if len(self._backoffs) >= BACKOFFS_MAX:

@@ -1,7 +1,8 @@
 """Verifies an index file: its checksums, its row counts, and its entries against the data files.
 
-Three checks. All checksums of the file are correct. Its row counts equal those of its data files, so that no entries
-are lost. For a sample of its data files, which are read again, the entries match the keys in them.
+There are three checks. All checksums of the file are correct. Its row counts equal the row counts of its
+data files, so no entries are lost. A sample of its data files is read again, and the entries match the keys
+in them.
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ from seamark.formats.index.kinds.kinds import KINDS
 from seamark.formats.runtime.errors import Corrupt
 
 KEYS_SAMPLED = 50
-"""Keys of each sampled data file, for kinds that are compared key by key."""
+"""The number of keys of each sampled data file that are compared, for kinds that are compared key by key."""
 
 
 @dataclass(frozen=True)
 class VerificationResult:
-    """`problems` is empty for a correct file.
+    """The result of the verification of one index file.
 
-    `sampled_files` are data files that were read, `unreadable_files` those that could not be read, for example because
-    they were deleted.
+    Attributes:
+        problems: Empty if the index file is correct.
+        sampled_files: The data files that were read.
+        unreadable_files: The data files that could not be read, for example because they were deleted.
     """
 
     location: str
@@ -37,9 +40,9 @@ class VerificationResult:
     unreadable_files: int = 0
     problems: tuple[str, ...] = ()
     is_unreadable: bool = False
-    """The index file could not be read or is damaged; another reader may succeed."""
+    """Whether the index file could not be read or is damaged; another reader may succeed."""
     has_newer_version: bool = False
-    """The index file has a newer format version, which cannot be verified; this is not an error."""
+    """Whether the index file has a newer format version, which cannot be verified; this is not an error."""
     listed: FilesTable | None = field(default=None, compare=False, repr=False)
     """The data files of the index file; None if it could not be read."""
 
@@ -47,7 +50,7 @@ class VerificationResult:
 def verify_index_file(location: str, task: IndexTask, *, sample: int, rng: random.Random) -> VerificationResult:
     """Read the whole index file and up to `sample` of its data files.
 
-    Problems of the index file are never raised.
+    Problems of the index file are reported in the result and never raised.
     """
     try:
         opened = open_index_file(task.storage.read(location), location)
@@ -72,7 +75,10 @@ def verify_index_file(location: str, task: IndexTask, *, sample: int, rng: rando
         file = DataFile(path, int(opened.files.sizes[number]), int(opened.files.records[number]))
         try:
             columns = keys_of_file(task, file)
-        except (Unreadable, ValueError):  # deleted since, or no longer readable with the table's current schema
+        except (
+            Unreadable,
+            ValueError,
+        ):  # The data file was deleted in the meantime, or is no longer readable with the table's current schema.
             verdict = replace(verdict, unreadable_files=verdict.unreadable_files + 1)
             continue
         verdict = replace(verdict, sampled_files=verdict.sampled_files + 1)

@@ -1,1 +1,1 @@
-"""Jobs that maintain one table: what the server's table services run, and `seamark run`."""
+"""Jobs that maintain one table; the server's table services and `seamark run` run them."""

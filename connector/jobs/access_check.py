@@ -1,4 +1,4 @@
-"""Checks that this process reaches the server and the storage, as each job of table services has to."""
+"""Checks that this process can reach the server and the storage, which every job of table services needs."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ def check_access(
     endpoint: str = "",
     reaches_server: bool = True,
 ) -> dict[str, Any]:
-    """Reach the server, and write, read and delete an object.
+    """Send a request to the server, and write, read and delete an object.
 
     Args:
         client: A client with the login of the job.
-        table: Not used; each job has one.
-        location: Where the object is written; empty: nowhere.
+        table: Not used; each job has this parameter.
+        location: The folder in which the object is written; empty: no object is written.
         storage: The address of the store, as properties of a FileIO.
-        endpoint: The address of the objects gateway, of which only an answer is expected; empty: none.
-        reaches_server: Whether a request is sent to the server, too.
+        endpoint: The address of the objects gateway; any answer is sufficient. Empty: no request is sent to it.
+        reaches_server: Whether to send a request to the server.
 
     Returns:
-        No totals, as a job that found nothing to do.
+        No totals, like a job that found nothing to do.
 
     Raises:
-        RuntimeError: The storage cannot be used; the message says why.
+        RuntimeError: The storage cannot be used; the message has the reason.
         ClientError: The server cannot be reached, or refuses the login.
     """
     if reaches_server:
@@ -61,10 +61,10 @@ def _check_object(storage: Storage, location: str) -> None:
     except OSError as error:
         raise RuntimeError(f"a worker process cannot write and read an object in {folder}: {error}") from None
     finally:
-        with suppress(OSError):  # most jobs need no right to delete
+        with suppress(OSError):  # Most jobs do not need the right to delete.
             storage.delete(location)
     if content != _CONTENT:
-        raise RuntimeError(f"an object in {folder} that a worker process reads differs from what it has written")
+        raise RuntimeError(f"a worker process has read other bytes from an object in {folder} than it has written")
 
 
 def _check_gateway(endpoint: str) -> None:

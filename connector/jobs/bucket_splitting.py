@@ -1,7 +1,7 @@
-"""Splits data files of earlier bucket counts: after a resize, their rows go to files of the current spec's buckets.
+"""Splits data files of earlier bucket counts: after a resize, writes their rows to files of the current buckets.
 
-Invariant: as for compaction, no row is added, lost or changed (`write/replacements.py`). Each batch of files is
-its own commit, so an interrupted split keeps what it has done, and writers never wait.
+Invariant: the job adds, loses and changes no row (`write/replacements.py`). Each batch of files is a
+separate commit, so an interrupted split keeps the batches that it has committed, and writers never wait.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from seamark.formats.iceberg.metadata.bucket_counts import coarser_specs
 from seamark.formats.iceberg.metadata.snapshot import MAIN
 
 SPLIT_BY = "split-by"
-"""A key of the summary of its commits."""
+"""A key in the summary of the commits that split buckets."""
 BATCH_BYTES, BATCH_FILES = 512 << 20, 500
 """Limits of the files that a commit replaces."""
 
@@ -56,7 +56,7 @@ def split_buckets(
     recheck_after_s = 0.0
     if settled:
         due, recheck_after_s = settle(opened, due, lambda tasks: tasks, now_ms() - began_ms)
-    # Partition by partition, so that a commit writes to few of the new buckets.
+    # The files are split partition by partition, so that a commit writes to few of the new buckets.
     ordered = (task for members in group_by_partition(due) for task in members)
     batches = divide_tasks(ordered, BATCH_BYTES, BATCH_FILES)
     policy = CompactionPolicy.of(opened.metadata, effective_properties(client, table))

@@ -1,14 +1,15 @@
-"""Incremental clustering: lays out what is new along a curve through the table's clustering columns.
+"""Clusters new rows along a curve through the table's clustering columns (incremental clustering).
 
-The files of one rewrite form a layer, in which each file covers a small range of the columns. New files and files with
-many deletes are loose. A rewrite takes all loose files of a partition, and then layers, the smallest first, as long as
-a layer is at most as large as all files before it together. A row is therefore rewritten a logarithmic number of times,
-and a query opens files of a logarithmic number of layers. When the columns change, layers stay until they are merged.
+The files of one rewrite form a layer, in which each file covers a small range of the columns. New files and
+files with many deletes are loose: they belong to no layer. A rewrite takes all loose files of a partition.
+Then it takes layers, the smallest first, as long as a layer is at most as large as all files before it
+together. A row is therefore rewritten a logarithmic number of times, and a query opens files of a
+logarithmic number of layers. When the columns change, layers stay until they are merged.
 
-Rows are sorted within bounded memory: a sample of the rows divides the keys into ranges, the rows of each range are
-written to a temporary file, and the ranges are sorted one after the other.
+Rows are sorted within bounded memory. A sample of the rows divides the keys into ranges. The rows of each
+range are written to a temporary file, and the ranges are sorted one after another.
 
-Invariant: as for compaction, no row is added, lost or changed (`write/replacements.py`).
+Invariant: the job adds, loses and changes no row (`write/replacements.py`).
 """
 
 from __future__ import annotations
@@ -93,15 +94,17 @@ BATCH_BYTES, BATCH_FILES = 1 << 30, 2000
 RANGE_BYTES, RANGE_ROWS = 32 << 20, 1_000_000
 """Approximate limits of the rows that are sorted in memory together, as bytes of data files and as a number."""
 SPILL_BYTES = 32 << 30
-"""Limit of the temporary files of one layer: data files of few bytes may have many rows."""
+"""The maximum bytes of the temporary files of one layer, because small data files may have many rows."""
 JOINED_ROWS = 20_000_000
-"""Limit of the rows of a joined table, which are in memory."""
+"""The maximum rows of a joined table, which is in memory."""
 SAMPLE_ROWS = 200_000
 _FILE_MAX = 1.5
-"""Rows of a file as a multiple of the usual number, for rows of which the sample has too few."""
+"""The maximum rows of a file, as a multiple of the usual number; it applies if the sample has too few of
+its rows.
+"""
 _ROWS_AT_ONCE = 65_536
 _SEALED_BYTES = 1 << 20
-"""Bytes of an encrypted block of a temporary file."""
+"""The bytes of an encrypted block of a temporary file."""
 _ORIGIN, _KEY = "_seamark_origin", "_seamark_key"
 
 Keys = npt.NDArray[np.bytes_]
@@ -118,12 +121,19 @@ def cluster_incrementally(
     branch: str = MAIN,
     runner: BatchRunner = run_here,
 ) -> RewriteReport:
-    """Clusters what is not clustered yet, by the policy of the table's properties.
+    """Cluster the files that are not clustered yet, by the policy of the table's properties.
 
-    `full`: also layers of another layout. `dry_run`: reports the files that would be replaced and commits nothing; the
-    size of the new files is then an estimate. `settled`: leaves files out that writers will probably replace soon.
-    `runner`: where the files are rewritten. BadRequest for a table without clustering columns, or of version 1;
-    Unreadable, Refused.
+    Args:
+        full: Whether to cluster also layers of another layout.
+        dry_run: Report the files that would be replaced and commit nothing; the size of the new files is then
+            an estimate.
+        settled: Leave out files that writers will probably replace soon.
+        runner: Runs the rewrites, in this process or elsewhere.
+
+    Raises:
+        BadRequest: The table has no clustering columns, or has format version 1.
+        Unreadable: A file cannot be read.
+        Refused: The server refuses a commit.
     """
     opened = open_rewritable(client, table, branch, history=settled)
     inherited = effective_properties(client, table)
@@ -164,7 +174,7 @@ def cluster_incrementally(
     )
 
 
-# Which files
+# Selection of files
 
 
 def _build_new_layers(
@@ -188,7 +198,11 @@ def _build_new_layers(
 
 
 def _form_layers(loose: Sequence[ScanTask], layers: list[Layer]) -> Iterator[Layer]:
-    """Yield the layers of a rewrite: the loose files, and those of `layers`, ascending by size, that are small."""
+    """Yield the layers of a rewrite: the loose files, and the files of small layers.
+
+    Args:
+        layers: The layers, ascending by size.
+    """
     for part in divide_tasks(loose, LAYER_BYTES, LAYER_FILES):
         merged, size_bytes = list(part), _size_of(part)
         while layers and (layer_bytes := _size_of(layers[0])) <= min(size_bytes, LAYER_BYTES - size_bytes):
@@ -203,7 +217,7 @@ def _size_of(tasks: Sequence[ScanTask]) -> int:
     return sum(task.size_bytes for task in tasks)
 
 
-# What a rewrite does
+# Rewrite of a layer
 
 
 def _rewrite(
@@ -242,7 +256,8 @@ def _rewrite(
                 check = require_unchanged_scheme(scheme, target, keys)
                 works.append(_LayerWork(opened, read_plan, members, layout, attributes, policy, first, keys, check))
                 first += sum(task.records for task in members)
-            # Strings of different partitions are taken to be alike: their bounds are as long as the first layer needs.
+            # Bounds are as long as the first layer needs, because strings of different partitions are assumed to
+            # be similar.
             properties = derive_layer_properties(target.properties, works[0].sample[1], attributes.columns)
             into = replace(target, properties=properties)
             with TableWriter(into, origins=origins, suffix=suffix, protection=protections[scheme]) as writer:
@@ -257,7 +272,7 @@ def _rewrite(
 
 @dataclass
 class _LayerWork:
-    """Writes the rows of one layer, whose files are encrypted alike.
+    """Writes the rows of one layer, whose files have the same encryption.
 
     Attributes:
         first: The origin of the first row of its first file.
@@ -272,10 +287,10 @@ class _LayerWork:
     first: int
     keys: ParquetKeys | None
     check: SourceCheck | None
-    """Whether a file is still encrypted as when the layer was divided."""
+    """A check that a file still has the encryption that it had when the layer was divided."""
 
     def run(self, writer: TableWriter) -> int:
-        """Return the number of rows."""
+        """Write the rows, and return their number."""
         rows, sample = self.sample
         if not rows:
             return 0
@@ -300,7 +315,7 @@ class _LayerWork:
 
     @cached_property
     def sample(self) -> tuple[int, pa.Table]:
-        """The number of rows, and some of them, with the clustering columns."""
+        """The number of rows, and a sample of the rows with the clustering columns."""
         share = SAMPLE_ROWS / max(1, sum(task.records for task in self.tasks))
         narrow = plan_read(self.opened, self.attributes.columns, TRUE)
         draw, rows, samples = np.random.default_rng(1), 0, []
@@ -324,9 +339,10 @@ class _LayerWork:
 
 @dataclass
 class _Cut:
-    """Ends a file before the first row whose key is not less than the next of `bounds`, or after `rows_max` rows.
+    """Divides rows into files: a file ends before the first row whose key reaches the next bound, or after
+    `rows_max` rows.
 
-    Rows come in the order of their keys.
+    The caller passes the rows in the order of their keys.
     """
 
     writer: TableWriter
@@ -350,9 +366,11 @@ class _Cut:
 
 
 class _Spill:
-    """Temporary files of rows, one for each range of keys; a single range stays in memory.
+    """Temporary files of rows, one for each range of keys; if there is only one range, its rows stay in memory.
 
-    `sealed`: the files are encrypted with keys in memory, because rows of encrypted files may be on no disk otherwise.
+    Attributes:
+        sealed: Whether the files are encrypted with keys in memory. Rows of encrypted files must not be on disk
+            otherwise.
     """
 
     def __init__(self, folder: Path, ranges: int, *, sealed: bool) -> None:
@@ -372,10 +390,13 @@ class _Spill:
         self._opened.close()
 
     def add(self, batch: pa.RecordBatch, origins: Longs, keys: Keys, numbers: npt.NDArray[np.intp]) -> None:
-        """`numbers`: the range of each row.
+        """Add rows to the files of their ranges.
+
+        Args:
+            numbers: The range of each row.
 
         Raises:
-            BadRequest: If the files become too large.
+            BadRequest: The files become too large.
         """
         binary = pa.Array.from_buffers(pa.binary(keys.itemsize), len(keys), [None, pa.py_buffer(keys)])
         rows = batch.append_column(_ORIGIN, pa.array(origins)).append_column(_KEY, binary)
@@ -413,9 +434,9 @@ class _Spill:
         return io.BufferedReader(_SealedFile(path, "rb", self._keys[number]), _SEALED_BYTES)
 
     def ranges(self) -> Iterator[tuple[pa.RecordBatch, Longs, Keys]]:
-        """Yield the rows of each range with their origins and keys, the ranges in ascending order.
+        """Yield the rows of each range with their origins and keys; the ranges are in ascending order.
 
-        Rows with one key, of any number, come in several batches.
+        Any number of rows with the same key is yielded in several batches.
         """
         if self._kept:
             yield _join_batches(self._kept)
@@ -431,7 +452,10 @@ class _Spill:
 
 
 class _SealedFile(io.RawIOBase):
-    """A file of blocks, each with its length and encrypted with a key for this file alone; the nonce is its number."""
+    """A file of encrypted blocks, each after its length.
+
+    The file has its own key, and the nonce of a block is its number.
+    """
 
     def __init__(self, path: Path, mode: str, cipher: AESGCM) -> None:
         self._file = path.open(mode)
@@ -447,7 +471,7 @@ class _SealedFile(io.RawIOBase):
         return self._size_bytes
 
     def write(self, data: Any) -> int:
-        data = data[:_SEALED_BYTES]  # the writer comes again with the rest of a long column
+        data = data[:_SEALED_BYTES]  # The writer calls this again with the rest of a long column.
         block = self._cipher.encrypt(self._nonce(), bytes(data), None)
         self._size_bytes += self._file.write(len(block).to_bytes(4, "little") + block)
         return len(data)
@@ -470,7 +494,7 @@ class _SealedFile(io.RawIOBase):
 
 
 def _join_batches(batches: Sequence[pa.RecordBatch]) -> tuple[pa.RecordBatch, Longs, Keys]:
-    """Return the rows, as one batch, with their origins and keys."""
+    """Return the rows as one batch, with their origins and keys."""
     joined = pa.concat_batches(batches)
     columns = list(range(joined.num_columns - 2))
     origins, binary = joined.column(len(columns)).to_numpy(), joined.column(len(columns) + 1)

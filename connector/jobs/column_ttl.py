@@ -1,4 +1,6 @@
-"""Removes the values of expired columns by the policy of a table (`formats/iceberg/metadata/column_ttl.py`)."""
+"""Removes the values of expired columns, by the policy of a table
+(`formats/iceberg/metadata/column_ttl.py`).
+"""
 
 from __future__ import annotations
 
@@ -22,17 +24,20 @@ from seamark.formats.runtime import errors
 def expire_columns(
     client: SeamarkClient, table: Name, *, dry_run: bool = False, now_ms: int | None = None
 ) -> RewriteReport:
-    """Remove the columns that have expired now. A partition that has expired in part stays until all of it has.
+    """Remove the columns that have expired now.
+
+    If only some rows of a partition have expired, the partition stays until all have expired.
 
     Args:
         client: A client of the server.
         table: The table.
-        dry_run: Report the files that would be rewritten and about how large the new files would be, and commit
-            nothing.
-        now_ms: The time by which columns expire, in milliseconds since the epoch; None: that of the clock.
+        dry_run: Report the files that would be rewritten and an estimate of the size of the new files, and
+            commit nothing.
+        now_ms: The time at which columns are checked for expiration, in milliseconds since the epoch. If None,
+            the time of the clock.
 
     Raises:
-        BadRequest: The table has no policy or an invalid policy, or a column is not dropped from files
+        BadRequest: The table has no policy or an invalid policy, or a column cannot be dropped from files
             (`drop_columns`).
         Unreadable: A file cannot be read.
     """
@@ -44,7 +49,9 @@ def expire_columns(
     except errors.BadRequest as error:
         raise BadRequest(error.message) from None
     if policy is None:
-        raise BadRequest(f"No column of the table has an age; set the property {COLUMNS}, such as 'payload: 90 days'")
+        raise BadRequest(
+            f"No column of the table has a maximum age; set the property {COLUMNS}, for example to 'payload: 90 days'"
+        )
     return _sum(
         drop_columns(client, table, rule.columns, where=rule.where, dry_run=dry_run, whole_partitions=True)
         for rule in rules

@@ -1,4 +1,4 @@
-"""What the failure of a job says to others: it is on the timeline, and an answer to a statement."""
+"""Describes the failure of a job for the timeline and for the answer to a statement."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.runtime.errors import SeamarkError
 
 FAILURES = (ClientError, SeamarkError, Unreadable, OSError)
-"""Errors that a job expects; each says what it is in its text."""
+"""The errors that a job expects; their texts describe the failure."""
 _OWN = (*FAILURES, Unwritable, RuntimeError)
-"""Errors whose texts quote no values of rows."""
+"""The errors whose texts quote no values of rows."""
 
 
 def line_of(error: Exception, most: int, *, named: bool) -> str:
     """Return the error on one line of at most `most` characters.
 
-    A process that has keys of encrypted files leaves out the text of an error of a library, because it may quote a
-    value of a row, and readers of the table would see it.
+    A process that has keys of encrypted files leaves out the texts of errors of libraries. These texts may
+    quote values of rows, and all readers of the table can see them.
 
     Args:
-        named: With the name of its class.
+        named: Whether the line begins with the name of the error's class.
     """
     name = type(error).__name__
     if not isinstance(error, _OWN) and has_keys():

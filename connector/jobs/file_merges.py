@@ -1,8 +1,9 @@
-"""Merges data files on request, and leaves columns out of them: `MERGE FILES` and `DROP COLUMNS`.
+"""Merges data files and removes columns from them on request: `MERGE FILES` and `DROP COLUMNS`.
 
-Both write the partitions that a condition selects to new files, and copy row groups where that is possible
-(`write/copies.py`). A merge keeps all rows unchanged. A drop also leaves columns out: readers then see null in these
-partitions, and the table's schema stays. That changes rows, so its commits have the operation `overwrite`.
+Both rewrite the partitions that a condition selects, and copy row groups where this is possible
+(`write/copies.py`). A merge changes no row. A drop removes columns from the files: readers then see null in
+these partitions, and the table's schema stays. A drop changes rows, so its commits have the operation
+`overwrite`.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from seamark.formats.iceberg.metadata.snapshot import MAIN
 from seamark.formats.iceberg.types.schema import Column, Field, Schema, StructType
 
 GOOD = 0.75
-"""A file of at least this part of the target size is not rewritten, unless rows of it are deleted."""
+"""The size, as a fraction of the target size, from which on a file without deleted rows is not rewritten."""
 
 
 def merge_files(
@@ -62,17 +63,17 @@ def merge_files(
     utc: bool = True,
     runner: BatchRunner = run_here,
 ) -> RewriteReport:
-    """Merge the files of each partition that `where` selects to files of the target size, by default that of the
-    table, and applies their deletes.
+    """Merge the files of each partition that `where` selects to files of the target size, and apply their deletes.
 
-    Partitions with one file, and files of about the target size, stay.
+    Partitions with only one file, and files of about the target size, stay.
 
     Args:
-        utc: Times without a zone in `where` are of UTC; otherwise a condition on a time is refused.
-        runner: Where the files are rewritten.
+        target_bytes: The target size; by default, the table's.
+        utc: Whether times without a zone in `where` are UTC; otherwise a condition on a time is refused.
+        runner: Runs the rewrites, in this process or elsewhere.
 
     Raises:
-        BadRequest: For a condition that does not select whole partitions, and a table of version 1.
+        BadRequest: The condition does not select whole partitions, or the table has format version 1.
     """
     opened, target = _open(client, table, branch)
     if target_bytes is not None:
@@ -112,20 +113,20 @@ def drop_columns(
     whole_partitions: bool = False,
     runner: BatchRunner = run_here,
 ) -> RewriteReport:
-    """Leaves these columns out of the files of the partitions that `where` selects; small files are merged
-    meanwhile.
+    """Remove these columns from the files of the partitions that `where` selects, and merge small files.
 
-    The schema stays, and readers see null. Files without the columns stay, so that a repeat does nothing.
-
-    With `dry_run` the size of the new files is that of the old without the columns.
+    The schema stays, and readers see null. Files without the columns stay, so a repeat does nothing.
 
     Args:
-        utc, runner: As in `merge_files`.
-        whole_partitions: Partitions that `where` selects in part stay, instead of being refused.
+        dry_run: Report the files that would be replaced and commit nothing. The reported size of the new files
+            is the size of the old files without the columns.
+        utc, runner: See `merge_files`.
+        whole_partitions: Whether partitions that `where` selects only in part are left out. If False, such a
+            condition is refused.
 
     Raises:
-        BadRequest: For a column that cannot be null, or that the table's layout needs, for a condition that does not
-            select whole partitions, for files that are encrypted or not Parquet, and for a table of version 1.
+        BadRequest: A column cannot be null or is required by the table's layout; the condition does not select
+            whole partitions; files are encrypted or not Parquet; or the table has format version 1.
     """
     opened, target = _open(client, table, branch)
     ids = [_find_droppable(opened, name) for name in columns]
@@ -136,7 +137,7 @@ def drop_columns(
     policy = CopyPolicy.of(target.properties) if target.ordering is None else sorted_policy
     keys = keys_of_table(opened.name)
     select = partial(_select_tasks, opened, where=where, utc=utc, whole_partitions=whole_partitions)
-    if whole_partitions:  # most runs of a policy find nothing
+    if whole_partitions:  # Most runs of a policy find no files.
         bound = bind_filter(where, opened)
         candidates = select(plan(client, opened, bound, stats=dropped.names))
         if not any(dropped.bytes_in(opened, task, keys) for task in candidates):
@@ -167,30 +168,35 @@ def drop_columns(
 
 @dataclass(frozen=True)
 class _Work:
-    """`read`: with the schema of the new files, as `target`."""
+    """A rewrite of partitions: the tables to read and to write, and the rules.
+
+    Attributes:
+        read: The table with the schema of the new files, which `target` also has.
+    """
 
     opened: OpenTable
     read: OpenTable
     target: WriteTarget
     policy: CopyPolicy | None
     null_leaves: frozenset[int] = frozenset()
-    """Leaf columns that the new files lack."""
+    """The leaf columns that the new files lack."""
 
     def batches(self, partitions: Iterable[Sequence[ScanTask]]) -> Batches:
-        """Return the files of each commit, and how they are rewritten."""
+        """Return the files of each commit, with the function that rewrites them."""
         for batch in divide_tasks(chain.from_iterable(partitions), BATCH_BYTES, BATCH_FILES):
             yield batch, partial(self._rewrite, batch)
 
     def _rewrite(self, batch: Sequence[ScanTask]) -> RewrittenFiles:
         new = rewrite_rows(self.read, self.target, batch, self.policy)
         files = tuple(_with_nulls(file, self.null_leaves) for file in new.written.files)
-        # Deletes that were committed meanwhile are read and written with the table's present schema.
+        # Deletes of other commits are read and written with the table's current schema.
         return replace(new, opened=self.opened, written=replace(new.written, files=files))
 
 
 def _with_nulls(file: dict[str, Any], leaves: frozenset[int]) -> dict[str, Any]:
-    """Return the file with counts that say that these columns are null in all rows: plans leave it out for
-    conditions on them, and the next drop need not open it.
+    """Return the file with counts that state that these columns are null in all rows.
+
+    Plans then leave the file out for conditions on these columns, and the next drop does not have to open it.
     """
     rows, changed = file["record-count"], dict(file)
     for name in ("value-counts", "null-value-counts"):
@@ -201,11 +207,12 @@ def _with_nulls(file: dict[str, Any], leaves: frozenset[int]) -> dict[str, Any]:
 
 
 class _DroppedColumns(NamedTuple):
-    """`ids`: of the columns and all within.
+    """The columns that a drop removes.
 
     Attributes:
-        leaves: Those that have counts, which are not in lists or maps; `names`: their names, empty if other leaves are
-            dropped, too.
+        ids: The ids of the columns and of all fields in them.
+        leaves: The dropped leaves that have counts: leaves that are not in lists or maps.
+        names: The names of `leaves`; empty if other leaves are dropped, too.
         rest: The schema without the columns.
     """
 
@@ -216,15 +223,15 @@ class _DroppedColumns(NamedTuple):
 
     @staticmethod
     def of(schema: Schema, ids: frozenset[int]) -> _DroppedColumns:
-        """Return the columns that are dropped with these ids.
+        """Return the dropped columns with these ids.
 
         Raises:
-            BadRequest: A struct, or the table, would have no column left.
+            BadRequest: A struct or the table would have no column left.
         """
         remaining = _drop_columns(schema, ids)
         structs_left = [field.type for field in _all_fields(remaining.fields) if isinstance(field.type, StructType)]
         if not remaining.fields or not all(kind.fields for kind in structs_left):
-            raise BadRequest("These are all columns of the table or of a struct; drop what contains them")
+            raise BadRequest("These are all columns of the table or of a struct; drop the struct or the table instead")
         gone = [leaf for leaf in leaves_of(schema) if leaf.id not in {leaf.id for leaf in leaves_of(remaining)}]
         counted = frozenset(leaf.id for leaf in gone if not leaf.repeated)
         columns = schema.index.by_id
@@ -232,12 +239,12 @@ class _DroppedColumns(NamedTuple):
         return _DroppedColumns(frozenset({*ids, *(leaf.id for leaf in gone)}), counted, names, remaining)
 
     def bytes_in(self, opened: OpenTable, task: ScanTask, keys: ParquetKeys | None) -> int:
-        """Return the size of the columns in a file; 0 if it lacks them, or if they are null in all rows.
+        """Return the size of the columns in a file, or 0 if the file lacks them or they are null in all rows.
 
-        A file without field ids is taken to have them.
+        A file without field ids is assumed to have the columns.
 
         Raises:
-            Unreadable: If the file cannot be read.
+            Unreadable: The file cannot be read.
         """
         counts = task.file.get("null-value-counts") or {"keys": [], "values": []}
         nulls = dict(zip(counts["keys"], counts["values"], strict=True))
@@ -265,8 +272,11 @@ def _select_tasks(
 ) -> Iterator[ScanTask]:
     """Yield the files of the partitions that the condition selects.
 
+    Args:
+        whole_partitions: Whether a partition that the condition selects only in part is left out.
+
     Raises:
-        BadRequest: The condition selects a part of a partition. With `whole_partitions`, such a partition is left out.
+        BadRequest: The condition selects a part of a partition, and `whole_partitions` is False.
     """
     bound = bind_filter(where, opened)
     if not utc and any(predicate.kind.startswith("timestamp") for predicate in predicates_of(bound)):
@@ -286,21 +296,21 @@ def _select_tasks(
         elif residual != FALSE and not whole_partitions:
             raise BadRequest(
                 f"The condition selects a part of the partition of {task.path}; use a condition on the columns of the "
-                "partition spec that selects whole partitions"
+                "partition spec so that it selects whole partitions"
             )
 
 
 def _check_rewritable(tasks: Sequence[ScanTask]) -> None:
-    """Require that all files can be rewritten: readers would still see values in the others.
+    """Check that all files can be rewritten, because readers would still see the values in other files.
 
     Raises:
-        BadRequest: Some files cannot be rewritten.
+        BadRequest: A file cannot be rewritten.
     """
     unsupported_paths = [task.path for task in tasks if not is_rewritable(task)]
     if unsupported_paths:
         raise BadRequest(
-            f"{len(unsupported_paths):,} of {len(tasks):,} files are not Parquet, or are encrypted by Iceberg's table "
-            f"encryption, the first: {unsupported_paths[0]}; columns are not dropped from such files"
+            f"Columns cannot be dropped from {len(unsupported_paths):,} of {len(tasks):,} files, because they are not "
+            f"Parquet or are encrypted by Iceberg's table encryption; the first is {unsupported_paths[0]}"
         )
 
 
@@ -308,7 +318,7 @@ def _find_droppable(opened: OpenTable, name: str) -> int:
     """Return the id of a column that may be null in all rows.
 
     Raises:
-        BadRequest: There is no such column.
+        BadRequest: The table has no column with this name, or its values cannot be dropped.
     """
     schema, metadata = opened.schema, opened.metadata
     column = _column(schema, name)
@@ -319,18 +329,18 @@ def _find_droppable(opened: OpenTable, name: str) -> int:
         raise BadRequest(f"{name} is inside a list or map; drop the whole column")
     field = path[-1]
     if reason := why_kept(metadata, field):
-        raise BadRequest(f"{name} {reason}; its values are not dropped from files")
+        raise BadRequest(f"{name} {reason}; its values cannot be dropped from files")
     parent = path[-2].type if len(path) > 1 else StructType(schema.fields)
     if isinstance(parent, StructType) and len(parent.fields) == 1:
-        raise BadRequest(f"{name} is the only column; drop what contains it")
+        raise BadRequest(f"{name} is the only column; drop the struct or the table that contains it")
     return field.id
 
 
 def _column(schema: Schema, name: str) -> Column | None:
-    """Return the column with this name, or with the only name that differs in case.
+    """Return the column with this name, or the only column whose name differs just in case.
 
     Raises:
-        BadRequest: Several names differ in case.
+        BadRequest: Several names differ from it only in case.
     """
     if (column := schema.column_named(name)) is not None:
         return column
@@ -353,7 +363,7 @@ def _names(schema: Schema) -> list[str]:
 
 
 def _path(fields: Sequence[Field], column_id: int) -> list[Field] | None:
-    """Return the fields through structs to a column."""
+    """Return the fields on the path through structs to a column."""
     for field in fields:
         if field.id == column_id:
             return [field]

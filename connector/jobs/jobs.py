@@ -1,7 +1,8 @@
-"""The client's half of each table service: its job, which reads and commits as any client.
+"""Defines the job of each table service; a job reads and commits like any other client.
 
-A job is registered by the declaration of its service (`formats/services/services.py`). It gets a client and a table,
-and returns its totals, which are empty if there was nothing to do. A job that raises an error is repeated later.
+A job is registered with the declaration of its service (`formats/services/services.py`). It receives a
+client and a table, and returns its totals, which are empty if there was nothing to do. A job that raises an
+error is repeated later.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ Table = tuple[str, ...]
 RunJob = Callable[..., dict[str, Any]]
 AUDIT_S_MAX = 600.0
 RETRY_BUSY_TABLE_S = 5.0
-"""Time until a job runs again after it found another job at work."""
+"""The seconds after which a job runs again if another job was rewriting the table."""
 
 JOBS: dict[str, RunJob] = {ACCESS_CHECK: check_access}
-"""The jobs by the name of their service; the check of access belongs to no service."""
+"""The jobs by the name of their service. The check of access is a job without a service."""
 
 
 def table_job(service: TableService) -> Callable[[RunJob], RunJob]:
@@ -62,9 +63,9 @@ def table_job(service: TableService) -> Callable[[RunJob], RunJob]:
 def rewriting_job(service: TableService) -> Callable[[Callable[..., RewriteReport]], RunJob]:
     """Register the decorated function as the job of a service that rewrites data files.
 
-    The registered job holds the rewrite lease of the table. If another job has it for longer than the argument
-    `wait_s`, the job does nothing and is due again soon. It raises RuntimeError if some files could not be read; the
-    rest is done.
+    The registered job holds the rewrite lease of the table. If another job holds the lease for longer than the
+    argument `wait_s`, the job does nothing and is due again soon. If some files cannot be read, the job
+    rewrites the others and raises RuntimeError.
     """
     assert service.rewrites_files, f"{service.name} rewrites no data files: use table_job"
 
@@ -78,7 +79,7 @@ def rewriting_job(service: TableService) -> Callable[[Callable[..., RewriteRepor
                 return {RECHECK_AFTER: RETRY_BUSY_TABLE_S}
             if report.errors:
                 raise RuntimeError(
-                    f"{len(report.errors)} parts of the table are not rewritten, the first: {report.errors[0]}"
+                    f"{len(report.errors)} parts of the table were not rewritten; the first error: {report.errors[0]}"
                 )
             return {name: count for name, count in dataclasses.asdict(report).items() if count}
 
@@ -93,16 +94,16 @@ def run_indexing(client: IndexClient, table: Table) -> dict[str, Any]:
     """Build, merge and audit the indexes of a table.
 
     Raises:
-        RuntimeError: Something failed, or data files are left out; the rest is done.
+        RuntimeError: A part of the work failed, or data files are left out. The rest of the work is done.
     """
     audit = AuditLimits(size_bytes=1 << 62, seconds=AUDIT_S_MAX)
     indexer = Indexer(client, lambda: nullcontext(InProcessWorkers()), audit=audit)
     done = indexer.maintain(table)
     if done.failed:
-        raise RuntimeError(f"{done.failed} of the table's index jobs failed; the log of the worker says why")
+        raise RuntimeError(f"{done.failed} of the table's index jobs failed; the log of the worker has the reasons")
     if done.files_not_indexed:
         raise RuntimeError(f"{done.reason}. Queries read these files unless their column statistics exclude them")
-    if done.left:  # that builder may have been killed
+    if done.left:  # The other builder may have been killed.
         raise RuntimeError(f"{done.left} of the table's index jobs wait for another builder of the same index")
     if not (done.builds or done.merges or done.verified):
         return {}
@@ -125,7 +126,11 @@ def run_column_ttl(client: IndexClient, table: Table) -> RewriteReport:
 def run_clustering(
     client: IndexClient, table: Table, *, full: bool = False, runner: BatchRunner = run_here
 ) -> RewriteReport:
-    """Cluster the new rows of a table by its policy; with `full`, also files that were clustered by other columns."""
+    """Cluster the new rows of a table by its policy.
+
+    Args:
+        full: Whether to cluster also files that were clustered by other columns.
+    """
     return cluster_incrementally(client, table, full=full, settled=not full, runner=runner)
 
 
@@ -144,13 +149,15 @@ def run_orphan_files(client: IndexClient, table: Table) -> dict[str, Any]:
     """
     totals = remove_orphan_files(client, table)
     if totals.files_failed:
-        raise RuntimeError(f"the storage did not delete {totals.files_failed} files; the log of the server says why")
+        raise RuntimeError(
+            f"the storage did not delete {totals.files_failed} files; the log of the server has the reasons"
+        )
     return {"files": totals.files, "size_bytes": totals.size_bytes} if totals.files else {}
 
 
 @table_job(STATISTICS)
 def run_statistics(client: IndexClient, table: Table) -> dict[str, Any]:
-    """Compute the statistics of a table, if its policy says that they are stale."""
+    """Compute the statistics of a table if they are stale by its policy."""
     report = dataclasses.asdict(compute_statistics(client, table, if_stale=True))
     return report if report.pop("snapshot_id") is not None else {}
 

@@ -1,7 +1,8 @@
-"""Writes a partition statistics file: totals of each partition of a snapshot, as Parquet (Iceberg spec, "Partition
-Statistics File").
+"""Writes a partition statistics file, a Parquet file with totals of each partition of a snapshot.
 
-The totals are those of the server's listing of partitions; no data file is read.
+The Iceberg spec defines the format ("Partition Statistics File").
+
+The totals come from the server's listing of partitions; no data file is read.
 """
 
 from __future__ import annotations
@@ -37,24 +38,33 @@ _COLUMNS: tuple[tuple[int, str, pa.DataType, str | None], ...] = (
     (11, "last_updated_at", pa.int64(), "last_updated_ms"),
     (12, "last_updated_snapshot_id", pa.int64(), "last_updated_snapshot_id"),
 )
-"""Field id, name and type, and the column of the listing; None: unknown without reading the deletes. They are required
-up to `data_file_size`, and in version 3 up to 9."""
+"""The field id, name and type of each column, and its column in the listing of partitions.
+
+The last is None if the value is unknown unless the deletes are read. Fields up to `data_file_size` are
+required, and in version 3 the fields up to id 9.
+"""
 _REQUIRED, _REQUIRED_V3 = 5, 9
 _DV_COUNT = (13, "dv_count")
 _VECTORS = "puffin"
 _DECIMAL_BYTES = 16
-"""Of a value of Arrow's decimal128."""
+"""The bytes of a value of Arrow's decimal128."""
 
 
 def is_partitioned(metadata: TableMetadata) -> bool:
-    """Return whether a spec has a field whose values have a type; other tables have no partition statistics."""
+    """Return whether a partition spec has a field with a typed value; other tables have no partition
+    statistics.
+    """
     return bool(_unify_fields(metadata))
 
 
 def write_partition_statistics(
     client: SeamarkClient, opened: OpenTable, metadata: TableMetadata, location: str, snapshot_id: int
 ) -> tuple[int, int]:
-    """The number of partitions, and the size of the file in bytes. OSError."""
+    """Write the file, and return the number of partitions and the size of the file in bytes.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
     listed = client.partitions(opened.name, at=At(snapshot_id)).to_pylist()
     has_vectors = metadata.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION
     vectors = _count_vectors(client, opened, snapshot_id) if has_vectors else Counter()
@@ -88,8 +98,12 @@ def write_partition_statistics(
 
 
 def _partition_array(kind: str, values: Sequence[Value | None]) -> pa.Array:
-    """As `arrow_array`; also of decimals with a digit more than the type, which truncation adds: 10 below -999.99 is
-    -1000.00. Manifests hold them, and so does Parquet, as both store the unscaled number in whole bytes."""
+    """Return the values as an array, also decimals with one digit more than the type has.
+
+    Truncation adds a digit: the truncated value of -999.99 for a width of 10 is -1000.00. Manifests and Parquet
+    can store these decimals, because both store the unscaled number in whole bytes. Otherwise the function
+    returns the result of `arrow_array`.
+    """
     if base_name(kind) != "decimal":
         return arrow_array(kind, values)
     numbers = b"".join(int(value or 0).to_bytes(_DECIMAL_BYTES, "little", signed=True) for value in values)
@@ -98,9 +112,9 @@ def _partition_array(kind: str, values: Sequence[Value | None]) -> pa.Array:
 
 
 def _unify_fields(metadata: TableMetadata) -> dict[int, tuple[str, str]]:
-    """Return the name and type of each field of all specs, by field id: the type of partitions of any spec.
+    """Return the name and type of each field of all specs, by field id.
 
-    The newest spec names a field.
+    If specs have different names for a field, the newest spec is used.
     """
     fields: dict[int, tuple[str, str]] = {}
     for spec in sorted(metadata.partition_specs, key=lambda spec: -spec.spec_id):
@@ -135,5 +149,5 @@ def _count_vectors(client: SeamarkClient, opened: OpenTable, snapshot_id: int) -
 
 
 def _order(value: Any) -> tuple[bool, Any]:
-    """Null is first."""
+    """Return the sort key of a value; null is first."""
     return (value is not None, 0 if value is None else value)

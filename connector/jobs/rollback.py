@@ -20,9 +20,9 @@ from seamark.formats.iceberg.metadata.table_json import decode_table
 
 @dataclass(frozen=True)
 class RolledBack:
-    """`undone_id`: the snapshot of the job.
+    """The result of a rollback: the snapshot of the job (`undone_id`), and the files that were restored and removed.
 
-    Files: data and delete files that were restored and removed; none for a rewrite of manifests.
+    For a rewrite of manifests, there are no such files.
     """
 
     undone_id: int
@@ -32,12 +32,12 @@ class RolledBack:
 
 
 def undo_job(client: SeamarkClient, table: Name, snapshot_id: int | None = None, *, branch: str = MAIN) -> RolledBack:
-    """Restore the files that the commit of a job replaced, below the later commits of writers.
+    """Restore the files that the commit of a job replaced, and preserve the later commits of writers.
 
     Args:
         client: A client of the server.
         table: The table.
-        snapshot_id: The snapshot of the job; None: of the newest job that is not undone.
+        snapshot_id: The snapshot of the job. If None, the snapshot of the newest job that is not undone.
         branch: The branch of the snapshot.
 
     Raises:
@@ -73,8 +73,8 @@ def _newest(client: SeamarkClient, table: Name, branch: str) -> int:
         parent = snapshot.parent_snapshot_id
         snapshot = None if parent is None else metadata.snapshot(parent)
     raise BadRequest(
-        "No snapshot of the branch is the commit of a compaction, a clustering, a split of buckets or a rewrite of "
-        "manifests that is not undone"
+        "The branch has no snapshot of a compaction, a clustering, a split of buckets or a rewrite of manifests that "
+        "is not undone"
     )
 
 

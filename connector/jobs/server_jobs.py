@@ -1,6 +1,8 @@
-"""Jobs that the server does on request: expiration of snapshots, removal of orphan files, and rewriting of manifests.
+"""Requests jobs that the server does: expiration of snapshots, removal of orphan files, and rewriting of
+manifests.
 
-The server writes all manifests and manifest lists. It has the rights to delete files, and knows which tables need them.
+The server does these jobs because it writes all manifests and manifest lists, has the rights to delete
+files, and has the records of which tables need the files.
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ _MANIFESTS_TIMEOUT_S = 1800.0
 
 @dataclass
 class ExpirationTotals:
-    """The totals of all requests.
+    """The totals of all requests of an expiration.
 
     Attributes:
-        size_bytes: Of the data files, delete files and manifests that were deleted.
+        size_bytes: The size of the data files, delete files and manifests that were deleted.
     """
 
     snapshots: int = 0
@@ -40,11 +42,14 @@ def expire(
     retain_last: int | None = None,
     dry_run: bool = False,
 ) -> ExpirationTotals:
-    """Remove all expired snapshots. With `dry_run`, the files are those of the first request.
+    """Remove all expired snapshots.
+
+    Args:
+        dry_run: Report the files that the first request would delete, and delete nothing.
 
     Raises:
         BadRequest: A property or an argument is invalid.
-        Conflict: Other commits were first.
+        Conflict: Other commits were faster in all attempts.
     """
     totals = ExpirationTotals()
     while True:
@@ -64,13 +69,14 @@ def expire(
 
 @dataclass
 class OrphanTotals:
-    """The totals of all requests.
+    """The totals of all requests of a removal of orphan files.
 
     Attributes:
-        listed: The files in the folders.
-        locations: The first of the removed files.
-        uploads: Unfinished multipart uploads that were aborted.
-        files_unconfirmed: Files whose age only the clock says; they stay until the catalog has seen that time pass.
+        listed: The number of files in the folders.
+        locations: The locations of the first removed files.
+        uploads: The number of unfinished multipart uploads that were aborted.
+        files_unconfirmed: The number of files whose age only the clock indicates. They stay until the catalog
+            has seen this time pass.
     """
 
     files: int = 0
@@ -86,10 +92,14 @@ class OrphanTotals:
 def remove_orphan_files(
     client: SeamarkClient, table: Name, *, older_than_ms: int | None = None, dry_run: bool = False
 ) -> OrphanTotals:
-    """Remove all orphan files: files in the folders of the table that no snapshot names, and unfinished multipart
-    uploads of such files.
+    """Remove all orphan files of a table.
 
-    With `dry_run`, the totals are those of one request: `is_complete` is False if there are more.
+    These are files in the folders of the table that no snapshot refers to, and unfinished multipart uploads of
+    such files.
+
+    Args:
+        dry_run: Report the totals of one request, and remove nothing. `is_complete` is False if there are more
+            orphan files.
 
     Raises:
         BadRequest: A property or an argument is invalid.
@@ -103,7 +113,7 @@ def remove_orphan_files(
         totals.listed = report["listed"]
         totals.is_complete = not report["files-left"]
         totals.locations += report["locations"]
-        totals.uploads += report.get("uploads", 0)  # an older server has none
+        totals.uploads += report.get("uploads", 0)  # An older server does not send this field.
         totals.files_unconfirmed = report.get("files-unconfirmed", 0)
         if dry_run or totals.is_complete or not report["files"]:
             return totals
@@ -117,12 +127,12 @@ def rewrite_manifests(
     Args:
         client: A client of the server.
         table: The table.
-        min_count: Number of manifests of one partition spec and content from which on they are rewritten; None: by the
-            table's property.
+        min_count: The number of manifests of one partition spec and content from which on they are rewritten.
+            If None, the value of the table's property.
         dry_run: Report the manifests that would be replaced, and commit nothing.
 
     Returns:
-        The report, as docs/reference/openapi.json has it (rewriteManifests).
+        The report, as defined by docs/reference/openapi.json (rewriteManifests).
 
     Raises:
         NotFound: The table does not exist.

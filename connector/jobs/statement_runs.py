@@ -41,14 +41,16 @@ def run_statement(
     runner: BatchRunner = run_here,
     wait_s: float = REWRITE_WAIT_S,
 ) -> StatementResult:
-    """`utc`: as in `StatementJob`.
+    """Run a statement and return its result.
 
     Args:
-        wait_s: How long to wait for another job that rewrites files of the table; then RewriteRunning.
+        utc: Whether the session's time zone is UTC.
+        wait_s: The maximum time to wait for another job that rewrites files of the table.
 
     Raises:
-        BadRequest: For a statement that the table refuses, and if files cannot be read; the commits of the other files
-            stay.
+        RewriteRunning: Another job still rewrites files of the table after `wait_s`.
+        BadRequest: The statement cannot be applied to the table, or files cannot be read. The commits of the
+            other files stay.
     """
     job = "MERGE FILES" if isinstance(statement, MergeFiles) else "DROP COLUMNS"
     with rewrite_lease(client, statement.table, job=job, wait_s=wait_s):
@@ -73,8 +75,8 @@ def _run(client: SeamarkClient, statement: TableStatement, *, utc: bool, runner:
 def _result_of(report: RewriteReport) -> StatementResult:
     if report.errors:
         raise BadRequest(
-            f"{len(report.errors):,} parts of the table are not rewritten, {report.files_before:,} files are; the "
-            f"first: {report.errors[0]}"
+            f"{len(report.errors):,} parts of the table were not rewritten, but {report.files_before:,} files were; "
+            f"the first error: {report.errors[0]}"
         )
     return StatementResult(
         report.files_before,
@@ -89,7 +91,7 @@ def _result_of(report: RewriteReport) -> StatementResult:
 
 
 def answer_of(job: StatementJob) -> StatementAnswer:
-    """Return the answer of a statement. An error of any kind is an answer, on one line."""
+    """Run a statement and return the answer; an error of any kind becomes an answer with one line."""
     client = SeamarkClient(job.url, token=job.token)
     try:
         return StatementAnswer(run_statement(client, job.statement, utc=job.utc))
@@ -100,7 +102,7 @@ def answer_of(job: StatementJob) -> StatementAnswer:
 
 
 def main(source: Any = None) -> None:
-    """Answer the statement of the standard input, or of `source`.
+    """Answer the statement in the standard input, or in `source`.
 
     Prints of libraries go to standard error, so that they cannot damage the answer.
     """

@@ -1,10 +1,11 @@
-"""The statements that maintain the files of a table, for every engine whose statements Seamark receives.
+"""Parses the statements that maintain the files of a table, for all engines whose statements Seamark receives.
 
     ALTER TABLE db.t [PARTITION (predicate)] MERGE FILES [TARGET SIZE '512MB']
     ALTER TABLE db.t PARTITION (predicate) DROP COLUMNS (a, b.c)
 
-PARTITION of DROP COLUMNS is mandatory, because Spark has a statement `ALTER TABLE t DROP COLUMNS (a)`, which changes
-the schema. `PARTITION (TRUE)` selects all partitions. A name may have quotes of either engine: `"a"` or `` `a` ``.
+PARTITION of DROP COLUMNS is mandatory, because Spark has a statement `ALTER TABLE t DROP COLUMNS (a)`,
+which changes the schema. `PARTITION (TRUE)` selects all partitions. A name may have the quotes of Trino or
+of Spark: `"a"` or `` `a` ``.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _BEGINS = re.compile(r"(?:\s++|--[^\r\n]*+|/\*.*?\*/)*+alter\b", re.IGNORECASE | re.DOTALL)
-"""Possessive: with backtracking, a line of 40 dashes would take seconds."""
+"""The quantifiers are possessive: with backtracking, a line of 40 dashes would take seconds."""
 _SIZE = re.compile(r"([1-9]\d{0,11})\s*(B|[KMGT]I?B)", re.IGNORECASE)
 
 
 class MergeFiles(msgspec.Struct, frozen=True, tag="merge-files"):
-    """Merges the data files of the partitions that `where` selects; of all, if it is None."""
+    """Merges the data files of the partitions that `where` selects; if `where` is None, of all partitions."""
 
     table: tuple[str, ...]
     where: str | None = None
@@ -66,7 +67,11 @@ class StatementResult(msgspec.Struct, frozen=True):
 
 
 class StatementJob(msgspec.Struct, frozen=True):
-    """`utc`: the session's time zone is UTC."""
+    """A statement to run, and its session.
+
+    Attributes:
+        utc: Whether the session's time zone is UTC.
+    """
 
     url: str
     token: str | None
@@ -78,7 +83,11 @@ class StatementJob(msgspec.Struct, frozen=True):
 
 
 class StatementAnswer(msgspec.Struct, frozen=True):
-    """`error`: why the statement failed; then there is no result."""
+    """The answer to a statement.
+
+    Attributes:
+        error: The reason why the statement failed; there is then no result.
+    """
 
     result: StatementResult | None = None
     error: str = ""
@@ -101,10 +110,10 @@ class _Token(NamedTuple):
 
 
 def parse_statement(text: str) -> TableStatement | None:
-    """Return the statement; None for every other text.
+    """Return the parsed statement, or None if the text is another statement.
 
     Raises:
-        BadRequest: For a statement with a mistake, with its position.
+        BadRequest: The statement has a mistake; the message has its position.
     """
     if len(text) > TEXT_MAX or not _BEGINS.match(text):
         return None
@@ -112,7 +121,7 @@ def parse_statement(text: str) -> TableStatement | None:
 
 
 def parse_bytes(text: str) -> int | None:
-    """Bytes, of a number with a unit such as `512MB`, by powers of 1024; None for other text."""
+    """Return the bytes of a size such as `512MB`, or None if the text is not a size; units are powers of 1024."""
     match = _SIZE.fullmatch(text.strip())
     return None if match is None else int(match[1]) << 10 * "BKMGT".index(match[2][0].upper())
 
@@ -141,7 +150,7 @@ class _Parser:
         return self._tokens[self._at]
 
     def _words(self, *words: str) -> bool:
-        """Take these words, if they are next."""
+        """Consume these words if they are next, and return whether they were."""
         next_words = tuple(token.word for token in self._tokens[self._at : self._at + len(words)])
         if next_words != words:
             return False
@@ -155,7 +164,7 @@ class _Parser:
         return True
 
     def _parse_name(self) -> tuple[str, ...] | None:
-        """Parse a name of one or several levels; None if there is none."""
+        """Parse a name of one or several levels; return None if there is no name."""
         levels = []
         while self._next.kind in ("word", "quoted"):
             levels.append(self._next.name)
@@ -165,7 +174,7 @@ class _Parser:
         return None
 
     def _predicate(self) -> str | None:
-        """Parse the text between parentheses; None if they do not match, or if it is empty."""
+        """Parse the text between parentheses; return None if they do not match or the text is empty."""
         if not self._mark("("):
             return None
         begin, depth = self._next.start, 1

@@ -1,10 +1,14 @@
-"""Statistics of a table: the number of distinct values of each column, and totals of each partition, as files that the
-table's metadata names (Iceberg spec, "Table Statistics" and "Partition Statistics").
+"""Computes the statistics of a table: the number of distinct values of each column, and totals of each
+partition.
 
-Sketches of distinct values can be united. So if a snapshot before has statistics, only files with rows that they do not
-count are read. Values of removed rows stay in a sketch; when many rows were removed, columns are read whole again.
+They are stored in files to which the table's metadata refers (Iceberg spec, "Table Statistics" and
+"Partition Statistics").
 
-The commit changes no snapshot: writers do not notice it.
+Sketches of distinct values can be united. So if an earlier snapshot has statistics, only files with rows
+that these statistics do not count are read. Values of removed rows stay in a sketch. When many rows were
+removed, columns are read completely again.
+
+The commit changes no snapshot, so it conflicts with no writer.
 """
 
 from __future__ import annotations
@@ -49,17 +53,19 @@ from seamark.formats.index.keys.theta import SketchBuilder, ThetaSketch
 from seamark.formats.runtime.errors import Corrupt
 
 _FILE_BYTES_MAX = 256 << 20
-"""The largest statistics file of another writer that is read."""
+"""The maximum size of a statistics file of another writer that is read."""
 _SKETCH_BYTES_MAX = 16 << 20
 
 
 @dataclass
 class StatisticsReport:
-    """`columns`: with a number of distinct values; `columns_read`: of them, those that were read whole.
+    """The result of a computation of statistics.
 
     Attributes:
-        files: Data files that were read.
-        partitions: Of the partition statistics.
+        columns: The number of columns with a number of distinct values.
+        columns_read: The number of these columns that were read completely.
+        files: The number of data files that were read.
+        partitions: The number of partitions in the partition statistics.
     """
 
     snapshot_id: int | None = None
@@ -75,10 +81,17 @@ class StatisticsReport:
 def compute_statistics(
     client: SeamarkClient, table: Name, *, full: bool = False, if_stale: bool = False, dry_run: bool = False
 ) -> StatisticsReport:
-    """Computes the statistics of the current snapshot.
+    """Compute the statistics of the current snapshot.
 
-    `full`: reads all files, also those that are counted. `if_stale`: only if the policy wants it. `dry_run`: reports
-    the files that would be read, and reads and commits nothing. BadRequest for an invalid policy; Unreadable; Refused.
+    Args:
+        full: Read all files, including files that earlier statistics count.
+        if_stale: Compute the statistics only if they are stale by the policy.
+        dry_run: Report the files that would be read, and read and commit nothing.
+
+    Raises:
+        BadRequest: The policy is invalid.
+        Unreadable: A file cannot be read.
+        Refused: The server refuses the commit.
     """
     loaded = client.load_table(table, history=True)
     metadata = decode_table(loaded.metadata, loaded.location)
@@ -105,7 +118,7 @@ class _Computation:
         self._client, self._metadata, self._newest, self._opened = client, metadata, newest, opened
         self._types = policy.column_types(opened.schema)
         if not self._types:
-            raise BadRequest("The table has none of the columns of which statistics are wanted")
+            raise BadRequest("The table has none of the columns for which statistics are requested")
         self._snapshot_id = newest.snapshot.snapshot_id
         self._percent = policy.changed_percent
 
@@ -133,10 +146,10 @@ class _Computation:
         return report
 
     def _load_sketches(self) -> dict[int, tuple[ThetaSketch, int]]:
-        """Return, by column, the sketch of an ancestor and the rows that were removed since the column was read
-        whole.
+        """Return the sketch of an ancestor for each column, and the rows that were removed since the column was read
+        completely.
 
-        Columns whose removed rows are too many are left out, and columns of files that cannot be read.
+        Columns with too many removed rows are left out, and so are columns of statistics files that cannot be read.
         """
         file, newest = self._newest.file, self._newest
         blobs = {column: blob for column, blob in newest.blobs(self._metadata).items() if column in self._types}
@@ -145,7 +158,7 @@ class _Computation:
         usable: dict[int, tuple[ThetaSketch, int]] = {}
         try:
             sketches = _read_sketches(self._opened.storage, file, blobs)
-        except (OSError, ValueError, Corrupt):  # it was deleted, or is damaged: the data are read again
+        except (OSError, ValueError, Corrupt):  # The file was deleted or is damaged, so the data files are read again.
             return {}
         for column, sketch in sketches.items():
             removed = newest.removed + count_of(blobs[column].properties or {}, REMOVED, 0)
@@ -223,7 +236,7 @@ class _Computation:
     def _update(self, updates: list[dict[str, object]]) -> None:
         requirements = [{"type": "assert-table-uuid", "uuid": self._metadata.table_uuid}]
         update_table(self._client, self._opened.name, requirements, updates)
-        # If the snapshot has expired meanwhile, nothing else would ever remove the statistics.
+        # If the snapshot has expired in the meantime, no other job would ever remove the statistics file.
         with suppress(ClientError):
             loaded = self._client.load_table(self._opened.name, history=True)
             now = decode_table(loaded.metadata, loaded.location)
@@ -257,7 +270,7 @@ def _read_sketches(storage: Storage, file: StatisticsFile, blobs: Mapping[int, B
 
 
 def _inflate(stored: memoryview, codec: str | None) -> bytes | memoryview:
-    """Return a stored sketch without its compression.
+    """Return a stored sketch after decompression.
 
     Raises:
         ValueError: The codec is unknown.

@@ -1,9 +1,10 @@
 """Merges the files of one write before they are published, so that no reader sees small files.
 
-Tasks that write without a shuffle leave a file of each partition each. The files of a partition that are below the
-target size are merged as `MERGE FILES` does it: row groups are copied where that is possible. Partitions whose files
-are large enough, or that have one, do not change. Nothing of it is visible before the commit. A merge that fails
-leaves the files as they were written: a write must not fail because its files are small.
+If tasks write without a shuffle, each task writes a file for each partition. The files of a partition that
+are below the target size are merged like by `MERGE FILES`: row groups are copied where this is possible. A
+partition does not change if its files are large enough or it has only one file. No change is visible before
+the commit. If a merge fails, the files stay as they were written, because a write must not fail only
+because its files are small.
 """
 
 from __future__ import annotations
@@ -49,13 +50,12 @@ def merge_written(
 ) -> WrittenFiles:
     """Return the files of the tasks of a write, merged to the target size of the table.
 
-    Files that were merged are deleted.
-
-    On an exception all files are deleted; a batch that cannot be merged is none.
+    The old files of a merge are deleted. If a batch cannot be merged, its files stay. On an exception, all
+    files are deleted.
 
     Args:
         parts: The files of each task.
-        slots: Batches that `runner` runs together.
+        slots: The number of batches that `runner` runs at the same time.
     """
     with discard_on_error(parts, target.storage):
         return _merge_small_files(client, table, target, parts, runner, slots)
@@ -75,13 +75,15 @@ def _merge_small_files(
     if not groups:
         return WrittenFiles.join(parts)
     opened = open_table(client, table, At())
-    if not _is_same(opened, target):  # its columns or partitions changed meanwhile; the commit decides
+    if not _is_same(
+        opened, target
+    ):  # The columns or partitions have changed in the meantime; the commit will detect a conflict.
         return WrittenFiles.join(parts)
     total_bytes = sum(task.size_bytes for group in groups for task in group)
     batches = [
         list(chain.from_iterable(batch)) for batch in divide_groups(groups, max(1, total_bytes // slots), BATCH_FILES)
     ]
-    how = policy if target.ordering is None else None  # rows of several files are sorted together
+    how = policy if target.ordering is None else None  # With a sort order, rows of several files are sorted together.
     merged, replaced_paths = list[WrittenFiles](), set[str]()
     work = ((batch, partial(_rewrite, opened, target, batch, how)) for batch in batches)
     with discard_on_error(merged, target.storage):
@@ -97,7 +99,9 @@ def _merge_small_files(
 
 
 def _find_mergeable(tasks: Sequence[ScanTask], target_bytes: int, slots: int) -> Iterator[list[ScanTask]]:
-    """Yield the small files of each partition that become fewer files, in groups that can be merged separately."""
+    """Yield the small files of each partition that can be merged to fewer files, in groups that are merged
+    separately.
+    """
     small = [task for task in tasks if task.size_bytes < GOOD * target_bytes]
     share = sum(task.size_bytes for task in small) // slots
     for members in group_by_partition(small):
@@ -125,7 +129,7 @@ def _rewrite(
 def _divide(part: WrittenFiles, replaced_paths: set[str]) -> tuple[WrittenFiles, WrittenFiles]:
     """Return the files of a task that stay, and the files that are deleted.
 
-    An index file has the data files of its task, and stays while one of them does.
+    An index file covers the data files of its task. It stays while one of these data files stays.
     """
     files = tuple(file for file in part.files if file["file-path"] not in replaced_paths)
     skipped = tuple(skip for skip in part.skipped if skip[0] not in replaced_paths)

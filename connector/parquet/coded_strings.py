@@ -1,7 +1,7 @@
-"""Reads columns of strings as codes of their dictionary, where few of the rows are used.
+"""Reads columns of strings as dictionary codes if few of the rows are used.
 
-Most of the time to read a column of strings goes into copying each of them. As codes, only the strings of the used rows
-are copied, after the others were filtered out.
+Most of the time to read a column of strings is spent on copying each string. If the column is read as
+codes, unused rows are filtered out first, and only the strings of used rows are copied.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 _USED_ROWS_MAX_FRACTION = 0.25
-"""Maximum fraction of the rows that are used."""
+"""The maximum fraction of used rows for which codes are faster."""
 _PLAIN_VALUE_MIN_BYTES = 4
-"""Bytes that each value takes at least in a page without a dictionary: the length of the string."""
+"""The minimum bytes of a value in a page without a dictionary: the length of the string."""
 _TYPES = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
 def are_few(used: npt.NDArray[np.bool_]) -> bool:
-    """Return whether codes are faster for a row group of which these rows are used."""
+    """Return whether codes are faster for a row group, given its used rows: bool[rows]."""
     return bool(np.count_nonzero(used) <= _USED_ROWS_MAX_FRACTION * len(used))
 
 
 def select_coded_columns(file: pq.ParquetFile, number: int, names: Iterable[str]) -> list[str]:
-    """Return the top-level columns of strings that have dictionaries for most of their values in the row group.
+    """Return the top-level string columns that have dictionaries for most of their values in the row group.
 
     For other columns, pyarrow would have to make the dictionary.
 
@@ -51,7 +51,7 @@ def select_coded_columns(file: pq.ParquetFile, number: int, names: Iterable[str]
 
 
 def decode_strings(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the batch with strings in the place of codes, with the types of the file's schema."""
+    """Return the batch with strings instead of codes; its types are those of the file's schema."""
     if not any(pa.types.is_dictionary(kind) for kind in batch.schema.types):
         return batch
     columns: Sequence[pa.Array] = [

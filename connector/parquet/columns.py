@@ -1,12 +1,12 @@
 """Reads columns of a data file by Iceberg field id, for indexes; rows keep their physical positions.
 
-The result equals what all readers of the table see; otherwise Unreadable is raised. An index of other values would hide
-rows, while a file without an index is only read more often. Columns are matched by the ids in the Parquet schema
-(Iceberg spec: "Column Projection"), or by a name mapping in a file without ids, for example an imported file. A column
-that the file lacks is null.
+The module returns the values that all readers of the table see, or raises Unreadable. An index of other
+values would hide rows, while a file without an index is only read more often. Columns are matched by the
+ids in the Parquet schema (Iceberg spec: "Column Projection"), or by a name mapping in a file without ids,
+for example an imported file. A column that the file lacks is null.
 
-Of an encrypted file, only columns are read that it does not encrypt: an index of others would have their values in a
-file that is not encrypted. The footer alone is decrypted for it.
+In an encrypted file, only unencrypted columns are read, because an index of an encrypted column would store
+its values in a file that is not encrypted. Only the footer is decrypted.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from seamark.formats.iceberg.metadata.name_mapping import NameMapping
 from seamark.formats.iceberg.types.schema import Schema
 
 DECODED_BYTES_MAX = 4 << 30
-"""Memory that the columns of one file may take; a file whose columns take more is not indexed."""
+"""The maximum memory of the decoded columns of one file; a file that exceeds it is not indexed."""
 _BLOCK_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
 class Projection:
-    """How columns of a table are matched with the columns of its files.
+    """The rules by which columns of a table are matched with the columns of its files.
 
     Attributes:
-        partitioned: Columns with an identity field in the file's partition spec; if the file lacks them, readers take
-            their values from the partition.
-        mapping: The name mapping of files without field ids, which are not read without it.
+        partitioned: Columns with an identity field in the file's partition spec. If the file lacks such a
+            column, readers take its values from the partition.
+        mapping: The name mapping of files without field ids. If it is None, these files are not read.
     """
 
     schema: Schema
@@ -58,16 +58,15 @@ def read_columns(
     rows: int,
     keys: Callable[[], FileKeys | None] = lambda: None,
 ) -> dict[int, pa.ChunkedArray]:
-    """Return the columns by id, each with `rows` rows in the file's order.
-
-    `path` has the form of the file system: a location for a Storage.
+    """Return the columns by field id, each with `rows` rows in the order of the file.
 
     Args:
-        keys: Called for an encrypted file.
+        path: The path in the form of the file system, or a location if `filesystem` is a Storage.
+        keys: Returns the keys; it is called only for an encrypted file.
 
     Raises:
-        Unreadable: If the file has another number of rows, exceeds the memory limit, has no unique column for an id, or
-            encrypts one of the columns, or its footer and there are no keys.
+        Unreadable: The file has another number of rows, exceeds the memory limit, has no unique column for an
+            id, encrypts one of the columns, or encrypts its footer and there are no keys.
     """
     distinct_ids = list(dict.fromkeys(column_ids))
     try:
@@ -94,7 +93,7 @@ def read_columns(
 def _read(
     source: pa.NativeFile, path: str, column_ids: list[int], projection: Projection, rows: int
 ) -> dict[int, pa.ChunkedArray]:
-    """Return those of the columns that the file has."""
+    """Return the requested columns that the file has."""
     file = BoundedParquet(source, path, create_decoding_budget(DECODED_BYTES_MAX))
     if file.rows != rows:
         raise Unreadable(path, f"it has {file.rows} rows; its manifest says {rows}")
@@ -110,7 +109,7 @@ def _is_encrypted(source: pa.NativeFile) -> bool:
         return True
     length = int.from_bytes(end[:4], "little")
     if end[-4:] != MAGIC or not SIGNATURE_BYTES < length <= min(FOOTER_LIMIT_BYTES, size - END_BYTES):
-        return False  # reading the file reports the error
+        return False  # The error is reported when the file is read.
     try:
         return is_signed(source.read_at(length, size - END_BYTES - length))
     except ValueError:
@@ -120,10 +119,10 @@ def _is_encrypted(source: pa.NativeFile) -> bool:
 def _with_plain_footer(
     source: pa.NativeFile, path: str, column_ids: Iterable[int], keys: FileKeys | None
 ) -> pa.PythonFile:
-    """Return the file as one without encryption, of which these columns can be read.
+    """Return the file with a decrypted footer, for reading these columns.
 
     Raises:
-        Unreadable: If the file cannot be read.
+        Unreadable: The file cannot be read.
     """
     with SourceFile(path, source, keys=keys) as file:
         encryption, wanted = file.encryption, set(column_ids)
@@ -133,7 +132,7 @@ def _with_plain_footer(
             if is_secret and (None in leaf.ids or wanted.intersection(leaf.ids)):
                 raise Unreadable(
                     path,
-                    f"it encrypts its column {leaf.path}, whose values an index would show"
+                    f"its column {leaf.path} is encrypted, and an index would reveal its values"
                     if None not in leaf.ids
                     else "it is encrypted and has no field ids",
                 )
@@ -143,7 +142,7 @@ def _with_plain_footer(
 
 
 class _Overlaid(io.RawIOBase):
-    """A file whose bytes from `at` on are replaced by others."""
+    """A file whose bytes from `at` on are replaced by other bytes."""
 
     def __init__(self, source: pa.NativeFile, at: int, end: bytes) -> None:
         self._source, self._at, self._end, self._place = source, at, end, 0
@@ -173,7 +172,7 @@ class _Overlaid(io.RawIOBase):
 
 
 def _why_not_null(column_id: int, projection: Projection) -> str:
-    """Return why a column that the file lacks is not null for readers; empty if it is null."""
+    """Return the reason why a column that the file lacks is not null for readers; empty if it is null."""
     column = projection.schema.column(column_id)
     if column is None:
         return f"the table's schema has no column {column_id}"

@@ -1,14 +1,14 @@
-"""Column metrics of a data file for its manifest entry: sizes, counts, and the bounds by which readers prune files.
+"""Collects the column metrics of a data file for its manifest entry: sizes, counts and bounds.
 
-All values are within the bounds. Bounds come from the Parquet footer. The footer has no bounds for long values, so
-their bounds are computed from the rows. Bounds exclude NaN, which is counted. A zero becomes -0.0 in a lower bound and
-0.0 in an upper bound, because engines differ in comparing them. A truncated string is a valid lower bound; for an upper
-bound, its last code point (for binary, its last byte) is incremented, or the bound is omitted (Iceberg spec,
-"Manifests").
+Readers prune files by the bounds, so all values must be within them. Bounds come from the Parquet footer.
+The footer has no bounds for long values, so their bounds are computed from the rows. Bounds exclude NaN,
+which is counted. A zero becomes -0.0 in a lower bound and 0.0 in an upper bound, because engines compare
+zeros differently. A truncated string is a valid lower bound; for an upper bound, its last code point (for
+binary, its last byte) is incremented, or the bound is omitted (Iceberg spec, "Manifests").
 
-The table's properties select the columns, with the meaning that they have in Iceberg's writers:
-`write.metadata.metrics.default` and `write.metadata.metrics.column.<name>`; by default the first 100 columns, with
-strings truncated to 16. Columns inside lists and maps have sizes only.
+The table properties `write.metadata.metrics.default` and `write.metadata.metrics.column.<name>` select the
+columns, in the same way as in Iceberg's writers. By default, the first 100 columns have metrics, and the
+bounds of strings have 16 characters. Columns inside lists and maps have sizes only.
 """
 
 from __future__ import annotations
@@ -37,14 +37,16 @@ COLUMN_MODE = "write.metadata.metrics.column."
 INFERRED_MAX = "write.metadata.metrics.max-inferred-column-defaults"
 INFERRED_MAX_DEFAULT = 100
 FOOTER_BYTES_MAX = 4096
-"""Maximum length of strings and bytes for which Arrow writes bounds to the footer."""
+"""The maximum length of strings and bytes for which Arrow writes bounds to the footer."""
 
 _TRUNCATE = re.compile(r"truncate\((\d{1,9})\)")
 _TRUNCATABLE = frozenset({"string", "binary", "fixed"})
 _FLOATS_MAX = 500
 _LINEAGE = frozenset({ROW_ID, LAST_UPDATED_SEQUENCE_NUMBER})
-"""Columns of row lineage, which files contain in addition to the table's columns: they have metrics by default and do
-not count for the limit of columns."""
+"""The columns of row lineage, which files contain in addition to the table's columns.
+
+They have metrics by default, and do not count towards the limit of columns.
+"""
 _ORDER_PRESERVING = frozenset({"identity", "truncate", "year", "month", "day", "hour"})
 
 
@@ -52,8 +54,8 @@ class LeafColumn(NamedTuple):
     """A leaf column of a Parquet file.
 
     Attributes:
-        positions: Its path of positions through structs.
-        repeated: In a list or map.
+        positions: The positions of the fields on its path through structs.
+        repeated: Whether the column is in a list or map.
     """
 
     id: int
@@ -61,14 +63,15 @@ class LeafColumn(NamedTuple):
     positions: tuple[int, ...]
     repeated: bool
     path: str
-    """The Parquet path: `st.a`, `tags.list.element`."""
+    """The path in Parquet, such as `st.a` or `tags.list.element`."""
 
 
 class Mode(NamedTuple):
-    """The metrics of a column.
+    """The metrics to collect for a column.
 
     Attributes:
-        length: The truncated length of bounds of strings and binaries; None: not truncated.
+        length: The length to which bounds of strings and binaries are truncated; None if they are not
+            truncated.
     """
 
     counts: bool
@@ -108,10 +111,10 @@ def _leaves_within(
 
 
 def modes_of(schema: Schema, properties: Mapping[str, str], order: SortOrder) -> dict[int, Mode]:
-    """Return the modes by column id; columns that are not listed have no metrics.
+    """Return the modes by column id; columns without an entry have no metrics.
 
     Raises:
-        BadRequest: For a limit that is not a number.
+        BadRequest: A limit is not a number.
     """
     default = properties.get(DEFAULT_MODE)
     columns = schema.index.by_id
@@ -134,7 +137,7 @@ def modes_of(schema: Schema, properties: Mapping[str, str], order: SortOrder) ->
 
 
 def _parse_mode(text: str, fallback: Mode) -> Mode:
-    """Return the mode of a property; the fallback for an invalid value, as in Iceberg's writers."""
+    """Return the mode that a property sets, or the fallback if the value is invalid, like Iceberg's writers."""
     normalized = text.strip().lower()
     if (match := _TRUNCATE.fullmatch(normalized)) and int(match[1]):
         return Mode(True, True, int(match[1]))
@@ -142,8 +145,9 @@ def _parse_mode(text: str, fallback: Mode) -> Mode:
 
 
 def _select_first_columns(schema: Schema, limit: int) -> list[int]:
-    """Return ids of the first `limit` primitive columns; the columns of a struct come before those of nested types
-    in it.
+    """Return the ids of the first `limit` primitive columns.
+
+    The primitive columns of a struct come before the columns of nested types in it.
     """
     ids: list[int] = []
 
@@ -164,7 +168,9 @@ def _select_first_columns(schema: Schema, limit: int) -> list[int]:
 
 
 def find_float_columns(schema: Schema) -> list[str]:
-    """Return the names of the columns that have NaN counts, which copied row groups take from the manifest."""
+    """Return the names of the columns that have NaN counts; copied row groups take these counts from the
+    manifest.
+    """
     columns = schema.index.by_id
     floats = [leaf for leaf in leaves_of(schema) if base_name(leaf.kind) in FLOATS and not leaf.repeated]
     return [columns[leaf.id].name for leaf in floats[:_FLOATS_MAX]]
@@ -173,7 +179,7 @@ def find_float_columns(schema: Schema) -> list[str]:
 class Metrics:
     """Collects the metrics of one file.
 
-    Call `add` with each row group before it is written, then `collect` with the footer.
+    Call `add` with each row group before it is written, and then `collect` with the footer.
     """
 
     def __init__(self, leaves: list[LeafColumn], modes: Mapping[int, Mode]) -> None:
@@ -189,10 +195,12 @@ class Metrics:
         self._groups = 0
 
     def add_copied(self, nans: Mapping[int, int]) -> None:
-        """Count a row group that is copied: the footer alone gives its metrics, without long bounds.
+        """Count a row group that is copied.
+
+        Its metrics come only from the footer, so it has no long bounds.
 
         Args:
-            nans: NaN counts by column id, where known.
+            nans: The known NaN counts by column id.
         """
         self._nans |= {(self._groups, column_id): count for column_id, count in nans.items()}
         self._groups += 1
@@ -219,7 +227,7 @@ class Metrics:
         """Return the metrics, such as `column-sizes`, in the form of a ContentFile of the REST specification.
 
         Args:
-            secret: Ids of encrypted columns, which have no metrics: manifests are not encrypted.
+            secret: The ids of encrypted columns. They have no metrics, because manifests are not encrypted.
         """
         sizes = {leaf.id: 0 for leaf in self._leaves if leaf.id not in secret}
         values: dict[int, int] = {}
@@ -258,7 +266,7 @@ class Metrics:
         }
 
     def _min_max(self, leaf: LeafColumn, chunks: list[Any]) -> tuple[Any, Any] | None:
-        """Return the minimum and maximum of a column; None if it has no values or they are unknown."""
+        """Return the minimum and maximum of a column, or None if it has no values or they are unknown."""
         values: list[Any] = []
         for group, chunk in enumerate(chunks):
             statistics = chunk.statistics
@@ -268,14 +276,14 @@ class Metrics:
                 values.extend(_decode_bound(leaf.kind, value) for value in (statistics.min_raw, statistics.max_raw))
             elif chunk.num_values > statistics.null_count + self._nans.get((group, leaf.id), 0):
                 return None
-        # Copied: parquet-java writes NaN, which bounds nothing, and text may be no UTF-8.
+        # These bounds were copied. parquet-java writes NaN, which is not a bound, and text may be invalid UTF-8.
         if any(value is None or value != value for value in values):
             return None
         return (min(values), max(values)) if values else None
 
 
 def _decode_bound(kind: str, raw: Any) -> Any:
-    """Return the Python value of a footer's bound; None if it is no value of the type."""
+    """Return the Python value of a bound in the footer, or None if it is not a value of the type."""
     name = base_name(kind)
     if name == "decimal" and isinstance(raw, bytes):
         return int.from_bytes(raw, "big", signed=True)
@@ -291,7 +299,7 @@ def compute_lower_bound(kind: str, value: Any, length: int | None) -> Any:
     """Return a lower bound of a column with the minimum `value`.
 
     Args:
-        length: In code points or bytes; None: not truncated.
+        length: The maximum length in code points or bytes; None if the bound is not truncated.
     """
     name = base_name(kind)
     if name in FLOATS and value == 0:
@@ -300,7 +308,7 @@ def compute_lower_bound(kind: str, value: Any, length: int | None) -> Any:
 
 
 def compute_upper_bound(kind: str, value: Any, length: int | None) -> Any:
-    """Return an upper bound of a column with the maximum `value`; None if none exists with this length."""
+    """Return an upper bound of a column with the maximum `value`, or None if no bound of this length exists."""
     name = base_name(kind)
     if name in FLOATS and value == 0:
         return 0.0

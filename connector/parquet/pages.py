@@ -1,11 +1,13 @@
-"""Reads some rows of a row group from the pages that contain them, by the Parquet page index (`OffsetIndex`).
+"""Reads some rows of a row group from the pages that contain them, with the Parquet page index (`OffsetIndex`).
 
-pyarrow can only read whole column chunks. This module copies the encoded pages of the requested rows, and the
-dictionary pages, into an in-memory Parquet file of one row group. Its footer is the footer of the original file with
-adapted offsets and row counts. pyarrow decodes that file, and the requested rows are taken from the result.
+pyarrow can only read whole column chunks. This module copies the encoded pages of the requested rows, and
+the dictionary pages, into an in-memory Parquet file of one row group. Its footer is the footer of the
+original file with adapted offsets and row counts. pyarrow decodes that file, and the requested rows are
+taken from the result.
 
-In any uncertain case the result is None, and the caller reads the whole row group. The header of every page must match
-the page index. Nested columns, whose pages do not contain row counts, and encrypted columns are not supported.
+If anything is uncertain, the result is None, and the caller reads the whole row group. The header of every
+page must match the page index. Nested columns are not supported, because their pages do not contain row
+counts. Encrypted columns are not supported either.
 """
 
 from __future__ import annotations
@@ -25,13 +27,21 @@ from seamark.formats.iceberg.files import thrift
 from seamark.formats.iceberg.files.thrift import I64, Fields
 
 STEP_ROWS = 1024
-"""Rows of a stretch: the number of stretches with a requested row measures how sparse the rows are."""
+"""The rows of a stretch.
+
+The fraction of stretches with a requested row measures how sparse the requested rows are.
+"""
 STRETCHES_MAX_FRACTION = 0.5
-"""Maximum fraction of a row group's stretches with a requested row; above it, the page index is not read."""
+"""The maximum fraction of a row group's stretches with a requested row; above it, the page index is not
+read.
+"""
 BYTES_MAX_FRACTION = 0.7
-"""Maximum fraction of the columns' bytes in the required pages; above it, the whole row group is read."""
+"""The maximum fraction of the columns' bytes in the required pages; above it, the whole row group is read."""
 COLUMNS_MAX = 20_000
-"""Maximum column chunks of a file; decoding a larger footer takes longer than the pages save."""
+"""The maximum column chunks of a file.
+
+If there are more, decoding the footer takes longer than reading by pages saves.
+"""
 _MAGIC = b"PAR1"
 # parquet.thrift: fields of FileMetaData, RowGroup, ColumnChunk, ColumnMetaData, OffsetIndex, PageLocation, PageHeader.
 _ROWS, _ROW_GROUPS = 3, 4
@@ -39,17 +49,19 @@ _CHUNKS, _GROUP_BYTES, _GROUP_ROWS = 1, 2, 3
 _CHUNK_AT, _META, _OFFSETS_AT, _OFFSETS_SIZE = 2, 3, 4, 5
 _VALUES, _PACKED, _DATA_AT, _DICTIONARY_AT = 5, 7, 9, 11
 _KEPT_META = (1, 2, 3, 4, 5, 6, 7, 9)
-"""Type, encodings, path, codec, and the fields that are set again."""
+"""The fields of ColumnMetaData that stay: type, encodings, path, codec, and fields that are overwritten
+later.
+"""
 _LOCATIONS = 1
 _PAGE_AT, _PAGE_SIZE, _PAGE_ROW = 1, 2, 3
 _PAGE_TYPE, _PAGE_PACKED, _DATA, _DATA_2 = 1, 3, 5, 8
 _DATA_PAGE, _DICTIONARY_PAGE = 0, 2
 _BY_DICTIONARY = (2, 8)
-"""Encodings PLAIN_DICTIONARY and RLE_DICTIONARY."""
+"""The encodings PLAIN_DICTIONARY and RLE_DICTIONARY."""
 
 
 class _Chunk(NamedTuple):
-    """A column chunk.
+    """A column chunk and its pages.
 
     Data page i starts at byte `starts[i]` and contains the rows `rows[i]` to `rows[i + 1]` - 1.
 
@@ -81,21 +93,20 @@ class Pages:
         """Prepare reading from an open file.
 
         Args:
-            hole_bytes: Pages that are at most this far apart are read in one request.
-            encrypted: No page can be read alone.
+            hole_bytes: The maximum gap between pages that are read in one request.
+            encrypted: Whether the file is encrypted; then no page can be read alone.
         """
         self._encrypted = encrypted
         self._source, self._file, self._hole_bytes = source, file, hole_bytes
         self._bare_chunks_of: dict[int, tuple[int, list[Fields]]] = {}
 
     def read(self, number: int, names: Sequence[str], rows: Longs) -> pa.RecordBatch | None:
-        """Return the given top-level columns of the given rows.
+        """Return these top-level columns of these rows.
+
+        Return None if this is not possible, or not faster than reading the whole row group.
 
         Args:
             rows: int64[], ascending positions in the row group.
-
-        Returns:
-            None if that is not faster than reading the whole row group, or not possible.
         """
         if self._encrypted:
             return None
@@ -106,7 +117,7 @@ class Pages:
         try:
             return self._read(number, group, names, rows)
         except (ValueError, KeyError, TypeError, IndexError, pa.ArrowException):
-            return None  # for a damaged file, reading the row group raises the error
+            return None  # If the file is damaged, reading the row group raises the error.
 
     def _read(
         self, number: int, group: pq.RowGroupMetaData, names: Sequence[str], rows: Longs
@@ -130,7 +141,7 @@ class Pages:
                 (chunk, chunk_pages)
             )
         columns_by_name: dict[str, pa.Array] = {}
-        for same_rows in by_rows.values():  # columns with the same page boundaries make one file
+        for same_rows in by_rows.values():  # Columns with the same page boundaries are put into one file.
             columns = self._columns(
                 number, [chunk for chunk, _ in same_rows], [chunk_pages for _, chunk_pages in same_rows], rows
             )
@@ -152,7 +163,7 @@ class Pages:
     @cached_property
     def _footer(self) -> Fields:
         out = io.BytesIO()
-        self._file.metadata.write_metadata_file(out)  # the original footer, which is in memory
+        self._file.metadata.write_metadata_file(out)  # This is the original footer, which is in memory.
         return thrift.read(out.getvalue(), len(_MAGIC))[0]
 
     def _group(self, number: int) -> Fields:
@@ -183,7 +194,7 @@ class Pages:
     def _columns(
         self, number: int, chunks: Sequence[_Chunk], pages: Sequence[Longs], wanted_rows: Longs
     ) -> dict[str, pa.Array] | None:
-        """Read columns whose `pages` have the same row boundaries."""
+        """Read columns whose pages have the same row boundaries."""
         spans = [
             [(int(chunk.starts[page]), int(chunk.sizes[page])) for page in chunk_pages]
             for chunk, chunk_pages in zip(chunks, pages, strict=True)
@@ -197,7 +208,7 @@ class Pages:
             if [header.rows for header in headers] != (last - first).tolist():
                 return None
             dictionary = b""
-            if any(header.encoding in _BY_DICTIONARY for header in headers):  # a chunk may change to another encoding
+            if any(header.encoding in _BY_DICTIONARY for header in headers):  # The encoding may change within a chunk.
                 (dictionary,) = self._read_ranges([(chunk.begin, int(chunk.starts[0]) - chunk.begin)])
                 if _parse_page_header(dictionary)[_PAGE_TYPE][1] != _DICTIONARY_PAGE:
                     return None
@@ -216,7 +227,11 @@ class Pages:
         return {chunk.name: single_array(selected.column(chunk.name)) for chunk in chunks}
 
     def _assemble_file(self, number: int, sources: Sequence[tuple[_Chunk, bytes, list[bytes]]], rows: int) -> bytes:
-        """Return a Parquet file of one row group with these chunks: (chunk, dictionary page or nothing, data pages)."""
+        """Return a Parquet file of one row group with these chunks.
+
+        Args:
+            sources: The chunk, its dictionary page or no bytes, and its data pages.
+        """
         kind, bare = self._strip_chunks(number)
         chunks, body = list(bare), [_MAGIC]
         offset = len(_MAGIC)
@@ -242,7 +257,7 @@ class Pages:
         return b"".join((*body, footer, len(footer).to_bytes(4, "little"), _MAGIC))
 
     def _strip_chunks(self, number: int) -> tuple[int, list[Fields]]:
-        """Return the thrift element type and the chunks of a row group, without statistics, offsets and sizes."""
+        """Return the Thrift element type and the chunks of a row group, without statistics, offsets and sizes."""
         cached = self._bare_chunks_of.get(number)
         if cached is None:
             kind, chunks = self._group(number)[_CHUNKS][1]
@@ -254,7 +269,7 @@ class Pages:
         return cached
 
     def _read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Read ranges of (offset, length); ranges that are close together are read in one request."""
+        """Read ranges (offset, length); ranges that are close together are read in one request."""
         joined: list[tuple[int, int]] = []
         for offset, size in sorted(ranges):
             if joined and offset <= joined[-1][1] + self._hole_bytes:
@@ -267,7 +282,7 @@ class Pages:
             start, data = next(span for span in reversed(chunks_read) if span[0] <= offset)
             part = data[offset - start : offset - start + size]
             if len(part) != size:
-                raise ValueError(f"{size} bytes at {offset} are missing in part")
+                raise ValueError(f"some of the {size} bytes at {offset} are missing")
             results.append(part)
         return results
 
@@ -290,16 +305,16 @@ def _parse_page_header(data: bytes) -> Fields:
     """Return the header of a page.
 
     Raises:
-        ValueError: If `data` is not exactly one page.
+        ValueError: `data` is not exactly one page.
     """
     header, end = thrift.read(data)
     if end + header[_PAGE_PACKED][1] != len(data):
-        raise ValueError("a page does not end where the page index says")
+        raise ValueError("a page does not end at the offset in the page index")
     return header
 
 
 class _PageHeader(NamedTuple):
-    """Fields of a data page's header."""
+    """The fields of a data page's header."""
 
     rows: int
     encoding: int
@@ -309,7 +324,7 @@ def _parse_data_page_header(data: bytes) -> _PageHeader:
     """Return the header of a data page of a flat column.
 
     Raises:
-        KeyError: For other page types.
+        KeyError: The page has another type.
     """
     header = _parse_page_header(data)
     if header[_PAGE_TYPE][1] == _DATA_PAGE:

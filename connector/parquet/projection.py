@@ -1,10 +1,12 @@
-"""Projects the columns of a Parquet file to the table's schema: by field id, with type promotion and default values.
+"""Projects the columns of a Parquet file to the table's schema: by field id, with type promotion and default
+values.
 
-The rules are those of the Iceberg spec, "Column Projection" and "Schema Evolution". Columns match by id, for any name
-and position. A column that the file lacks has the value of an identity partition field, else its initial default, else
-null. Files without ids are read only with the table's name mapping, because readers disagree on other ways to match
-columns. Types can only widen; AmbiguousColumn, with the column's name, for a type that cannot be promoted to the
-table's type."""
+The Iceberg spec defines the rules ("Column Projection" and "Schema Evolution"). Columns are matched by id,
+whatever their name and position. A column that the file lacks has the value of an identity partition field,
+else its initial default, else null. Files without ids are read only with the table's name mapping, because
+readers disagree on other ways to match columns. Types can only widen. If a type cannot be promoted to the
+table's type, AmbiguousColumn is raised, with the name of the column.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ Convert = Callable[[pa.Array], pa.Array]
 class FileProjection:
     """Projects batches of one file to the given fields.
 
-    The resulting types are those of `to_row_type`.
+    The result has the types that `to_row_type` returns.
     """
 
     def __init__(
@@ -34,11 +36,11 @@ class FileProjection:
         """Match the fields with the columns of the file.
 
         Args:
-            file: The columns of the file, with ids (`with_mapped_ids`).
+            file: The columns of the file, with field ids (`with_mapped_ids`).
             partition: The values of identity partition fields, by column id.
 
         Raises:
-            AmbiguousColumn: If no unique column matches a field, or its type cannot be promoted.
+            AmbiguousColumn: No unique column matches a field, or its type cannot be promoted.
         """
         names, ids = [column.name for column in file], [id_of(column) for column in file]
         self._sources: dict[int, tuple[str, Convert] | pa.Scalar] = {}
@@ -53,7 +55,7 @@ class FileProjection:
             self._sources[field.id] = (name, _make_converter(file[position].type, field.type, field.name, partition))
 
     def names(self, column_ids: Iterable[int]) -> list[str]:
-        """Return the names of the file's columns that must be read for these columns."""
+        """Return the names of the file's columns that must be read to produce these columns."""
         sources = (self._sources[column_id] for column_id in column_ids)
         return list(dict.fromkeys(source[0] for source in sources if isinstance(source, tuple)))
 
@@ -61,7 +63,7 @@ class FileProjection:
         """Return the projected columns by id.
 
         Args:
-            batch: `rows` rows with at least the columns of `names`; None if there are no such columns.
+            batch: `rows` rows with at least the columns that `names` returns; None if there are no such columns.
         """
         arrays = {}
         for column_id in column_ids:
@@ -134,7 +136,7 @@ def _make_struct_converter(
             source[1](pc.struct_field(array, [source[0]])) if isinstance(source, tuple) else _repeat(source, len(array))
             for source in sources
         ]
-        if not children:  # StructArray.from_arrays takes the length from the children
+        if not children:  # StructArray.from_arrays takes the length from the children.
             return pa.array([{} if valid else None for valid in array.is_valid().to_pylist()], pa.struct([]))
         return pa.StructArray.from_arrays(children, fields=fields, mask=array.is_null())
 
@@ -159,7 +161,7 @@ def _convert_map(array: pa.Array, key: Convert, value: Convert, arrow_type: pa.D
 
 
 def _read_offsets(array: pa.Array) -> tuple[pa.Array, int, int]:
-    """Return the offsets relative to the first offset; the first offset; the last offset."""
+    """Return the offsets relative to the first offset, the first offset, and the last offset."""
     offsets = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
     return pa.array((offsets - offsets[0]).astype(np.int32)), int(offsets[0]), int(offsets[-1])
 
@@ -171,7 +173,7 @@ def _storage_type_of(kind: pa.DataType) -> pa.DataType:
 
 
 def _widens(kind: pa.DataType, target: pa.DataType) -> bool:
-    """Return whether an Arrow type can be read as another by a type promotion or with the same values."""
+    """Return whether an Arrow type can be read as another type, by promotion or with the same values."""
     if kind.equals(target) or pa.types.is_null(kind):
         return True
     if pa.types.is_integer(target):
@@ -181,7 +183,7 @@ def _widens(kind: pa.DataType, target: pa.DataType) -> bool:
     if pa.types.is_decimal(target):
         return bool(pa.types.is_decimal(kind)) and kind.scale == target.scale and kind.precision <= target.precision
     if pa.types.is_timestamp(target):
-        # The table's type decides about the time zone: INT96 timestamps do not contain it.
+        # The table's type determines the time zone, because INT96 timestamps have none.
         return bool(pa.types.is_timestamp(kind) or (pa.types.is_date(kind) and target.tz is None))
     if pa.types.is_time(target):
         return bool(pa.types.is_time(kind))
@@ -200,7 +202,7 @@ def _cast_exactly(array: pa.Array, target: pa.DataType, name: str) -> pa.Array:
     """Cast without rounding or truncation.
 
     Raises:
-        AmbiguousColumn: If that is not possible.
+        AmbiguousColumn: The values do not fit the type.
     """
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
@@ -211,5 +213,5 @@ def _cast_exactly(array: pa.Array, target: pa.DataType, name: str) -> pa.Array:
             plain = array.view(pa.timestamp(array.type.unit))
             return plain.cast(pa.timestamp(target.unit)).view(target)
         return array.cast(target)
-    except pa.ArrowException:  # its text may quote a value, which may be that of an encrypted file
-        raise AmbiguousColumn(f"its column for {name} does not hold {target}: a value does not fit") from None
+    except pa.ArrowException:  # The text of the error may quote a value, and the file may be encrypted.
+        raise AmbiguousColumn(f"a value of its column for {name} does not fit the type {target}") from None

@@ -1,8 +1,9 @@
 """Prunes row groups that cannot contain a matching row, by the statistics in the footer of a Parquet file.
 
-A row group is kept if its statistics are missing or uncertain. Only columns whose physical values have the order of the
-table's values are compared: integers, dates and timestamps in the table's unit, floats and strings. Statistics of
-floats exclude NaN, which is larger than every number, so the upper bound of a float column prunes nothing.
+A row group is not pruned if its statistics are missing or uncertain. Statistics are compared only for
+columns whose physical values have the order of the table's values: integers, dates and timestamps in the
+table's unit, floats and strings. Statistics of floats exclude NaN, which is larger than every number, so
+the upper bound of a float column prunes nothing.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class RowGroups:
 def _map_comparable_chunks(
     file: pq.FileMetaData, fields: list[pa.Field], predicates: Iterable[Bound]
 ) -> dict[int, int]:
-    """Return the ordinal of the column chunk of each column whose statistics can be compared, by column id."""
+    """Return the ordinals of the column chunks whose statistics can be compared, by column id."""
     kinds = {
         predicate.column_id: predicate.kind
         for predicate in predicates
@@ -121,7 +122,7 @@ def _read_min_max(kind: str, statistics: Any) -> tuple[Any, Any]:
 
 
 def _range_may_match(predicate: Bound, low: Any, high: Any) -> bool:
-    if low != low or high != high:  # NaN, which writers must not use as a bound
+    if low != low or high != high:  # Writers must not use NaN as a bound.
         return True
     values: list[Any] = [value.encode() if isinstance(value, str) else value for value in predicate.values]
     floats = predicate.kind in FLOATS

@@ -1,1 +1,1 @@
-"""Plan requests for the tables of a query, of any engine."""
+"""Requests plans for the tables of a query of any engine."""

@@ -1,8 +1,8 @@
-"""An asynchronous client of the server, for plan tables and for the columns of tables.
+"""An asynchronous client of the server, which requests plan tables and the columns of tables.
 
-It sends each request once, without retries: callers have milliseconds and continue without an answer. Plans are not
-cached, because only the server knows the latest commits; columns are cached, and each use checks with the server that
-the table has not changed.
+It sends each request once, without retries: callers have only milliseconds, and continue without an answer.
+Plans are not cached, because only the server has the latest commits. Columns are cached, and for each use
+the server confirms that the table has not changed.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ _BYTES_PER_COLUMN = 200
 _CONNECTIONS = 64
 _AUDIENCE = re.compile(r"[!-~]{1,100}")
 _TIMEOUT_S = 30.0
-"""Callers give up much earlier."""
+"""The timeout of a request; callers give up much earlier."""
 
 NESTED = "nested"
-"""In place of the type of a nested column."""
+"""The type of a nested column in `columns`."""
 Name = tuple[str, ...]
 """A table's name, with the levels of its namespace."""
 
 
 class JoinResult(msgspec.Struct, frozen=True, rename="kebab"):
-    """The outcome of a requested join: its `keys` values left out files if it was `used`."""
+    """The outcome of a requested join: if it was `used`, its `keys` values left out files."""
 
     snapshot_id: int | None
     keys: int | None
@@ -57,7 +57,7 @@ class JoinResult(msgspec.Struct, frozen=True, rename="kebab"):
 class TablePlanResponse(msgspec.Struct, frozen=True, rename="kebab"):
     """The replacement of a scan: a plan table `name`, or a snapshot of the table, `plan_snapshot_id`.
 
-    Neither if the plan would keep a larger fraction of the files than requested.
+    There is neither if the plan would keep a larger fraction of the files than requested.
     """
 
     name: str | None
@@ -66,10 +66,10 @@ class TablePlanResponse(msgspec.Struct, frozen=True, rename="kebab"):
     bytes: int
     considered_files: int
     joins: tuple[JoinResult, ...] = ()
-    """In the order of the request; nested joins follow their join."""
+    """The outcomes of joins in the order of the request; nested joins follow their join."""
     plan_snapshot_id: int | None = None
     misread: str = ""
-    """Why DuckDB would read the table wrongly: with any plan, or because it gets no plan table."""
+    """The reason why DuckDB would read the table wrongly: with any plan, or because it gets no plan table."""
 
     @property
     def is_made(self) -> bool:
@@ -80,8 +80,9 @@ T = TypeVar("T")
 
 
 def run_in_thread(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`, on an event loop in another thread: the caller's, such as a notebook's, may have
-    one.
+    """Return the result of `work`, which runs on an event loop in another thread.
+
+    The thread of the caller may already have an event loop, for example in a notebook.
     """
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, work).result()
@@ -89,8 +90,10 @@ def run_in_thread(work: Coroutine[Any, Any, T]) -> T:
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
-    """Only rows are needed that are equal, in the columns `on` (this table's, the other table's), to a row of
-    another table that meets `filter`, `likes` and its own `joins`.
+    """A requested join, which restricts the needed rows of a table.
+
+    A row is needed only if another table has a row with equal values in the columns `on` (this table's, the other
+    table's). The other row must also meet `filter`, `likes` and its own `joins`.
     """
 
     table: Name
@@ -102,7 +105,7 @@ class JoinRequest:
     transform: str = IDENTITY
     any_of: int | None = None
     unless: Expression | None = None
-    """These as in `scan.Join`."""
+    """`transform`, `any_of` and `unless` have the same meaning as in `scan.Join`."""
 
     def body(self) -> dict[str, Any]:
         body: dict[str, Any] = {"table": list(self.table), "on": dict(self.on), "snapshot-id": self.snapshot_id}
@@ -128,13 +131,14 @@ def _like_body(like: Like) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class TablePlanRequest:
-    """A scan.
-
-    `filter` may have typed literals; None keeps every file. Without `snapshot_id` and `ref`, a branch or tag: the
-    current snapshot. If a plan keeps a larger fraction than `kept_max` of the files, no plan table is made.
+    """A scan for which a plan is requested.
 
     Attributes:
-        past: Trino reads with the snapshot's schema; if that is not the current schema, no plan table is made either.
+        filter: An expression, which may have typed literals; None keeps every file.
+        snapshot_id, ref: The snapshot, or a branch or tag; without both, the current snapshot.
+        kept_max: The maximum fraction of the files; if the plan keeps more, no plan table is created.
+        past: Whether Trino reads with the snapshot's schema. If this is not the current schema, no plan table
+            is created either.
     """
 
     table: Name
@@ -145,15 +149,17 @@ class TablePlanRequest:
     joins: tuple[JoinRequest, ...] = ()
     ref: str | None = None
     hide_partitions: bool = False
-    """For DuckDB: the plan table hides what would make it leave out other files than those of the plan."""
+    """Whether the plan table hides properties that would make DuckDB leave out other files than the plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
     """A stored view.
 
-    `text` is its text in Trino's dialect, `columns` are the declared columns in lower case; `catalog` and `schema` are
-    the defaults for names in the text.
+    Attributes:
+        text: The text in Trino's dialect.
+        columns: The declared columns in lower case.
+        catalog, schema: The defaults for names in the text.
     """
 
     location: str
@@ -166,8 +172,10 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Characters [start, end) of a view's text, and their replacement: a plan snapshot of the `table` named there,
-    or the plan view `plan`; with `alias`, the original name follows as an alias.
+    """The characters [start, end) of a view's text, and their replacement.
+
+    The replacement is a plan snapshot of the `table` that is named there, or the plan view `plan`. If `alias`
+    is set, the original name follows as an alias.
     """
 
     start: int
@@ -188,7 +196,9 @@ class Reference:
 class PlanView:
     """A view over plans.
 
-    `plan_id` identifies it in `Seamark.lease`; `columns` are the view's.
+    Attributes:
+        plan_id: Identifies the view in `Seamark.lease`.
+        columns: The columns of the view.
     """
 
     name: str
@@ -198,23 +208,28 @@ class PlanView:
 
 @dataclass(frozen=True, slots=True)
 class KnownTable:
-    """A table's columns in lower case, with their Iceberg types; `version` changes with any change of the table."""
+    """The columns of a table.
+
+    Attributes:
+        columns: The Iceberg types by the column names in lower case.
+        version: Changes with each change of the table.
+    """
 
     version: str
     columns: Mapping[str, str] | None
     """None if two names differ only in case."""
     snapshot_id: int | None = None
-    """The current snapshot."""
+    """The id of the current snapshot."""
     size_bytes: int = 0
     files: int = 0
-    """Data files, from the snapshot's summary; 0 if the summary has no count."""
+    """The number of data files in the snapshot's summary; 0 if the summary does not have it."""
     refs: Mapping[str, int] = field(default_factory=dict, kw_only=True)
     """The snapshots of branches and tags."""
 
     def snapshot_of(self, ref: str | None) -> int | None:
-        """Return the snapshot of a branch or tag; None: the current one.
+        """Return the snapshot of a branch or tag, or the current snapshot if `ref` is None.
 
-        None if there is none.
+        Return None if there is no such branch or tag, or no snapshot.
         """
         return self.snapshot_id if ref is None else self.refs.get(ref)
 
@@ -291,7 +306,12 @@ class Seamark:
     """
 
     def __init__(self, http: aiohttp.ClientSession, url: str, *, lease_s: int, audience: str | None = None) -> None:
-        """`audience`: plans are snapshots that are visible to requests with this value in `X-Seamark-Plans`."""
+        """Create a client.
+
+        Args:
+            audience: The value of `X-Seamark-Plans` in requests to which the plans are visible. If it is set, plans
+                are snapshots of the table.
+        """
         self._http = http
         self.url = url
         self._shown = hide_credentials(url)
@@ -330,8 +350,9 @@ class Seamark:
         await self._ask("POST", path, msgspec.json.encode(body), headers=self._plans)
 
     async def report_scan(self, table: Name, snapshot_id: int, columns: Collection[str]) -> None:
-        """Report which columns of a table a statement has read at a plan snapshot, as engines do (Iceberg REST
-        specification, ScanReport).
+        """Report the columns of a table that a statement has read at a plan snapshot, like engines do.
+
+        The report is a ScanReport of the Iceberg REST specification.
         """
         body = {
             "report-type": "scan-report",
@@ -348,7 +369,7 @@ class Seamark:
         await self._ask("POST", path, msgspec.json.encode(body), headers={"Content-Type": "application/json"})
 
     async def view(self, name: Name) -> View | None:
-        """Return the current view; None if there is no such view, or none with a text in Trino's dialect."""
+        """Return the current view, or None if there is no such view or it has no text in Trino's dialect."""
         try:
             _, raw = await self._ask("GET", await self._path(name, "views"))
         except NotFound:
@@ -359,7 +380,7 @@ class Seamark:
             version = next(one for one in metadata.versions if one.version_id == metadata.current_version_id)
             schema = next(one for one in metadata.schemas if one.schema_id == version.schema_id)
         except (msgspec.MsgspecError, StopIteration) as error:
-            raise ServerFailed(f"{self._shown} answered with something that is not a view: {error!r}") from None
+            raise ServerFailed(f"{self._shown} sent an answer that is not a view: {error!r}") from None
         text = next((one.sql for one in version.representations if one.dialect.lower() == "trino"), None)
         columns = column_types([(one.name, one.type) for one in schema.fields])
         if text is None or columns is None:
@@ -372,9 +393,10 @@ class Seamark:
     async def plan_view(
         self, name: Name, view: View, predicate: str, references: Sequence[Reference], reader: str
     ) -> PlanView | None:
-        """Return the plan view, for one user of the engine.
+        """Return the plan view for one user of the engine, or None if the server creates no more plan views.
 
-        NotFound if the view has changed; None if the server makes no more plan views.
+        Raises:
+            NotFound: The view has changed.
         """
         body = {
             "metadata-location": view.location,
@@ -392,7 +414,7 @@ class Seamark:
         return PlanView(answer.name, answer.plan_snapshot_id, tuple(view.columns))
 
     async def columns(self, table: Name) -> KnownTable | None:
-        """Return the current table; None if there is none of that name, or it is a view."""
+        """Return the current table, or None if there is no table of this name."""
         cached = self._known.get(table)
         path = f"{await self._path(table, 'tables')}?snapshots=refs"
         try:
@@ -406,7 +428,7 @@ class Seamark:
             metadata = from_json(raw, _Loaded).metadata
             schema = next(one for one in metadata.schemas if one.schema_id == metadata.current_schema_id)
         except (msgspec.MsgspecError, StopIteration) as error:
-            raise ServerFailed(f"{self._shown} answered with something that is not a table: {error!r}") from None
+            raise ServerFailed(f"{self._shown} sent an answer that is not a table: {error!r}") from None
         snapshots = (one for one in metadata.snapshots if one.snapshot_id == metadata.current_snapshot_id)
         snapshot = next(snapshots, None)
         current = KnownTable(
@@ -429,11 +451,11 @@ class Seamark:
         return standard_path(self._root, kind, name)
 
     def _decode(self, raw: bytes, kind: type[T], description: str) -> T:
-        """Return the answer, which should be `description`."""
+        """Decode an answer; `description` is used in the error text."""
         try:
             return from_json(raw, kind)
         except msgspec.MsgspecError as error:
-            raise ServerFailed(f"{self._shown} answered with something that is not {description}: {error}") from None
+            raise ServerFailed(f"{self._shown} sent an answer that is not {description}: {error}") from None
 
     async def _ask(
         self,
@@ -444,7 +466,10 @@ class Seamark:
         known_version: str = "",
         headers: Mapping[str, str] | None = None,
     ) -> tuple[str, bytes]:
-        """Return the ETag and the body of the answer; the body is empty if the version is still `known_version`."""
+        """Send a request, and return the ETag and the body of the answer.
+
+        The body is empty if the version is still `known_version`.
+        """
         url = URL(self.url + path, encoded=True)
         headers = {"If-None-Match": known_version} if known_version else headers or {}
         try:
@@ -464,10 +489,10 @@ class Seamark:
 def column_types(fields: Sequence[tuple[str, Any]]) -> dict[str, str] | None:
     """Return the types of columns by their names in lower case, with the fields of structs as `struct.field`.
 
-    None if two names differ only in case.
+    Return None if two names differ only in case.
 
     Args:
-        fields: Names and types as in the metadata.
+        fields: The names and types in the form of the table metadata.
     """
     columns = {name.lower(): kind if isinstance(kind, str) else NESTED for name, kind in fields}
     if len(columns) != len(fields):
@@ -479,7 +504,7 @@ def column_types(fields: Sequence[tuple[str, Any]]) -> dict[str, str] | None:
 
 
 def _fields(name: str, kind: Any) -> dict[str, str]:
-    """Return the fields of a struct that have types that are not nested, as `struct.field`."""
+    """Return the fields of a struct that do not have nested types, as `struct.field`."""
     fields = kind.get("fields", ()) if isinstance(kind, dict) and kind.get("type") == "struct" else ()
     below = {str(field_name["name"]).lower(): field_name["type"] for field_name in fields}
     if len(below) != len(fields) or any("." in field_name for field_name in below):
@@ -502,7 +527,8 @@ def check_audience(value: str) -> None:
     """
     if not _AUDIENCE.fullmatch(value):
         raise ValueError(
-            f"{value!r} is not a valid value of X-Seamark-Plans: 1 to 100 visible ASCII characters, no spaces"
+            f"{value!r} is not a valid value of X-Seamark-Plans; it must have 1 to 100 visible ASCII "
+            "characters, without spaces"
         )
 
 
@@ -519,13 +545,13 @@ async def open_seamark(
     """Connect to a server.
 
     Args:
-        audience: As for `Seamark`.
-        authorities: PEM file with the authorities of the server's certificate; default: SEAMARK_CA or the system's
-            authorities.
-        certificates: As for `SeamarkClient`.
+        audience: See `Seamark`.
+        authorities: A PEM file with the authorities of the server's certificate. By default, the file of
+            SEAMARK_CA or the system's authorities.
+        certificates: See `SeamarkClient`.
 
     Raises:
-        ValueError: For an invalid URL.
+        ValueError: The URL is invalid.
     """
     check_url(url)
     tls = only_these(certificates) if certificates else build_client_context(authorities) or True

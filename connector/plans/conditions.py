@@ -1,14 +1,15 @@
 """Conditions on columns of tables, read from a statement of any engine.
 
-A condition is true for each row for which the statement's whole condition is true, and may be true for more rows. SQL's
-logic has three values, and a row is used if its condition is *true*. So a part that is not understood is replaced by
-"true": below AND it is left out, and an OR with it is left out entirely. NOT is applied to comparisons, which keep it:
-`NOT (a = 1)` is neither true for null nor, in every engine, for NaN.
+A condition is true for each row for which the statement's whole condition is true, and may be true for more
+rows. SQL's logic has three values, and a row is used if its condition is *true*. So an unsupported part is
+replaced by "true": in an AND, the part is left out; an OR that contains it is left out completely. NOT is
+applied to comparisons, and stays part of them: `NOT (a = 1)` is not true for null and, in some engines, not
+true for NaN.
 
-The condition None is true for every row. `NEVER` is true for none.
+The condition None is true for all rows. `NEVER` is true for no row.
 
-`SemiJoin` requires that a column's value is among the values of another table's column. It is never negated. `Like` is
-a pattern that only the rows of a dimension are compared with.
+`SemiJoin` requires that a column's value is among the values of another table's column. It is never
+negated. `Like` is a pattern, which is compared only with the rows of a dimension.
 """
 
 from __future__ import annotations
@@ -27,9 +28,12 @@ from seamark.formats.iceberg.types.transforms import IDENTITY
 ColumnReference: TypeAlias = tuple[int, str]
 """A column of a source: the number of the source within its query block, and the name of the column."""
 LEAVES_MAX = 5_000
-"""The limit of comparisons in a condition. Names in WITH that use other names twice would double it each time."""
+"""The maximum number of comparisons in a condition.
+
+If a query in WITH uses another query of WITH twice, the condition doubles, and this can be repeated.
+"""
 TEXT_MAX = 100_000
-"""The limit of characters of a condition in SQL."""
+"""The maximum number of characters of a condition in SQL."""
 DAY, MONTH, YEAR, HOUR = "day", "month", "year", "hour"
 """Iceberg's transforms. A year is compared with the number of the year, not with Iceberg's years since 1970."""
 _ORDERED = {"<": Op.LT, "<=": Op.LT_EQ, ">": Op.GT, ">=": Op.GT_EQ}
@@ -39,13 +43,14 @@ _TERMS = {IDENTITY: "{}", DAY: "CAST({} AS DATE)", YEAR: "YEAR({})", LOWER: "low
 
 @dataclass(frozen=True)
 class ColumnComparison:
-    """A comparison of one column, or of its day, its year or a function of it, with literals.
+    """A comparison of a column with literals, or of the column's day, its year or a function of it.
 
-    Comparisons of functions (`types/functions.py`) only select files, because engines differ about their values; they
-    are not exact.
+    Comparisons of functions (`types/functions.py`) only select files, because the functions have different
+    values in different engines; such comparisons are not exact.
 
-    `op` is an operator of SQL: =, <>, <, <=, >, >=, IS [NOT] DISTINCT FROM, IN, BETWEEN, IS NULL; `STARTS WITH`; or `IS
-    TRUE` for a boolean column alone.
+    Attributes:
+        op: An operator of SQL: =, <>, <, <=, >, >=, IS [NOT] DISTINCT FROM, IN, BETWEEN, IS NULL; `STARTS
+            WITH`; or `IS TRUE` for a boolean column alone.
     """
 
     column: ColumnReference
@@ -54,12 +59,15 @@ class ColumnComparison:
     transform: str = IDENTITY
     negated: bool = False
     exact: bool = True
-    """False if it is true for more rows than the statement's condition. It is then never negated."""
+    """Whether it is true for the same rows as the statement's condition.
+
+    If False, it may be true for more rows, and is never negated.
+    """
     size: ClassVar[int] = 1
 
     @property
     def rejects_null(self) -> bool:
-        """Whether it is never true for null."""
+        """Whether the comparison is never true for null."""
         null = self.literals[0].kind == "null" if self.literals else False
         match self.op:
             case "IS NULL":
@@ -72,10 +80,10 @@ class ColumnComparison:
 
     @property
     def zones(self) -> frozenset[str]:
-        """The zones of its literals.
+        """The time zones of the literals.
 
-        If the column has another zone, the session's zone decides. The day of a timestamp with a zone is the day in
-        UTC.
+        If the column has another kind of time zone, the session's zone determines the comparison. The day of a
+        timestamp with a zone is the day in UTC.
         """
         return frozenset(one.zone for one in self.literals if one.zone is not None and self.transform == IDENTITY)
 
@@ -89,9 +97,9 @@ class ColumnComparison:
 
 @dataclass(frozen=True)
 class Like:
-    """`column LIKE pattern`, or NOT LIKE; of the column itself, or in lower or upper case.
+    """`column LIKE pattern`, or NOT LIKE, for the column itself or for its lower or upper case.
 
-    It leaves out no files of its table, only rows of a dimension. It is never negated.
+    It leaves out only rows of a dimension, and no files of the dimension. It is never negated.
     """
 
     column: ColumnReference
@@ -109,12 +117,15 @@ class Like:
 
 @dataclass(frozen=True)
 class SemiJoin:
-    """Some needed row of a stored table has the same values and no nulls: `pairs` of a column and the table's
-    column.
+    """The requirement that a needed row of a stored table has the same values and no nulls.
 
-    `of` identifies the reference to the table. That row also meets `where`, whose columns are (0, name). With a
-    `transform` there is one pair, and the row's value identifies a period of the column, or is an extreme of all rows
-    (`scan.Join`).
+    With a `transform`, there is one pair, and the row's value identifies a period of the column, or is an
+    extreme of all rows (`scan.Join`).
+
+    Attributes:
+        of: Identifies the reference to the table.
+        pairs: Pairs of a column and a column of the table.
+        where: A condition that the row also meets; its columns are (0, name).
     """
 
     pairs: tuple[tuple[ColumnReference, str], ...]
@@ -125,7 +136,7 @@ class SemiJoin:
     size: ClassVar[int] = 1
 
     def move_columns(self, to: Move) -> SemiJoin | None:
-        """Return the condition with the moved pairs; with fewer pairs it is weaker."""
+        """Return the semi-join with moved columns; if only some pairs can be moved, it is weaker."""
         pairs = tuple((reference, column) for old, column in self.pairs if (reference := to(old)) is not None)
         return replace(self, pairs=pairs) if pairs else None
 
@@ -145,7 +156,9 @@ class AnyOf:
 Atom: TypeAlias = ColumnComparison | Like | SemiJoin
 Condition: TypeAlias = Atom | AllOf | AnyOf
 Move: TypeAlias = Callable[[ColumnReference], ColumnReference | None]
-"""From a column to a column of another source with the same value; None if there is none."""
+"""A function that maps a column to a column of another source with the same value, or to None if there is
+none.
+"""
 NEVER = AnyOf((), 1)
 
 
@@ -176,13 +189,16 @@ def any_of(parts: Iterable[Condition | None]) -> Condition | None:
 
 
 def move(condition: Condition | None, to: Move) -> Condition | None:
-    """Return the condition on the columns that `to` returns, without the parts for whose columns it returns None."""
+    """Return the condition on the columns that `to` returns; parts on columns for which it returns None are
+    left out.
+    """
     return weaken(condition, lambda atom: atom.move_columns(to))
 
 
 def weaken(condition: Condition | None, keep: Callable[[Atom], Condition | None]) -> Condition | None:
-    """Return the condition with `keep` applied to each atom; None replaces an atom by "true", and `NEVER` by
-    "false".
+    """Apply `keep` to each atom of the condition.
+
+    The result None replaces an atom by "true", and `NEVER` replaces it by "false".
     """
     match condition:
         case AllOf(parts):
@@ -195,17 +211,17 @@ def weaken(condition: Condition | None, keep: Callable[[Atom], Condition | None]
 
 
 def comparisons_of(condition: Condition | None) -> Condition | None:
-    """Return the condition with its comparisons of columns only."""
+    """Return the part of the condition that consists of comparisons of columns."""
     return weaken(condition, lambda atom: atom if isinstance(atom, ColumnComparison) else None)
 
 
 def drop_functions(condition: Condition | None) -> Condition | None:
-    """Return the condition as far as rows can be compared with it."""
+    """Return the part of the condition with which rows can be compared."""
     return weaken(condition, lambda atom: None if _is_of_function(atom) else atom)
 
 
 def functions_of(condition: Condition | None) -> Condition | None:
-    """Return the condition with its comparisons of functions only."""
+    """Return the part of the condition that consists of comparisons of functions."""
     return weaken(condition, lambda atom: atom if _is_of_function(atom) else None)
 
 
@@ -214,7 +230,9 @@ def _is_of_function(atom: Atom) -> bool:
 
 
 def rejects_null(condition: Condition | None) -> bool:
-    """Return whether it is true for no row in which all columns are null, as an outer join adds them."""
+    """Return whether the condition is never true for a row in which all columns are null, like the rows that
+    an outer join adds.
+    """
     match condition:
         case AllOf(parts):
             return any(rejects_null(part) for part in parts)
@@ -230,7 +248,7 @@ def likes_of(condition: Condition | None) -> tuple[tuple[Like, ...], ...]:
     patterns: list[tuple[Like, ...]] = []
     for part in parts_of(condition):
         either = part.parts if isinstance(part, AnyOf) else (part,)
-        # `(a AND x LIKE 'b') OR (c AND x LIKE 'd')` implies the OR of the patterns.
+        # `(a AND x LIKE 'b') OR (c AND x LIKE 'd')` implies that x matches one of the patterns.
         likes = [next((leaf for leaf in parts_of(branch) if isinstance(leaf, Like)), None) for branch in either]
         there = tuple(one for one in likes if one is not None)
         if there and len(there) == len(likes):
@@ -239,7 +257,7 @@ def likes_of(condition: Condition | None) -> tuple[tuple[Like, ...], ...]:
 
 
 def parts_of(condition: Condition | None) -> tuple[Condition, ...]:
-    """Return the conditions that are all true where the condition is."""
+    """Return conditions that are all true if the condition is true."""
     if condition is None:
         return ()
     return condition.parts if isinstance(condition, AllOf) else (condition,)
@@ -255,9 +273,9 @@ def references_of(condition: Condition) -> frozenset[ColumnReference]:
 
 
 def limit_text(condition: Condition | None) -> Condition | None:
-    """Return the first parts of the condition that have at most `TEXT_MAX` characters in SQL.
+    """Return the first parts of the condition, limited to `TEXT_MAX` characters in SQL.
 
-    The condition has no semi-joins.
+    The condition must not have semi-joins.
     """
     parts: list[Condition] = []
     characters_left = TEXT_MAX
@@ -270,10 +288,10 @@ def limit_text(condition: Condition | None) -> Condition | None:
 
 
 def sql_of(condition: Condition) -> str:
-    """Return the condition in SQL that Trino and Spark read.
+    """Return the condition in SQL that Trino and Spark can read.
 
     Raises:
-        ValueError: For a condition with semi-joins or LIKE.
+        ValueError: The condition contains a semi-join or LIKE.
     """
     match condition:
         case AllOf(parts):
@@ -308,12 +326,12 @@ def _comparison_sql(comparison: ColumnComparison) -> str:
 
 
 def expression_of(condition: Condition) -> Expression:
-    """Return an Iceberg expression with typed literals, true for the same rows.
+    """Return an Iceberg expression with typed literals that is true for the same rows.
 
-    Iceberg's logic has two values: `not-eq` is true for null, so that a comparison with <> also requires `not-null`.
+    Iceberg's logic has two values: `not-eq` is true for null, so a comparison with <> also requires `not-null`.
 
     Raises:
-        ValueError: For semi-joins and LIKE.
+        ValueError: The condition contains a semi-join or LIKE.
     """
     match condition:
         case AllOf(parts):

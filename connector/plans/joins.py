@@ -1,8 +1,11 @@
-"""Chooses the joins of a statement that plan requests contain: joins with much smaller tables that have a condition, or
-are joined with a table that has one; and joins of a table with rows of itself that have given values.
+"""Chooses the joins of a statement that plan requests contain.
 
-Joined scans refer to each other (`scan.py`). For each scan they become a tree, in which no table is its own ancestor.
-Sizes are from the summary of a table's snapshot. The server skips joins with tables that it finds too large.
+A join is chosen if the other table is much smaller, and has a condition or is joined with a table that has
+one. A join of a table with rows of itself is chosen if these rows have given values.
+
+Joined scans refer to each other (`scan.py`). For each scan, the joins become a tree, in which no table is
+its own ancestor. Sizes come from the summary of a table's snapshot. The server skips joins with tables that
+exceed its limits.
 """
 
 from __future__ import annotations
@@ -25,47 +28,58 @@ from seamark.formats.iceberg.types.transforms import IDENTITY
 
 DEPTH_MAX = 4
 JOINS_MAX = 32
-"""The server's limit for one request."""
+"""The server's maximum number of joins in one request."""
 _STEPS_MAX = 500
-"""Joins considered for one scan: if all tables are joined with all others, the tree has exponential size."""
+"""The maximum number of joins that are considered for one scan.
+
+If all tables are joined with all others, the size of the tree is exponential.
+"""
 SIZE_RATIO_MIN = 4
-"""A dimension is at least this many times smaller than the table that it filters."""
+"""The minimum ratio of the size of a table to the size of a dimension that filters it."""
 SMALL_BYTES = 4 << 20
-"""A table of at most this size may filter a table of any size. So may rows of a larger one that have given values in
-a column: the server reads only their files, within its limits."""
+"""The maximum size of a table that may filter tables of any size.
+
+Rows of a larger table may also filter tables of any size, if they have given values in a column: the server
+then reads only the files of these rows, within its limits.
+"""
 
 
 @dataclass(frozen=True)
 class PlannedScan:
-    """A scan of a table for which a plan may be requested, with its name in Seamark."""
+    """A scan of a table for which a plan may be requested, with the name of the table in Seamark."""
 
     scan: Scan
     catalog: str
     table: Name
     within: tuple[int, ...] = ()
-    """The view whose text contains it (`views.py`), by the numbers of the scans on the path to it. Empty: it is in the
-    statement."""
+    """The view whose text contains the scan (`views.py`): the numbers of the scans on the path to it.
+
+    If it is empty, the scan is in the statement itself.
+    """
 
     @property
     def read(self) -> tuple[str, Name, int | None, str | None]:
-        """Scans with the same value read the same rows."""
+        """The identity of the rows that the scan reads: scans with the same value read the same rows."""
         return self.catalog, self.table, self.scan.snapshot_id, self.scan.ref
 
     @property
     def state(self) -> tuple[str, Name, int | None]:
-        """Scans with the same value read one state of the table: its current snapshot, branches and tags belong
-        together, snapshots that are named by their numbers do not change."""
+        """The identity of the state of the table: scans with the same value read the same state.
+
+        The current snapshot, branches and tags belong to one state. A snapshot that is named by its number does not
+        change, and is a state of its own.
+        """
         return self.catalog, self.table, self.scan.snapshot_id
 
 
 @dataclass(frozen=True)
 class Dimension:
-    """A scan that filters another scan, at a snapshot of its table."""
+    """A scan that filters another scan, read at one snapshot of its table."""
 
     planned: PlannedScan
     snapshot_id: int
     files: int
-    """Data files of its table."""
+    """The number of data files of its table."""
     join: Join
     dimensions: tuple[Dimension, ...]
 
@@ -75,7 +89,7 @@ class Dimension:
 
     @property
     def columns(self) -> frozenset[str]:
-        """The columns of its table by which rows of the other table are left out."""
+        """The columns of its table that leave out rows of the other table."""
         return frozenset(other for _, other in self.on) | self.planned.scan.columns | columns_of(self.join.where)
 
     def request(self) -> JoinRequest:
@@ -104,12 +118,14 @@ def find_dimensions(
 ) -> dict[PlannedScan, tuple[Dimension, ...]]:
     """Return the dimensions of each scan.
 
-    `planned_scans` are by the numbers of the scans, `tables` by the names in the statement.
+    Args:
+        planned_scans: The scans by their numbers.
+        tables: The tables by their names in the statement.
     """
     chosen = {}
     for number, planned in planned_scans.items():
         table = _find_table(planned, tables)
-        if table is not None and table.files > 1:  # a table of one file is read entirely
+        if table is not None and table.files > 1:  # A table with one file is always read completely.
             dimensions = _DimensionTree(planned_scans, tables).dimensions(number, ())
             if dimensions:
                 chosen[planned] = dimensions
@@ -122,7 +138,7 @@ def explain_unrequested_joins(
     tables: Mapping[tuple[str | None, str | None, str], KnownTable],
     chosen: Mapping[PlannedScan, tuple[Dimension, ...]],
 ) -> list[str]:
-    """Return the joined tables of a scan that are none of its dimensions, with the reason."""
+    """Return the joined tables of a scan that are not its dimensions, each with the reason."""
     planned = planned_scans[number]
     limited, requested = _find_table(planned, tables), {one.join.scan for one in chosen.get(planned, ())}
     reasons: dict[str, None] = {}
@@ -148,7 +164,7 @@ def _unhelpful(table: str, why: str) -> str:
 
 
 class _DimensionTree:
-    """The tree of one scan."""
+    """The tree of the joins of one scan."""
 
     def __init__(
         self, planned_scans: Mapping[int, PlannedScan], known: Mapping[tuple[str | None, str | None, str], KnownTable]
@@ -171,7 +187,7 @@ class _DimensionTree:
             table = None if planned is None else _find_table(planned, self._known)
             if planned is None or table is None or table.snapshot_id is None or join.scan in path:
                 continue
-            if join.is_extreme:  # the server reads it from statistics of files, of tables of any size
+            if join.is_extreme:  # The server computes the extreme from statistics of files, for tables of any size.
                 if planned.scan.condition is None and not planned.scan.likes:
                     self._left -= 1
                     dimensions.append(Dimension(planned, table.snapshot_id, table.files, join, ()))
@@ -182,7 +198,7 @@ class _DimensionTree:
                 continue
             self._left -= 1
             behind = self.dimensions(join.scan, (*path, number))
-            # A condition on the join columns alone is also pushed to the filtered table itself.
+            # A condition on the join columns alone also applies directly to the filtered table.
             is_pushed_down = join.transform == IDENTITY and join.where is None and join.any_of is None
             if behind or not is_pushed_down or not planned.scan.columns <= {column for _, column in join.on}:
                 dimensions.append(Dimension(planned, table.snapshot_id, table.files, join, behind))
@@ -193,18 +209,23 @@ class _DimensionTree:
         )
 
     def _is_whole(self, join: Join, number: int, dimensions: Sequence[Dimension]) -> bool:
-        """Return whether all alternatives are there: without one of them, the others restrict no row."""
+        """Return whether all alternatives of a join are dimensions.
+
+        If one alternative is missing, the others restrict no row.
+        """
         alternatives = [one for one in self._planned_scans[number].scan.joins if one.any_of == join.any_of]
         return all(any(other.join is one for other in dimensions) for one in alternatives)
 
 
 def _of_column(atom: Atom) -> Atom | None:
-    """Return the atom, or None for a field of a struct: only whole columns filter the rows of a dimension."""
+    """Return the atom, or None if it is on a field of a struct, because only whole columns filter the rows of
+    a dimension.
+    """
     return None if isinstance(atom, ColumnComparison) and "." in atom.column[1] else atom
 
 
 def _has_values(scan: Scan) -> bool:
-    """Return whether a column of the needed rows is equal to one of a few literals."""
+    """Return whether a column of the needed rows must be equal to one of a few literals."""
     condition = scan.condition
     parts = condition.parts if isinstance(condition, AllOf) else (condition,)
     return any(isinstance(one, ColumnComparison) and one.op in ("=", "IN") and not one.negated for one in parts)

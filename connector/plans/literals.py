@@ -1,4 +1,4 @@
-"""Literals of SQL statements, as the dialects' readers find them."""
+"""Literals of SQL statements, in the form that the parsers of all dialects return."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ _KINDS = {"integer": "number", "decimal": "number", "binary": "bytes"}
 
 @dataclass(frozen=True)
 class Literal:
-    """`kind`: null, boolean, integer, decimal, double, text, date, timestamp, uuid, binary.
+    """A literal.
 
     Attributes:
-        value: Its text without quotes; of binary, hexadecimal.
+        kind: `null`, `boolean`, `integer`, `decimal`, `double`, `text`, `date`, `timestamp`, `uuid` or
+            `binary`.
+        value: The text without quotes; for `binary`, hexadecimal digits.
     """
 
     kind: str
     value: str
     zone: str | None = None
-    """For a date or timestamp: `LOCAL` if it has no zone, `ZONED` if it has one."""
+    """The kind of time zone of a date or timestamp: `LOCAL` if it has no zone, `ZONED` if it has one."""
     bits: int = field(default=64, compare=False)
-    """The width of the integer type that the engine gives it. The smaller width if the text leaves two."""
+    """The width of the integer type in the engine; the smaller width if two are possible."""
 
     @property
     def sql(self) -> str:
@@ -39,6 +41,6 @@ class Literal:
 
     @property
     def typed(self) -> TypedLiteral:
-        """The literal in an Iceberg expression; there is none for null."""
+        """The literal in the form of an Iceberg expression, which exists for all kinds except null."""
         kind = "timestamptz" if self.kind == "timestamp" and self.zone == ZONED else self.kind
         return TypedLiteral(_KINDS.get(kind, kind), self.value.lower() if kind == "boolean" else self.value)

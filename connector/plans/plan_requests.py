@@ -1,9 +1,11 @@
-"""The plan requests of one statement, within its time budget: which plan tables replace its scans.
+"""Requests the plans for the scans of one statement, within its time budget.
 
-A table that a statement reads more than once is read at one snapshot, as Trino would: all its scans get plans of the
-same snapshot, or none does. If it is also read at a branch or tag, the snapshots of all these scans belong to one state
-of the table. The same applies to a table whose rows were used to leave out files of another table: all
-its scans must read the snapshot of these rows, which was current when the statement arrived. If that is impossible, a
+If a statement reads a table more than once, Trino would read it at one snapshot. So all scans of the table
+get plans of the same snapshot, or none of them gets a plan. If the table is also read at a branch or tag,
+the snapshots of all these scans belong to one state of the table.
+
+The same applies to a table whose rows were used to leave out files of another table. All its scans must
+read the snapshot with these rows, which was current when the statement arrived. If this is impossible, a
 plan of the other table is requested again, without its joins.
 """
 
@@ -23,7 +25,7 @@ from seamark.connector.plans.async_client import JoinResult, Name, Seamark, Tabl
 from seamark.connector.plans.joins import Dimension, PlannedScan, depth_first
 
 _JOINS_SHARE = 0.6
-"""Fraction of the remaining time for a request with joins; the rest is for a request without them."""
+"""The fraction of the remaining time for a request with joins; the rest is for a request without them."""
 _log = structlog.get_logger("seamark.plans")
 T = TypeVar("T")
 K = TypeVar("K")
@@ -31,13 +33,19 @@ Plans = dict[PlannedScan, TablePlanResponse]
 
 
 class PlanRequests:
-    """Belongs to one statement.
+    """The plan requests of one statement.
 
-    `why`: the reason for the last missing plan.
+    Attributes:
+        why: The reason for the last missing plan.
     """
 
     def __init__(self, seamark: Seamark, kept_max: float, until_s: float, *, hide_partitions: bool = False) -> None:
-        """`hide_partitions`: each scan gets a plan if something would mislead DuckDB, also a scan without a filter."""
+        """Create the requests of one statement.
+
+        Args:
+            hide_partitions: Whether the statement is for DuckDB. If a property of a table would mislead DuckDB,
+                each scan of the table gets a plan, even without a filter.
+        """
         self._hide_partitions = hide_partitions
         self.misread: dict[Name, str] = {}
         """Tables that DuckDB would read wrongly, with the reasons."""
@@ -52,13 +60,13 @@ class PlanRequests:
         """Names that are no tables, among them views."""
 
     def has_failed(self) -> bool:
-        """Return whether the server failed to answer; a refusal is an answer."""
+        """Return whether the server failed to answer; a refusal counts as an answer."""
         return self._failed
 
     async def plans(
         self, planned_scans: Sequence[PlannedScan], dimensions: Mapping[PlannedScan, tuple[Dimension, ...]]
     ) -> Plans:
-        """Return the plans of the scans that are to read plan tables."""
+        """Return the plans of the scans that will read plan tables."""
         groups = _groups(planned_scans)
         pins = {one.planned.read: one for each in dimensions.values() for one in depth_first(each)}
         wanted = {}
@@ -84,7 +92,7 @@ class PlanRequests:
         effective = (_effective_joins(dimensions.get(planned, ()), plan) for planned, plan in plans.items())
         needed = {one.planned.read for joins in effective for one, _ in joins}
         for read in pins.keys() - needed:
-            # It was pinned to the snapshot for a join with another table; the join is not used.
+            # The scan was pinned to this snapshot for a join with another table, but the join is not used.
             group = next(group for group in groups.values() if any(planned.read == read for planned in group))
             if all(planned in plans and self._keeps_most(plans[planned]) for planned in group):
                 _drop(plans, group)
@@ -100,7 +108,7 @@ class PlanRequests:
             if len(group) > 1 and any(answer.is_made for answer in answers.values()):
                 snapshots = {planned.read: answer.snapshot_id for planned, answer in answers.items()}
                 if any(answer.snapshot_id != snapshots[planned.read] for planned, answer in answers.items()):
-                    _drop(plans, group)  # committed in between
+                    _drop(plans, group)  # Another client has committed in between.
                     continue
                 for planned in group:
                     if planned in again or planned not in plans or not plans[planned].is_made:
@@ -114,8 +122,9 @@ class PlanRequests:
         dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
         plans: Plans,
     ) -> None:
-        """Remove the plans of a table that is read at branches, tags or its current snapshot, if these moved while
-        the plans were made.
+        """Remove the plans of a table that is read at branches, tags or its current snapshot, if these have moved.
+
+        A branch can move while the plans are made.
         """
         mixed = [
             group for group in groups.values() if len({planned.read for planned in group}) > 1 and group[0] in plans
@@ -150,7 +159,7 @@ class PlanRequests:
         return plan
 
     async def all(self, questions: Mapping[K, Coroutine[Any, Any, T]]) -> dict[K, T]:
-        """Return the answers that arrive in time and are no refusals."""
+        """Return the answers that arrive in time; refusals are left out."""
         if not questions:
             return {}
         left_s = self._until_s - asyncio.get_running_loop().time()
@@ -172,7 +181,7 @@ class PlanRequests:
                 return not task.cancelled()
             case TimeoutError():
                 self.why = "joins took too long"
-            case Refused():  # no such table, a view, a filter that cannot be bound
+            case Refused():  # The table does not exist or is a view, or the filter cannot be bound.
                 self.why = f"Seamark refused: {error.kind or error.status}"
             case ClientError():
                 self._failed, self.why = True, f"Seamark failed: {error.kind or type(error).__name__}"
@@ -188,7 +197,7 @@ def drop_scans(
     planned_scans: Sequence[PlannedScan],
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
 ) -> Plans:
-    """Return the plans that stay valid if the scans in `gone` are not read."""
+    """Return the plans that stay valid if the scans in `gone` get no plan."""
     left = dict(plans)
     _drop(left, gone)
     _drop_inconsistent(_groups(planned_scans), dimensions, left)
@@ -209,7 +218,11 @@ def _request_of(
     *,
     keep: bool = True,
 ) -> TablePlanRequest:
-    """Return the request for a scan, with the filter if `keep`; after a refusal the filter is left out."""
+    """Return the request for a scan.
+
+    Args:
+        keep: Whether the request contains the filter; after a refusal, the filter is left out.
+    """
     filter = planned.scan.filter if keep else None
     ref = planned.scan.ref if snapshot_id is None else None
     past, wanted = planned.scan.is_past, tuple(one.request() for one in joins)
@@ -224,7 +237,7 @@ def _effective_joins(dimensions: Sequence[Dimension], plan: TablePlanResponse) -
 
 
 def _is_consistent(dimensions: Sequence[Dimension], plan: TablePlanResponse, plans: Plans) -> bool:
-    """Return whether each table whose rows left out files is read at the snapshot of these rows."""
+    """Return whether each table whose rows left out files is read at the snapshot that has these rows."""
     for dimension, outcome in _effective_joins(dimensions, plan):
         other = plans.get(dimension.planned)
         if other is None or not other.is_made or not other.snapshot_id == outcome.snapshot_id == dimension.snapshot_id:
@@ -245,7 +258,7 @@ def _drop_inconsistent(
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
     plans: Plans,
 ) -> None:
-    """Remove plans until the scans of a table, and their dimensions, are read at one state."""
+    """Remove plans until all scans of a table, and the uses of its rows in joins, have the same state."""
     while True:
         apart = [group for group in groups.values() if len(group) > 1 and not _have_names(group, plans)]
         inconsistent = [

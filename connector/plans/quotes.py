@@ -1,4 +1,4 @@
-"""Quoted names and texts of SQL."""
+"""Quotes names and texts in SQL."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ def quote_name(name: str) -> str:
 
 
 def backquote(name: str) -> str:
-    """Return the name in Spark's SQL."""
+    """Return the quoted name in Spark's SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 

@@ -1,4 +1,4 @@
-"""A statement whose tables are replaced by their plans, as each engine's connector makes one."""
+"""The result of rewriting a statement so that it reads plans instead of tables, for all engines."""
 
 from __future__ import annotations
 
@@ -11,32 +11,35 @@ from seamark.connector.plans.plan_requests import find_used_joins
 
 LEASE_S = 86_400
 MAX_KEPT_FRACTION = 0.95
-"""A table is read by its own name if its plan keeps a larger fraction of its files."""
+"""The maximum fraction of files that a plan may keep; if it keeps more, the statement reads the table
+itself.
+"""
 BUDGET_S = 10.0
-"""For all requests of one query."""
+"""The time budget for all requests of one query."""
 
 
 @dataclass(frozen=True)
 class RewrittenStatement:
-    """`statement` is None if the text has to run unchanged.
+    """A rewritten statement.
 
     Attributes:
-        summary: What was done, in one line.
+        statement: The new text; None if the original text has to run.
+        summary: A description of the changes in one line.
     """
 
     statement: str | None
     summary: str
     files: int = 0
-    """Data files of the plans."""
+    """The number of data files in the plans."""
     considered_files: int = 0
-    """Data files of the tables that plans replace."""
+    """The number of data files of the tables that plans replace."""
 
 
 def summary_of(
     plans: Mapping[PlannedScan, TablePlanResponse], dimensions: Mapping[PlannedScan, tuple[Dimension, ...]]
 ) -> str:
-    """Return the files that each plan keeps of its table, and the columns with the number of keys by which others
-    went.
+    """Return a summary of the files that each plan keeps, and of the columns and numbers of keys that left out
+    files.
     """
     counts = [f"{'.'.join(planned.table)}={plan.files}/{plan.considered_files}" for planned, plan in plans.items()]
     used = [

@@ -1,4 +1,6 @@
-"""The tables that a statement of any engine reads: positions in its text, and conditions on the needed rows."""
+"""The tables that a statement of any engine reads: their positions in the text, and conditions on the
+needed rows.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from seamark.formats.protocol.wire import MAXIMUM, MINIMUM
 
 
 def columns_of(condition: Condition | None) -> frozenset[str]:
-    """Return the columns of a condition; for a field of a struct, the struct's column."""
+    """Return the columns of a condition; for a field of a struct, return the column of the struct."""
     return (
         frozenset() if condition is None else frozenset(name.partition(".")[0] for _, name in references_of(condition))
     )
@@ -20,22 +22,25 @@ def columns_of(condition: Condition | None) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Join:
-    """A row is needed only if a needed row of another scan is equal in the columns `on`."""
+    """A join: a row is needed only if a needed row of another scan has equal values in the columns `on`."""
 
     scan: int
     """The position of the other scan among the statement's scans."""
     on: tuple[tuple[str, str], ...]
-    """Pairs of equal columns: this table's, the other table's."""
+    """Pairs of columns with equal values: a column of this table, and a column of the other table."""
     transform: str = IDENTITY
-    """With a transform of Iceberg there is one pair: the other table's value is the start of the day, month, year or
-    hour of this table's; for `year` also the number of the year. With `MINIMUM` or `MAXIMUM`, this table's value is
-    that extreme of all rows of the other table."""
+    """The function that relates the values of the two columns; there is then one pair.
+
+    With a transform of Iceberg, the other table's value is the start of the day, month, year or hour of this
+    table's value; for `year`, it may also be the number of the year. With `MINIMUM` or `MAXIMUM`, this table's
+    value is the minimum or maximum of all rows of the other table.
+    """
     where: Condition | None = None
-    """The other row also meets this condition on its table."""
+    """A condition that the other row also meets."""
     any_of: int | None = None
-    """Joins of a scan with the same number are alternatives: a row needs one of them."""
+    """The number of a group of alternatives: a row needs only one of the joins with the same number."""
     unless: Condition | None = None
-    """Rows of this table that meet it are needed in any case."""
+    """A condition on rows of this table; rows that meet it are needed without a match."""
 
     @property
     def is_extreme(self) -> bool:
@@ -44,9 +49,9 @@ class Join:
 
 @dataclass(frozen=True)
 class Scan:
-    """A reference to a table.
+    """A reference to a table in a statement.
 
-    Names are in the form in which the engine compares them.
+    Names have the form in which the engine compares them.
     """
 
     catalog: str | None
@@ -54,37 +59,45 @@ class Scan:
     table: str
     start: int
     end: int
-    """Characters of the reference in the statement, [start, end), without FOR VERSION and alias."""
+    """The end of the reference in the statement, which has the characters [start, end); FOR VERSION and the
+    alias follow.
+    """
     name_start: int
-    """The start of the table's name, after catalog and schema."""
+    """The start of the table's name, which follows the catalog and the schema."""
     alias_needed: str | None
-    """The alias to add after the new name (and after FOR VERSION) if the reference has none."""
+    """The alias to add after the new name and after FOR VERSION, if the reference has no alias."""
     snapshot_id: int | None
-    """FOR VERSION AS OF a number."""
+    """The snapshot of FOR VERSION AS OF, if it is a number."""
     version_span: tuple[int, int] | None
-    """Characters of FOR VERSION in the statement."""
+    """The characters of FOR VERSION in the statement."""
     condition: Condition | None
-    """Only rows for which it is true are needed. Its columns are (0, column); it has no semi-joins.
+    """The condition that is true for all needed rows.
 
-    It must be bound to the schema that the scan reads: a name in an older schema may be another column."""
+    Its columns are (0, column), and it has no semi-joins. It must be bound to the schema that the scan reads,
+    because in an older schema, a name may belong to another column.
+    """
     likes: tuple[tuple[Like, ...], ...] = ()
-    """Further conditions, which only filter the rows of a dimension: of each, at least one is true."""
+    """Further conditions, which only filter the rows of a dimension; at least one condition of each tuple is
+    true.
+    """
     joins: tuple[Join, ...] = ()
-    """Two joined scans have each other."""
+    """The joins with other scans; both scans of a join list it."""
     renamable: bool = True
-    """False if the statement may qualify columns by the table's schema, which is not possible with an alias."""
+    """Whether the reference can be renamed. False if the statement may qualify columns by the table's schema,
+    because an alias has no schema.
+    """
     quoted: bool = False
-    """The reference is in a text within the statement, in which each quote is doubled."""
+    """Whether the reference is in a text within the statement, in which each quote is doubled."""
     ref: str | None = None
-    """FOR VERSION AS OF a branch or tag. The server finds its snapshot when it plans: the rewritten
-    statement names that snapshot or its plan table, so a branch that moves afterwards changes nothing."""
+    """The branch or tag of FOR VERSION AS OF.
+
+    The server finds its snapshot when it makes the plan. The rewritten statement names that snapshot or its
+    plan table, so the result does not change if the branch moves later.
+    """
 
     @property
     def is_past(self) -> bool:
-        """Whether a version is named.
-
-        Then the engine reads with the schema of the snapshot.
-        """
+        """Whether the reference has a version; the engine then reads with the schema of the snapshot."""
         return self.snapshot_id is not None or self.ref is not None
 
     @cached_property
@@ -99,13 +112,13 @@ class Scan:
 
     @property
     def is_restricted(self) -> bool:
-        """Whether there is a condition on its rows, or on those of another table, within a disjunction."""
+        """Whether there is a condition on the rows of the scan, also if it is only in joins or alternatives."""
         has_where = any(join.where is not None for join in self.joins)
         return self.condition is not None or bool(self.likes) or has_where
 
     @cached_property
     def columns(self) -> frozenset[str]:
-        """The columns in the condition, in `likes`, and in the conditions of joins on this table."""
+        """The columns of this table in the condition, in `likes`, and in the conditions of joins."""
         likes = frozenset(one.column[1] for either in self.likes for one in either)
         conditions = (self.condition, *(join.unless for join in self.joins))
         return likes.union(*(columns_of(one) for one in conditions))

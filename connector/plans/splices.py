@@ -1,5 +1,5 @@
-"""Replaces parts of a text by position. All other characters of the statement stay unchanged, with its comments, spaces
-and spelling.
+"""Replaces parts of a text by position; all other characters of a statement, such as comments and spaces,
+stay.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Replacement(NamedTuple):
-    """`text` for the characters [start, end)."""
+    """A replacement: `text` replaces the characters [start, end)."""
 
     start: int
     end: int
@@ -26,7 +26,9 @@ def splice(text: str, replacements: Iterable[Replacement]) -> str:
     at = 0
     for start, end, new in sorted(replacements):
         if not at <= start <= end <= len(text):
-            raise ValueError(f"the replacement of [{start}, {end}) overlaps another, or is not within the text")
+            raise ValueError(
+                f"the replacement of [{start}, {end}) overlaps another replacement, or is not within the text"
+            )
         pieces += [text[at:start], new]
         at = end
     return "".join([*pieces, text[at:]])

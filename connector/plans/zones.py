@@ -1,4 +1,4 @@
-"""The names that Trino, Spark and DuckDB have for the time zone UTC."""
+"""The names of the time zone UTC in Trino, Spark and DuckDB."""
 
 from __future__ import annotations
 

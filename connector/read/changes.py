@@ -1,10 +1,11 @@
-"""Changes between two snapshots of a branch, as scan tasks for inserted and for deleted rows.
+"""Computes the changes between two snapshots of a branch, as scan tasks for inserted and deleted rows.
 
-As multisets, the rows of the earlier snapshot plus the inserted rows minus the deleted rows equal the rows of the later
-snapshot. The changes are computed from the plans of both snapshots. A file only in the later plan is inserted; a file
-only in the earlier plan is deleted. In a file of both plans, the rows are deleted that only the later delete files
-delete. Rewrites of files (operation `replace`) do not change rows, so snapshots are compared only between rewrites, not
-across them. Rows that a copy-on-write commit copies to a new file are both deleted and inserted.
+As multisets, the rows of the earlier snapshot plus the inserted rows minus the deleted rows equal the rows
+of the later snapshot. The changes are computed from the plans of both snapshots. A file only in the later
+plan is inserted; a file only in the earlier plan is deleted. In a file of both plans, the deleted rows are
+those that only delete files of the later plan delete. Rewrites of files (operation `replace`) do not change
+rows, so snapshots are compared only between rewrites, not across them. Rows that a copy-on-write commit
+copies to a new file are both deleted and inserted.
 
 The plans have no filter: an index may prune a file in one snapshot and not in the other.
 """
@@ -28,7 +29,7 @@ APPEND = "append"
 
 class SnapshotChange(NamedTuple):
     kind: str
-    """INSERT or DELETE."""
+    """The kind of the change: INSERT or DELETE."""
     task: ScanTask
 
 
@@ -38,7 +39,8 @@ def history(table: OpenTable, start: int | None, end: int) -> list[Snapshot]:
     `table` must be opened with its history.
 
     Raises:
-        BadRequest: If `start` is not an ancestor of `end`; without `start`, if an ancestor of `end` has expired.
+        BadRequest: `start` is not an ancestor of `end`; or `start` is None and an ancestor of `end` has
+            expired.
     """
     by_id = {snapshot.snapshot_id: snapshot for snapshot in table.history}
     path: list[Snapshot] = []
@@ -46,7 +48,9 @@ def history(table: OpenTable, start: int | None, end: int) -> list[Snapshot]:
     while snapshot_id is not None and snapshot_id != start:
         snapshot = by_id.get(snapshot_id)
         if snapshot is None and start is None and path:
-            raise BadRequest(f"Snapshot {snapshot_id} has expired, so the state before it is unknown: give a start")
+            raise BadRequest(
+                f"Snapshot {snapshot_id} has expired, so the state before it is unknown; set a start snapshot"
+            )
         if snapshot is None or len(path) > len(by_id):
             raise BadRequest(f"Cannot find snapshot {snapshot_id}: it is not in the table's metadata, or has expired")
         path.append(snapshot)
@@ -57,13 +61,13 @@ def history(table: OpenTable, start: int | None, end: int) -> list[Snapshot]:
 
 
 def changes(client: SeamarkClient, table: OpenTable, start: int | None, end: int) -> Iterator[SnapshotChange]:
-    """Yield the changes from snapshot `start` (None: the empty table) to snapshot `end`."""
+    """Yield the changes from snapshot `start` to snapshot `end`; `start` None stands for the empty table."""
     for before, after in _divide_at_replaces(history(table, start, end), start):
         yield from _compare_plans(client, table, before, after)
 
 
 def _divide_at_replaces(snapshots: Iterable[Snapshot], start: int | None) -> Iterator[tuple[int | None, int]]:
-    """Yield pairs of snapshots (before, after) without a `replace` between them."""
+    """Yield pairs of snapshots (before, after) with no `replace` between them."""
     before, after = start, start
     for snapshot in snapshots:
         if is_replace(snapshot):
@@ -85,7 +89,7 @@ def _compare_plans(client: SeamarkClient, table: OpenTable, before: int | None, 
             yield SnapshotChange(INSERT, task)
         elif list(earlier_task.deletes) != list(task.deletes):
             yield SnapshotChange(DELETE, replace(earlier_task, removed_by=task.deletes))
-            if any(file not in task.deletes for file in earlier_task.deletes):  # deletes were removed or replaced
+            if any(file not in task.deletes for file in earlier_task.deletes):  # Deletes were removed or replaced.
                 yield SnapshotChange(INSERT, replace(task, removed_by=earlier_task.deletes))
     for task in earlier.values():
         yield SnapshotChange(DELETE, task)

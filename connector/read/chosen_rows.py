@@ -1,7 +1,7 @@
-"""Reads chosen rows of several data files, of which each is read by one thread.
+"""Reads chosen rows of several data files, with one thread for each file.
 
-A few rows of each of many files take longer to find than to keep: each column is decoded by one thread, and a file has
-too few columns of the same size to use all cores.
+If a few rows of each of many files are read, most of the time is spent on finding the rows. pyarrow decodes each
+column with one thread, and a file has too few columns of the same size to use all cores.
 """
 
 from __future__ import annotations
@@ -30,17 +30,19 @@ def read_chosen(
     files: Sequence[tuple[ScanTask, Longs]],
     keys: ParquetKeys | None = None,
 ) -> list[list[pa.RecordBatch]]:
-    """Return the rows at these positions of each file, as `TaskReader.read` returns them, all in memory.
+    """Return the rows at these positions of each file; all rows are in memory.
+
+    The rows of a file are the batches that `TaskReader.read` returns.
 
     Raises:
-        Unreadable: If the file cannot be read.
+        Unreadable: A file cannot be read.
     """
     near = not files or storage.is_local(files[0][0].path)
     most = min(_THREADS_MAX, os.cpu_count() or 1) if near else _THREADS_REMOTE
     if min(most, len(files)) < 2:
         reader = TaskReader(read_plan, storage, keys=keys)
         return [list(reader.read(task, positions)) for task, positions in files]
-    readers = threading.local()  # a reader has caches, which are not thread-safe
+    readers = threading.local()  # Each thread has its own reader, because the caches of a reader are not thread-safe.
 
     def read(file: tuple[ScanTask, Longs]) -> list[pa.RecordBatch]:
         reader: TaskReader | None = getattr(readers, "reader", None)

@@ -1,8 +1,9 @@
-"""Deleted rows of a data file, by the delete files that a plan lists for it.
+"""Finds the deleted rows of a data file with the delete files that a plan lists for it.
 
-Each delete file is decoded completely; otherwise Unreadable is raised. No row is undeleted because a file could not be
-read. The plan decides which delete files apply to a data file, by sequence numbers and partitions. Keys of equality
-deletes compare as in Iceberg's Java library: null equals null, NaN equals NaN, and -0.0 does not equal 0.0.
+If a delete file cannot be decoded completely, Unreadable is raised, so that no row is undeleted because of
+an unreadable file. The plan decides which delete files apply to a data file, by sequence numbers and
+partitions. Keys of equality deletes compare as in Iceberg's Java library: null equals null, NaN equals NaN,
+and -0.0 does not equal 0.0.
 """
 
 from __future__ import annotations
@@ -37,15 +38,17 @@ from seamark.formats.index.packing import MISSING, Longs
 from seamark.formats.runtime.errors import BadRequest
 
 CACHED_BYTES_MAX = 256 << 20
-"""Maximum size of the cached content of delete files, which may apply to many data files."""
+"""The maximum size of the cached content of delete files, each of which may apply to many data files."""
 DECODED_BYTES_MAX = 4 << 30
-"""Maximum memory of one decoded delete file; a larger file is Unreadable."""
+"""The maximum memory of one decoded delete file; a larger file raises Unreadable."""
 _CONTENTS = {"position-deletes": 1, "equality-deletes": EQUALITY}
 
 
 @dataclass(frozen=True)
 class DeletedRowSet:
-    """Deleted rows of one data file: those at `positions` (ascending), and those with a key in one of the sets."""
+    """The deleted rows of one data file: rows at `positions` (ascending), and rows with a key in one of the
+    key sets.
+    """
 
     positions: Longs
     keys: tuple[tuple[Columns, DeletedKeys], ...]
@@ -56,7 +59,10 @@ class DeletedRowSet:
         return {column_id for columns, _ in self.keys for column_id, _ in columns}
 
     def by_position(self, first: int, rows: int) -> Mask | None:
-        """Return bool[rows]: whether the rows from position `first` on are deleted by position; None if none is."""
+        """Return a mask of the rows that are deleted by position: bool[rows] from position `first` on.
+
+        Return None if no row is deleted by position.
+        """
         start, end = np.searchsorted(self.positions, (first, first + rows)).tolist()
         if start == end:
             return None
@@ -65,10 +71,10 @@ class DeletedRowSet:
         return mask
 
     def by_key(self, columns: Mapping[int, pa.Array], rows: int) -> Mask:
-        """Return bool[rows]: whether rows are deleted by key.
+        """Return a mask of the rows that are deleted by key: bool[rows].
 
         Raises:
-            ValueError: If a column has values of another type.
+            ValueError: A column has values of another type.
         """
         mask = np.zeros(rows, dtype=np.bool_)
         hashes_by_columns: dict[Columns, Any] = {}
@@ -87,8 +93,8 @@ NOTHING = DeletedRowSet(np.zeros(0, dtype=np.int64), ())
 def union_positions(*positions: Longs) -> Longs:
     """Return the distinct positions, ascending.
 
-    A stable sort is fast for inputs that are mostly sorted; numpy's own union hashes the positions, which took half of
-    the time of a batch in a table of many batches.
+    A stable sort is fast for input that is mostly sorted. numpy's own union hashes the positions, which took
+    half of the time of a batch in a table with many batches.
     """
     all_positions = np.sort(np.concatenate(positions), kind="stable")
     first = np.ones(len(all_positions), dtype=np.bool_)
@@ -105,10 +111,12 @@ class Deletes:
         self._cache: MemoryCache[tuple[object, ...], Content] = MemoryCache(CACHED_BYTES_MAX)
 
     def load(self, path: str, files: Sequence[Mapping[str, Any]]) -> DeletedRowSet:
-        """Return the rows of a data file that these delete files (REST spec, schema `DeleteFile`) delete.
+        """Return the rows of a data file that these delete files delete.
+
+        The delete files have the form of the REST specification (schema `DeleteFile`).
 
         Raises:
-            Unreadable: If the file cannot be read.
+            Unreadable: A delete file cannot be read.
         """
         if not files:
             return NOTHING
@@ -123,7 +131,7 @@ class Deletes:
             else:
                 keys.append((columns, content))
         if vectors > 1:
-            raise Unreadable(path, f"it has {vectors} deletion vectors; a data file has one at most")
+            raise Unreadable(path, f"it has {vectors} deletion vectors; a data file can have only one")
         return DeletedRowSet(
             positions[0] if len(positions) == 1 else union_positions(NOTHING.positions, *positions), tuple(keys)
         )
@@ -139,7 +147,7 @@ class Deletes:
         except BadRequest as error:
             raise Unreadable(file.path, f"its keys have columns that cannot be compared: {error.message}") from None
         if not terms:
-            raise Unreadable(file.path, "its manifest does not say which columns are its key")
+            raise Unreadable(file.path, "its manifest entry does not list its key columns")
         return tuple((term.column_id, term.kind) for term in terms)
 
     def _content(self, file: DeleteFile, columns: Columns) -> Content:
@@ -164,7 +172,7 @@ def decode_delete_file(json: Mapping[str, Any]) -> DeleteFile:
     """Decode the JSON of the REST specification.
 
     Raises:
-        Unreadable: For unknown content or an encrypted file.
+        Unreadable: The content is unknown, or the file is encrypted.
     """
     path, content = str(json.get("file-path")), json.get("content")
     if content not in _CONTENTS:

@@ -1,4 +1,4 @@
-"""Reads the rows of one data file that match, in the columns of a scan."""
+"""Reads the matching rows of one data file, with the columns of a scan."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class FileRowReader:
     file: pq.ParquetFile
     pages: Pages
     coded: Callable[[Sequence[str]], pq.ParquetFile]
-    """Opens the file again, with codes in the place of the strings of some columns."""
+    """A function that opens the file again, and returns codes instead of strings for some columns."""
     mapping: Any
     deletes: Deletes
     threads: bool
@@ -98,7 +98,9 @@ class FileRowReader:
         return bool(self.task.span[0] <= begins < self.task.span[1])
 
     def _select_candidates(self, chosen: Longs | None, first: int, rows: int) -> Mask | None:
-        """Return bool[rows]: rows that remain after positional selection and deletes; None: all rows."""
+        """Return a mask of the rows that remain after positional selection and deletes: bool[rows]; None for all
+        rows.
+        """
         mask = None
         if chosen is not None:
             start, end = np.searchsorted(chosen, (first, first + rows)).tolist()
@@ -164,9 +166,10 @@ class FileRowReader:
     def _read(
         self, number: int, rows: int, column_ids: Sequence[int], *, few: bool = False
     ) -> Iterator[tuple[pa.RecordBatch | None, int]]:
-        """Yield (batch, rows) with those of the columns that the file has; the batch is None if it has none of them.
+        """Yield batches with the requested columns that the file has, each with its number of rows.
 
-        Strings may be codes (`decode_strings`) if only a `few` of the rows are used.
+        A batch is None if the file has none of the columns. If only a `few` of the rows are used, strings may be
+        codes (`decode_strings`).
         """
         names = self._projected.names(column_ids)
         if not names:
@@ -201,7 +204,7 @@ class FileRowReader:
         arrays: list[pa.Array] = []
         positions = np.zeros(0, dtype=np.int64)
         needs_positions = self.read_plan.positions or POSITION in self.read_plan.names
-        if needs_positions or self._inherited is not None:  # otherwise positions are not used
+        if needs_positions or self._inherited is not None:  # Otherwise the positions are not used.
             positions = np.arange(first, first + size)
             positions = positions if mask is None else positions[mask]
         for name in self.read_plan.names:
@@ -223,16 +226,16 @@ class FileRowReader:
 def _build_batch(arrays: list[pa.Array], schema: pa.Schema, rows: int) -> pa.RecordBatch:
     if arrays:
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
-    return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))  # rows without columns
+    return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))  # The rows have no columns.
 
 
 def _path_to(column_id: int, schema: Schema, schemas: Iterable[Schema]) -> tuple[Field, tuple[int, ...]]:
     """Return the top-level column that contains a column, and the positions of the struct fields on the path to it.
 
-    A column that the schema lacks is looked up in the other schemas, the highest id first.
+    If the schema lacks the column, the other schemas are searched, the highest id first.
 
     Raises:
-        ValueError: If it is unknown, inside a list or map, or dropped from an existing struct.
+        ValueError: The column is unknown, inside a list or map, or dropped from an existing struct.
     """
     for candidate in (schema, *sorted(schemas, key=lambda candidate: candidate.id, reverse=True)):
         path = []
@@ -259,7 +262,7 @@ def _path_to(column_id: int, schema: Schema, schemas: Iterable[Schema]) -> tuple
 
 def _extract_nested(column: pa.Array, steps: Iterable[int]) -> pa.Array:
     for step in steps:
-        column = pc.struct_field(column, [step])  # null where the struct is null
+        column = pc.struct_field(column, [step])  # The value is null where the struct is null.
     return column
 
 
@@ -274,12 +277,12 @@ def partition_of(read_plan: ReadPlan, task: ScanTask) -> dict[int, Value | None]
     """Return the file's partition values by field id, for columns of the schema.
 
     Raises:
-        ValueError: For invalid values.
+        ValueError: The values are invalid.
     """
     spec, partition = spec_of(read_plan.metadata, task), task.file.get("partition") or ()
     if len(partition) != len(spec.fields):
         raise ValueError(
-            f"the plan has {len(partition)} partition values, the partition spec {len(spec.fields)} fields"
+            f"the plan has {len(partition)} partition values, but the partition spec has {len(spec.fields)} fields"
         )
     values: dict[int, Value | None] = {}
     for spec_field, json in zip(spec.fields, partition, strict=True):

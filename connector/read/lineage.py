@@ -1,11 +1,15 @@
-"""Row lineage of format version 3: the id of a row, and the commit that changed it last (Iceberg spec, "Row Lineage").
+"""Reads the row lineage of format version 3: the id of a row, and the sequence number of its last change.
 
-A file stores both in the columns `_row_id` and `_last_updated_sequence_number`. If a column is missing or null, the row
-id is the file's first row id plus the row's position, and the sequence number is that of the file. A rewrite therefore
-writes both columns for rows that it moves. For an updated row it writes only the row id; for a new row neither.
+The Iceberg spec defines it ("Row Lineage").
 
-A file without a first row id has rows without lineage: both values are null, as in Iceberg's readers. Such files are
-older than the table's upgrade and were not listed by a commit since; a commit that rewrites the rows assigns new ids.
+A file stores both in the columns `_row_id` and `_last_updated_sequence_number`. If a column is missing or
+null, the row id is the file's first row id plus the row's position, and the sequence number is that of the
+file. A rewrite therefore writes both columns for rows that it moves. For an updated row, it writes only the
+row id. For a new row, it writes neither.
+
+The rows of a file without a first row id have no lineage: both values are null, like in Iceberg's readers.
+Such a file is older than the table's upgrade, and no later commit has listed it. A commit that rewrites the
+rows assigns new ids.
 """
 
 from __future__ import annotations
@@ -40,17 +44,17 @@ def has_lineage(metadata: TableMetadata) -> bool:
 
 @dataclass(frozen=True)
 class InheritedLineage:
-    """The lineage that rows of a file inherit if the file does not store it."""
+    """The lineage that rows of a file inherit if the file does not store their lineage."""
 
     first_row_id: int
     sequence_number: int
 
     @staticmethod
     def of(file: Mapping[str, Any]) -> InheritedLineage | None:
-        """Return the lineage of a plan's data file; None if its rows have no lineage.
+        """Return the lineage of a data file of a plan, or None if its rows have no lineage.
 
         Raises:
-            AmbiguousColumn: If the plan has no sequence number.
+            AmbiguousColumn: The plan has no sequence number.
         """
         first = file.get(FIRST_ROW_ID)
         if first is None:
@@ -60,7 +64,7 @@ class InheritedLineage:
         return InheritedLineage(int(first), int(file[SEQUENCE_NUMBER]))
 
     def fill(self, field_id: int, stored: pa.Array, positions: npt.NDArray[np.int64]) -> pa.Array:
-        """Return a lineage column, int64[rows], for rows at these positions.
+        """Return a lineage column for rows at these positions: int64[rows].
 
         Args:
             stored: The column of the file, with nulls.

@@ -1,8 +1,9 @@
-"""Reads small files ahead of the job that uses their rows.
+"""Reads small files before a job needs their rows.
 
-A job that reads hundreds of small files, one after the other, waits for the storage's answer for each, and decodes
-while it does nothing else. Here other threads read the next files meanwhile; decoding does not hold the interpreter's
-lock. Only files without deletes that fit into one batch are read ahead, so that the memory stays that of a few batches.
+If a job reads hundreds of small files one after another, it waits for the storage for each file, and cannot
+do other work while it decodes a file. With this module, other threads read the next files at the same time;
+decoding does not hold the interpreter's lock. Only files that have no deletes and fit into one batch are
+read ahead, so the memory is limited to a few batches.
 """
 
 from __future__ import annotations
@@ -30,15 +31,16 @@ _Read = tuple[ScanTask, Iterable[pa.RecordBatch]]
 
 
 def read_tasks(read_plan: ReadPlan, storage: Storage, tasks: Iterable[ScanTask]) -> Generator[_Read]:
-    """Yield the tasks in their order, each with its batches, as `TaskReader.read` returns them.
+    """Yield the tasks in their order, each with the batches that `TaskReader.read` returns.
 
-    The batches of a task must be used before the next task is requested. Encrypted files are refused.
+    Use the batches of a task before you request the next task. Encrypted files are refused.
 
     Raises:
-        Unreadable: While the batches of the file are requested or before.
+        Unreadable: A file cannot be read. The error is raised at the latest when the batches of the file are
+            requested.
     """
     own = TaskReader(read_plan, storage, threads=False)
-    readers = threading.local()  # a reader has caches, which are not thread-safe
+    readers = threading.local()  # Each thread has its own reader, because the caches of a reader are not thread-safe.
 
     def read(together: Sequence[ScanTask]) -> list[_Read]:
         reader: TaskReader | None = getattr(readers, "reader", None)
@@ -72,7 +74,7 @@ def read_tasks(read_plan: ReadPlan, storage: Storage, tasks: Iterable[ScanTask])
 
 
 def _divide(tasks: Iterable[ScanTask]) -> Iterator[list[ScanTask]]:
-    """Yield groups of successive small files within the limits; every other file is a separate group."""
+    """Yield groups of successive small files within the limits; each other file is a group of its own."""
     above = (_READ_FILES_MAX + 1, 0, 0)
     return divide(
         tasks,

@@ -1,4 +1,4 @@
-"""What a scan reads of each file: columns, filter and counts."""
+"""Defines a read plan: the columns and the filter that a scan reads of each file, and its counts."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ METADATA_COLUMNS = {FILE: pa.string(), POSITION: pa.int64(), **dict.fromkeys(NAM
 
 @dataclass
 class ReadCounts:
-    """The work of a scan so far."""
+    """Counts of the work of a scan so far."""
 
     files: int = 0
     row_groups: int = 0
     row_groups_skipped: int = 0
-    """Row groups of read files of which no column, or only columns of the filter and of deletes, were read."""
+    """The row groups of which no columns were read, or only columns of the filter and of deletes."""
     row_groups_by_pages: int = 0
-    """Row groups of which only some pages were read, except for columns of the filter and of deletes."""
+    """The row groups of which only some pages were read, except for columns of the filter and of deletes."""
     rows: int = 0
 
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """What to read of each task.
-
-    Picklable. `where` is bound to `schema`; `metadata` is the table's.
+    """The columns and rows to read of each task; picklable.
 
     Attributes:
+        where: A filter that is bound to `schema`.
+        metadata: The table metadata.
         names: Columns of the schema and metadata columns, in the order of the result.
-        positions: Whether the row positions follow as a last column, int64; unlike `_pos`, it cannot be confused with a
-            column of the table.
+        positions: Whether the row positions follow as a last column, int64. Unlike `_pos`, it cannot be
+            confused with a column of the table.
     """
 
     metadata: TableMetadata
@@ -60,7 +60,7 @@ class ReadPlan:
         """Check the columns and the filter.
 
         Raises:
-            BadRequest: For an unknown column, or a column or filter of an unsupported type.
+            BadRequest: A column is unknown, or a column or the filter has an unsupported type.
         """
         column_names = {field.name for field in self.schema.fields}
         for name in self.names:
@@ -76,13 +76,13 @@ class ReadPlan:
 
     @cached_property
     def fields(self) -> list[Field]:
-        """The fields of the table's columns among `names`."""
+        """The fields of `names` that are columns of the table."""
         by_name = {field.name: field for field in self.schema.fields}
         return [by_name[name] for name in self.names if name in by_name]
 
     @cached_property
     def lineage(self) -> list[Field]:
-        """The fields of the columns of row lineage among `names`."""
+        """The fields of `names` that are columns of row lineage."""
         table_names = {field.name for field in self.fields}
         return [field for field in LINEAGE if field.name in self.names and field.name not in table_names]
 
@@ -96,6 +96,6 @@ class ReadPlan:
 def plan_read(
     table: OpenTable, columns: Sequence[str] | None, where: Expression, *, positions: bool = False
 ) -> ReadPlan:
-    """Return the read plan for these columns; for None, all columns."""
+    """Return the read plan for these columns; None stands for all columns."""
     names = [field.name for field in table.schema.fields] if columns is None else columns
     return ReadPlan(table.metadata, table.schema, tuple(names), where, positions)

@@ -3,14 +3,14 @@
     for batch in scan(client, "db.events", ["id", "ts"], where="country = 'FR' AND ts >= '2026-01-01'"):
         ...
 
-The rows are those that all readers of the table see; otherwise Unreadable is raised, with the path of the file. Columns
-are projected to the schema by field id (`parquet/projection.py`), the filter is evaluated on each row
-(`arrow/filters.py`), and deletes of all kinds are applied (`deleted_rows.py`).
+A scan returns the rows that all readers of the table see. If this is impossible, it raises Unreadable with
+the path of the file. Columns are projected to the schema by field id (`parquet/projection.py`), the filter
+is evaluated on each row (`arrow/filters.py`), and deletes of all kinds are applied (`deleted_rows.py`).
 
-Row groups are skipped if bitmap indexes, deletes or the footer's statistics leave no row in them. In other row groups,
-the columns of the filter and of equality deletes are read first. The other columns are read only if rows remain; for
-few rows, only the pages that contain them are read (`parquet/pages.py`). The memory contains one batch, and the tested
-columns of the matching rows of one row group.
+Row groups are skipped if bitmap indexes, deletes or the footer's statistics leave no row in them. In other
+row groups, the columns of the filter and of equality deletes are read first. The other columns are read
+only if rows remain. If few rows remain, only the pages that contain them are read (`parquet/pages.py`). The
+memory contains one batch, and the filter's columns of the matching rows of one row group.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ thread of pyarrow that waits for them, take longer."""
 
 
 def bind_filter(where: str | Any | None, table: OpenTable) -> Expression:
-    """Bind a filter, SQL text or Iceberg expression JSON, to the table's schema; TRUE for None.
+    """Bind a filter, SQL text or Iceberg expression JSON, to the table's schema; return TRUE if there is no filter.
 
     Raises:
-        BadRequest: For a filter that `bind_exactly` refuses.
+        BadRequest: `bind_exactly` refuses the filter.
     """
     return TRUE if where is None else bind_exactly(where, table.schema)
 
@@ -78,7 +78,11 @@ class TableScan:
         snapshot_id: int | None = None,
         keys: ParquetKeys | None = None,
     ) -> None:
-        """`keys`: as `TaskReader` takes them."""
+        """Create a scan.
+
+        Args:
+            keys: See `TaskReader`.
+        """
         self.schema: pa.Schema = read_plan.arrow
         self.snapshot_id = snapshot_id
         """The snapshot that is read; None for a table without snapshots."""
@@ -108,17 +112,18 @@ def scan(
     bitmaps: bool = True,
     keys: ParquetKeys | None = None,
 ) -> TableScan:
-    """Return the rows for which a predicate, in SQL or as Iceberg expression JSON, is true; at most `limit` rows.
+    """Return the rows for which a predicate is true, at most `limit` rows.
 
-    The server plans the scan with its indexes. If the table has a bitmap index on a column of the predicate, it also
-    selects rows, unless `bitmaps` is False.
+    The predicate is SQL or the JSON of an Iceberg expression. The server plans the scan with its indexes. If
+    the table has a bitmap index on a column of the predicate, the server also selects rows, unless `bitmaps` is
+    False.
 
     Args:
-        keys: Keys of encrypted Parquet files, such as `keys_of_environment()`; without them, reading such a file raises
-            Unreadable.
+        keys: The keys of encrypted Parquet files, for example from `keys_of_environment()`. If None, reading an
+            encrypted file raises Unreadable.
 
     Raises:
-        BadRequest: For columns that cannot be read and predicates that cannot be evaluated exactly.
+        BadRequest: A column cannot be read, or the predicate cannot be evaluated exactly.
     """
     opened = open_table(client, table, at)
     bound = bind_filter(where, opened)
@@ -132,7 +137,7 @@ def scan(
 
 
 def limit_batches(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
-    """Yield the first `limit` rows; request no further batch."""
+    """Yield the first `limit` rows, and do not request further batches."""
     rows_left = limit
     while rows_left is None or rows_left > 0:
         batch = next(batches, None)
@@ -143,9 +148,9 @@ def limit_batches(batches: Iterator[pa.RecordBatch], limit: int | None) -> Itera
 
 
 class TaskReader:
-    """Reads tasks of one table, one after the other.
+    """Reads tasks of one table, one after another.
 
-    Delete files that tasks share are cached.
+    Delete files that several tasks have are cached.
     """
 
     def __init__(
@@ -162,10 +167,10 @@ class TaskReader:
         """Create a reader.
 
         Args:
-            threads: Decode columns concurrently.
-            keys: Without them, encrypted files are refused.
-            is_private: Only the holder of the keys gets the rows; otherwise equality deletes by encrypted columns are
-                refused.
+            threads: Whether to decode columns concurrently.
+            keys: The keys of encrypted files. If None, encrypted files are refused.
+            is_private: Whether only the holder of the keys gets the rows. If False, equality deletes by encrypted
+                columns are refused.
             check: Called for each file that is opened with keys.
         """
         self._decryption = None if keys is None else keys.decryption_properties()
@@ -185,10 +190,10 @@ class TaskReader:
         """Yield the rows of one task with the schema `ReadPlan.arrow`.
 
         Args:
-            positions: int64[], ascending; only the rows at them are read.
+            positions: The positions of the rows to read: int64[], ascending; None: all rows.
 
         Raises:
-            Unreadable: If the file cannot be read.
+            Unreadable: The file cannot be read.
         """
         with _add_path_to_errors(task.path):
             where = self._residual(task)
@@ -209,10 +214,10 @@ class TaskReader:
                 yield batch
 
     def _check_source(self, task: ScanTask, source: pa.NativeFile) -> None:
-        """Check that the rows of the file may be used as the caller of this reader uses them.
+        """Check that the caller of this reader may use the rows of the file.
 
         Raises:
-            Unreadable: If they may not.
+            Unreadable: The caller may not use them.
         """
         if self._keys is None or (self._is_private and self._check is None):
             return
@@ -226,7 +231,8 @@ class TaskReader:
     def _residual(self, task: ScanTask) -> Expression:
         """Return the residual of the filter for the file's partition.
 
-        The residuals of the plan are not used: they refer to columns by names, which may belong to another schema.
+        The residuals of the plan are not used, because they refer to columns by names, which may belong to another
+        schema.
         """
         read_plan, spec_id = self._read_plan, task.spec_id
         if task.exact or read_plan.where == TRUE:
@@ -246,10 +252,10 @@ def _decode_positions(task: ScanTask) -> Longs | None:
 def _open_file(
     task: ScanTask, storage: Storage, decryption: Any, check: Callable[[ScanTask, pa.NativeFile], None]
 ) -> Iterator[tuple[pq.ParquetFile, Pages, Callable[[Sequence[str]], pq.ParquetFile]]]:
-    """Yield the open file, its pages, and a function that opens it again with codes in the place of strings.
+    """Yield the open file, its pages, and a function that opens it again with codes instead of strings.
 
     Args:
-        check: Is called before a row is decoded.
+        check: Called before a row is decoded.
     """
     kind = str(task.file.get("file-format", "")).lower()
     if kind != "parquet":
@@ -290,7 +296,7 @@ def _open_file(
 
 
 def _footer_of(source: pa.NativeFile) -> bytes:
-    """Return the end of the file from the footer on, as far as the file states its length."""
+    """Return the end of the file, from the start of the footer on; the file states the length of its footer."""
     size = source.size()
     end = bytes(source.read_at(min(END_BYTES, size), max(0, size - END_BYTES)))
     length = min(int.from_bytes(end[:4], "little"), FOOTER_BYTES_MAX, size - len(end))
@@ -298,7 +304,7 @@ def _footer_of(source: pa.NativeFile) -> bytes:
 
 
 def _read_plain_metadata(source: pa.NativeFile, path: str) -> pq.FileMetaData | None:
-    """Return the footer of a file that must not be encrypted; None if pyarrow may decode it itself."""
+    """Return the footer of a file that must not be encrypted, or None if pyarrow may decode the footer itself."""
     if isinstance(source, pa.BufferReader):
         check_plain(source, path)
         return None
@@ -307,7 +313,7 @@ def _read_plain_metadata(source: pa.NativeFile, path: str) -> pq.FileMetaData | 
 
 @contextmanager
 def _buffer_if_small(source: pa.NativeFile, most_bytes: int) -> Iterator[pa.NativeFile]:
-    """Yield the file, read at once if it has at most `most_bytes`."""
+    """Yield the file; if it has at most `most_bytes`, it is read at once into memory."""
     with source:
         size = source.size()
         yield pa.BufferReader(source.read_at(size, 0)) if size <= most_bytes else source
@@ -315,10 +321,11 @@ def _buffer_if_small(source: pa.NativeFile, most_bytes: int) -> Iterator[pa.Nati
 
 @contextmanager
 def _add_path_to_errors(path: str, *, hides: bool = False) -> Iterator[None]:
-    """Raise errors of the block as Unreadable, with the path of the file.
+    """Convert errors of the block to Unreadable with the path of the file.
 
     Args:
-        hides: Whether the rows may be those of an encrypted file: an error of Arrow may quote values, and is left out.
+        hides: Whether the rows may come from an encrypted file. The texts of Arrow's errors are then left out,
+            because they may quote values.
     """
     try:
         yield
@@ -331,7 +338,7 @@ def _add_path_to_errors(path: str, *, hides: bool = False) -> Iterator[None]:
 
 
 def join_small_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Concatenate small batches, which selective filters and small files leave."""
+    """Concatenate small batches, which are the result of selective filters and small files."""
     pending: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:

@@ -1,8 +1,9 @@
 """Opens a table for reading, at a snapshot and schema, and plans the scan tasks for a filter.
 
-A task contains, beside the table's metadata, all that a reader needs: the data file, the delete files that apply to it,
-and the rows that bitmap indexes leave. Tasks can be pickled. The schema is selected as in Iceberg's engines: for a
-snapshot or tag, the schema of the snapshot; for a branch or the current state, the current schema.
+Together with the table's metadata, a task contains everything that a reader needs: the data file, the
+delete files that apply to it, and the rows that bitmap indexes leave. Tasks can be pickled. The schema is
+selected like in Iceberg's engines: for a snapshot or tag, the schema of the snapshot; for a branch or the
+current state, the current schema.
 """
 
 from __future__ import annotations
@@ -41,18 +42,20 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ScanTask:
-    """A data file to read: `file` and `deletes` are `DataFile` and `DeleteFile`s of the REST specification.
+    """A data file to read.
 
-    With `removed_by`, only the rows are read that these delete files delete and `deletes` do not.
+    Attributes:
+        file, deletes: A `DataFile` and `DeleteFile`s of the REST specification.
+        removed_by: If set, only the rows are read that these delete files delete and `deletes` do not delete.
     """
 
     file: Json
     deletes: tuple[Json, ...]
     removed_by: tuple[Json, ...] | None = None
     span: tuple[int, int] | None = None
-    """A byte range [start, end): only row groups that start in it are read. None: all row groups."""
+    """A byte range [start, end): only row groups that start in it are read. None stands for all row groups."""
     rows: bytes | None = None
-    """The positions of the rows that may match, a 32-bit roaring bitmap; None: all rows may match."""
+    """The positions of the rows that may match, as a 32-bit roaring bitmap; None if all rows may match."""
     exact: bool = False
     """Whether all of `rows` match the filter."""
 
@@ -77,7 +80,8 @@ class ScanTask:
 class OpenTable:
     """A table at one snapshot.
 
-    `metadata` has no snapshots and logs, so that tasks that contain it are small.
+    Attributes:
+        metadata: The table metadata without snapshots and logs, so that tasks that contain it are small.
     """
 
     name: Name
@@ -86,9 +90,9 @@ class OpenTable:
     snapshot_id: int | None
     storage: Storage
     history: tuple[Snapshot, ...]
-    """Snapshots, in any order: those of branches and tags, or all snapshots."""
+    """The snapshots of branches and tags, or all snapshots; in any order."""
     keys: ParquetKeys | None = None
-    """Keys of encrypted files, which are refused without them. They are not pickled."""
+    """The keys of encrypted files, which are not pickled. If None, encrypted files are refused."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "keys": None}
@@ -105,10 +109,10 @@ def open_table(client: SeamarkClient, table: Name, at: At, *, history: bool = Fa
     """Open a table at a snapshot.
 
     Args:
-        history: Include all snapshots.
+        history: Whether to include all snapshots.
 
     Raises:
-        BadRequest: For an unknown snapshot, branch or tag.
+        BadRequest: The snapshot, branch or tag does not exist.
     """
     by_time_or_id = at.snapshot_id is not None or at.as_of_ms is not None
     loaded = client.load_table(table, history=history or by_time_or_id)
@@ -123,7 +127,7 @@ def open_table(client: SeamarkClient, table: Name, at: At, *, history: bool = Fa
 
 def _resolve_snapshot(metadata: TableMetadata, at: At) -> tuple[int | None, Schema]:
     if len(at.to_query()) > 1:
-        raise BadRequest(f"{' and '.join(at.to_query())} are both given; select the snapshot with one of them")
+        raise BadRequest(f"{' and '.join(at.to_query())} cannot be combined; select the snapshot with one of them")
     if at.ref is not None and at.ref != MAIN:
         ref = metadata.refs.get(at.ref)
         if ref is None:
@@ -162,10 +166,12 @@ def plan(
     """Yield the tasks of the table's snapshot for a bound filter, as the pages of the plan arrive.
 
     Args:
-        least_rows: A hint that this number of rows is sufficient.
-        stats: Columns whose statistics the files have.
-        columns: Those that a query reads; None for what is no query, which the server does not count as a read.
-        sequence_numbers: The files have them, as those of tables with row lineage always have.
+        least_rows: A hint for the server that this number of rows is sufficient.
+        stats: Columns whose statistics are returned with the files.
+        columns: The columns that a query reads. None if the plan is not for a query; the server then does not
+            count it as a read.
+        sequence_numbers: Whether sequence numbers are returned with the files. For tables with row lineage,
+            they are always returned.
     """
     if table.snapshot_id is None or where == FALSE:
         return iter(())
@@ -181,7 +187,7 @@ def plan(
 def plan_appends(
     client: SeamarkClient, table: OpenTable, start: int | None, end: int, where: Expression = TRUE
 ) -> Iterator[ScanTask]:
-    """Yield tasks for the files that append snapshots added after `start`, up to and including `end`."""
+    """Yield tasks for the files that append snapshots have added after `start`, up to and including `end`."""
     body: dict[str, Any] = {"end-snapshot-id": end, "use-snapshot-schema": not table.is_current_schema}
     body |= {} if start is None else {"start-snapshot-id": start}
     body |= {} if where == TRUE else {"filter": expression_json(add_nan(where))}
@@ -191,7 +197,7 @@ def plan_appends(
 def _tasks(
     client: SeamarkClient, table: OpenTable, body: Json, *, sequence_numbers: bool = False, functions: bool = False
 ) -> Iterator[ScanTask]:
-    # Readers compute the residuals: with many keys in the filter, each task would repeat them.
+    # Readers compute the residuals, because with many keys in the filter, each task would repeat the keys.
     options = {
         "residuals": False,
         "sequence-numbers": sequence_numbers or has_lineage(table.metadata),
@@ -209,7 +215,7 @@ def _tasks(
 def restrict_to_rows(
     client: SeamarkClient, table: OpenTable, where: Expression, tasks: Iterator[ScanTask]
 ) -> Iterator[ScanTask]:
-    """Restrict the tasks to the rows that bitmap indexes leave, if one exists on a column of the filter.
+    """Restrict the tasks to the rows that bitmap indexes leave, if a column of the filter has a bitmap index.
 
     Files without such rows are left out.
     """
@@ -232,7 +238,8 @@ def _with_rows(
 
 
 def _has_bitmaps(table: OpenTable, where: Expression) -> bool:
-    # The server resolves column names in the current schema; in another schema they may be other columns.
+    # The server resolves column names in the current schema. In another schema, the names may belong to
+    # other columns.
     if where == TRUE or not table.is_current_schema or table.snapshot_id is None:
         return False
     filter_terms = {(predicate.column_id, predicate.transform) for predicate in predicates_of(where)}

@@ -1,1 +1,1 @@
-"""One SQL entry: a statement in one dialect, planned with indexes and joins, and run by the engine that suits it."""
+"""Runs SQL statements of one dialect: plans them with indexes and joins, and chooses the engine for each."""

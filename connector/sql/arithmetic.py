@@ -1,4 +1,6 @@
-"""Comparisons and arithmetic, as Trino defines them: NaN, division by zero, and the digits of decimals."""
+"""Translates comparisons and arithmetic with Trino's rules for NaN, division by zero, and the digits of
+decimals.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +23,21 @@ from seamark.connector.sql.types import (
 from seamark.connector.sql.values import cast, check_comparable
 
 _QUOTIENT_SCALE_MIN = 6
-"""Digits after the point that a quotient of decimals keeps at least."""
+"""The minimum number of digits after the point in a quotient of decimals."""
 DIVISION_BY_ZERO = "error('Division by zero')"
 
 
 def translate_comparison(op: str, sides: Sequence[SqlValue], node: exp.Expr, *, positive: bool) -> SqlValue:
-    """Return a comparison of two values of one type.
+    """Return the translation of a comparison of two values of one type.
 
-    NaN is equal to nothing and neither smaller nor larger.
+    NaN is not equal to any value, and neither smaller nor larger than any value.
     """
     left, right = sides
     check_comparable(left, node)
     check_comparable(right, node)
     plain = f"({left.sql} {op} {right.sql})"
     if op == "=" and left.type.is_float and left.literal is None and right.literal is None:
-        # DuckDB's hash joins distinguish zeros of both signs; the sum with zero has one sign.
+        # DuckDB's hash joins distinguish 0.0 and -0.0. The sum with zero is always 0.0.
         plain = f"({left.sql} + 0 = {right.sql} + 0)"
     unsure = [one.sql for one in sides if one.type.is_float and one.literal is None]
     if not unsure:
@@ -59,9 +61,9 @@ def translate_integer_operation(sign: str, left: SqlValue, right: SqlValue) -> S
 
 
 def translate_decimal_operation(sign: str, left: SqlValue, right: SqlValue, node: exp.Expr) -> SqlValue:
-    """Translate an operation on decimals by Trino's rules for precision and scale.
+    """Translate an operation on decimals with Trino's rules for precision and scale.
 
-    Both sides get so many digits that DuckDB computes without a narrower intermediate type.
+    Both sides are cast to decimals with enough digits, so that DuckDB does not compute in a narrower type.
     """
     a_type, b_type = as_decimal(left.type), as_decimal(right.type)
     scale = max(a_type.scale, b_type.scale)
@@ -73,9 +75,9 @@ def translate_decimal_operation(sign: str, left: SqlValue, right: SqlValue, node
             return SqlValue(f"CAST({wide[0].sql} {sign} {wide[1].sql} AS {duckdb_name(kind)})", kind)
         case "*":
             if a_type.scale + b_type.scale > PRECISION_MAX:
-                raise BadRequest(f"{describe(node)} has more than {PRECISION_MAX} digits after the point")
+                raise BadRequest(f"{describe(node)} has more than {PRECISION_MAX} digits after the decimal point")
             kind = decimal(min(PRECISION_MAX, a_type.precision + b_type.precision), a_type.scale + b_type.scale)
-            # DuckDB multiplies within 18 digits while both sides have at most 18.
+            # DuckDB multiplies in a type of 18 digits if both sides have at most 18 digits.
             wide_type = decimal(PRECISION_MAX, a_type.scale) if kind.precision > 18 else a_type
             return SqlValue(
                 f"CAST({cast(left, wide_type).sql} * {cast(right, b_type).sql} AS {duckdb_name(kind)})", kind
@@ -95,9 +97,9 @@ def translate_decimal_operation(sign: str, left: SqlValue, right: SqlValue, node
 
 
 def divide_decimals(left: SqlValue, right: SqlValue, kind: SqlType) -> SqlValue:
-    """Return the quotient of two decimals, rounded half up to the scale of `kind`, by integers of 128 bits.
+    """Return the quotient of two decimals, rounded half up to the scale of `kind`, computed with 128-bit integers.
 
-    The statement fails if they do not suffice.
+    If 128 bits are not sufficient, the statement fails.
     """
     shift = kind.scale - left.type.scale + right.type.scale
     numerator = f"({_to_unscaled_integer(left)} * CAST('1{'0' * max(0, shift)}' AS HUGEINT))"
@@ -123,6 +125,8 @@ def shift_by_interval(left: SqlValue, right: SqlValue, sign: str, node: exp.Expr
     text = f"({left.sql} {sign} {right.sql})"
     if left.type == DATE:
         if right.sql.rpartition(" ")[2] not in ("DAY", "WEEK", "MONTH", "YEAR"):
-            raise BadRequest(f"{describe(node)}: the interval of a date must be of days or longer")
+            raise BadRequest(
+                f"{describe(node)}: an interval that is added to a date must have a unit of days or longer"
+            )
         text = f"CAST({text} AS DATE)"
     return SqlValue(text, left.type)

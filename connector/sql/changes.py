@@ -1,8 +1,9 @@
-"""Translates statements that write for DuckDB: INSERT, UPDATE, DELETE, CREATE and DROP.
+"""Translates statements that write to DuckDB's SQL: INSERT, UPDATE, DELETE, CREATE and DROP.
 
-INSERT, UPDATE and DELETE become queries over what our reader gives DuckDB. They return the rows to insert, or the
-places of the rows to change and their new values (`row_changes.py`). Expressions and queries are translated as those of
-queries are, so they mean the same. CREATE and DROP run on the attached catalog; their text has quoted names.
+INSERT, UPDATE and DELETE become queries over the rows that Seamark's reader passes to DuckDB. These queries
+return the rows to insert, or the places of the rows to change and their new values (`row_changes.py`).
+Their expressions are translated with the same code as other queries, so they have the same meaning. CREATE
+and DROP run on the attached catalog; their text has quoted names.
 """
 
 from __future__ import annotations
@@ -41,12 +42,14 @@ _OPENING, _CLOSING = ("(", "["), (")", "]")
 class DuckDBChange:
     text: str
     names: tuple[str, ...]
-    """The columns of the query's result, for rows that are inserted or changed. The first is the place of the row,
-    except of INSERT. Empty for a definition."""
+    """The columns of the query's result, with which rows are inserted or changed; empty for CREATE and DROP.
+
+    For UPDATE and DELETE, the first column is the place of the row.
+    """
     tables: tuple[StoredTable, ...]
-    """What it reads."""
+    """The tables that the query reads."""
     target: Name | None
-    """The table whose rows it changes; None for a definition."""
+    """The table whose rows the statement changes; None for CREATE and DROP."""
     query_text: str
     """The text in which the references of `tables` have their positions."""
 
@@ -54,7 +57,7 @@ class DuckDBChange:
 def translate_change(
     statement: SqlStatement, columns_of: ColumnsOf, name_of: NameOf, catalog: str, now: datetime
 ) -> DuckDBChange:
-    """Translate a statement that writes.
+    """Translate a statement that writes to a table or the catalog.
 
     Args:
         statement: The statement.
@@ -100,7 +103,7 @@ class _Change:
         translation = Translation(self._columns_of, self._now)
         query, query_columns = translation.query(tree.expression, NameScope((), {}))
         if len(query_columns) != len(chosen):
-            raise BadRequest(f"The statement gives {len(query_columns)} values for {len(chosen)} columns")
+            raise BadRequest(f"The statement has {len(query_columns)} values for {len(chosen)} columns")
         converted = ", ".join(
             _convert_to_column_type(SqlValue(f"c{n}", kind), columns[name], name)
             for n, (name, (_, kind)) in enumerate(zip(chosen, query_columns, strict=True))
@@ -110,11 +113,11 @@ class _Change:
         return DuckDBChange(text, tuple(chosen), tables, self._name_of(table), self._statement.query_text)
 
     def translate_row_change(self, tree: exp.Expr) -> DuckDBChange:
-        """UPDATE and DELETE become `SELECT place, new values FROM table WHERE condition`."""
+        """Translate UPDATE or DELETE to `SELECT place, new values FROM table WHERE condition`."""
         columns = self._find_target_columns(tree.this)
         place = _PLACE
         while place in self._statement.text.lower() or any(place == name.lower() for name in columns):
-            place += "$"  # a name that the statement cannot mean
+            place += "$"  # The result is a name that the statement does not contain.
         kind, texts = self._statement.kind, divide_row_change(self._statement.text)
         chosen = []
         for assignment in tree.expressions if kind is Kind.UPDATE else ():
@@ -137,7 +140,7 @@ class _Change:
 
         translation = Translation(columns_of, self._now)
         translated, query_columns = translation.query(query, NameScope((), {}))
-        if len(query_columns) != 1 + len(chosen):  # a star
+        if len(query_columns) != 1 + len(chosen):  # A value is a star.
             raise UnsupportedInDuckDB(f"{kind.value} of this form is not translated")
         for table in translation.tables:
             table.place = place if table.node is target else None
@@ -145,7 +148,7 @@ class _Change:
             _convert_to_column_type(SqlValue(f"c{n}", kind), columns[name], name)
             for n, (name, (_, kind)) in enumerate(zip(chosen, query_columns[1:], strict=True), 1)
         ]
-        # The analysis of conditions does not know the place.
+        # The analysis of conditions does not support the column of the place.
         text_without_place = text.replace(selected, "1".ljust(len(selected)), 1)
         return DuckDBChange(
             f"SELECT {', '.join(['c0', *converted])} FROM ({translated})",  # noqa: S608
@@ -171,7 +174,7 @@ class _Change:
             target_node = target_node.this
         if kind == "TABLE" and word == "CREATE" and not columns:
             raise UnsupportedInDuckDB(
-                "CREATE TABLE needs columns here; create the table, then INSERT the rows of a query"
+                "CREATE TABLE must list columns; create the table, and then INSERT the rows of a query"
             )
         if kind == "SCHEMA":
             parts = [part.name for part in target_node.parts]
@@ -200,12 +203,12 @@ class _Change:
 
 @dataclass(frozen=True)
 class RowChangeTexts:
-    """Parts of the text of an UPDATE or DELETE."""
+    """The parts of the text of an UPDATE or DELETE."""
 
     values: tuple[str, ...]
-    """The new values."""
+    """The texts of the new values."""
     source: str
-    """The table and the condition: what follows FROM."""
+    """The table and the condition: the text to use after FROM."""
 
 
 def divide_row_change(text: str) -> RowChangeTexts:
@@ -217,7 +220,7 @@ def divide_row_change(text: str) -> RowChangeTexts:
     try:
         tokens = [token for token in tokens_of(text) if token.word != ";"]
     except UnsupportedStatement:
-        raise UnsupportedInDuckDB("its text has a form that Trino does not have") from None
+        raise UnsupportedInDuckDB("Trino does not support the form of its text") from None
     words = [token.word for token in tokens]
     end = tokens[-1].end if tokens else 0
     if words[:2] == ["DELETE", "FROM"] and len(words) > 2:
@@ -239,7 +242,7 @@ def divide_row_change(text: str) -> RowChangeTexts:
 
 
 def _parse_assignments(tokens: Sequence[TrinoToken]) -> tuple[list[list[TrinoToken]], TrinoToken | None]:
-    """Return the assignments of SET, and the token WHERE, if there is one."""
+    """Return the assignments of SET, and the token WHERE or None if there is no condition."""
     groups: list[list[TrinoToken]] = [[]]
     depth = 0
     for token in tokens:
@@ -254,10 +257,10 @@ def _parse_assignments(tokens: Sequence[TrinoToken]) -> tuple[list[list[TrinoTok
 
 
 def _check_distinct(names: list[str]) -> list[str]:
-    """Return the names.
+    """Return the names if they are distinct.
 
     Raises:
-        BadRequest: A name is there twice.
+        BadRequest: A name occurs twice.
     """
     for name in names:
         if names.count(name) > 1:
@@ -273,20 +276,20 @@ def _find_column(name: str, columns: Mapping[str, SqlType], table: exp.Expr) -> 
 
 
 def _convert_to_column_type(value: SqlValue, kind: SqlType, column: str) -> str:
-    """Return the value in the type of its column.
+    """Return the value converted to the type of its column.
 
     Raises:
-        BadRequest: The conversion needs a CAST.
+        BadRequest: The conversion requires a CAST.
     """
     if value.type != kind and common_type(value.type, kind) != kind:
         narrows = value.type.is_number and kind.is_number and not value.type.is_float
         if not narrows:
             raise BadRequest(
-                f"The column {column[:100]!r} has the type {kind}, and its new value {value.type}: use CAST"
+                f"The column {column[:100]!r} has the type {kind}, but its new value has {value.type}; use CAST"
             )
-    if not has_duckdb_name(kind):  # the writer converts nested values, and refuses those that do not fit
+    if not has_duckdb_name(kind):  # The writer converts nested values, and refuses values that do not fit.
         if value.type == UNKNOWN or value.type != kind:
-            raise UnsupportedInDuckDB(f"The column {column[:100]!r} has a type that is not written")
+            raise UnsupportedInDuckDB(f"The column {column[:100]!r} has a type that cannot be written")
         return value.sql
     return f"CAST({value.sql} AS {duckdb_name(kind)})"
 
@@ -297,6 +300,6 @@ def _define_column(node: exp.Expr) -> str:
     required = ""
     for constraint in node.args.get("constraints") or ():
         if not isinstance(constraint.kind, exp.NotNullColumnConstraint) or constraint.kind.args.get("allow_null"):
-            raise UnsupportedInDuckDB(f"{describe(node)}: of constraints only NOT NULL is translated")
+            raise UnsupportedInDuckDB(f"{describe(node)}: NOT NULL is the only supported constraint")
         required = " NOT NULL"
     return f"{quote_name(node.name)} {duckdb_name(parse_target_type(node.args['kind'], node))}{required}"

@@ -1,9 +1,12 @@
-"""Chooses the engine of a statement: by what it does, what DuckDB computes as the dialect defines it, and the bytes
-that it reads.
+"""Chooses the engine of a statement.
 
-DuckDB in this process starts at once, and reads on one machine. Trino has more machines, and takes longer to plan. So
-what is small runs on DuckDB, and what is large on Trino, where one is configured. Statements that write run on the
-engine that writes best, which is DuckDB for single rows and definitions, and Spark for MERGE. Pure.
+The choice depends on the kind of the statement, on the bytes that it reads, and on whether DuckDB computes
+it with the results that the dialect defines.
+
+DuckDB in this process starts at once, and reads on one machine. Trino has more machines, and takes longer
+to plan. So small queries run on DuckDB, and large queries on Trino if it is configured. Statements that
+write run on the engine that is best for them: DuckDB for single rows, CREATE and DROP, and Spark for MERGE.
+The functions of this module are pure.
 """
 
 from __future__ import annotations
@@ -16,18 +19,18 @@ from seamark.connector.sql.statement import Kind
 AUTO, DUCKDB, TRINO, SPARK = "auto", "duckdb", "trino", "spark"
 ENGINES = (DUCKDB, TRINO, SPARK)
 LARGE_BYTES = 1 << 30
-"""Bytes of data files from which a query is large; DuckDB reads that in some seconds."""
+"""The bytes of data files from which on a query is large; DuckDB reads this size in some seconds."""
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What a statement asks for."""
+    """The properties of a statement that determine its engine."""
 
     kind: Kind
     bytes: int = 0
-    """The size of the data files that its plan leaves."""
+    """The size of the data files in its plan."""
     not_in_duckdb: str = ""
-    """Why DuckDB does not run it; empty if it does."""
+    """The reason why DuckDB cannot run it; empty if DuckDB can."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +43,10 @@ def choose(demand: Demand, wanted: str, available: frozenset[str], *, large_byte
     """Return the engine that runs a statement.
 
     Args:
-        wanted: An engine that the user forces, or `AUTO`.
+        wanted: The engine that the user has set, or `AUTO`.
 
     Raises:
-        BadRequest: With the reason, if no engine runs it.
+        BadRequest: No engine can run the statement; the message has the reason.
     """
     if wanted != AUTO:
         return _choose_forced(demand, wanted, available)
@@ -51,7 +54,7 @@ def choose(demand: Demand, wanted: str, available: frozenset[str], *, large_byte
         return _choose_for_query(demand, available, large_bytes)
     if demand.kind is Kind.MERGE:
         if SPARK not in available:
-            raise BadRequest("MERGE runs on Spark: give --spark with sc://host:port or a master such as local[2]")
+            raise BadRequest("MERGE runs on Spark; set --spark to sc://host:port or to a master such as local[2]")
         return Choice(SPARK, "MERGE runs on Spark, which DuckDB does not have for Iceberg tables")
     if demand.kind is Kind.OTHER:
         raise BadRequest("The statement is not a query, INSERT, UPDATE, DELETE, MERGE, CREATE, ALTER or DROP")
@@ -75,7 +78,7 @@ def _choose_forced(demand: Demand, wanted: str, available: frozenset[str]) -> Ch
     if wanted not in ENGINES:
         raise BadRequest(f"The engine is {wanted!r}; it must be {AUTO}, {', '.join(ENGINES)}")
     if wanted not in available:
-        raise BadRequest(f"The engine {wanted} is not configured; give --{wanted} with its URL")
+        raise BadRequest(f"The engine {wanted} is not configured; set --{wanted} to its URL")
     if wanted == DUCKDB and demand.not_in_duckdb:
         raise BadRequest(f"DuckDB does not run this statement: {demand.not_in_duckdb}")
     if wanted == SPARK and demand.kind is Kind.QUERY:

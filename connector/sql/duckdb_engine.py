@@ -1,7 +1,7 @@
-"""DuckDB in this process, without extensions, files or network: it reads record batches that our reader gives it.
+"""Runs DuckDB in this process without extensions, files or network, over record batches from Seamark's reader.
 
-The reader (`connector/read/`) reads the files of a plan, applies deletes, and selects rows and columns. DuckDB joins,
-groups and sorts. The text that it runs is built by the translation (`queries.py`).
+The reader (`connector/read/`) reads the files of a plan, applies deletes, and selects rows and columns.
+DuckDB joins, groups and sorts. The text that it runs is built by the translation (`queries.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from seamark.formats.iceberg.files.parquet import EncryptedFile, Unreadable
 
 BATCH_ROWS = 16_384
 POSITION_BITS = 40
-"""Bits of a row's place for its position in its file. The bits above are the number of the file in the plan."""
+"""The number of bits for a row's position in its file; the higher bits of the place are the number of the
+file in the plan.
+"""
 _NO_COLUMNS = pa.schema([("nothing", pa.bool_())])
 _CONFIG = {
     "autoinstall_known_extensions": "false",
@@ -33,23 +35,23 @@ _CONFIG = {
     "temp_directory": "",
     "integer_division": "false",
     "default_null_order": "nulls_last",
-    "preserve_insertion_order": "false",  # so that LIMIT streams (`queries.py`)
+    "preserve_insertion_order": "false",  # This setting allows LIMIT to stream (`queries.py`).
 }
 
 
 class DuckDBFailed(ServerFailed):
-    """A bug of DuckDB, which leaves its database unusable."""
+    """DuckDB failed with a bug, which makes its database unusable."""
 
 
 @dataclass(frozen=True)
 class DuckDBLimits:
     memory_bytes: int = 2 << 30
     threads: int = 0
-    """0: as many as there are cores."""
+    """The number of threads; 0: the number of cores."""
 
 
 def open_connection(limits: DuckDBLimits) -> duckdb.DuckDBPyConnection:
-    """Return a DuckDB that opens no file and no connection, and whose settings no statement can change."""
+    """Open a DuckDB database that opens no file and no connection, and whose settings no statement can change."""
     config: dict[str, Any] = {**_CONFIG, "memory_limit": f"{limits.memory_bytes}B"}
     if limits.threads:
         config["threads"] = limits.threads
@@ -61,7 +63,7 @@ def open_connection(limits: DuckDBLimits) -> duckdb.DuckDBPyConnection:
 
 
 class TableStream:
-    """The rows of a table as DuckDB reads them; each scan of it reads the files again."""
+    """A stream of a table's rows for DuckDB; each scan of the stream reads the files again."""
 
     def __init__(self, read: PlannedTableRead) -> None:
         self._read = read
@@ -97,11 +99,11 @@ class TableStream:
                 for batch in reader.read(task):
                     yield self._convert(batch, schema, number)
         except Exception as error:
-            self.failure = error  # DuckDB reports it as a text only
+            self.failure = error  # DuckDB reports the error only as a text.
             raise
 
     def _convert(self, batch: pa.RecordBatch, schema: pa.Schema, number: int) -> pa.RecordBatch:
-        """Return the batch of the task `number` in the columns of the relation."""
+        """Return a batch of the task `number` with the columns of the relation."""
         if not self._names:
             return pa.RecordBatch.from_arrays([pa.nulls(batch.num_rows, pa.bool_())], schema=schema)
         columns = list(batch.columns)
@@ -114,7 +116,7 @@ class TableStream:
 
 @contextmanager
 def register_tables(con: duckdb.DuckDBPyConnection, reads: Sequence[PlannedTableRead]) -> Iterator[list[TableStream]]:
-    """Make the tables known to DuckDB, by their names in the translation."""
+    """Register the tables in DuckDB under their names in the translation."""
     streams = [TableStream(read) for read in reads]
     try:
         for stream, read in zip(streams, reads, strict=True):
@@ -128,11 +130,14 @@ def register_tables(con: duckdb.DuckDBPyConnection, reads: Sequence[PlannedTable
 def execute(
     con: duckdb.DuckDBPyConnection, text: str, names: Sequence[str] | None, streams: Sequence[TableStream]
 ) -> pa.RecordBatchReader:
-    """Return the rows, as DuckDB makes them; `names` are those of the columns.
+    """Run a statement, and return its rows as a stream.
+
+    Args:
+        names: The names of the columns.
 
     Raises:
-        BadRequest: For a statement that DuckDB refuses or whose rows fail.
-        ServerFailed: Where a file cannot be read.
+        BadRequest: DuckDB refuses the statement, or the statement fails for some rows.
+        ServerFailed: A file cannot be read.
     """
     try:
         rows = con.execute(text).to_arrow_reader(BATCH_ROWS)
@@ -158,7 +163,7 @@ def _to_client_error(error: Exception, streams: Sequence[TableStream]) -> Client
     if isinstance(failure, ClientError):
         return failure
     if isinstance(failure, EncryptedFile):
-        return BadRequest(f"SQL does not read encrypted files: {failure}", status=400)
+        return BadRequest(f"SQL cannot read encrypted files: {failure}", status=400)
     if isinstance(failure, Unreadable):
         return ServerFailed(f"A file of a table cannot be read: {failure}", status=500)
     if failure is not None:

@@ -1,8 +1,9 @@
 """Translates expressions of the dialect to DuckDB's SQL, with their types.
 
-Only what is listed here and in `functions.py` is translated; the text is built from these pieces, so nothing else can
-reach DuckDB. Where DuckDB differs, the text computes what the dialect defines: NaN is equal to nothing, a division of
-integers by zero is an error, a division of decimals is a decimal, and values are converted by explicit casts only.
+Only the expressions that are listed here and in `functions.py` are translated. The text is built from these
+pieces, so no other expression can reach DuckDB. Where DuckDB differs from the dialect, the text computes
+the result that the dialect defines: NaN is not equal to any value, a division of integers by zero is an
+error, a division of decimals is a decimal, and only explicit casts convert values.
 """
 
 from __future__ import annotations
@@ -43,18 +44,20 @@ from seamark.connector.sql.values import cast, check_args, check_comparable, req
 from seamark.formats.iceberg.expressions.like_patterns import is_valid_pattern
 
 QueryTranslator = Callable[[exp.Expr, NameScope], tuple[str, list[tuple[str, SqlType]]]]
-"""Translates a nested query: its text, and its columns."""
+"""Translates a nested query; returns its text and its columns."""
 _UNITS = {"day": "DAY", "week": "WEEK", "month": "MONTH", "year": "YEAR", "hour": "HOUR", "minute": "MINUTE"}
 _UNITS["second"] = "SECOND"
 _INTERVAL_MAX = 100_000
 _NEGATABLE = frozenset(("this", "expression", "negate"))
-"""For sqlglot, `NOT LIKE` and, in some dialects, `IS NOT NULL` are one node with `negate`."""
+"""Nodes that may have `negate`: in sqlglot, `NOT LIKE` is one node, and in some dialects `IS NOT NULL` is,
+too.
+"""
 TEXT_MAX = 1 << 20
-"""Characters of an expression in DuckDB's SQL."""
+"""The maximum number of characters of an expression in DuckDB's SQL."""
 
 
 class Expressions:
-    """Translates the expressions of one statement, whose time is `now`."""
+    """Translates the expressions of one statement, whose current time is `now`."""
 
     def __init__(self, query: QueryTranslator, functions: FunctionTranslator, now: datetime) -> None:
         self.query = query
@@ -62,8 +65,9 @@ class Expressions:
         self.now = now
 
     def condition(self, node: exp.Expr, scope: NameScope) -> str:
-        """Return a condition that is used where only *true* counts: NaN is compared without CASE, so that joins stay
-        hash joins.
+        """Return a condition for a place where only *true* counts.
+
+        NaN is compared without CASE, so that joins stay hash joins.
         """
         match node:
             case exp.Paren():
@@ -118,7 +122,7 @@ class Expressions:
     def _translate_column(self, node: exp.Expr, scope: NameScope) -> SqlValue:
         assert isinstance(node, exp.Column)
         if isinstance(node.this, exp.Star):
-            raise BadRequest("* is allowed only in SELECT and count(*)")
+            raise BadRequest("The star * is allowed only in SELECT and count(*)")
         return scope.column(node)
 
     def _translate_paren(self, node: exp.Expr, scope: NameScope) -> SqlValue:
@@ -130,7 +134,7 @@ class Expressions:
         word = _UNITS.get(unit.name.lower()) if isinstance(unit, exp.Var) else None
         if word is None or not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) > _INTERVAL_MAX:
             raise UnsupportedInDuckDB(
-                f"{describe(node)}: only intervals of one unit up to {_INTERVAL_MAX:,} are translated"
+                f"{describe(node)}: only intervals with one unit and up to {_INTERVAL_MAX:,} are translated"
             )
         return SqlValue(f"INTERVAL {int(text)} {word}", INTERVAL, node)
 
@@ -153,7 +157,7 @@ class Expressions:
         value = self.value(node.this, scope)
         if isinstance(node.expression, exp.Null):
             return SqlValue(f"({value.sql} IS {_not_of(node)}NULL)", BOOLEAN)
-        raise UnsupportedInDuckDB(f"{describe(node)}: of IS only IS [NOT] NULL is translated")
+        raise UnsupportedInDuckDB(f"{describe(node)}: only IS [NOT] NULL is translated")
 
     def _translate_comparison(self, node: exp.Expr, scope: NameScope, *, positive: bool) -> SqlValue:
         sides = to_common_type([self.value(node.this, scope), self.value(node.expression, scope)], node)
@@ -182,7 +186,7 @@ class Expressions:
         check_args(node, frozenset(("this", "expressions")))
         value, *candidates = to_common_type(self.values([node.this, *node.expressions], scope), node)
         check_comparable(value, node)
-        if value.type.is_float:  # to DuckDB, zeros of both signs are equal, and not IN each other
+        if value.type.is_float:  # In DuckDB, 0.0 and -0.0 are equal, but IN distinguishes them.
             equal = [translate_comparison("=", [value, one], node, positive=False).sql for one in candidates]
             return SqlValue(f"({' OR '.join(equal)})", BOOLEAN)
         return SqlValue(f"({value.sql} IN ({', '.join(one.sql for one in candidates)}))", BOOLEAN)
@@ -196,9 +200,11 @@ class Expressions:
             raise BadRequest(f"{describe(node)}: the query must have one column; it has {len(columns)}")
         kind = common_type(value.type, columns[0][1])
         if kind is None:
-            raise BadRequest(f"{describe(node)} compares the types {value.type} and {columns[0][1]}: use CAST")
+            raise BadRequest(f"{describe(node)} compares the types {value.type} and {columns[0][1]}; use CAST")
         if kind.is_float or not kind.is_comparable:
-            raise UnsupportedInDuckDB(f"{describe(node)}: IN with a query of the type {kind} is not translated")
+            raise UnsupportedInDuckDB(
+                f"{describe(node)}: IN with a query whose column has the type {kind} is not translated"
+            )
         if kind not in (columns[0][1], UNKNOWN):
             text = f"SELECT CAST(c0 AS {duckdb_name(kind)}) FROM ({text})"  # noqa: S608
         return SqlValue(f"({cast(value, kind).sql} IN ({text}))", BOOLEAN)
@@ -229,13 +235,13 @@ class Expressions:
             )
         return SqlValue(f"({value.sql} {word} {pattern.sql} ESCAPE {quote_text(str(escape.this))})", BOOLEAN)
 
-    # Choices
+    # CASE and similar expressions
 
     def _translate_case(self, node: exp.Expr, scope: NameScope) -> SqlValue:
         branches = node.args["ifs"]
         if node.this is None:
             tests = [self.condition(branch.this, scope) for branch in branches]
-        else:  # one type for all that are compared, as in Trino
+        else:  # All compared values are converted to one type, like in Trino.
             value, *branch_values = to_common_type(
                 self.values([node.this, *(branch.this for branch in branches)], scope), node
             )
@@ -324,7 +330,7 @@ def _build_case(tests: Sequence[str], results: Sequence[SqlValue]) -> SqlValue:
 
 
 def _is_exact_cast(source: SqlType, to: SqlType) -> bool:
-    """Return whether DuckDB converts as Trino does, for all values."""
+    """Return whether DuckDB's conversion has the same result as Trino's for all values."""
     if source == UNKNOWN:
         return True
     if source.is_integer:
@@ -343,7 +349,10 @@ def _not_of(node: exp.Expr) -> str:
 
 
 def _flatten_chain(node: exp.Expr, kind: type[exp.Expr]) -> list[exp.Expr]:
-    """Return the operands of a chain, without recursion: a chain of thousands is no deep tree to DuckDB."""
+    """Return the operands of a chain such as `a AND b AND c`.
+
+    The function is not recursive. DuckDB does not parse a chain of thousands of operands to a deep tree.
+    """
     operands, pending = [], [node]
     while pending:
         operand = pending.pop()

@@ -1,6 +1,7 @@
 """Translates functions and aggregates of the dialect to DuckDB's SQL.
 
-A function is in the table only if DuckDB gives the same value for all arguments that the translation lets through.
+A function is in the table only if DuckDB returns the same value as the dialect for all arguments that the
+translation accepts.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ _PARTS: dict[type[exp.Expr], tuple[str, tuple[str, ...]]] = {
     exp.Minute: ("minute", ("timestamp",)),
     exp.Second: ("second", ("timestamp",)),
 }
-"""The part, and the types that have it. Times with a zone are read in UTC, as the session's zone is."""
+"""The parts of dates and times, and the types that have each part.
+
+Times with a zone are read in UTC, because the session's zone is UTC.
+"""
 _EXTRACTED_UNITS = {"YEAR", "QUARTER", "MONTH", "WEEK", "DAY", "HOUR", "MINUTE", "SECOND"}
 _TRUNCATED_UNITS = {"SECOND", "MINUTE", "HOUR", "DAY", "WEEK", "MONTH", "QUARTER", "YEAR"}
 _UNITS_OF_DATES = {"DAY", "WEEK", "MONTH", "QUARTER", "YEAR"}
@@ -49,9 +53,11 @@ _COUNTED_UNITS = {"SECOND", "MINUTE", "HOUR", "DAY"}
 _RANKS = {exp.RowNumber: "row_number", exp.Rank: "rank", exp.DenseRank: "dense_rank"}
 _ROUND_DIGITS_MAX = 15
 _SUMMED_PRECISION_MAX = 26
-"""Digits of decimals whose sum cannot exceed 38 digits: of 10 to the power of 12 rows."""
+"""The maximum precision of decimals that are summed: the sum of 10 to the power of 12 rows has at most 38
+digits.
+"""
 _TEXT_POSITION_MAX = 10_000_000
-"""Positions in texts."""
+"""The maximum position in a text."""
 
 
 def translate_function(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
@@ -64,7 +70,7 @@ def translate_function(expressions: Expressions, node: exp.Expr, scope: NameScop
     if isinstance(node, exp.Anonymous) and str(node.this).lower() == "every" and len(node.expressions) == 1:
         return _translate_all_or_any(expressions, exp.LogicalAnd(this=node.expressions[0].copy()), scope)
     if type(node) in _RANKS:
-        raise BadRequest(f"{describe(node)} needs OVER")
+        raise BadRequest(f"{describe(node)} requires OVER")
     raise UnsupportedInDuckDB(f"{describe(node)} is not translated")
 
 
@@ -97,13 +103,13 @@ def _translate_truncation(e: Expressions, node: exp.Expr, scope: NameScope) -> S
 
 
 def _translate_difference(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
-    """Translate a difference of times; sqlglot's node has the end first."""
+    """Translate a difference of times; in sqlglot's node, the end is the first argument."""
     check_args(node, frozenset(("this", "expression", "unit")))
     end, start = to_common_type(e.values([node.this, node.expression], scope), node)
     unit = node.args["unit"].name.upper()
     if unit not in _COUNTED_UNITS or end.type not in (DATE, TIMESTAMP) or (end.type == DATE and unit != "DAY"):
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated for the type {end.type}")
-    if end.type == TIMESTAMP:  # Trino counts in milliseconds
+    if end.type == TIMESTAMP:  # Trino counts in milliseconds.
         sides = [f"date_trunc('milliseconds', {one.sql})" for one in (start, end)]
         return SqlValue(f"date_sub('{unit.lower()}', {sides[0]}, {sides[1]})", BIGINT)
     return SqlValue(f"date_sub('{unit.lower()}', {start.sql}, {end.sql})", BIGINT)
@@ -140,7 +146,7 @@ def _translate_round(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlVal
     if value.type.name != "decimal" or places > _ROUND_DIGITS_MAX:
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated for the type {value.type}")
     value_type = value.type
-    if digits is not None:  # Trino keeps the scale
+    if digits is not None:  # Trino keeps the scale.
         kind = decimal(min(PRECISION_MAX, value_type.precision + 1), value_type.scale)
         if places >= value_type.scale:
             return cast(value, kind)
@@ -181,9 +187,9 @@ def _text_translator(name: str, kind: SqlType) -> FunctionTranslator:
 
 
 def _translate_upper(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
-    """Translate `upper`, which converts character by character: Trino keeps `ß`, and DuckDB capitalizes it.
+    """Translate `upper`, which converts each character separately: Trino keeps `ß`, but DuckDB converts it.
 
-    The text is written once: nested calls would else write it as often as 3 to the power of their number.
+    The text of the argument is written once. Otherwise n nested calls would write it 3 to the power of n times.
     """
     check_args(node)
     text = require_type(e.value(node.this, scope), VARCHAR, node).sql
@@ -257,7 +263,7 @@ def _translate_sum(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue
 def _sum_decimals(value: SqlValue, distinct: str = "", over: str = "") -> SqlValue:
     """Return the sum of decimals.
 
-    DuckDB adds them as integers of 128 bits, and begins again at the other end of their range without an error.
+    DuckDB adds them as 128-bit integers, whose overflow is not an error.
 
     Args:
         over: The window.
@@ -267,7 +273,7 @@ def _sum_decimals(value: SqlValue, distinct: str = "", over: str = "") -> SqlVal
     if value.type.precision <= _SUMMED_PRECISION_MAX:
         return SqlValue(total, kind)
     size = f"abs(sum({distinct}CAST({value.sql} AS DOUBLE)){over})"
-    limit = f"CAST('1.000001e{PRECISION_MAX - kind.scale}' AS DOUBLE)"  # the sum of doubles is rounded
+    limit = f"CAST('1.000001e{PRECISION_MAX - kind.scale}' AS DOUBLE)"  # The sum of doubles is rounded.
     return SqlValue(f"(CASE WHEN {size} >= {limit} THEN error('Decimal overflow') ELSE {total} END)", kind)
 
 
@@ -277,7 +283,7 @@ def _translate_average(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlV
     value = e.value(inner, scope)
     if value.type.name == "decimal":
         sums = _sum_decimals(value, distinct)
-        # NULLIF: an average of nothing is null, and no division by zero.
+        # With NULLIF, the average of no values is null, and there is no division by zero.
         counts = SqlValue(f"CAST(nullif(count({distinct}{value.sql}), 0) AS DECIMAL(19, 0))", as_decimal(BIGINT))
         return divide_decimals(sums, counts, value.type)
     if value.type.is_integer or value.type == DOUBLE:
@@ -307,7 +313,9 @@ def _translate_all_or_any(e: Expressions, node: exp.Expr, scope: NameScope) -> S
 
 
 def _translate_filter(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
-    """Translate `sum(x) FILTER (WHERE y)` to the aggregate of CASE: some translations have several aggregates."""
+    """Translate `sum(x) FILTER (WHERE y)` to an aggregate of CASE, because some translations have several
+    aggregates.
+    """
     aggregate, where = node.this, node.expression.this
     if not isinstance(aggregate, exp.Count | exp.Sum | exp.Avg | exp.Min | exp.Max):
         raise UnsupportedInDuckDB(f"{describe(node)}: FILTER is not translated for this aggregate")
@@ -381,9 +389,9 @@ def _is_running(spec: exp.Expr) -> bool:
 
 
 def translate_sort_key(value: SqlValue, node: exp.Expr) -> str:
-    """Return a key of ORDER BY: nulls last unless the statement says otherwise, in both directions."""
+    """Return a key of ORDER BY; in both directions, nulls are last unless the statement says otherwise."""
     if not value.type.is_comparable:
-        raise UnsupportedInDuckDB(f"{describe(node)}: values of the type {value.type} are not sorted")
+        raise UnsupportedInDuckDB(f"{describe(node)}: values of the type {value.type} cannot be sorted")
     direction = "DESC" if node.args.get("desc") else "ASC"
     return f"{value.sql} {direction} NULLS {'FIRST' if node.args.get('nulls_first') else 'LAST'}"
 

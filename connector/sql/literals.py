@@ -1,4 +1,4 @@
-"""Literals of the dialect, and the types that CAST names."""
+"""Parses literals of the dialect, and the types in CAST."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ _NUMBER = re.compile(r"([0-9]*)(?:\.([0-9]*))?", re.ASCII)
 
 
 def parse_number(text: str, node: exp.Expr, *, negative: bool = False) -> SqlValue:
-    """Return a literal: with an exponent a double, with a point a decimal, otherwise an integer."""
+    """Return the value of a numeric literal.
+
+    With an exponent, it is a double; with a decimal point, a decimal; otherwise, an integer.
+    """
     sign = "-" if negative else ""
     if "e" in text.lower():
         try:
@@ -86,7 +89,7 @@ def parse_typed_text(text: str, to: SqlType, node: exp.Expr) -> SqlValue:
     """Return the value of a typed text such as `DATE '…'`.
 
     Raises:
-        BadRequest: For a text that is no such value.
+        BadRequest: The text is not a value of the type.
     """
     try:
         if to == VARCHAR:
@@ -117,14 +120,14 @@ def parse_typed_text(text: str, to: SqlType, node: exp.Expr) -> SqlValue:
             return decimal_value if to.precision == 0 else cast(decimal_value, to)
     except (ValueError, OverflowError):
         raise BadRequest(f"{text[:40]!r} is not a valid {to}") from None
-    raise UnsupportedInDuckDB(f"{describe(node)}: this text is not read as a {to}")
+    raise UnsupportedInDuckDB(f"{describe(node)}: this text is not supported as a {to}")
 
 
 def parse_target_type(node: exp.Expr, whole: exp.Expr) -> SqlType:
     params = [int(str(one.this.this)) for one in node.expressions if isinstance(one.this, exp.Literal)]
     if node.this is _Type.DECIMAL:
         if not params and isinstance(whole.this, exp.Literal):
-            return decimal(0, 0)  # the digits of the text decide
+            return decimal(0, 0)  # The number of digits in the text determines the precision.
         precision, scale = (*params, PRECISION_MAX, 0)[:2] if len(params) != 1 else (params[0], 0)
         if not (1 <= precision <= PRECISION_MAX and 0 <= scale <= precision):
             raise BadRequest(f"{describe(whole)}: a decimal has 1 to {PRECISION_MAX} digits")

@@ -1,7 +1,8 @@
-"""Translates a query of the dialect to DuckDB's SQL over relations `t0`, `t1` …, one for each reference to a table.
+"""Translates a query of the dialect to DuckDB's SQL over relations `t0`, `t1` …, one for each reference to a
+table.
 
-Each output column has the name `c0`, `c1` …; the names of the result are listed separately. Nulls are last in ORDER
-BY unless the statement says otherwise.
+The output columns have the names `c0`, `c1` …; the names of the result's columns are listed separately.
+Nulls are last in ORDER BY unless the statement says otherwise.
 """
 
 from __future__ import annotations
@@ -40,23 +41,35 @@ _JOIN = frozenset(("this", "side", "kind", "on", "using"))
 _WORDS: dict[type[exp.Expr], str] = {exp.Union: "UNION", exp.Except: "EXCEPT", exp.Intersect: "INTERSECT"}
 _ROWS_MAX = 1 << 62
 _WITHOUT_PUSHDOWN = f"(SELECT * FROM {{}} LIMIT {_ROWS_MAX})"  # noqa: S608
-"""DuckDB pushes no filter below LIMIT. It cannot push all filters into an Arrow scan, as those of decimals, and then
-version 1.5.5 mixes up the columns above the scan. The reader has applied the conditions already."""
+"""A clause after which DuckDB pushes no filter down, because it pushes no filter below LIMIT.
+
+DuckDB cannot push all filters into an Arrow scan; an example are filters on decimals. In this case, version
+1.5.5 mixes up the columns above the scan. The reader has already applied the conditions.
+"""
 _NOTHING: Mapping[str, WithQuery] = {}
 TableColumns = Callable[[exp.Table], Mapping[str, SqlType]]
-"""The columns of a stored table, by the reference to it. BadRequest for one that does not exist."""
+"""Returns the columns of a stored table, given the reference to it.
+
+Raises:
+    BadRequest: The table does not exist.
+"""
 
 
 @dataclass(frozen=True)
 class DuckDBQuery:
     text: str
     columns: Columns
-    """The names and types of the result."""
+    """The names and types of the result's columns."""
     tables: tuple[StoredTable, ...]
 
 
 def translate(tree: exp.Expr, columns_of: TableColumns, now: datetime) -> DuckDBQuery:
-    """Raise BadRequest for an invalid query, UnsupportedInDuckDB for one that is not translated."""
+    """Translate a query.
+
+    Raises:
+        BadRequest: The query is invalid.
+        UnsupportedInDuckDB: The query is not translated.
+    """
     translation = Translation(columns_of, now)
     try:
         text, columns = translation.query(tree, NameScope((), _NOTHING))
@@ -68,7 +81,8 @@ def translate(tree: exp.Expr, columns_of: TableColumns, now: datetime) -> DuckDB
 class Translation:
     """The translation of one statement.
 
-    `tables`: the references to stored tables so far.
+    Attributes:
+        tables: The references to stored tables that were translated so far.
     """
 
     def __init__(self, columns_of: TableColumns, now: datetime) -> None:
@@ -106,7 +120,7 @@ class Translation:
         return (f"WITH {', '.join(texts)} {text}" if texts else text), columns
 
     def _translate_with_query(self, node: exp.Expr, outer: NameScope) -> tuple[str, NameScope]:
-        """Return a name in WITH, and the scope in which it is visible."""
+        """Translate a query in WITH; return its text, and the scope in which its name is visible."""
         check_args(node, frozenset(("this", "alias")))
         text, columns = self.query(node.this, outer)
         columns = _rename_columns(columns, node.args["alias"], node)
@@ -114,7 +128,7 @@ class Translation:
         visible = {**outer.named, node.alias.lower(): WithQuery(relation, tuple(columns))}
         return f"{relation} AS ({text})", replace(outer, named=visible)
 
-    # Bodies
+    # Query bodies
 
     def _translate_select(self, node: exp.Expr, outer: NameScope) -> tuple[str, list[tuple[str, SqlType]]]:
         source, fields = self._translate_from(node, outer)
@@ -159,7 +173,9 @@ class Translation:
             number = _parse_ordinal(key)
             value = self.expressions.value(key, scope) if number is None else _output_at(outputs, number, "GROUP BY")
             if not value.type.is_comparable:
-                raise UnsupportedInDuckDB(f"GROUP BY {describe(key)}: the type {value.type} is not grouped")
+                raise UnsupportedInDuckDB(
+                    f"GROUP BY {describe(key)}: values of the type {value.type} cannot be grouped"
+                )
             keys.append(value.sql)
         return ", ".join(keys)
 
@@ -171,11 +187,11 @@ class Translation:
         *,
         distinct: bool = False,
     ) -> list[str]:
-        """Return the keys of ORDER BY; without a scope only the outputs are visible."""
+        """Return the keys of ORDER BY; without a scope, only the outputs are visible."""
         numbers: defaultdict[str, list[int]] = defaultdict(list)
         for number, (name, _) in enumerate(outputs, 1):
             numbers[name.lower()].append(number)
-        # In an expression, too, a name of SELECT comes before a column of FROM.
+        # In expressions, too, a name of SELECT takes precedence over a column of FROM.
         named = None
         if scope is not None:
             fields = tuple(VisibleColumn(name.lower(), (), value) for name, value in outputs)
@@ -214,7 +230,7 @@ class Translation:
                 )
         if scope is None:
             raise UnsupportedInDuckDB(
-                f"ORDER BY {describe(key)}: after a set operation only columns of it are translated"
+                f"ORDER BY {describe(key)}: after a set operation, only its columns are translated"
             )
         value = self.expressions.value(key, scope)
         if distinct:
@@ -228,13 +244,15 @@ class Translation:
         word = _WORDS[type(node)] + ("" if node.args.get("distinct") else " ALL")
         (left, ours), (right, theirs) = (self.query(node.args[side], outer) for side in ("this", "expression"))
         if len(ours) != len(theirs):
-            raise BadRequest(f"{word} puts queries of {len(ours)} and {len(theirs)} columns together")
+            raise BadRequest(
+                f"{word} combines queries with {len(ours)} and {len(theirs)} columns; they must have the same number"
+            )
         columns = []
         for (name, left_type), (_, right_type) in zip(ours, theirs, strict=True):
             kind = common_type(left_type, right_type)
             if kind is None:
                 raise BadRequest(
-                    f"{word}: the column {name[:100]!r} has the types {left_type} and {right_type}: use CAST"
+                    f"{word}: the column {name[:100]!r} has the types {left_type} and {right_type}; use CAST"
                 )
             if not kind.is_comparable and word != "UNION ALL":
                 raise UnsupportedInDuckDB(f"{word} of the type {kind} is not translated")
@@ -270,7 +288,7 @@ class Translation:
             for value in column:
                 common = common_type(kind, value.type)
                 if common is None:
-                    raise BadRequest(f"Column {number + 1} of VALUES has the types {kind} and {value.type}: use CAST")
+                    raise BadRequest(f"Column {number + 1} of VALUES has the types {kind} and {value.type}; use CAST")
                 kind = common
             columns.append((f"_col{number}", kind))
         texts = []
@@ -292,7 +310,7 @@ class Translation:
         for join in node.args.get("joins") or ():
             if any(join.args.get(name) for name in ("side", "kind", "on", "using", "method")):
                 parts.append(self._translate_join(*parts.pop(), join, outer))
-            else:  # a comma, which binds less tightly than JOIN: an outer join keeps rows of its two sides only
+            else:  # A comma binds less tightly than JOIN: an outer join keeps rows of its own two sides only.
                 check_args(join, _JOIN)
                 parts.append(self._translate_relation(join.this, outer))
         text = " CROSS JOIN ".join(text for text, _ in parts)
@@ -313,7 +331,7 @@ class Translation:
         together = (*fields, *right_fields)
         if on is None:
             if side or kind == "INNER":
-                raise BadRequest(f"{word} needs ON or USING")
+                raise BadRequest(f"{word} requires ON or USING")
             return f"{text} CROSS JOIN {other}", together
         if side == "FULL" and on.find(exp.Query) is not None:
             raise UnsupportedInDuckDB(f"A query in ON of a {word} is not translated")
@@ -335,7 +353,7 @@ class Translation:
             for side in (fields, right_fields):
                 matches = [one for one in side if one.name == name]
                 if len(matches) != 1:
-                    raise BadRequest(f"USING ({name[:100]}): each side of the join needs one column of this name")
+                    raise BadRequest(f"USING ({name[:100]}): each side of the join must have one column of this name")
                 sides.append(use_column(matches[0]))
             kind = common_type(sides[0].type, sides[1].type)
             if kind is None or kind.is_float or not kind.is_comparable:
@@ -362,7 +380,8 @@ class Translation:
             case exp.Subquery() | exp.Values():
                 if node.args.get("joins"):
                     raise UnsupportedInDuckDB("A join in parentheses of this form is not translated")
-                # A query in FROM does not see the other relations, but the query around.
+                # A query in FROM cannot use the columns of the other relations, but it can use columns of the
+                # enclosing query.
                 text, columns = self.query(node, replace(outer, fields=()) if outer.parent is None else outer)
                 return self._alias_relation(f"({text})", columns, alias, node)
         raise UnsupportedInDuckDB(f"FROM {describe(node)} is not translated")
@@ -402,7 +421,7 @@ class Translation:
 
 
 def _find_star_qualifiers(node: exp.Expr) -> list[str] | None:
-    """Return the qualifiers of `*`; None for another expression."""
+    """Return the qualifiers of `*`, or None if the node is another expression."""
     star = node.this if isinstance(node, exp.Column) else node
     if not isinstance(star, exp.Star):
         return None
@@ -420,7 +439,7 @@ def _to_selectable(value: SqlValue) -> SqlValue:
 
 
 def _convert_columns(text: str, present: Columns, wanted: Columns) -> str:
-    """Return the query with its columns in other types."""
+    """Return the query with its columns converted to other types."""
     if [kind for _, kind in present] == [kind for _, kind in wanted]:
         return text
     columns = (
@@ -436,7 +455,7 @@ def _rename_columns(columns: Columns, alias: exp.Expr | None, node: exp.Expr) ->
     if not names:
         return list(columns)
     if len(names) != len(columns):
-        raise BadRequest(f"{describe(node)}: {len(names)} names for {len(columns)} columns")
+        raise BadRequest(f"{describe(node)}: there are {len(names)} names for {len(columns)} columns")
     return [(name, kind) for name, (_, kind) in zip(names, columns, strict=True)]
 
 
@@ -471,5 +490,5 @@ def _translate_limits(node: exp.Expr) -> list[str]:
 def _parse_row_count(node: exp.Expr) -> int:
     number = _parse_ordinal(node)
     if number is None or number > _ROWS_MAX:
-        raise BadRequest(f"{describe(node)} is no number of rows")
+        raise BadRequest(f"{describe(node)} is not a number of rows")
     return number

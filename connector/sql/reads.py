@@ -1,8 +1,9 @@
-"""What a query reads of each table: a snapshot, the files that its conditions and joins leave, and the columns it uses.
+"""Plans the read of each table in a query: a snapshot, the files that conditions and joins leave, and the used
+columns.
 
-Conditions come from the analysis of Trino's statements (`connector/analysis/`). A scan without joins is planned
-by Iceberg's planTableScan. For scans whose files are left out by the rows of other tables, plan tables are requested,
-and read like tables.
+Conditions come from the analysis of Trino's statements (`connector/analysis/`). A scan without joins is
+planned with Iceberg's planTableScan. If rows of other tables can leave out files of a scan, a plan table is
+requested, and read like a table.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ from seamark.formats.runtime.errors import RequestError
 
 _NO_TABLE = ("NoSuchTableException", "NoSuchNamespaceException")
 JOINS_S = 5.0
-"""The time for all requests for joins of one statement; closing the connection may take as long again."""
+"""The time limit of all requests for joins of one statement; closing the connection may take as long
+again.
+"""
 LEASE_S = 600
 
 
@@ -58,22 +61,24 @@ class NamedTable:
     opened: OpenTable
     columns: Mapping[str, SqlType]
     files: int
-    """Data files of the snapshot, by its summary."""
+    """The number of data files in the summary of the snapshot."""
     bytes: int
 
 
 @dataclass(frozen=True)
 class PlannedTableRead:
-    """What is read for one reference to a table."""
+    """The rows to read for one reference to a table."""
 
     table: StoredTable
     named: NamedTable
     opened: OpenTable
     where: Expression
-    """Only rows for which it is true are needed. It may be true for more rows than the statement's condition."""
+    """A condition that is true for all needed rows; it may be true for more rows than the statement's
+    condition.
+    """
     tasks: tuple[ScanTask, ...]
     joins: tuple[tuple[str, int], ...] = ()
-    """The columns by which other tables left files out, with the number of their keys."""
+    """The columns by which other tables left out files, with the number of keys."""
 
     @property
     def bytes(self) -> int:
@@ -81,15 +86,15 @@ class PlannedTableRead:
 
 
 class CatalogTables:
-    """The tables of one statement, each opened once, so that all references read one snapshot."""
+    """The tables of one statement; each is opened once, so that all references read the same snapshot."""
 
     def __init__(self, client: SeamarkClient, catalog: str, schema: str | None = None) -> None:
         """Create the tables of a statement.
 
         Args:
-            client: The catalog.
+            client: The client of the catalog.
             catalog: The name that the statement may use for the catalog.
-            schema: The schema of tables that are named without one.
+            schema: The schema of tables that are named without a schema.
         """
         self._client = client
         self._catalog, self._schema = catalog, schema
@@ -98,7 +103,7 @@ class CatalogTables:
         """The tables by the identity of the reference."""
 
     def hold(self, name: Name, opened: OpenTable) -> None:
-        """Make all references to the present state of a table read this open table."""
+        """Make all references to the current state of a table use this open table."""
         self._opened[name, None] = _to_named_table(name, opened)
 
     def name_of(self, node: exp.Table) -> Name:
@@ -110,7 +115,7 @@ class CatalogTables:
         return named.columns
 
     def _open_once(self, name: Name, version: int | str | None) -> NamedTable:
-        """Return a table, which is opened at its first use.
+        """Return a table; open it at its first use.
 
         Args:
             name: The name of the table.
@@ -120,14 +125,14 @@ class CatalogTables:
         if named is None:
             moving = {one for of, one in self._opened if of == name and not isinstance(one, int)}
             if moving and not isinstance(version, int):
-                raise UnsupportedInDuckDB(f"{'.'.join(name)} is read at a branch or tag and at another of its states")
+                raise UnsupportedInDuckDB(f"{'.'.join(name)} is read at a branch or tag, and also at another snapshot")
             at = At(snapshot_id=version) if isinstance(version, int) else At(ref=version)
             try:
                 opened = open_table(self._client, name, at)
-                if at.ref is not None:  # with the schema of the snapshot, as Trino reads it
+                if at.ref is not None:  # The table is opened with the schema of the snapshot, like in Trino.
                     opened = open_table(self._client, name, At(snapshot_id=opened.snapshot_id))
             except NotFound as error:
-                if error.kind not in _NO_TABLE:  # an answer of another server, for instance
+                if error.kind not in _NO_TABLE:  # Another server may have sent this answer.
                     raise
                 raise NotFound(
                     f"Table does not exist: {'.'.join(name)}", status=404, kind="NoSuchTableException"
@@ -139,7 +144,7 @@ class CatalogTables:
 def table_name(node: exp.Table, catalog: str, schema: str | None = None) -> Name:
     """Return the name of the table in a reference `[[catalog.]schema.]table`.
 
-    Dots join the levels of the schema within quotes; `schema` is the default.
+    Dots in a quoted schema separate its levels. `schema` is the default.
 
     Raises:
         BadRequest: The reference has no schema, or names another catalog.
@@ -153,7 +158,7 @@ def table_name(node: exp.Table, catalog: str, schema: str | None = None) -> Name
             'the levels of a nested namespace in quotes: "a.b".orders'
         )
     if len(parts) not in (2, 3):
-        raise BadRequest(f"{'.'.join(parts)[:200]}: write a table as schema.name or {catalog}.schema.name")
+        raise BadRequest(f"{'.'.join(parts)[:200]}: a table must be written as schema.name or {catalog}.schema.name")
     *_, levels, name = parts
     if PLAN_MARK in name or not all(levels.split(".")) or not name:
         raise BadRequest(f"{'.'.join(parts)[:200]} is not the name of a table")
@@ -163,9 +168,7 @@ def table_name(node: exp.Table, catalog: str, schema: str | None = None) -> Name
 def plan_reads(
     client: SeamarkClient, text: str, tables: Sequence[StoredTable], catalog: CatalogTables, today: date
 ) -> list[PlannedTableRead]:
-    """Plan each reference.
-
-    The order is that of `tables`.
+    """Return the planned read of each reference, in the order of `tables`.
 
     Args:
         today: The statement's date in UTC.
@@ -189,14 +192,14 @@ def plan_reads(
 
 
 def drop_functions(where: Expression) -> Expression:
-    """Return the parts of a condition with which rows can be compared: functions of columns only select files."""
+    """Return the parts of a condition with which rows can be compared; functions of columns only select files."""
     return replace_predicates(where, lambda predicate: TRUE if is_function(predicate.transform) else predicate)
 
 
 def row_filter(where: Expression) -> Expression:
-    """Return the parts of a condition by which rows can be selected while they are read.
+    """Return the parts of a condition by which the reader can select rows.
 
-    NaN compares in another way in Iceberg's expressions, so conditions on doubles are left to the engine.
+    NaN compares differently in Iceberg's expressions, so the engine evaluates conditions on doubles.
     """
     parts = where.children if isinstance(where, And) else (where,)
     return all_of(*(one for one in parts if not any(each.result in FLOATS for each in predicates_of(one))))
@@ -233,7 +236,7 @@ def _bind_filter(scan: Scan, opened: OpenTable) -> Expression:
 
 
 def _find_scans(text: str, tables: Sequence[StoredTable], catalog: CatalogTables, today: date) -> list[Scan | None]:
-    """Return the scans of the references; None where the analysis does not determine it."""
+    """Return the scans of the references; a scan is None if the analysis cannot determine it."""
     kinds: dict[tuple[str, ...], dict[str, str] | None] = {}
     for table in tables:
         key = tuple(part.name.lower() for part in table.node.parts)
@@ -259,14 +262,14 @@ def _find_scans(text: str, tables: Sequence[StoredTable], catalog: CatalogTables
 def _request_join_plans(
     client: SeamarkClient, scans: Mapping[int, Scan], tables: Sequence[StoredTable], catalog: CatalogTables
 ) -> dict[int, tuple[str, tuple[tuple[str, int], ...]]]:
-    """Return the names of plan tables, by the numbers of the references, if files are left out by joins."""
+    """Return the names of plan tables by the numbers of the references, if joins leave out files."""
     if not any(scan.joins for scan in scans.values()):
         return {}
     numbers = sorted(scans, key=lambda number: scans[number].start)
     planned_scans, known_tables = {}, {}
     for at, number in enumerate(numbers):
         scan, named = scans[number], catalog.of_node[id(tables[number].node)]
-        if scan.ref is not None:  # the branch may have moved since
+        if scan.ref is not None:  # The branch may have moved in the meantime.
             scan = replace(scan, ref=None, snapshot_id=named.opened.snapshot_id)
         planned_scans[at] = PlannedScan(scan, "", named.name)
         if named.opened.snapshot_id is not None:
@@ -293,7 +296,8 @@ async def _plan_tables(
 ) -> dict[PlannedScan, TablePlanResponse]:
     until_s = asyncio.get_running_loop().time() + JOINS_S
     try:
-        # The requests end at `until_s`, with the plans that have arrived. A limit at the same time would discard these.
+        # The requests end at `until_s`, with the plans that have arrived. A time limit here would discard
+        # these plans.
         async with (
             asyncio.timeout_at(until_s + JOINS_S),
             open_seamark(client.url, token=client.token, lease_s=LEASE_S, certificates=client.certificates) as server,

@@ -1,10 +1,12 @@
-"""Runs INSERT, UPDATE and DELETE: our reader reads the files of the plan, DuckDB computes, and our writer commits.
+"""Runs INSERT, UPDATE and DELETE: Seamark reads the files of the plan, DuckDB computes, and Seamark writes and
+commits.
 
-DuckDB's own Iceberg extension is not used. It selects files by partitions and bounds in other ways than Iceberg defines
-(`docs/how-to/connect-duckdb.md`), so a change by it could miss rows. Here each row that DuckDB computes carries its
-place: the number of its file in the plan, and its position in the file. Only these places are changed.
+DuckDB's own Iceberg extension is not used. It selects files by partitions and bounds with other rules than
+Iceberg's (`docs/how-to/connect-duckdb.md`), so its changes could miss rows. In this module, each row that
+DuckDB computes has its place: the number of its file in the plan, and its position in the file. Only these
+places are changed.
 
-UPDATE and DELETE run again, from the current snapshot, after a conflict with another commit.
+After a conflict with another commit, UPDATE and DELETE run again from the current snapshot.
 """
 
 from __future__ import annotations
@@ -53,11 +55,11 @@ class ComputedRows:
 
 
 def insert_rows(client: SeamarkClient, table: Name, rows: pa.RecordBatchReader) -> int:
-    """Append rows with one commit. Returns their number.
+    """Append rows with one commit, and return their number.
 
     Raises:
         BadRequest: The rows do not fit the table.
-        ClientError: As `append` and `rows` raise it.
+        ClientError: The commit fails, or `rows` raises it.
     """
     count = 0
 
@@ -76,14 +78,15 @@ def change_rows(client: SeamarkClient, table: Name, kind: str, compute: Callable
     """Delete or update rows of a table with one commit.
 
     Args:
-        client: The catalog.
+        client: The client of the catalog.
         table: The table that is changed.
-        kind: `update` or `delete`. The table property `write.{kind}.mode` chooses how rows are replaced.
-        compute: Computes the rows that change, from the table that an attempt has opened.
+        kind: `update` or `delete`. The table property `write.{kind}.mode` selects copy-on-write or
+            merge-on-read.
+        compute: Computes the changed rows of the table that an attempt has opened.
 
     Raises:
         BadRequest: The new values do not fit the table, or the table cannot be changed.
-        Conflict: Other commits overtook all attempts.
+        Conflict: Other commits were faster in all attempts.
     """
 
     def prepare(opened: OpenTable, target: WriteTarget) -> RowChange:
@@ -101,9 +104,10 @@ def change_rows(client: SeamarkClient, table: Name, kind: str, compute: Callable
 
 @dataclass(frozen=True)
 class _UpdatedRows(RowDifference):
-    """The new rows of an UPDATE: columns that it sets, and the stored values of the others.
+    """The new rows of an UPDATE: the columns that it sets, and the stored values of the other columns.
 
-    The stored columns are read file by file while the new rows are written, so memory holds only the set columns.
+    The stored columns are read file by file while the new rows are written, so memory contains only the set
+    columns.
     """
 
     opened: OpenTable | None = None
@@ -130,10 +134,10 @@ class _UpdatedRows(RowDifference):
 def _add_stored_columns(
     values: pa.Table, read_plan: ReadPlan, stored: Iterable[pa.RecordBatch], task: ScanTask
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the new values beside the stored columns of the same rows.
+    """Yield the new values together with the stored columns of the same rows.
 
     Raises:
-        Unreadable: If rows are missing.
+        Unreadable: Rows are missing.
     """
     first = 0
     for batch in stored:
@@ -143,7 +147,9 @@ def _add_stored_columns(
         first += batch.num_rows
         yield from rows.to_batches()
     if first != len(values):
-        raise Unreadable(task.path, f"{first} of {len(values)} rows were read again; the file has changed")
+        raise Unreadable(
+            task.path, f"only {first} of {len(values)} rows could be read again, because the file has changed"
+        )
 
 
 def _compute_difference(computed: ComputedRows, opened: OpenTable) -> RowDifference:
@@ -164,7 +170,7 @@ def _compute_difference(computed: ComputedRows, opened: OpenTable) -> RowDiffere
 
 
 def _group_by_file(tasks: Sequence[ScanTask], places: Longs) -> Iterator[MatchedRows]:
-    """Yield the rows at `places`, which are ascending, by file."""
+    """Yield the rows at `places`, which are ascending, for each file."""
     numbers, starts = np.unique(places >> POSITION_BITS, return_index=True)
     parts = np.split(places & (1 << POSITION_BITS) - 1, starts[1:]) if len(places) else ()
     for number, positions in zip(numbers.tolist(), parts, strict=True):
@@ -173,12 +179,12 @@ def _group_by_file(tasks: Sequence[ScanTask], places: Longs) -> Iterator[Matched
 
 @contextmanager
 def _client_errors() -> Iterator[None]:
-    """Turn errors of our reader and writer into those of a client."""
+    """Convert errors of the reader and the writer to errors of the client."""
     try:
         yield
     except Unwritable as error:
         raise BadRequest(f"The statement fails: {error}", status=400) from None
     except EncryptedFile as error:
-        raise BadRequest(f"SQL does not change encrypted files: {error}", status=400) from None
+        raise BadRequest(f"SQL cannot change encrypted files: {error}", status=400) from None
     except Unreadable as error:
         raise ServerFailed(f"A file of the table cannot be read: {error}", status=500) from None

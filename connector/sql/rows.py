@@ -1,5 +1,8 @@
-"""Rows as JSON: numbers that JSON has as numbers, NaN and infinity as texts, decimals, times and UUIDs as texts, bytes
-in base64, nested values as lists and objects."""
+"""Converts rows to JSON.
+
+Numbers become JSON numbers. NaN, infinity, decimals, times and UUIDs become texts, bytes become base64, and
+nested values become lists and objects.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def _to_json_column(column: pa.Array) -> list[Any]:
     kind = column.type
     try:
         values: list[Any] = column.to_pylist()
-    except (OverflowError, ValueError):  # Python's dates are in the years 1 to 9999
+    except (OverflowError, ValueError):  # Python's dates are in the years 1 to 9999.
         return _format_far_times(column)
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind) or pa.types.is_null(kind):
         return values
@@ -38,16 +41,16 @@ def _to_json_column(column: pa.Array) -> list[Any]:
 
 
 def _format_far_times(column: pa.Array) -> list[str | None]:
-    """Return dates and timestamps of any year as Trino writes them.
+    """Return dates and timestamps of any year in the form that Trino writes.
 
     Raises:
-        BadRequest: For times within nested values.
+        BadRequest: A nested value has such a time.
     """
     kind = column.type
     if pa.types.is_date32(kind):
         return [None if day is None else _day_text(day) for day in column.cast(pa.int32()).to_pylist()]
     if not pa.types.is_timestamp(kind):
-        raise BadRequest("A nested value has a date or time that is not in the years 1 to 9999; select its fields")
+        raise BadRequest("A nested value has a date or time outside the years 1 to 9999; select its fields separately")
     zone = "" if kind.tz is None else " UTC"
     moments = column.cast(pa.timestamp("us", kind.tz)).cast(pa.int64()).to_pylist()
     return [None if one is None else f"{_moment_text(one)}{zone}" for one in moments]
@@ -59,7 +62,7 @@ def _moment_text(micros: int) -> str:
 
 
 def _day_text(days: int) -> str:
-    """Return days since 1970-01-01, in the calendar that has the same dates every 400 years."""
+    """Return a date, given days since 1970-01-01; the calendar repeats its dates every 400 years."""
     cycles, day_of_cycle = divmod(days, _CYCLE_DAYS)
     day = date(1970, 1, 1) + timedelta(days=day_of_cycle)
     year = day.year + 400 * cycles
@@ -84,6 +87,6 @@ def json_value(value: Any) -> Any:
             return {str(name): json_value(one) for name, one in value.items()}
         case list():
             return [json_value(one) for one in value]
-        case tuple():  # an entry of a map
+        case tuple():  # The value is an entry of a map.
             return [json_value(one) for one in value]
     return value if value is None or isinstance(value, bool | int | str) else str(value)

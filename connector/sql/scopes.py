@@ -1,7 +1,7 @@
-"""The names that a query can use: columns of its relations, of the queries around it, and the names in WITH.
+"""Resolves the names in a query: columns of its relations and of enclosing queries, and names in WITH.
 
-Each name becomes a name that the translation chooses (`r3.c0`), so no identifier of a statement is in the text that
-DuckDB runs. Names are compared without case, as Trino does.
+Each name is replaced by a name that the translation chooses (`r3.c0`), so the text that DuckDB runs
+contains no identifier of the statement. Like in Trino, names are compared without case.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from seamark.formats.iceberg.types.near_names import near_names
 
 MESSAGE_NAME_MAX = 100
 _HINTS_FROM = 1000
-"""Columns of a query that are compared with a name that does not exist."""
+"""The maximum number of columns of a query that are compared with an unknown name to find a similar name."""
 
 
 class UnsupportedInDuckDB(Exception):
-    """DuckDB does not compute this as the dialect defines it, or the translation does not know it.
+    """DuckDB does not compute this with the result that the dialect defines, or the translation does not support it.
 
     Another engine may run the statement.
     """
@@ -34,7 +34,7 @@ class SqlValue:
     """An expression in DuckDB's SQL.
 
     Attributes:
-        literal: The constant, where it is one without a cast.
+        literal: The constant, if the expression is a constant without a cast.
     """
 
     sql: str
@@ -46,17 +46,20 @@ class SqlValue:
 class StoredTable:
     """A reference to a stored table in the statement.
 
-    `node` has its name, and the positions in the text.
+    Attributes:
+        node: The node with the name of the table and the positions in the text.
     """
 
     number: int
     node: exp.Table
     columns: Mapping[str, SqlType]
-    """The types by name, in the order of the schema."""
+    """The types of the columns by name, in the order of the schema."""
     used: dict[str, None] = field(default_factory=dict)
-    """The columns that the statement uses."""
+    """The names of the columns that the statement uses."""
     place: str | None = None
-    """The last name among `columns`, which is that of the places of rows, in a table whose rows change."""
+    """The name of the column with the places of rows, for a table whose rows change; it is the last of
+    `columns`.
+    """
 
     @property
     def name(self) -> str:
@@ -69,7 +72,7 @@ class VisibleColumn:
     """A column that FROM makes visible.
 
     Attributes:
-        qualifiers: The parts of the relation's name, none for a column of USING.
+        qualifiers: The parts of the relation's name; empty for a column of USING.
     """
 
     name: str
@@ -83,7 +86,7 @@ class WithQuery:
     """A name in WITH.
 
     Attributes:
-        relation: Its name in DuckDB's text.
+        relation: The name of the query in DuckDB's text.
     """
 
     relation: str
@@ -92,7 +95,9 @@ class WithQuery:
 
 @dataclass(frozen=True)
 class NameScope:
-    """The columns of FROM, the names in WITH, and the scope of the query around, for correlated queries."""
+    """The columns of FROM, the names in WITH, and the scope of the enclosing query, which correlated queries
+    use.
+    """
 
     fields: tuple[VisibleColumn, ...]
     named: Mapping[str, WithQuery]
@@ -110,7 +115,7 @@ class NameScope:
         while scope is not None:
             matches = [one for one in scope._by_name.get(name, ()) if _is_qualified(one, qualifiers)]
             if len(matches) > 1:
-                raise BadRequest(f"The column {describe(node)} is ambiguous: qualify it by the name of its table")
+                raise BadRequest(f"The column {describe(node)} is ambiguous; qualify it with the name of its table")
             if matches:
                 return use_column(matches[0])
             if qualifiers and any(one.value.type == NESTED for one in scope._by_name.get(qualifiers[0], ())):
@@ -120,14 +125,14 @@ class NameScope:
 
     @cached_property
     def _by_name(self) -> Mapping[str, list[VisibleColumn]]:
-        """The columns by name, so that a search does not take time for each column."""
+        """The columns by name, so that a search does not go through all columns."""
         by_name: defaultdict[str, list[VisibleColumn]] = defaultdict(list)
         for visible in self.fields:
             by_name[visible.name].append(visible)
         return by_name
 
     def _hint(self, node: exp.Column, qualifiers: tuple[str, ...]) -> str:
-        """Return what may be meant: columns that are spelled like it, or a text in the wrong quotes."""
+        """Return a hint for an unknown name: columns with a similar name, or that a text has the wrong quotes."""
         candidates: dict[str, None] = {}
         scope: NameScope | None = self
         while scope is not None:
@@ -141,26 +146,26 @@ class NameScope:
         return "; write a text in single quotes" if node.this.quoted and not qualifiers else ""
 
     def all_of(self, qualifiers: Sequence[str]) -> list[VisibleColumn]:
-        """Return the columns that `*` or `t.*` name.
+        """Return the columns of `*` or `t.*`.
 
         Raises:
-            BadRequest: If there are none.
+            BadRequest: There are no columns.
         """
         wanted = tuple(one.lower() for one in qualifiers)
         visible = [one for one in self.fields if not wanted or _is_qualified(one, wanted)]
         if not visible:
-            raise BadRequest(f"{'.'.join([*qualifiers, '*'])[:MESSAGE_NAME_MAX]} has no column")
+            raise BadRequest(f"{'.'.join([*qualifiers, '*'])[:MESSAGE_NAME_MAX]} matches no column")
         return visible
 
 
 def use_column(visible: VisibleColumn) -> SqlValue:
-    """Return the column's value; a stored column is marked as used.
+    """Return the column's value, and mark a stored column as used.
 
     Raises:
-        UnsupportedInDuckDB: For values that are not read.
+        UnsupportedInDuckDB: The values of the column cannot be read.
     """
     if visible.value.type == UNREADABLE:
-        raise UnsupportedInDuckDB(f"The column {visible.name[:MESSAGE_NAME_MAX]} has a type that is not read")
+        raise UnsupportedInDuckDB(f"The column {visible.name[:MESSAGE_NAME_MAX]} has a type that cannot be read")
     if visible.stored is not None:
         table, column = visible.stored
         table.used[column] = None
@@ -168,7 +173,7 @@ def use_column(visible: VisibleColumn) -> SqlValue:
 
 
 def describe(node: exp.Expr) -> str:
-    """Return the node in SQL, for messages."""
+    """Return the node as SQL text for messages."""
     text = node.sql("trino")
     return text if len(text) <= MESSAGE_NAME_MAX else f"{text[:MESSAGE_NAME_MAX]}…"
 

@@ -1,12 +1,13 @@
-"""A session of the SQL entry: it parses a statement once, plans it, chooses an engine, and runs it there.
+"""A session of the SQL entry: it parses a statement once, plans it, chooses an engine, and runs the statement
+there.
 
     with SqlSession("http://127.0.0.1:8181") as session:
         for batch in session.sql("SELECT … FROM shop.orders").batches:
             ...
 
-Connections stay open. DuckDB's connection for queries, INSERT, UPDATE and DELETE has no extensions and opens no files:
-our reader reads, and our writer writes. The connection for CREATE and DROP has the catalog attached, and is made when
-it is needed.
+Connections stay open. DuckDB's connection for queries, INSERT, UPDATE and DELETE has no extensions and
+opens no files; Seamark's reader and writer do. The connection for CREATE and DROP has the catalog attached,
+and is opened when it is needed.
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ _DONE_SCHEMA = pa.schema([("rows", pa.int64())])
 
 @dataclass(frozen=True)
 class Engines:
-    """Which engines there are besides DuckDB, and when one is used."""
+    """The engines besides DuckDB, and the limits that determine when they are used."""
 
     wanted: str = AUTO
     trino: str | None = None
-    """`http://user@host:port?catalog=name`, of a coordinator or of Seamark's proxy."""
+    """The URL of a coordinator or of Seamark's proxy: `http://user@host:port?catalog=name`."""
     trino_password: str | None = field(default=None, repr=False)
     spark: str | None = None
-    """`sc://host:port` of Spark Connect, or a master such as `local[2]`."""
+    """The URL of Spark Connect, `sc://host:port`, or a master such as `local[2]`."""
     spark_catalog: str = CATALOG
     large_bytes: int = LARGE_BYTES
 
@@ -67,7 +68,7 @@ class Engines:
 
 @dataclass(frozen=True)
 class TableSummary:
-    """What is read of one reference to a table."""
+    """A summary of the rows to read for one reference to a table."""
 
     name: tuple[str, ...]
     files: int
@@ -87,15 +88,15 @@ class ChosenPlan:
     why: str
     tables: tuple[TableSummary, ...] = ()
     text: str = ""
-    """The statement as the engine gets it."""
+    """The text that the engine receives."""
 
 
 @dataclass
 class SqlResult:
-    """Rows, as the engine makes them.
+    """The rows of a statement, as a stream from the engine.
 
-    The caller reads it once and closes it. A statement that writes has one row, with the number of rows if the engine
-    reports it.
+    The caller reads them once and closes the result. A statement that writes returns one row, with the number
+    of rows if the engine reports it.
     """
 
     schema: pa.Schema
@@ -151,17 +152,17 @@ class SqlSession:
         Args:
             url: The URL of the server.
             token: A bearer token.
-            catalog: The name that a statement may have before the schema.
-            schema: The schema of tables that are named without one.
+            catalog: The name of the catalog, which a statement may write before the schema.
+            schema: The schema of tables that are named without a schema.
             engines: The engines besides DuckDB.
             limits: The limits of DuckDB.
-            checked: Gets the tables of a query before their files are read, and may refuse them.
+            checked: Called with the tables of a query before their files are read; it may refuse them.
             on_s3: Whether the tables are in S3, for statements that write.
             writes: Whether the session runs statements that write.
-            certificates: As for `SeamarkClient`.
+            certificates: See `SeamarkClient`.
 
         Raises:
-            ValueError: For an invalid URL.
+            ValueError: The URL is invalid.
         """
         self._client = SeamarkClient(url, token=token, certificates=certificates)
         self._catalog, self._schema = catalog, schema
@@ -187,10 +188,7 @@ class SqlSession:
         self._client.close()
 
     def explain(self, text: str) -> ChosenPlan:
-        """Return what `sql` would do.
-
-        The statement is planned, and not run.
-        """
+        """Return the plan and the engine that `sql` would use; the statement is not run."""
         return self._plan(parse(text)).explanation
 
     def sql(self, text: str) -> SqlResult:
@@ -243,7 +241,7 @@ class SqlSession:
 
     def _plan_change(self, statement: SqlStatement) -> _PlannedStatement:
         if not self._writes:
-            raise BadRequest(f"Only queries are run here; this is {statement.kind.value}. `seamark sql` runs it")
+            raise BadRequest(f"Only queries can be run here, not {statement.kind.value}; use `seamark sql`")
         demand = Demand(statement.kind)
         choice = choose(demand, self._engines.wanted, self._engines.available)
         if choice.engine == SPARK:
@@ -272,7 +270,7 @@ class SqlSession:
         return tuple(reads)
 
     def _trino_text(self, statement: SqlStatement) -> str:
-        """Return the text with Trino's name of the catalog."""
+        """Return the text with the catalog's name in Trino."""
         assert self._trino is not None
         new = []
         for node in statement.tree.find_all(exp.Table):
@@ -286,7 +284,9 @@ class SqlSession:
 
     @property
     def _sandbox(self) -> duckdb.DuckDBPyConnection:
-        if self._con is None:  # opened after `checked`, which may confine what its threads do
+        if (
+            self._con is None
+        ):  # The connection is opened after `checked`, because `checked` may confine the threads of the connection.
             self._con = open_connection(self._limits)
         return self._con
 
@@ -336,7 +336,7 @@ class SqlSession:
         with register_tables(self._sandbox, reads) as streams:
             rows = execute(self._sandbox, change.text, change.names, streams).read_all()
         changed = next(read for read in reads if read.table.place is not None)
-        # A subquery that reads the same table may have read other rows than those of the condition.
+        # A subquery that reads the same table may have read rows that do not match the condition.
         is_read_again = any(read.named.name == target for read in reads if read is not changed)
         return ComputedRows(changed, rows, TRUE if is_read_again else changed.where)
 

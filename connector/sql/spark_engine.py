@@ -1,7 +1,8 @@
-"""Runs MERGE, UPDATE and DELETE on Spark, by Spark Connect or in a session of this process, whose catalog is Seamark.
+"""Runs MERGE, UPDATE and DELETE on Spark, with Spark Connect or in a session of this process; its catalog is
+Seamark.
 
-Spark's SQL has other meanings for some expressions, such as `7 / 2`. So only what means the same is passed on, written
-in Spark's words.
+Some expressions have another meaning in Spark's SQL, for example `7 / 2`. So only expressions with the same
+meaning are sent, in Spark's SQL.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def spark_text(tree: exp.Expr, catalog: str, spark_catalog: str, schema: str | N
     """Return the statement in Spark's SQL, with the tables in `spark_catalog`.
 
     Raises:
-        BadRequest: For an expression that may mean something else there.
+        BadRequest: An expression may have another meaning in Spark.
     """
     copied = tree.copy()
     for node in copied.walk():
@@ -55,15 +56,15 @@ def spark_text(tree: exp.Expr, catalog: str, spark_catalog: str, schema: str | N
             if len(parts) == 1:
                 node.set("db", exp.to_identifier(schema, quoted=True))
             if len(parts) == 3 and parts[0].name.lower() != catalog.lower():
-                raise BadRequest(f"{describe(node)}: the catalog is {catalog!r}")
+                raise BadRequest(f"{describe(node)} is in another catalog than {catalog!r}")
             node.set("catalog", exp.to_identifier(spark_catalog, quoted=True))
     return str(_SPARK.generate(copied, unsupported_level=ErrorLevel.RAISE))
 
 
 def _own_conf() -> dict[str, str]:
-    """Settings of a new session: Iceberg's jar, from Maven Central.
+    """Return the settings of a new session: Iceberg's jar from Maven Central.
 
-    Empty if the user has settings, which name it.
+    The settings are empty if the user has settings with this jar.
     """
     spec = importlib.util.find_spec("pyspark")
     home = os.environ.get("SPARK_HOME") or (str(Path(spec.origin).parent) if spec and spec.origin else "")
@@ -78,18 +79,18 @@ def _own_conf() -> dict[str, str]:
 
 
 class SparkStatements:
-    """A session: `sc://host:port` is Spark Connect's; another URL is that of a master."""
+    """A Spark session: a URL `sc://host:port` is of Spark Connect, another URL is a master."""
 
     def __init__(self, url: str, catalog: str, catalog_conf: Mapping[str, str]) -> None:
-        """Start or reach Spark.
+        """Start Spark, or connect to it.
 
         Args:
             url: The URL of Spark Connect or of a master.
             catalog: The name of the catalog in Spark.
-            catalog_conf: The settings of `catalog`, for a session of this process that lacks it.
+            catalog_conf: The settings of `catalog`, for a session of this process that does not have this catalog.
 
         Raises:
-            Unreachable: If Spark does not start.
+            Unreachable: Spark does not start, or cannot be reached.
         """
         builder = spark_sql.SparkSession.builder
         try:

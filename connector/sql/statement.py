@@ -1,4 +1,4 @@
-"""Statements of the SQL entry: one at a time, parsed once, and classified by what they do."""
+"""Parses and classifies the statements of the SQL entry; a text has one statement, which is parsed once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from seamark.formats.iceberg.expressions.sql_parser import parse_statements, tok
 CHARACTERS_MAX = 100_000
 TOKENS_MAX = 20_000
 NUMBER_CHARACTERS_MAX = 400
-"""The greatest double has 309 digits. Python converts no text of more than 4,300 digits to an integer."""
+"""The maximum number of characters of a number.
+
+The largest double has 309 digits, and Python converts no text of more than 4,300 digits to an integer.
+"""
 _TRINO = Dialect.get_or_raise("trino")
 
 
@@ -55,7 +58,9 @@ class SqlStatement:
 
     @cached_property
     def query_text(self) -> str:
-        """The statement's query, at its position in the text: of INSERT, blanks replace the words before its source."""
+        """The statement's query, at its position in the text; in an INSERT, blanks replace the words before the
+        query.
+        """
         if self.kind is not Kind.INSERT:
             return self.text
         try:
@@ -100,7 +105,7 @@ def _source_start(tokens: Sequence[TrinoToken], *, has_columns: bool) -> int:
     """Return the position of the source in `INSERT INTO table [(columns)] source`.
 
     Raises:
-        UnsupportedStatement: For another form.
+        UnsupportedStatement: The statement has another form.
     """
     if [token.word for token in tokens[:2]] != ["INSERT", "INTO"]:
         raise UnsupportedStatement

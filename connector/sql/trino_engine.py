@@ -1,6 +1,7 @@
-"""Runs a statement on Trino, whose SQL the dialect is: the text is sent unchanged.
+"""Runs a statement on Trino; its text is sent unchanged, because the dialect is Trino's SQL.
 
-The URL may be that of Seamark's proxy, which prunes the statement. Rows arrive in pages and leave as record batches.
+The URL may belong to Seamark's proxy, which prunes the statement. Rows arrive in pages, and are returned as
+record batches.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _CATALOG = "seamark"
 _DECIMAL = re.compile(r"decimal\((\d+), *(\d+)\)")
 _OS_REASON = re.compile(r"\[Errno -?[0-9]+\] ([^\"')]+)")
 _REQUESTS_AT = re.compile(r"host='([^']+)', port=([0-9]+)")
-"""The cause, and the address, in the message of a connection's error, which is some lines long."""
+"""A pattern for the cause and the address in the message of a connection error, which has several lines."""
 _PLAIN = {
     "boolean": pa.bool_(),
     "tinyint": pa.int8(),
@@ -47,7 +48,7 @@ _PLAIN = {
 
 @dataclass(frozen=True)
 class TrinoAddress:
-    """`http://user@host:port/?catalog=name`."""
+    """The address of a Trino: `http://user@host:port/?catalog=name`."""
 
     host: str
     port: int
@@ -59,24 +60,24 @@ class TrinoAddress:
     def parse(cls, url: str) -> TrinoAddress:
         """Parse the URL of a Trino.
 
-        The URL has no password; it is in SEAMARK_TRINO_PASSWORD.
+        The URL has no password; the environment variable SEAMARK_TRINO_PASSWORD has it.
 
         Raises:
-            ValueError: The text is not such a URL.
+            ValueError: The text is not a valid URL of a Trino.
         """
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.password:
-            raise ValueError(f"{url!r} is not the URL of a Trino: write http://user@host:port?catalog=name")
+            raise ValueError(f"{url!r} is not the URL of a Trino; write http://user@host:port?catalog=name")
         parameters = parse_qs(parts.query)
         if set(parameters) - {"catalog"}:
-            raise ValueError(f"{url!r}: the only parameter of Trino's URL is catalog")
+            raise ValueError(f"{url!r}: Trino's URL can have only the parameter catalog")
         port = parts.port or (443 if parts.scheme == "https" else 8080)
         catalog = parameters.get("catalog", [_CATALOG])[0]
         return cls(parts.hostname, port, parts.scheme, parts.username or "seamark", catalog)
 
 
 class TrinoRows:
-    """The result of one statement: its schema, then its batches.
+    """The result of one statement: first its schema, then its batches.
 
     The caller closes it.
     """
@@ -132,7 +133,7 @@ class TrinoRows:
             yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def close(self) -> None:
-        """Close the connection, and cancel a statement that still runs."""
+        """Close the connection, and cancel the statement if it is still running."""
         cursor = getattr(self, "_cursor", None)
         if cursor is not None:
             cursor.cancel()
@@ -140,9 +141,9 @@ class TrinoRows:
 
 
 def arrow_type(kind: str) -> pa.DataType:
-    """Return the Arrow type of a type of Trino.
+    """Return the Arrow type for a type of Trino.
 
-    Nested types, and others, are texts in JSON.
+    Values of nested types and of unknown types are JSON texts.
     """
     match = _DECIMAL.fullmatch(kind)
     if match is not None:

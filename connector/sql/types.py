@@ -1,7 +1,7 @@
-"""Types of the SQL dialect, which are Trino's, and the rules by which two types become one.
+"""Defines the types of the SQL dialect, which are Trino's types, and the common type of two types.
 
-A type is a word, with precision and scale for decimals. Iceberg's nested types are `NESTED`: their values can be
-selected and tested for null, and nothing else.
+A type has a name; a decimal also has precision and scale. Iceberg's nested types are `NESTED`: their values
+can only be selected and tested for null.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from seamark.formats.iceberg.types.values import decimal_precision, decimal_scal
 
 PRECISION_MAX = 38
 _INTEGER_DIGITS = {"integer": 10, "bigint": 19}
-"""Digits of the decimal type to which Trino converts an integer."""
+"""The number of digits of the decimal type to which Trino converts each integer type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ DATE, TIME, UUID = SqlType("date"), SqlType("time"), SqlType("uuid")
 TIMESTAMP, ZONED = SqlType("timestamp"), SqlType("timestamp with time zone")
 UNKNOWN, NESTED, INTERVAL = SqlType("unknown"), SqlType("nested"), SqlType("interval")
 UNREADABLE = SqlType("unreadable")
-"""Nanoseconds, and types of later format versions."""
+"""The type of columns that cannot be read: times with nanoseconds, and types of later format versions."""
 _OF_ICEBERG = {
     "boolean": BOOLEAN,
     "int": INTEGER,
@@ -99,7 +99,7 @@ def from_iceberg(iceberg_type: object) -> SqlType:
 
 
 def has_duckdb_name(kind: SqlType) -> bool:
-    """Return whether values are cast to the type in DuckDB's SQL."""
+    """Return whether DuckDB's SQL has a name for the type, to which values can be cast."""
     return kind.name == "decimal" or kind.name in _DUCKDB
 
 
@@ -107,7 +107,7 @@ def duckdb_name(kind: SqlType) -> str:
     """Return the type in DuckDB's SQL.
 
     Raises:
-        KeyError: For a nested type.
+        KeyError: The type is nested.
     """
     return f"DECIMAL({kind.precision}, {kind.scale})" if kind.name == "decimal" else _DUCKDB[kind.name]
 
@@ -118,7 +118,9 @@ def as_decimal(kind: SqlType) -> SqlType:
 
 
 def common_type(left: SqlType, right: SqlType) -> SqlType | None:
-    """Return the type in which values of both are compared or put into one column; None if there is none."""
+    """Return the type in which values of both types are compared or combined in one column; None if there is
+    no such type.
+    """
     if left == right:
         return left
     if UNKNOWN in (left, right):

@@ -1,4 +1,4 @@
-"""Typed values of a translation: conversions, and checks of their types."""
+"""Converts the typed values of a translation, and checks their types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NO_ARGS = frozenset(("this", "expression", "safe", "typed", "big_int"))
 
 
 def cast(value: SqlValue, to: SqlType) -> SqlValue:
-    """Return an implicit conversion, which loses nothing but digits of a double."""
+    """Return an implicit conversion, which loses no information except digits of a double."""
     if value.type == to:
         return value
     return SqlValue(f"CAST({value.sql} AS {duckdb_name(to)})", to, value.literal)
@@ -24,13 +24,15 @@ def to_common_type(values: Sequence[SqlValue], node: exp.Expr) -> list[SqlValue]
     """Return the values in their common type.
 
     Raises:
-        BadRequest: If they have none.
+        BadRequest: They have no common type.
     """
     kind = UNKNOWN
     for value in values:
         common = common_type(kind, value.type)
         if common is None:
-            raise BadRequest(f"{describe(node)} has values of the types {kind} and {value.type}: convert one with CAST")
+            raise BadRequest(
+                f"{describe(node)} has values of the types {kind} and {value.type}; convert one of them with CAST"
+            )
         kind = common
     return [value if value.type == UNKNOWN else cast(value, kind) for value in values]
 
@@ -46,12 +48,14 @@ def require_type(value: SqlValue, kind: SqlType, node: exp.Expr) -> SqlValue:
         BadRequest: The value has another type.
     """
     if value.type not in (kind, UNKNOWN):
-        raise BadRequest(f"{describe(node)} needs a value of the type {kind}, and has one of the type {value.type}")
+        raise BadRequest(
+            f"{describe(node)} requires a value of the type {kind}, but the value has the type {value.type}"
+        )
     return value
 
 
 def check_args(node: exp.Expr, allowed: frozenset[str] = _NO_ARGS) -> None:
-    """Check that a node has only clauses that the translation knows.
+    """Check that a node has only supported clauses.
 
     Raises:
         UnsupportedInDuckDB: The node has another clause.
@@ -63,4 +67,4 @@ def check_args(node: exp.Expr, allowed: frozenset[str] = _NO_ARGS) -> None:
 
 def check_comparable(value: SqlValue, node: exp.Expr) -> None:
     if not value.type.is_comparable:
-        raise UnsupportedInDuckDB(f"{describe(node)}: values of the type {value.type} are not compared")
+        raise UnsupportedInDuckDB(f"{describe(node)}: values of the type {value.type} cannot be compared")

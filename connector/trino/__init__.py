@@ -1,1 +1,3 @@
-"""Stock Trino over Seamark's plans: a proxy of its client protocol that puts plan tables in the place of tables."""
+"""Lets an unmodified Trino use Seamark's plans: a proxy of its client protocol replaces tables by their
+plans.
+"""

@@ -1,12 +1,12 @@
-"""A proxy of Trino's client protocol, in front of one or several coordinators.
+"""A proxy of Trino's client protocol in front of one or several coordinators.
 
-Invariant: a client sees what it would see without the proxy. Requests are forwarded unchanged (`forwarder.py`), except
-that the text of a statement may be replaced by a text with the same rows (`rewriter.py`). If the replacement fails
-before it returns rows, the original is sent (`held_statements.py`). `X-Seamark-Plan` in the answer to a statement
-reports what was done.
+Invariant: a client receives the same results as without the proxy. Requests are forwarded unchanged
+(`forwarder.py`), except that the text of a statement may be replaced by a text with the same rows
+(`rewriter.py`). If the replacement fails before it returns rows, the original is sent
+(`held_statements.py`). `X-Seamark-Plan` in the answer to a statement has a summary of the changes.
 
-The proxy keeps no state between requests except caches, counters and the leases to renew (`queued_statements.py`): it
-may be killed, and several proxies may run in parallel.
+Between requests, the proxy has no state except caches, counters and the leases to renew
+(`queued_statements.py`). So it may be killed, and several proxies may run in parallel.
 """
 
 from __future__ import annotations
@@ -66,21 +66,25 @@ from seamark.formats.protocol.wire import encode_json
 STATEMENTS = "/v1/statement"
 PLAN_HEADER = "X-Seamark-Plan"
 _PLANNED = "planned"
-"""What a client receives until Trino has shown that it may read the tables: the number of matching files would
-reveal data. The log has the details."""
+"""The summary for a client until Trino has shown that the client may read the tables.
+
+The number of matching files would reveal data. The log has the details.
+"""
 _REWRITTEN = "rewritten"
 _HIDDEN_OUTCOMES = frozenset((DENIED, FORBIDDEN, RULES_UNREAD))
-"""Outcomes that would reveal Trino's access rules."""
+"""The outcomes that would reveal Trino's access rules."""
 _RULES_BYTES_MAX = 4 << 20
 _CANCEL_S = 10.0
 _QUEUE_S = 0.2
-"""How long an unchanged query is followed through Trino's queue; the last answer may take a second."""
+"""The time for which an unchanged query is followed through Trino's queue; the last answer may take a
+second.
+"""
 _QUERY = re.compile(rb"\s*(?:select|with|values|table|\()", re.IGNORECASE)
-"""Answers to other statements may have headers that are for the client."""
+"""A pattern of queries; answers to other statements may have headers for the client."""
 _log = structlog.get_logger("seamark.trino-proxy")
 
 _Outcome = tuple[web.StreamResponse, str]
-"""An answer, and what was done with the statement; "" for other requests."""
+"""An answer, and the change of the statement, which is empty for other requests."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +93,8 @@ class ProxySettings:
 
     Attributes:
         plans: The value that Trino's catalogs send in `X-Seamark-Plans`.
-        rules: Trino may have row filters and column masks.
-        plan_header: Clients receive counts.
+        rules: Whether Trino may have row filters and column masks.
+        plan_header: Whether clients receive counts.
     """
 
     trino: tuple[str, ...]
@@ -113,12 +117,14 @@ class ProxySettings:
     header_timeout_s: float = 10.0
     idle_timeout_s: float = 300.0
     send_timeout_s: float = 300.0
-    """Longer than a server's timeout: some Trino clients read an answer only as fast as their user fetches rows."""
+    """The time limit of sending. It is longer than a usual server's, because some Trino clients read an answer
+    only as fast as their user fetches rows.
+    """
     body_bytes: int = 16 << 20
     body_timeout_s: float = 30.0
     upstream_tls: ssl.SSLContext | None = None
     authorities: str | None = None
-    """PEM file with the certificate authorities for Seamark's certificate."""
+    """A PEM file with the certificate authorities for Seamark's certificate."""
 
     def check(self) -> None:
         """Check the addresses.
@@ -134,7 +140,8 @@ class ProxySettings:
 class Proxy:
     """Handles all requests.
 
-    `settings` are the operator's; `open_proxy` opens the other parts.
+    Attributes:
+        settings: The settings of the operator; `open_proxy` opens the other components.
     """
 
     def __init__(
@@ -174,8 +181,10 @@ class Proxy:
             self.answering -= 1
         self._answered[response.status // 100].inc()
         if not response.prepared:
-            response.headers.setdefault("Server", "seamark")  # otherwise aiohttp sends its version and that of Python
-        if summary or self._logs_all:  # while the answer is being sent
+            response.headers.setdefault(
+                "Server", "seamark"
+            )  # Otherwise aiohttp sends its version and the version of Python.
+        if summary or self._logs_all:  # The client disconnected while the answer was sent.
             ended_s = time.monotonic() - begun_s
             asyncio.get_running_loop().call_soon(self._log_access, request, response, summary, ended_s)
         return response
@@ -202,7 +211,7 @@ class Proxy:
             response, summary = await self._route_to_coordinator(request, body)
         except RefusedBody as refusal:
             return _refuse(refusal), ""
-        if body.refusal is not None and not response.prepared:  # aiohttp's client reports only that sending failed
+        if body.refusal is not None and not response.prepared:  # aiohttp's client reports only that sending failed.
             return _refuse(body.refusal), summary
         return response, summary
 
@@ -223,7 +232,7 @@ class Proxy:
             candidates = [coordinator] if coordinator else self._coordinators.round_robin()
             return await self._statement(request, content, candidates, target)
         if renewing := self._waiting.plans_to_renew(path):
-            await self._rewriter.renew(renewing)  # before Trino can resolve them
+            await self._rewriter.renew(renewing)  # The leases are renewed before Trino can resolve the plans.
         if coordinator is None:
             coordinator = self._coordinators.from_referer(request.headers.get("Referer", ""))
         candidates = [coordinator] if coordinator else self._coordinators.all
@@ -239,7 +248,7 @@ class Proxy:
             return web.Response(status=405, headers={"Allow": "GET, HEAD"})
         if path == f"{PROXY_PATH}/healthz":
             state = {"draining": self.draining, "open-breakers": self._rewriter.open_breakers}
-            # Only the number: this route needs no authentication, and the addresses are internal.
+            # Only the number is returned, because this route needs no authentication, and the addresses are internal.
             body = encode_json({**state, "coordinators": len(self._coordinators.all)})
             return web.Response(status=503 if self.draining else 200, body=body, content_type="application/json")
         if path == f"{PROXY_PATH}/metrics":
@@ -275,7 +284,7 @@ class Proxy:
             raise
         except (aiohttp.ClientError, TimeoutError) as error:
             self._rewriter.release(rewriting)
-            _log.warning("coordinator did not take the rewritten statement", error=repr(error))
+            _log.warning("coordinator did not accept the rewritten statement", error=repr(error))
             summary = f"original; {type(error).__name__}"
             return await self._forward_unchanged(request, candidates, target, body, summary, outcome="original")
         if isinstance(result, web.Response):
@@ -286,14 +295,14 @@ class Proxy:
             return result, summary
         self._rewriter.release(rewriting)
         self._rewriter.report_failure(rewriting, result.name, result.message)
-        _log.warning("the rewritten statement failed", error=result.name, message=result.message, plan=summary)
+        _log.warning("rewritten statement failed", error=result.name, message=result.message, plan=summary)
         summary, header = f"original; {result.name}", _PLANNED if result.name in _HIDDEN_OUTCOMES else ""
         return await self._forward_unchanged(request, candidates[:1], target, body, summary, header, outcome="original")
 
     async def _table_statement(
         self, request: web.BaseRequest, body: bytes, coordinator: Coordinator
     ) -> _Outcome | None:
-        """Start a statement that maintains a table; None for all others."""
+        """Start a statement that maintains a table, or return None for another statement."""
         headers = self._headers_of_followers(request, coordinator)
         send = partial(self._request, coordinator, headers)
         trust, rules = self._settings.limits.trust_time_zone, self._settings.rules
@@ -336,7 +345,8 @@ class Proxy:
     ) -> _Outcome:
         """Send the statement unchanged.
 
-        `summary` is logged, and is sent to the client if there is no `header`.
+        Args:
+            summary: The summary for the log; the client also receives it if there is no `header`.
         """
         self._counts.statements.labels(outcome).inc()
         extra_headers = {PLAN_HEADER: header or summary}
@@ -400,8 +410,13 @@ class Proxy:
         *,
         plans: Sequence[PlanSnapshotRef] = (),
     ) -> RuleDecision:
-        """Decide by the sender's view of the query, which reads `plans`. aiohttp.ClientError if the connection
-        breaks.
+        """Decide about the query by the sender's view of it.
+
+        Args:
+            plans: The plans that the query reads.
+
+        Raises:
+            aiohttp.ClientError: The connection breaks.
         """
         target = f"/v1/query/{quote(query_id, safe='')}?pruned=true"
         async with await self._forwarder.send("GET", coordinator, target, headers) as response:
@@ -439,8 +454,9 @@ class Proxy:
         hold_s: float,
         judge: Callable[[str], Awaitable[RuleDecision]] | None = None,
     ) -> AsyncIterator[HeldStatement]:
-        """If the client disconnects, the statement is cancelled: no other client has its URI, so it would run
-        without a reader.
+        """Follow a statement; if the client disconnects, cancel the statement.
+
+        No other client has the URI of the statement, so it would run without a reader.
         """
         held_statement = HeldStatement(partial(self._request, coordinator, headers, "GET"), hold_s=hold_s, judge=judge)
         try:
@@ -460,20 +476,20 @@ class Proxy:
             async with asyncio.timeout(_CANCEL_S):
                 (await self._request(coordinator, headers, "DELETE", uri)).close()
         except (aiohttp.ClientError, TimeoutError) as error:
-            _log.warning("a statement that its client left was not cancelled", error=repr(error))
+            _log.warning("statement of a disconnected client was not cancelled", error=repr(error))
 
     async def close(self) -> None:
-        """Wait for pending cancellations, which take at most seconds each."""
+        """Wait for pending cancellations; each takes at most seconds."""
         await self._logins.close()
         await asyncio.gather(*self._cancelling, return_exceptions=True)
 
 
 @asynccontextmanager
 async def open_proxy(settings: ProxySettings) -> AsyncIterator[Proxy]:
-    """Open all parts, and close them in reverse order.
+    """Open all components, and close them in reverse order.
 
     Raises:
-        ValueError: For an invalid address.
+        ValueError: An address is invalid.
     """
     async with AsyncExitStack() as stack:
         coordinators = Coordinators(settings.trino)
@@ -517,7 +533,7 @@ def _refuse(refusal: RefusedBody) -> web.Response:
 
 
 def _hide_secrets(path: str) -> str:
-    """Return the path for logs, without the secret part that gives access to a query's results."""
+    """Return the path for logs without its secret part, which gives access to a query's results."""
     parts = path.split("/")
     keep = 3 if path.startswith(TABLE_STATEMENTS) else 5 if f"/{STATEMENTS.strip('/')}/" in path else 4
     return "/".join(parts[: keep + (3 if path.startswith(f"{PROXY_PATH}/c/") else 0)][:9])

@@ -1,20 +1,24 @@
 """Rewrites a statement to read plan snapshots, or gives the reason why the statement is sent unchanged.
 
-If anything is uncertain or fails, the statement is sent unchanged. Rewriting has a budget of milliseconds; it does not
-wait for later results. Plans are requested only for scans that are fully understood (`scans.py`), of tables in the
-configured catalogs. They are requested for each statement, because a client must see its own commits; no plan is
-cached. That no plan was useful is cached for seconds.
+If anything is uncertain or fails, the statement is sent unchanged. Rewriting has a budget of milliseconds,
+and does not wait for later results. Plans are requested only for scans of tables in the configured catalogs
+that the analysis supports completely (`scans.py`). No plan is cached: plans are requested for each
+statement, because a client must see its own commits. If no plan of a statement is useful, this result is
+cached for seconds.
 
-A plan is a version of its table: `FOR VERSION AS OF` follows the table's own name, so Trino's access control checks the
-table that the client named. Views have no versions: a plan view replaces the view, and a named subquery that is never
-executed reads the view itself, so Trino applies the view's access rules (`views.py`).
+A plan is a version of its table: `FOR VERSION AS OF` follows the table's own name, so Trino's access
+control checks the table that the client named. Views have no versions, so a plan view replaces the view. In
+addition, a named subquery that is never executed reads the view itself, so that Trino applies the view's
+access rules (`views.py`).
 
-A table that a statement reads more than once is read at one snapshot, as Trino would. The same applies to a table whose
-rows were used to leave out files of another table (`joins.py`, `plan_requests.py`). Statements in an explicit
-transaction are unchanged, because Trino keeps the snapshots that the transaction has seen.
+If a statement reads a table more than once, it reads the table at one snapshot, like in Trino. The same
+applies to a table whose rows were used to leave out files of another table (`joins.py`,
+`plan_requests.py`). Statements in an explicit transaction are unchanged, because Trino continues to read
+the snapshots that the transaction has read.
 
-Literals without a time zone use the session's zone. The zone in the client's headers is the session's zone only if
-Trino's `sql.forced-session-time-zone` is not set; the operator configures this (`Limits.trust_time_zone`).
+Literals without a time zone use the session's zone. The zone in the client's headers is the session's zone
+only if Trino's `sql.forced-session-time-zone` is not set; the operator configures this
+(`Limits.trust_time_zone`).
 """
 
 from __future__ import annotations
@@ -66,32 +70,34 @@ from seamark.connector.trino.protocol.sessions import (
 from seamark.formats.protocol.wire import PLAN_MARK, PLANS_FOLDER
 
 TEXT_CHARACTERS_MAX = 1_000_000
-"""The default of Trino's `query.max-length`: Trino refuses a longer text."""
+"""The maximum length of a text: the default of Trino's `query.max-length`."""
 SCANS_MAX = 64
 _SUMMARY_CHARACTERS_MAX = 2000
 _KEEPS_TOO_MANY_FILES = "plans keep too many of the files"
 _KEPT_TOO_MANY_FILES = "unchanged; plans kept too many of the files a few seconds ago"
 _UNCHANGED_AFTER_USELESS_PLAN_S = 5.0
-"""How long a statement without a useful plan is sent unchanged: dashboards repeat their statements."""
+"""The time for which a statement without a useful plan is sent unchanged, because dashboards repeat their
+statements.
+"""
 _USELESS_STATEMENTS_BYTES_MAX = 4 << 20
 _BREAKERS_BYTES_MAX = 1 << 20
 DENIED = "PERMISSION_DENIED"
 """Trino's error name for a refusal by access control."""
 _PREDICATE_WORDS = re.compile(r"\b(?:where|on|having|filter)\b", re.IGNORECASE)
-"""A statement without these words has no predicate, leaves no files out and is not parsed."""
+"""Words of predicates; a statement without these words leaves out no files and is not parsed."""
 _NEEDS_COLUMN_TYPES = re.compile(
     r"\b(?:values|unnest|like|lower|upper|coalesce|case|if|nullif|cast|date_add)\b|[\w\")]\s*+[+*-]\s*+[0-9]",
     re.IGNORECASE,
 )
-"""What gives conditions only on columns with known types."""
+"""Constructs that lead to conditions only on columns with known types."""
 _TIME_WORDS = re.compile(r"\b(?:date|day|extract|hour|interval|month|time|timestamp|year)\b", re.IGNORECASE)
 _METADATA_TABLE = re.compile(r"\$[a-z_]+\"", re.IGNORECASE)
 """Trino's metadata tables of a table, such as `$snapshots`."""
 _EXPLAIN = re.compile(r"(?:\s++|--[^\r\n]*+|/\*.*?\*/)*+explain\b", re.IGNORECASE | re.DOTALL)
-"""Possessive: with backtracking, a line of 40 dashes would take seconds."""
+"""The quantifiers are possessive: with backtracking, a line of 40 dashes would take seconds."""
 _EXECUTE = re.compile(r"\bexecute\b", re.IGNORECASE)
 _SYSTEM_OR_PLAN_NAME = re.compile(rf"[$@]|{re.escape(PLAN_MARK)}")
-"""In names of Trino's system tables, and of plans."""
+"""The pattern in names of Trino's system tables and of plans."""
 _SWITCHED_OFF, _READ_TOO_LATE = "unchanged; switched off", "unchanged; not read in time"
 IsAccepted = Callable[[], Awaitable[bool]]
 _log = structlog.get_logger("seamark.trino-proxy")
@@ -99,11 +105,12 @@ _log = structlog.get_logger("seamark.trino-proxy")
 
 @dataclass(frozen=True, slots=True)
 class RewriteLimits:
-    """`budget_s`: how long a statement may wait for its plans.
+    """The limits of rewriting.
 
     Attributes:
-        kept_max: A scan whose plan keeps a larger fraction of the files is unchanged.
-        trust_time_zone: The client's time zone is the session's.
+        budget_s: The maximum time that a statement waits for its plans.
+        kept_max: The maximum fraction of files that a plan may keep; if it keeps more, the scan is unchanged.
+        trust_time_zone: Whether the client's time zone is the session's time zone.
     """
 
     budget_s: float = 0.25
@@ -113,41 +120,44 @@ class RewriteLimits:
 
 @dataclass(frozen=True)
 class RewriteResult(RewrittenStatement):
-    """The summary is for a header."""
+    """The result of rewriting a statement; the summary is for a header."""
 
     prepared: str | None = None
     """The prepared statement whose new text is `statement`; None if `statement` itself is sent."""
     plans: Sequence[PlanSnapshotRef] = ()
-    """The plans of tables and views that `statement` reads. The caller releases them (`Rewriter.release`)."""
+    """The plans of tables and views that `statement` reads; the caller releases them (`Rewriter.release`)."""
     used: PlanInputs = field(default_factory=PlanInputs)
     """The tables and columns by which files were left out."""
     depends_on_data: bool = False
-    """The summary shows data: only clients that may read the tables may see it."""
+    """Whether the summary shows data; only clients that may read the tables may then see it."""
     breaker_key: int = 0
-    """A hash of the sender, and of the tables and columns that it reads."""
+    """A hash of the sender, and of the tables and columns that the statement reads."""
     is_wasted: bool = False
-    """Every plan kept too many files of its table; the same statement will get no better plans soon after."""
+    """Whether every plan kept too many files of its table. The same statement will not get better plans soon
+    after.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class _PreParse:
-    """What a statement's text shows before it is parsed."""
+    """Properties of a statement's text that are found without parsing it."""
 
     lists: bool = False
-    """Whether it may list the snapshots of a table."""
+    """Whether the statement may list the snapshots of a table."""
     why: str = ""
-    """Why the statement is unchanged; empty if it is worth parsing."""
+    """The reason why the statement is unchanged; empty if it is worth parsing."""
     needs_types: bool = False
-    """Whether the types of columns can give more conditions."""
+    """Whether the types of columns can lead to more conditions."""
     explains: bool = False
 
 
 class Rewriter:
-    """Belongs to one event loop.
+    """Rewrites the statements of one event loop.
 
-    `catalogs` are Trino's names for `seamark`.
+    The caller that runs a rewritten statement reports the outcome with `report_success` or `report_failure`.
 
-    The caller that runs a rewritten statement reports the outcome: `report_success` or `report_failure`.
+    Attributes:
+        catalogs: The names of the catalogs of `seamark` in Trino.
     """
 
     def __init__(self, seamark: Seamark, catalogs: Collection[str], limits: RewriteLimits) -> None:
@@ -177,10 +187,10 @@ class Rewriter:
         address: str | None,
         is_accepted: IsAccepted | None = None,
     ) -> RewriteResult:
-        """As `rewrite`, with the session of the headers.
+        """Rewrite a statement, like `rewrite`, with the session of the headers.
 
         Args:
-            address: Of the client.
+            address: The address of the client.
         """
         until_s = asyncio.get_running_loop().time() + self._limits.budget_s
         with on_behalf_of(address or "", headers.get("X-Trino-User", "")):
@@ -194,8 +204,9 @@ class Rewriter:
     async def rewrite(self, statement: str, session: Session, is_accepted: IsAccepted | None = None) -> RewriteResult:
         """Rewrite a statement within the budget, without raising errors.
 
-        `is_accepted` says whether Trino accepts the sender's login. It is called before a request to Seamark, and its
-        time does not count.
+        Args:
+            is_accepted: Returns whether Trino accepts the sender's login. It is called before a request to Seamark,
+                and its time does not count.
         """
         if session.off:
             return RewriteResult(None, _SWITCHED_OFF)
@@ -224,24 +235,24 @@ class Rewriter:
         if (until_s := self._useless_until_s.get(key)) is not None and begun_s < until_s:
             return RewriteResult(None, _KEPT_TOO_MANY_FILES, depends_on_data=True)
         done = await self._rewrite_by(text, session, seen, begun_s + self._limits.budget_s)
-        if seen.explains:  # a prepared statement may explain, too
+        if seen.explains:  # A prepared statement may also be an EXPLAIN.
             done = replace(done, used=replace(done.used, explains=True))
         if done.is_wasted:
             self._useless_until_s.put(key, loop.time() + _UNCHANGED_AFTER_USELESS_PLAN_S, 2 * len(text.text))
         return replace(done, summary=f"{done.summary}; ms={1000 * (loop.time() - begun_s):.1f}")
 
     async def _withdraw_idle(self) -> None:
-        """Remove unused plans, so that a list of a table's snapshots does not show them."""
+        """Withdraw unused plans, so that they do not appear in a list of a table's snapshots."""
         try:
             async with asyncio.timeout(self._limits.budget_s):
                 await self._withdrawing.flush()
         except TimeoutError:
-            _log.warning("not withdrawn", error="Seamark was too slow")
+            _log.warning("plans were not withdrawn", error="Seamark was too slow")
 
     async def renew(self, plans: Sequence[PlanSnapshotRef]) -> None:
         """Renew the plans of a statement that Trino has not analysed yet.
 
-        Plans that are not renewed within the budget keep their leases.
+        Plans that are not renewed within the budget keep the end of their leases.
         """
         by_name: defaultdict[Name, list[int]] = defaultdict(list)
         for of, plan_id in plans:
@@ -251,18 +262,18 @@ class Rewriter:
                 for of, ids in by_name.items():
                     group.create_task(self._renew(of, ids))
         except TimeoutError:
-            _log.warning("not renewed", error="Seamark was too slow")
+            _log.warning("leases of plans were not renewed", error="Seamark was too slow")
 
     async def _renew(self, of: Name, ids: list[int]) -> None:
         try:
             await self._client.lease(of, ids)
         except ClientError as error:
-            _log.warning("not renewed", error=error.message)
+            _log.warning("leases of plans were not renewed", error=error.message)
 
     def release(self, rewriting: RewriteResult, *, is_analysed: bool = True) -> None:
-        """The rewritten statement no longer needs its plans.
+        """Release the plans of a rewritten statement that no longer needs them.
 
-        If Trino may still analyse it, they end with their leases.
+        If Trino may still analyse the statement, the plans exist until their leases end.
         """
         (self._withdrawing.release if is_analysed else self._withdrawing.forget)(rewriting.plans)
 
@@ -271,9 +282,9 @@ class Rewriter:
             breaker.record_success()
 
     def report_failure(self, rewriting: RewriteResult, name: str, message: str) -> None:
-        """The statement failed in Trino or by its access rules.
+        """Report that the statement has failed in Trino or because of its access rules.
 
-        A plan was the cause if the message names a plan or one of its files.
+        If the message contains the name of a plan or of one of its files, the plan was the cause.
         """
         denied = name == FORBIDDEN or (name == DENIED and rewriting.used.views)
         named = any(str(plan_id) in message for _, plan_id in rewriting.plans)
@@ -284,7 +295,10 @@ class Rewriter:
 
     @property
     def open_breakers(self) -> list[str]:
-        """The parties that failed too often: seamark, so that no plans are requested."""
+        """The parties whose breakers are open after repeated failures.
+
+        If `seamark` is one of them, no plans are requested.
+        """
         return ["seamark"] if self._seamark_breaker.is_open else []
 
     async def _rewrite_by(
@@ -298,7 +312,7 @@ class Rewriter:
             try:
                 learned = await self._views.load(requests.missing, requests, until_s)
             except TimeoutError:
-                return done  # the next statement uses what was loaded
+                return done  # The next statement uses the definitions that were loaded.
             if learned:
                 again = PlanRequests(self._client, self._limits.kept_max, until_s)
                 return await self._rewrite_with_plans(text, session, seen, again, until_s)
@@ -312,7 +326,7 @@ class Rewriter:
             all_scans = {number: self._to_planned_scan(scan, session) for number, scan in enumerate(reading.scans)}
             numbered = {number: planned for number, planned in all_scans.items() if planned is not None}
             tables = {number: planned for number, planned in numbered.items() if planned.table not in seen.views}
-            # Trino does not read views at an earlier version.
+            # Trino cannot read views at an earlier version.
             views = {
                 number: planned
                 for number, planned in numbered.items()
@@ -367,7 +381,7 @@ class Rewriter:
     # Parsing
 
     def _pre_parse(self, statement: str, session: Session) -> tuple[StatementText, _PreParse]:
-        """Return what is read off the text without parsing it."""
+        """Return the properties of a statement that can be found without parsing it."""
         if is_hinted_off(statement):
             return StatementText(statement), _PreParse(why=_SWITCHED_OFF)
         text = self._text(statement, session)
@@ -375,7 +389,9 @@ class Rewriter:
         if not _PREDICATE_WORDS.search(text.text):
             return text, _PreParse(lists=lists, why="unchanged; nothing to prune by")
         if session.catalog not in self._catalogs and not self._named_at_all.search(text.text):
-            return text, _PreParse(lists=lists, why="unchanged; of other catalogs")  # not worth parsing either
+            return text, _PreParse(
+                lists=lists, why="unchanged; of other catalogs"
+            )  # The statement is not worth parsing either.
         needs_types = _NEEDS_COLUMN_TYPES.search(text.text) or (not text.utc and _TIME_WORDS.search(text.text))
         return text, _PreParse(lists=lists, needs_types=bool(needs_types), explains=bool(_EXPLAIN.match(text.text)))
 
@@ -391,8 +407,9 @@ class Rewriter:
     async def _reading(
         self, text: StatementText, session: Session, pre_parse: _PreParse, requests: PlanRequests, until_s: float
     ) -> tuple[ReadStatement, dict[Names, KnownTable], ViewDefinitions]:
-        """Return the statement parsed, with the columns of its tables if they can give more predicates; these
-        columns; and the views it names, with their contents.
+        """Return the parsed statement, the columns of its tables, and the definitions of its views.
+
+        The columns are loaded only if they can lead to more predicates.
         """
         plain = await self._reader.read(text, {}, until_s)
         named = {
@@ -406,7 +423,9 @@ class Rewriter:
         return (await self._reader.read(text, known, until_s) if known else plain), known, seen
 
     def _resolve_name(self, names: Names, default: Session | View) -> tuple[str, tuple[str, ...]] | None:
-        """Catalog, and the table as Seamark has it; None for what is none of the catalogs' tables."""
+        """Return the catalog, and the name of the table in Seamark; None if the table is not in the configured
+        catalogs.
+        """
         catalog, schema, table = names[0] or default.catalog, names[1] or default.schema, names[2]
         if catalog not in self._catalogs or not schema or _SYSTEM_OR_PLAN_NAME.search(table):
             return None
@@ -425,7 +444,10 @@ def _build_result(
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
     views: Mapping[PlannedScan, PlanView],
 ) -> RewriteResult:
-    """Return the text of each plan view already contains the plans of the tables that it reads."""
+    """Return the rewritten statement with its summary.
+
+    The text of each plan view already contains the plans of the tables that it reads.
+    """
     own = {planned: view for planned, view in views.items() if not planned.within}
     shown = {planned: plan for planned, plan in plans.items() if not planned.within}
     new = [read_at_snapshot(planned.scan, int(plan.plan_snapshot_id or 0)) for planned, plan in shown.items()]
@@ -437,7 +459,7 @@ def _build_result(
         return RewriteResult(None, "unchanged; too long with plans")
     each, joins = [], []
     for planned in planned_scans:
-        if planned in shown:  # tables behind a view are not revealed
+        if planned in shown:  # The tables behind a view are not revealed.
             plan, name = plans[planned], quote(".".join(planned.table), safe=".")
             each.append(f"{name}={plan.files}/{plan.considered_files}")
             used = find_used_joins(dimensions.get(planned, ()), plan)
@@ -467,7 +489,10 @@ def _build_result(
 
 
 def _access_checks(text: StatementText, reading: ReadStatement, views: Mapping[PlannedScan, PlanView]) -> Replacement:
-    """Named subqueries that are never run and read the views themselves: Trino checks its rules for these."""
+    """Return named subqueries that are never executed and read the views themselves.
+
+    Trino checks its access rules for these views.
+    """
     at, has_with = reading.with_position
     tried = {}
     for planned, view in views.items():

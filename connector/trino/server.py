@@ -1,4 +1,6 @@
-"""The proxy as a process: its socket, connection limits, TLS and signals, and a graceful shutdown."""
+"""Runs the proxy as a process with its socket, connection limits, TLS and signals, and stops it
+gracefully.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def bind(host: str, port: int) -> socket.socket:
     """Return a bound socket that does not listen yet.
 
     Raises:
-        OSError: If the address is taken, or not an address of this machine.
+        OSError: The address is taken, or is not an address of this machine.
     """
     family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     sock = socket.socket(family, kind, proto)
@@ -49,7 +51,9 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def upstream_tls(authorities: Path | None, *, verify: bool) -> ssl.SSLContext | None:
-    """Return the TLS context for connections to coordinators; None uses the system's certificate authorities."""
+    """Return the TLS context for connections to coordinators, or None to use the system's certificate
+    authorities.
+    """
     if authorities is None and verify:
         return None
     context = ssl.create_default_context(cafile=authorities)
@@ -62,8 +66,9 @@ def upstream_tls(authorities: Path | None, *, verify: bool) -> ssl.SSLContext | 
 def limits_of(settings: ProxySettings) -> ConnectionLimits:
     """Return the connection limits of the settings.
 
-    If the settings have no limit, it is derived from the number of files that the process may open: each client needs a
-    second connection, to a coordinator. Behind another proxy, all clients have the same address.
+    If the settings have no limit, it is derived from the number of files that the process may open, because
+    each client needs a second connection to a coordinator. Behind another proxy, all clients have the same
+    address.
     """
     limit = connections_max(settings.connections, files_each=2, minimum=0)
     share = limit if settings.trust_forwarded else max(1, limit // 2)
@@ -80,10 +85,10 @@ def limits_of(settings: ProxySettings) -> ConnectionLimits:
 async def serving(
     proxy: Proxy, settings: ProxySettings, sock: socket.socket, tls: ssl.SSLContext | None
 ) -> AsyncIterator[None]:
-    """Answer requests on `sock` while the block runs; then waits up to `drain_s` for the requests in flight."""
+    """Answer requests on `sock` during the block; then wait up to `drain_s` for the requests in flight."""
     inner = web.Server(
         proxy.handle,
-        handler_cancellation=True,  # a disconnect of the client cancels its request
+        handler_cancellation=True,  # If the client disconnects, its request is cancelled.
         auto_decompress=False,
         access_log=None,
         keepalive_timeout=settings.idle_timeout_s,
@@ -105,7 +110,7 @@ async def serving(
         while proxy.answering and time.monotonic() < deadline_s:  # noqa: ASYNC110  an event would cost every request
             await asyncio.sleep(0.02)
         if proxy.answering:
-            _log.warning("requests are cut off", count=proxy.answering)
+            _log.warning("requests are interrupted", count=proxy.answering)
         server.pre_shutdown()
         await server.shutdown(max(1.0, deadline_s - time.monotonic()))
     finally:
@@ -115,7 +120,7 @@ async def serving(
 async def serve(
     settings: ProxySettings, sock: socket.socket, tls: Certificate | None, on_ready: Callable[[], None]
 ) -> None:
-    """Run until SIGTERM or SIGINT, then drains."""
+    """Serve requests until SIGTERM or SIGINT, and then drain."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -125,7 +130,7 @@ async def serve(
         loop.add_signal_handler(signal.SIGHUP, tls.reload)
         watching = asyncio.create_task(tls.watch(), name="certificate")
     async with open_proxy(settings) as proxy, serving(proxy, settings, sock, context):
-        # Modules live as long as the process; collections that traverse them would delay all requests.
+        # The modules exist as long as the process. Collections that traverse them would delay all requests.
         gc.collect()
         gc.freeze()
         on_ready()

@@ -1,8 +1,9 @@
-"""Writes Arrow batches as data files and index files of a table, and adds them in one commit.
+"""Writes Arrow batches as data files and index files of a table, and adds the files in one commit.
 
-`TableWriter` runs wherever Arrow batches are: in a Spark task or in this process. It buffers rows by partition until
-they fill a row group, with one memory limit for all partitions, and sorts them if the table has a sort order. `close`
-returns the files. Files become visible with the commit that adds them; a writer that dies leaves unreferenced files.
+`TableWriter` runs in a Spark task or in this process. It buffers the rows of each partition until they fill
+a row group. All partitions share one memory limit. If the table has a sort order, the writer sorts the
+rows. `close` returns the files. The files become visible when a commit adds them. A writer that dies leaves
+unreferenced files.
 
     append(client, "db.t", rows)                     adds rows
     overwrite(client, "db.t", rows, where="d = …")   replaces the rows that match the filter
@@ -38,17 +39,19 @@ _LIVE_ALREADY = "AlreadyExistsException"
 """The error type of a commit that adds a file which a snapshot already contains."""
 
 Rows: TypeAlias = "pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[pa.RecordBatch | pa.Table] | Any"
-"""Rows to write, which include objects with Arrow's stream interface, such as a Polars frame or a DuckDB relation."""
+"""Rows to write: Arrow data, or an object with Arrow's stream interface, such as a Polars frame or a DuckDB
+relation.
+"""
 
 
-# With a commit
+# Writes with a commit
 
 
 @dataclass(frozen=True)
 class Destination:
-    """A table as it was loaded when a write began, and what the write changes.
+    """A table at the time when a write begins, and the content of the commit without the files.
 
-    `target` is picklable, for the tasks that write files.
+    `target` is picklable, because tasks that write files receive it.
 
     Attributes:
         change: The fields of the commit other than the files.
@@ -69,7 +72,8 @@ class Destination:
     ) -> dict[str, Any] | None:
         """Commit the written files and return the answer.
 
-        None if there is nothing to commit and no producer number to record. See the function `commit`.
+        Return None if there is nothing to commit and no producer number to record. The function `commit` describes
+        what happens after an error.
         """
         named = producer_json(producer)
         is_empty = not written.files and "filter" not in self.change.get("replace", {})
@@ -103,12 +107,12 @@ def open_destination(
         mode: `append`, `overwrite` (of the rows that match `where`) or `overwrite_partitions`.
 
     Raises:
-        ValueError: For an unknown mode.
-        Unwritable: If the table's format version does not support the mode.
-        BadRequest: For a predicate that no Iceberg expression represents exactly.
+        ValueError: The mode is unknown.
+        Unwritable: The table's format version does not support the mode.
+        BadRequest: No Iceberg expression represents the predicate exactly.
     """
     if mode not in WRITE_MODES:
-        raise ValueError(f"there is no mode {mode!r}: there are {', '.join(WRITE_MODES)}")
+        raise ValueError(f"there is no mode {mode!r}; the modes are {', '.join(WRITE_MODES)}")
     loaded = client.load_table(table)
     metadata = decode_table(loaded.metadata, loaded.location)
     change: dict[str, Any] = {"operation": "append"}
@@ -134,14 +138,18 @@ def append(
     producer: Producer | None = None,
     summary: Mapping[str, str] | None = None,
 ) -> dict[str, Any] | None:
-    """Add rows with one commit and return its answer (docs/reference/openapi.json); None without rows and producer.
+    """Add rows with one commit and return the answer of the server (docs/reference/openapi.json).
 
-    `producer` is an id and a sequence number: a change that was committed under them is not committed again. Without
-    rows, an empty snapshot records the number. After an error, no row is visible, except if the outcome of the commit
-    is unknown (Unreachable, ServerFailed): then the files are not deleted, because they may be visible.
+    Return None if there are no rows and no producer.
+
+    `producer` is an id and a sequence number. If a change was committed with this number before, it is not
+    committed again. If there are no rows, an empty snapshot records the number.
+
+    After an error, no row is visible, unless the outcome of the commit is unknown (Unreachable, ServerFailed).
+    In that case the files are not deleted, because they may be visible.
 
     Raises:
-        Unwritable: If rows do not fit the table.
+        Unwritable: The rows do not fit the table.
     """
     return _write_and_commit(client, rows, open_destination(client, table, branch=branch), producer, summary)
 
@@ -156,12 +164,13 @@ def overwrite(
     producer: Producer | None = None,
     summary: Mapping[str, str] | None = None,
 ) -> dict[str, Any] | None:
-    """Replace the rows that match a predicate, in SQL or as Iceberg expression JSON; by default all rows.
+    """Replace the rows that match a predicate; by default, replace all rows.
 
-    The arguments and the answer are those of `append`.
+    The predicate is SQL or the JSON of an Iceberg expression. The other arguments and the answer are those of
+    `append`.
 
     Raises:
-        BadRequest: If the predicate matches only some rows of a file.
+        BadRequest: The predicate matches only some rows of a file.
     """
     return _write_and_commit(
         client, rows, open_destination(client, table, OVERWRITE, where=where, branch=branch), producer, summary
@@ -201,12 +210,13 @@ def _write_and_commit(
 def commit(client: SeamarkClient, table: Name, body: dict[str, Any], discard: Callable[[], None]) -> dict[str, Any]:
     """Commit a change and return the answer.
 
-    If the commit fails, `discard` is called if no snapshot contains the written files or can contain them later.
+    If the commit fails and it is certain that no snapshot contains the written files now or later, the function
+    calls `discard`. This is certain in two cases:
 
-    This is certain in two cases: the change was refused, no earlier request for it has an unknown outcome, and the
-    reason is not that a snapshot already contains one of the files; or the producer's number was committed before by
-    another write. The UUID in the snapshot's summary distinguishes that from a repeat of this change whose first answer
-    was lost.
+    - The server refused the change, no earlier request for it has an unknown outcome, and the reason of the refusal is
+      not that a snapshot already contains one of the files.
+    - Another write has committed the producer's number. The UUID in the snapshot's summary distinguishes this case
+      from a repeat of this change after a lost answer.
     """
     mark = str(uuid.uuid4())
     body = {**body, "summary": {**body.get("summary", {}), WRITE_ID: mark}}
@@ -225,7 +235,7 @@ def to_batches(rows: Rows) -> Iterator[pa.RecordBatch]:
     """Yield the rows as record batches.
 
     Raises:
-        Unwritable: For an object that is not `Rows`.
+        Unwritable: The object is none of the types of `Rows`.
     """
     if isinstance(rows, pa.RecordBatch):
         yield rows
@@ -239,4 +249,4 @@ def to_batches(rows: Rows) -> Iterator[pa.RecordBatch]:
         for item in rows:
             yield from to_batches(item)
     else:
-        raise Unwritable(f"rows are Arrow tables or batches, or a stream of them, not {type(rows).__name__}")
+        raise Unwritable(f"rows must be Arrow tables or batches, or a stream of them, not {type(rows).__name__}")

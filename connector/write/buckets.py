@@ -1,15 +1,16 @@
-"""Bucket partitions: reports their sizes, recommends a number of buckets, and doubles it.
+"""Reports the sizes of bucket partitions, recommends a number of buckets, and doubles the number.
 
     bucket_sizes(client, "db.t")            sizes for each bucket field of the current partition spec
     resize(client, "db.t", buckets=16)      replaces bucket[8](id) by bucket[16](id) in the partition spec
 
-A resize changes only the partition spec. It rewrites no file and blocks no writer: later writes use the new spec, and a
-writer that has read the old spec can still commit with it. Bucket b of 8 is the buckets b and b + 8 of 16 (`hash % 16 %
-8 == hash % 8`), so each old file belongs to known buckets of the new spec; pruning, joins of compatible bucket counts
-and conflict detection continue to work. This is true only for doubling, so no other change is supported.
+A resize changes only the partition spec. It rewrites no file and blocks no writer: later writes use the new
+spec, and a writer that has read the old spec can still commit with it. Bucket b of 8 contains the rows of
+the buckets b and b + 8 of 16 (`hash % 16 % 8 == hash % 8`), so each old file belongs to known buckets of
+the new spec. Pruning, joins of compatible bucket counts and conflict detection therefore continue to work.
+This is true only if the number is doubled, so no other change is supported.
 
-If the table is also partitioned by other fields, each of their partitions has its own buckets. The target size is that
-of one bucket in one such partition.
+If the table is also partitioned by other fields, each of their partitions has its own buckets. The target
+size is the size of one bucket in one of these partitions.
 """
 
 from __future__ import annotations
@@ -39,9 +40,14 @@ from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.iceberg.types.transforms import VOID, canonical, width_of
 
 TARGET_BYTES = 3_000_000_000
-"""Target size of a bucket: large enough for files of the usual size, small enough for one task to rewrite it."""
+"""The target size of a bucket: large enough for files of the usual size, and small enough for one task to
+rewrite it.
+"""
 BUCKETS_MAX = 1 << 20
-"""Maximum buckets for `bucket_sizes`; a spec may have 2,000 times as many, too many for the memory."""
+"""The maximum number of buckets for `bucket_sizes`.
+
+A spec may have 2,000 times as many buckets; their sizes would need too much memory.
+"""
 _ATTEMPTS_MAX = 20
 _WAIT_S, _WAIT_MAX_S = 0.02, 1.0
 _OMITTED_FIELDS_SINCE = 2
@@ -50,10 +56,11 @@ _OMITTED_FIELDS_SINCE = 2
 
 @dataclass(frozen=True)
 class BucketSizes:
-    """The sizes of the buckets of one field of the current spec: int64[buckets] each, including deleted rows.
+    """The sizes of the buckets of one field of the current spec: each array is int64[buckets] and includes deleted
+    rows.
 
-    A file of a spec with fewer or no buckets counts as a file of each bucket that may contain its rows; its rows and
-    bytes are divided evenly among them. Rows whose key is null are in no bucket.
+    A file of a spec with fewer or no buckets counts as a file of each bucket that may contain its rows. Its
+    rows and bytes are divided evenly among these buckets. Rows whose key is null are in no bucket.
     """
 
     field: str
@@ -63,11 +70,13 @@ class BucketSizes:
     rows: Longs
     bytes: Longs
     shared_files: int
-    """Files that may contain rows of several buckets: their specs have fewer or no buckets."""
+    """The number of files that may contain rows of several buckets, because their specs have fewer or no buckets."""
     shared_bytes: int
     partition_bytes: int
-    """Bytes of a typical partition by the spec's other fields: half of the table's bytes are in partitions of at least
-    this size."""
+    """The bytes of a typical partition by the other fields of the spec.
+
+    Half of the table's bytes are in partitions of at least this size.
+    """
     target_bytes: int
 
     @property
@@ -76,23 +85,26 @@ class BucketSizes:
 
     @property
     def skew(self) -> float:
-        """Size of the largest bucket divided by the mean.
+        """The size of the largest bucket divided by the mean size.
 
-        More buckets do not reduce it if a few keys have most rows.
+        More buckets do not reduce the skew if a few keys have most of the rows.
         """
         return self.largest_bytes / self.bytes.mean() if self.bytes.any() else 1.0
 
     @property
     def advice(self) -> int:
-        """The number of buckets, by doubling, that brings a bucket closest to the target size; at least the current
-        number."""
+        """The recommended number of buckets: the doubling of the current number whose buckets are closest to the
+        target size.
+
+        It is at least the current number.
+        """
         ratio = self.partition_bytes / (self.buckets * self.target_bytes)
         return self.buckets * 2 ** max(0, round(math.log2(ratio))) if ratio > 1 else self.buckets
 
 
 @dataclass(frozen=True)
 class ResizeResult:
-    """The number of buckets `before` and after; equal if nothing changed.
+    """The number of buckets before and after a resize; both are equal if nothing changed.
 
     Attributes:
         spec_id: The current spec.
@@ -104,22 +116,22 @@ class ResizeResult:
     spec_id: int
 
 
-# Sizes
+# Bucket sizes
 
 
 def bucket_sizes(
     client: SeamarkClient, table: Name, *, target_bytes: int = TARGET_BYTES, at: At = CURRENT
 ) -> list[BucketSizes]:
-    """Return the sizes of the buckets of each bucket field of the current spec, from the files of a snapshot.
+    """Return the bucket sizes of each bucket field of the current spec, computed from the files of a snapshot.
 
     Args:
         target_bytes: The target size of one bucket in one partition.
 
     Raises:
-        BadRequest: For more than `BUCKETS_MAX` buckets.
+        BadRequest: A field has more than `BUCKETS_MAX` buckets.
     """
     if target_bytes < 1:
-        raise ValueError(f"target_bytes is {target_bytes}; a bucket has at least one byte")
+        raise ValueError(f"target_bytes is {target_bytes}; it must be at least 1")
     opened = open_table(client, table, at)
     metadata = opened.metadata
     fields = bucket_fields(metadata.default_spec)
@@ -141,7 +153,7 @@ def bucket_sizes(
 
 @dataclass(frozen=True)
 class _PartitionTotals:
-    """A partition, its values by the names of its spec's fields, and the totals of its data files."""
+    """A partition and the totals of its data files; the partition values have the names of the fields of its spec."""
 
     spec_id: int
     values: dict[str, Any]
@@ -190,7 +202,7 @@ def _sizes_of(
 
 
 def _buckets_of(field: PartitionField, count: int, spec: PartitionSpec, partition: _PartitionTotals) -> slice | None:
-    """Return the field's buckets that may contain rows of the partition; None for a null key."""
+    """Return the field's buckets that may contain rows of the partition, or None if the key is null."""
     candidates = [candidate for candidate in bucket_fields(spec) if candidate.sources == field.sources]
     if not candidates:
         return slice(None)
@@ -203,7 +215,7 @@ def _buckets_of(field: PartitionField, count: int, spec: PartitionSpec, partitio
 
 
 def _find_value(field: PartitionField, spec: PartitionSpec, partition: _PartitionTotals) -> object:
-    """Return the partition's value for a field of another spec; None if its spec has no equal field."""
+    """Return the partition's value for a field of another spec, or None if the partition's spec has no equal field."""
     same = (
         candidate.name
         for candidate in spec.fields
@@ -213,7 +225,10 @@ def _find_value(field: PartitionField, spec: PartitionSpec, partition: _Partitio
 
 
 def _compute_weighted_median(sizes: Sequence[int]) -> int:
-    """Return the size for which the sizes that are at least as large contain half of the total; 0 for no sizes."""
+    """Return the weighted median of sizes, or 0 if there are no sizes.
+
+    The sizes that are at least as large as the median contain half of the total.
+    """
     if not sizes:
         return 0
     ordered = np.sort(np.array(sizes, dtype=np.int64))[::-1]
@@ -224,7 +239,9 @@ def _compute_weighted_median(sizes: Sequence[int]) -> int:
 def _column_of(field: PartitionField, metadata: TableMetadata) -> str:
     column = metadata.current_schema.column(field.sources[0])
     if column is None:
-        raise BadRequest(f"Partition field {field.name} is of column {field.sources[0]}, which the table no longer has")
+        raise BadRequest(
+            f"The source of partition field {field.name} is column {field.sources[0]}, which the table no longer has"
+        )
     return column.name
 
 
@@ -232,16 +249,16 @@ def _column_of(field: PartitionField, metadata: TableMetadata) -> str:
 
 
 def resize(client: SeamarkClient, table: Name, *, buckets: int, column: str | None = None) -> ResizeResult:
-    """Set the number of buckets to a repeated doubling of the current number.
+    """Set the number of buckets to the current number, doubled once or several times.
 
-    The operation is idempotent: an equal number is no error.
+    The operation is idempotent: if the number is already the current number, nothing changes.
 
     Args:
-        column: Selects the bucket field; required if the spec has several.
+        column: The column of the bucket field; required if the spec has several bucket fields.
 
     Raises:
-        BadRequest: For a number that is not a repeated doubling, or a table without buckets.
-        Conflict: If other commits changed the spec in all attempts.
+        BadRequest: The number is not a repeated doubling, or the table has no buckets.
+        Conflict: Other commits changed the spec in all attempts.
     """
     for attempt in range(1, _ATTEMPTS_MAX + 1):
         loaded = client.load_table(table)
@@ -290,7 +307,7 @@ def _check_doubling(before: int, buckets: int, column: str) -> None:
 def _resize_fields(metadata: TableMetadata, field: PartitionField, buckets: int) -> list[PartitionField]:
     """Return the fields of the new spec, without ids.
 
-    The server assigns ids and reuses that of an equal earlier field.
+    The server assigns the ids. It reuses the id of an equal field of an earlier spec.
     """
     transform = f"{BUCKET}[{buckets}]"
     spec = metadata.default_spec
@@ -303,7 +320,9 @@ def _resize_fields(metadata: TableMetadata, field: PartitionField, buckets: int)
     for other in spec.fields:
         if other is not field:
             fields.append(msgspec.structs.replace(other, field_id=None))
-        elif metadata.format_version < _OMITTED_FIELDS_SINCE:  # version 1: fields keep their positions permanently
+        elif (
+            metadata.format_version < _OMITTED_FIELDS_SINCE
+        ):  # In version 1, partition fields keep their positions permanently.
             fields.append(msgspec.structs.replace(other, transform=VOID, field_id=None))
         else:
             fields.append(new)
@@ -313,8 +332,9 @@ def _resize_fields(metadata: TableMetadata, field: PartitionField, buckets: int)
 def _choose_name(metadata: TableMetadata, field: PartitionField, transform: str, kept_names: Sequence[str]) -> str:
     """Return a name for the new field that no other field or column has.
 
-    The name is that of an equal field of an earlier spec, else the name that Iceberg's engines give: `id_bucket_16`.
-    Engines show the partitions of all specs in one struct, so the names of all specs are excluded.
+    If an earlier spec has an equal field, the function returns the name of that field, otherwise the name that
+    Iceberg's engines generate: `id_bucket_16`. Engines show the partitions of all specs in one struct, so the
+    names of all specs are excluded.
     """
     fields = [other for spec in metadata.partition_specs for other in spec.fields]
     for other in fields:
@@ -342,9 +362,9 @@ def _propose_names(column: str, transform: str) -> Iterator[str]:
 
 
 def _update(client: SeamarkClient, table: Name, metadata: TableMetadata, fields: Sequence[PartitionField]) -> int:
-    """Commit the new spec by the REST operation `updateTable`, and return its id.
+    """Commit the new spec with the REST operation `updateTable`, and return its id.
 
-    It requires unchanged specs, not unchanged snapshots.
+    The commit requires that the specs are unchanged. It does not require that the snapshots are unchanged.
     """
     requirements = [
         {"type": "assert-last-assigned-partition-id", "last-assigned-partition-id": metadata.last_partition_id},
@@ -354,6 +374,7 @@ def _update(client: SeamarkClient, table: Name, metadata: TableMetadata, fields:
         {"action": "add-spec", "spec": {"spec-id": 0, "fields": [msgspec.to_builtins(field) for field in fields]}},
         {"action": "set-default-spec", "spec-id": -1},
     ]
-    # A repeat after a lost answer is safe: the requirements fail, because the specs have changed.
+    # If the answer is lost, a repeat is safe: its requirements fail, because the first request has
+    # changed the specs.
     answer = update_table(client, table, requirements, updates)
     return int(answer["metadata"]["default-spec-id"])

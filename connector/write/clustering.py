@@ -1,16 +1,17 @@
-"""Computes clustering keys of rows, from their own attributes and from attributes of joined tables.
+"""Computes clustering keys of rows from attributes of the rows and of joined tables.
 
-Each attribute value is mapped to its rank in a sample of the rows: the mean of the fractions of smaller rows and of
-smaller or equal rows. Ranks divide a skewed attribute evenly, work for any ordered type, and are equal for equal
-values. The ranks of a row are a point; its key on a space-filling curve (`curves.py`) is the sort key of the row.
+Each attribute value is mapped to its rank in a sample of the rows: the mean of the fraction of smaller
+values and the fraction of smaller or equal values. Ranks divide a skewed attribute evenly, work for any
+ordered type, and are equal for equal values. The ranks of a row are the coordinates of a point. The key of
+this point on a space-filling curve (`curves.py`) is the sort key of the row.
 
     joins = {"customer": JoinedRows(customers, {"customer": "id"})}
     attributes = Attributes(by=["ordered", "customer.city"], joins=joins)
     clustering = Clustering.of(attributes, sample, curve="hilbert")
     keys = clustering.keys(rows)
 
-The computation uses Arrow and numpy, a batch at a time. The objects are picklable: tasks receive the ranks of the
-joined tables' rows.
+The computation uses Arrow and numpy, a batch at a time. The objects are picklable, and tasks receive them
+with the ranks of the joined tables' rows.
 """
 
 from __future__ import annotations
@@ -36,22 +37,23 @@ from seamark.formats.iceberg.metadata.clustering import LINEAR
 from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES
 
 RANK_BITS = 16
-"""Bits of each rank: more ranges than a table has files."""
+"""The bits of each rank: they distinguish more ranges than a table has files."""
 
 _GROUP_CORRELATION_MIN = 0.99
-"""Minimum correlation of attributes that are grouped.
+"""The minimum correlation at which attributes are grouped.
 
-At this correlation, a column has a seventh of its spread where the other is constant: about a file's range of the
-other columns in a layer of some hundred files.
+At this correlation, where one column is constant, the other has a seventh of its spread. This is about the
+range of a column in a file, in a layer of some hundred files.
 """
 _CORRELATION_ROWS_MIN = 100
-"""Minimum rows of a sample for groups: in fewer rows a correlation may be chance."""
+"""The minimum number of rows in a sample for groups: in fewer rows, a correlation may be chance."""
 _FILE_BYTES_MAX = 2**31 - 1
-"""The maximum of the property."""
+"""The maximum value of the property for the file size."""
 FILE_SIZE_SPREAD_FRACTION = 0.28
-"""Maximum deviation of the files of a layer from the target size, as a fraction of it.
+"""The maximum deviation of a file of a layer from the target size, as a fraction of the target size.
 
-With it, a border of large cells is within reach for files of about the target size, also with the error of a sample.
+It is large enough that a border of large cells is within reach of files of about the target size, even with
+the error of a sample.
 """
 _BOUND_CHARACTERS, _BOUND_CHARACTERS_MAX, _QUANTILES = 16, 256, 200
 """Characters of the bounds of a string: by default, and at most."""
@@ -61,8 +63,9 @@ _BOUND_CHARACTERS, _BOUND_CHARACTERS_MAX, _QUANTILES = 16, 256, 200
 class JoinedRows:
     """A joined table, and the join condition `on`: column of the clustered rows → column of the joined table.
 
-    The columns may instead belong to a table that was joined before (`customer.nation_key`); then all of them must. If
-    several rows have the same key, the first is joined."""
+    Alternatively, all columns on the left belong to an earlier joined table (`customer.nation_key`). If several
+    rows of the joined table have the same key, the first is joined.
+    """
 
     rows: pa.Table
     on: Mapping[str, str]
@@ -70,9 +73,9 @@ class JoinedRows:
 
 @dataclass(frozen=True)
 class JoinedTable:
-    """A referenced table, and how rows refer to its rows: referring column → column of the table, one or more.
+    """A referenced table, and the join columns that refer to it: referring column → column of the table.
 
-    A referring column may belong to an earlier table of the same joins, as in `customer.nation_id`.
+    A referring column may belong to an earlier table of the same joins, for example `customer.nation_id`.
     """
 
     table: Name
@@ -82,12 +85,12 @@ class JoinedTable:
 def read_joined_tables(
     client: SeamarkClient, by: Sequence[str], joins: Mapping[str, JoinedTable], *, rows_max: int | None = None
 ) -> dict[str, JoinedRows]:
-    """Return the columns that `by` and the join conditions name, of the tables' current snapshots.
+    """Read the columns of the joined tables that `by` and the join conditions name, from the current snapshots.
 
-    The clustering is computed from these snapshots; later changes of the tables make only a worse layout.
+    The clustering is computed from these snapshots. If the tables change later, only the layout becomes worse.
 
     Raises:
-        BadRequest: For a table of more than `rows_max` rows.
+        BadRequest: A table has more than `rows_max` rows.
     """
     named = [*by, *(column for join in joins.values() for column in join.on)]
     rows_by_name = {}
@@ -102,10 +105,7 @@ def read_joined_tables(
 
 
 class KeyMatcher:
-    """Finds rows by their keys.
-
-    Picklable.
-    """
+    """Finds rows by their keys; picklable."""
 
     def __init__(self, keys: Sequence[pa.Array]) -> None:
         self._kinds = [_key_type(key.type) for key in keys]
@@ -113,7 +113,7 @@ class KeyMatcher:
         self._keys = pa.array(self._encode_tuples(keys))
 
     def rows(self, columns: Sequence[pa.Array]) -> Longs:
-        """Return int64[rows]: the first row that has the key; -1 where none has it, or it has a null."""
+        """Return the first row that has each key: int64[rows], -1 if no row has the key or the key contains a null."""
         combined = self._encode_tuples(columns)
         positions = pc.fill_null(pc.index_in(pa.array(combined), value_set=self._keys), -1).to_numpy(
             zero_copy_only=False
@@ -121,7 +121,7 @@ class KeyMatcher:
         return np.where(combined < 0, -1, positions).astype(np.int64)
 
     def _encode_tuples(self, columns: Sequence[pa.Array]) -> Longs:
-        """Return int64[rows]: a number for each tuple of known values; -1 if a value is null or unknown."""
+        """Return a number for each tuple of known values: int64[rows], -1 if a value is null or unknown."""
         total = np.zeros(len(columns[0]), dtype=np.int64)
         for column, kind, values in zip(columns, self._kinds, self._sets, strict=True):
             positions = pc.fill_null(pc.index_in(column.cast(kind), value_set=values, skip_nulls=True), -1)
@@ -131,12 +131,12 @@ class KeyMatcher:
 
 
 def _key_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type in which keys are compared: int64 for all integers."""
+    """Return the type in which keys are compared: int64 for all integer types."""
     return pa.int64() if pa.types.is_integer(kind) else kind
 
 
 class Attributes:
-    """The attributes by which rows are clustered: columns, or `name.column` for a table of `joins`."""
+    """The attributes by which rows are clustered: columns, or `name.column` for a column of a table of `joins`."""
 
     def __init__(self, by: Sequence[str], joins: Mapping[str, JoinedRows], schema: pa.Schema) -> None:
         """Resolve the attributes.
@@ -145,10 +145,10 @@ class Attributes:
             schema: The schema of the clustered rows.
 
         Raises:
-            BadRequest: For unknown columns, nested types, and join keys of different types.
+            BadRequest: A column is unknown or has a nested type, or the join keys have different types.
         """
         if not by:
-            raise BadRequest("Give at least one attribute by which rows are clustered")
+            raise BadRequest("Name at least one attribute by which the rows are clustered")
         self._tables = {name: joined.rows.combine_chunks() for name, joined in joins.items()}
         self._lookups: dict[str, tuple[tuple[str, ...], KeyMatcher]] = {}
         """By joined table: the columns of the clustered rows, and the lookup of their keys."""
@@ -168,7 +168,7 @@ class Attributes:
         )
 
     def rows(self, name: str, batch: pa.RecordBatch | pa.Table) -> Longs:
-        """Return int64[rows]: the joined row of the table for each row of the batch; -1 for none."""
+        """Return the joined row of the table for each row of the batch: int64[rows], -1 if there is no joined row."""
         columns, lookup = self._lookups[name]
         return lookup.rows([single_array(batch[column]) for column in columns])
 
@@ -185,14 +185,17 @@ class Attributes:
         sources = [self._resolve_column(text, schema) for text in join.on]
         tables = {source for source, _ in sources}
         if len(tables) > 1:
-            raise BadRequest(f"{name!r} is joined to several tables; a join has one: {', '.join(join.on)}")
+            raise BadRequest(
+                f"The join {name!r} has columns of several tables: {', '.join(join.on)}; use columns of one table"
+            )
         source, columns = tables.pop(), tuple(column for _, column in sources)
         kinds = schema if not source else self._tables[source].schema
         for column, target in zip(columns, join.on.values(), strict=True):
             source_type, target_type = _key_type(kinds.field(column).type), _key_type(table.schema.field(target).type)
             if source_type != target_type:
                 raise BadRequest(
-                    f"{column} is {source_type} and {name}.{target} is {target_type}, which are never equal"
+                    f"{column} has the type {source_type} and {name}.{target} has {target_type}; "
+                    "their values are never equal"
                 )
         if not source:
             self._lookups[name] = columns, lookup
@@ -207,11 +210,11 @@ class Attributes:
         name, column = self._resolve_column(text, schema)
         kind = (schema if not name else self._tables[name].schema).field(column).type
         if pa.types.is_nested(kind):
-            raise BadRequest(f"Rows cannot be clustered by {text!r}, which is {kind}")
+            raise BadRequest(f"Rows cannot be clustered by {text!r}, because its type is {kind}")
         return name, column
 
     def _resolve_column(self, text: str, schema: pa.Schema) -> tuple[str, str]:
-        """Return (table, column); the table is empty for a column of the clustered rows."""
+        """Return the table and the column of an attribute; the table is empty if the clustered rows have the column."""
         name, dot, column = text.partition(".")
         if text in schema.names or not dot or name not in self._tables:
             _check_column(text, schema, text)
@@ -224,15 +227,15 @@ class Attributes:
 
 def _check_column(column: str, schema: pa.Schema, text: str) -> None:
     if schema.names.count(column) != 1:
-        raise BadRequest(f"There is no column {text!r}: there are {', '.join(schema.names)[:500]}")
+        raise BadRequest(f"There is no column {text!r}; the columns are {', '.join(schema.names)[:500]}")
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Ranks of one attribute's values in a sample: the distinct `values`, ascending, and `before`, int64[values +
-    1]: how many rows precede each value, and the total.
+    """The ranks of one attribute's values in a sample.
 
-    Nulls precede all values.
+    `values` are the distinct values, ascending. `before` is int64[values + 1]: the number of rows that precede
+    each value, and the total. Nulls precede all values.
     """
 
     values: npt.NDArray[np.generic] | npt.NDArray[np.object_]
@@ -256,12 +259,12 @@ class Ranks:
         return places
 
     def _count_smaller(self, distinct: pa.Array) -> tuple[Longs, Longs]:
-        """Return for each of these values how many values of the sample are less, and how many are less or equal."""
+        """Return how many sample values are smaller, and how many are smaller or equal, for each distinct value."""
         if self.values.dtype != np.dtype(object):
             numbers = _to_comparable(distinct)
             return np.searchsorted(self.values, numbers, "left"), np.searchsorted(self.values, numbers, "right")
-        # In ascending order, a search compares with almost the same objects as the search before, which are in the
-        # caches of the CPU: a third of the time.
+        # If the values are in ascending order, each search compares almost the same objects as the search
+        # before it. These objects are in the caches of the CPU, so the searches take a third of the time.
         order = np.arange(len(distinct))
         if pa.types.is_string(distinct.type) or pa.types.is_binary(distinct.type):
             order = pc.sort_indices(distinct).to_numpy().astype(np.int64)
@@ -275,7 +278,7 @@ class Ranks:
 
 
 def _to_comparable(values: pa.Array) -> npt.NDArray[np.generic]:
-    """`values`, without nulls, as an array that numpy can sort; NaN sorts last."""
+    """Return the values without nulls as an array that numpy can sort; NaN sorts last."""
     kind = values.type
     if pa.types.is_temporal(kind):
         values = values.view(pa.int32() if kind.bit_width == 32 else pa.int64())
@@ -293,24 +296,21 @@ def _to_comparable(values: pa.Array) -> npt.NDArray[np.generic]:
 
 @dataclass(frozen=True)
 class Clustering:
-    """Computes clustering keys.
-
-    Picklable.
-    """
+    """Computes clustering keys; picklable."""
 
     curve: str
     attributes: Attributes
     own: Mapping[int, Ranks] = field(default_factory=dict)
-    """The ranks of own attributes, by the ordinal of the attribute."""
+    """The ranks of attributes of the clustered rows, by the ordinal of the attribute."""
     joined: Mapping[int, npt.NDArray[np.uint64]] = field(default_factory=dict)
-    """The ranks of the joined table's rows, by the ordinal of the attribute; the last rank is that of a missing row."""
+    """The ranks of the joined table's rows, by the ordinal of the attribute; the last rank is for a missing row."""
 
     @staticmethod
     def of(attributes: Attributes, sample: pa.Table, curve: str) -> Clustering:
         """Compute the ranks from a sample of the rows.
 
         Args:
-            sample: Some of the clustered rows, with at least `attributes.columns`.
+            sample: Some of the clustered rows; the sample has at least the columns `attributes.columns`.
         """
         own: dict[int, Ranks] = {}
         joined: dict[int, npt.NDArray[np.uint64]] = {}
@@ -322,19 +322,23 @@ class Clustering:
             table_rows = attributes.rows(name, sample)
             ranks = Ranks.of(values.take(pa.array(table_rows, mask=table_rows < 0)))
             null = pa.nulls(1, values.type)
-            joined[number] = ranks.places(pa.concat_arrays([values, null]))  # index -1 is the rank of null
+            joined[number] = ranks.places(pa.concat_arrays([values, null]))  # The index -1 selects the rank of null.
         each = Clustering(curve, attributes, own, joined)
         return each if curve == LINEAR else replace(each, groups=_group_attributes(each.points(sample)))
 
     groups: tuple[tuple[int, ...], ...] = ()
-    """Ordinals of attributes that have almost the same order, such as an order date and a ship date. The curve goes
-    through the first of each group, and the others order the rows of one point. Empty: each attribute is a group."""
+    """Groups of ordinals of attributes with almost the same order, such as an order date and a ship date.
+
+    The curve goes through the first attribute of each group. The other attributes order the rows of one point.
+    If the tuple is empty, each attribute is a group.
+    """
 
     def keys(self, rows: pa.RecordBatch | pa.Table) -> npt.NDArray[np.uint8]:
         """Return the clustering keys: uint8[rows, bytes]; they compare as bytes.
 
-        A range of an attribute opens about a part 2**-b of the files, if b of the first bits are those of its group.
-        The sum over all attributes is least if a group of g attributes has log2(g) bits more than one of one attribute.
+        If b of the first bits of the keys belong to an attribute's group, a range of the attribute opens about a
+        part 2**-b of the files. The sum over all attributes is smallest if a group of g attributes has log2(g) bits
+        more than a group with one attribute.
         """
         points = self.points(rows)
         if len(self.groups) in (0, points.shape[1]):
@@ -368,7 +372,10 @@ class Clustering:
 
 
 def _group_attributes(points: Points) -> tuple[tuple[int, ...], ...]:
-    """Group the attributes whose ranks in a sample are correlated, up or down, by at least `_GROUP_CORRELATION_MIN`."""
+    """Group the attributes whose ranks in a sample have a correlation of at least `_GROUP_CORRELATION_MIN`.
+
+    Negative correlations count as positive ones.
+    """
     if len(points) < _CORRELATION_ROWS_MIN:
         return tuple((number,) for number in range(points.shape[1]))
     centered = points.astype(np.float64) - points.mean(axis=0)
@@ -385,7 +392,7 @@ def _group_attributes(points: Points) -> tuple[tuple[int, ...], ...]:
 
 
 def generate_layer_name() -> str:
-    """Return the name of a new layer: files that a clustering writes together."""
+    """Return a name for a new layer, the files that one clustering writes together."""
     return uuid.uuid4().hex[:12]
 
 
@@ -398,12 +405,13 @@ def to_sortable_keys(keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.bytes_]:
 def derive_layer_properties(properties: Mapping[str, str], sample: pa.Table, columns: Sequence[str]) -> dict[str, str]:
     """Return the table properties with which the files of a layer are written.
 
-    Its files end after a number of rows and not at a size. The bounds of `columns` are long enough to distinguish
-    files: by default, the bounds of a string have its first 16 characters, and if all values begin with these, as URLs
-    do, the bounds of all files are equal. Properties of a column, and a default without bounds, take precedence.
+    The files of a layer end after a number of rows, not at a size. The bounds of `columns` are long enough to
+    distinguish files. By default, the bounds of a string have its first 16 characters. If all values begin with
+    the same 16 characters, as URLs do, the default bounds of all files would be equal. Properties of a column
+    take precedence, and so does a default without bounds.
 
     Args:
-        sample: Some rows.
+        sample: Some rows of the layer.
     """
     layer = {**properties, TARGET_FILE_BYTES: str(_FILE_BYTES_MAX)}
     default = properties.get(DEFAULT_MODE, "truncate").strip().lower()
@@ -416,7 +424,9 @@ def derive_layer_properties(properties: Mapping[str, str], sample: pa.Table, col
 
 
 def _measure_distinct_length(column: pa.ChunkedArray) -> int:
-    """Return the length of bounds, in characters, that distinguishes neighbours among some hundred quantiles."""
+    """Return the length of bounds, in characters, that distinguishes neighbours among some hundred quantiles of
+    the column.
+    """
     values = sorted(set(column.drop_null().to_pylist()))
     quantiles = values[:: max(1, len(values) // _QUANTILES)]
     shared = max((_measure_common_prefix(*pair) for pair in pairwise(quantiles)), default=0)
@@ -441,9 +451,10 @@ def choose_range_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray
 def choose_cell_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray[np.bytes_]:
     """Return boundaries between cells of the curve that divide the rows into about `parts` files.
 
-    A cell has all points with the same first bits, so a boundary where a high bit changes divides large cells, and a
-    file on both sides of it would have a part of each. So each boundary is moved by up to `FILE_SIZE_SPREAD_FRACTION`
-    of a file to where the highest bit changes. Files then have almost cubic ranges, which predicates meet less often.
+    A cell has all points with the same first bits. A boundary where a high bit changes divides large cells; a
+    file on both sides of this boundary would contain a part of each cell. So each boundary is moved by up to
+    `FILE_SIZE_SPREAD_FRACTION` of a file to the place where the highest bit changes. The files then have almost
+    cubic ranges, and fewer of them match a predicate.
 
     Args:
         keys: The keys of a sample of the rows.
@@ -457,11 +468,11 @@ def choose_cell_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray[
             (1 - FILE_SIZE_SPREAD_FRACTION) * size,
             min((1 + FILE_SIZE_SPREAD_FRACTION) * size, left - (1 - FILE_SIZE_SPREAD_FRACTION) * size),
         )
-        if halves := maximum < minimum:  # less than two files are left
+        if halves := maximum < minimum:  # The rows that are left fill less than two files.
             minimum, maximum = left * (1 - FILE_SIZE_SPREAD_FRACTION) / 2, left * (1 + FILE_SIZE_SPREAD_FRACTION) / 2
         first, last = start + max(1, int(minimum)), start + max(1, int(maximum))
         cell = _find_cell_bound(ascending[first - 1 : last + 1], start + (left / 2 if halves else size) - first)
-        if cell is None:  # the rows have one key
+        if cell is None:  # All rows have the same key.
             start = last
             continue
         place, bound = cell
@@ -471,13 +482,13 @@ def choose_cell_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray[
 
 
 def _find_cell_bound(keys: npt.NDArray[np.bytes_], wanted: float) -> tuple[int, bytes] | None:
-    """Return the place next to `wanted` where the highest bit changes, and the least key of the cell that begins there.
+    """Return the place next to `wanted` where the highest bit changes, and the smallest key of the cell that
+    begins there.
+
+    Return None if all keys are equal.
 
     Args:
-        keys: Ascending.
-
-    Returns:
-        None if all keys are equal.
+        keys: The keys, ascending.
     """
     width = keys.dtype.itemsize
     bytes_of = np.frombuffer(keys.tobytes(), dtype=np.uint8).reshape(len(keys), width)

@@ -1,12 +1,13 @@
-"""Compaction: merges small data files, and applies delete files, partition by partition.
+"""Merges small data files, and applies delete files, partition by partition (compaction).
 
-Invariant: no row is added, lost or changed, and row ids and sequence numbers of rows stay. Each batch of files is a
-separate commit, so an interrupted compaction keeps what it has done. Writers never wait: rows that they delete
-meanwhile are deleted in the new files. If they change too much of a batch, it is given up, and the next compaction
-plans it again.
+Invariant: a compaction adds, loses and changes no row, and rows keep their row ids and sequence numbers.
+Each batch of files is a separate commit, so an interrupted compaction keeps the batches that it has
+committed. Writers never wait: rows that they delete during the compaction are deleted in the new files. If
+writers change too many rows of a batch, the batch is given up, and the next compaction plans it again.
 
-Small files are merged by tiers: a file is rewritten only together with smaller files that are as large together. A row
-of a table that grows by small commits is therefore rewritten a logarithmic number of times.
+Small files are merged by tiers: a file is rewritten only together with smaller files whose total size is at
+least its own size. If a table grows by small commits, each row is therefore rewritten a logarithmic number
+of times.
 """
 
 from __future__ import annotations
@@ -72,18 +73,22 @@ from seamark.formats.iceberg.metadata.properties import (
 from seamark.formats.iceberg.metadata.snapshot import MAIN
 
 NEW_BYTES_MAX_FRACTION = 0.75
-"""A batch without deletes is committed only if its new files are at most this part of its old files, because the next
-compaction would rewrite them again."""
+"""The maximum size of the new files of a batch without deletes, as a fraction of the size of its old files.
+
+If the new files are larger, the batch is not committed, because the next compaction would rewrite them again.
+"""
 REWRITE_DELETE_FILES_MIN = 5
-"""A file to which this number of delete files applies is rewritten: readers open each of them."""
+"""The number of delete files from which on a data file is rewritten, because readers open each of these delete
+files.
+"""
 _TIER_SIZE_RATIO_MAX = 2
-"""Two files are of one tier if the larger is at most this many times as large."""
+"""The maximum ratio of the sizes of two files of one tier."""
 BATCH_BYTES, BATCH_FILES = 1 << 30, 2000
 """Limits of the files that a commit replaces."""
 _CONCURRENT_PARTITIONS_MAX = 2
-"""Partitions that are copied at a time."""
+"""The number of partitions that are copied at the same time."""
 _JOINED_BATCH_BYTES_MAX = 64 << 20
-"""Limit of the batches of several files that are written as one."""
+"""The maximum size of batches of several files that are joined and written as one batch."""
 
 
 DeleteKey = tuple[str, int | None]
@@ -92,10 +97,10 @@ _Group = tuple[list[ScanTask], Partition]
 
 @dataclass(frozen=True)
 class CompactionPolicy:
-    """Which files are merged.
+    """The rules by which a compaction selects the files to merge.
 
     Attributes:
-        min_files: The number of small files of a partition from which on they are merged.
+        min_files: The number of small files in a partition from which on they are merged.
     """
 
     target_bytes: int = TARGET_FILE_BYTES_DEFAULT
@@ -104,10 +109,10 @@ class CompactionPolicy:
 
     @staticmethod
     def of(metadata: TableMetadata, inherited: Mapping[str, str]) -> CompactionPolicy:
-        """Return the policy of the table's properties, then of `inherited`.
+        """Return the policy that the table's properties set; `inherited` has the values of other properties.
 
         Raises:
-            BadRequest: For a value that is no number.
+            BadRequest: A value is not a number.
         """
         properties = {**inherited, **metadata.properties}
         return CompactionPolicy(
@@ -130,15 +135,15 @@ def compact(
     """Compact a branch of a table, by default with the policy of its properties.
 
     Args:
-        dry_run: Report the files that would be replaced and commit nothing; the size of the new files is then an
-            estimate.
+        dry_run: Report the files that would be replaced and commit nothing; the size of the new files is then
+            an estimate.
         settled: Leave out files that writers will probably replace soon.
-        runner: Where the files are rewritten.
+        runner: Runs the rewrites, in this process or elsewhere.
 
     Raises:
-        BadRequest: For a table of version 1.
-        Unreadable: If a file cannot be read.
-        Refused: If the server refuses a commit.
+        BadRequest: The table has format version 1.
+        Unreadable: A file cannot be read.
+        Refused: The server refuses a commit.
     """
     opened = open_rewritable(client, table, branch, history=settled)
     if policy is None:
@@ -173,17 +178,17 @@ def _select_all(tasks: Sequence[ScanTask], policy: CompactionPolicy) -> Iterator
 
 
 def divide_tasks(tasks: Iterable[ScanTask], bytes_max: int, files_max: int) -> Iterator[list[ScanTask]]:
-    """Yield batches of successive files within the limits; a file above them has its own batch."""
+    """Yield batches of successive files within the limits; a file above the limits has its own batch."""
     return divide(tasks, lambda task: (task.size_bytes, 1), (bytes_max, files_max))
 
 
 def divide_groups(groups: Iterable[list[ScanTask]], bytes_max: int, files_max: int) -> Iterator[list[list[ScanTask]]]:
-    """Yield batches of successive groups of files within the limits; a group above them has its own batch."""
+    """Yield batches of successive groups of files within the limits; a group above the limits has its own batch."""
     return divide(groups, lambda group: (sum(task.size_bytes for task in group), len(group)), (bytes_max, files_max))
 
 
 def group_by_partition(tasks: Iterable[ScanTask]) -> Iterable[list[ScanTask]]:
-    """Return the files of each partition, in the order of the plan."""
+    """Return the files of each partition as a group, in the order of the plan."""
     partitions: defaultdict[bytes, list[ScanTask]] = defaultdict(list)
     for task in tasks:
         partitions[msgspec.json.encode((task.spec_id, task.file.get("partition") or []))].append(task)
@@ -191,19 +196,21 @@ def group_by_partition(tasks: Iterable[ScanTask]) -> Iterable[list[ScanTask]]:
 
 
 def count_deletes(tasks: Iterable[ScanTask]) -> Counter[DeleteKey]:
-    """Count the data files to which each delete applies."""
+    """Return the number of data files to which each delete applies."""
     return Counter(_delete_key_of(delete) for task in tasks for delete in task.deletes)
 
 
 def _delete_key_of(delete: Mapping[str, Any]) -> DeleteKey:
-    """Return the identity of a delete: a file of deletion vectors has one for each data file, at an offset."""
+    """Return the identity of a delete: a path, and for a deletion vector also its offset in the Puffin file."""
     return delete["file-path"], delete.get("content-offset")
 
 
 def _select_in_partition(
     members: Sequence[ScanTask], shared: Counter[DeleteKey], policy: CompactionPolicy
 ) -> list[ScanTask]:
-    """Return the files of a partition to replace: those with many deletes, and those that tiers merge."""
+    """Return the files of a partition to replace: the files with many deletes, and the files of tiers that are
+    merged.
+    """
     chosen = {task.path for task in members if has_many_deletes(task, shared)}
     small = [
         task for task in members if task.size_bytes < policy.small * policy.target_bytes and task.path not in chosen
@@ -215,7 +222,7 @@ def _select_in_partition(
 
 
 def _divide_into_tiers(small: Sequence[ScanTask]) -> Iterator[list[ScanTask]]:
-    """Divide files by size: each is at most as large as all smaller files of its tier together."""
+    """Divide files into tiers: each file is at most as large as all smaller files of its tier together."""
     tier: list[ScanTask] = []
     size_bytes = 0
     for task in sorted(small, key=lambda task: task.size_bytes):
@@ -230,18 +237,18 @@ def _divide_into_tiers(small: Sequence[ScanTask]) -> Iterator[list[ScanTask]]:
 def has_many_deletes(task: ScanTask, shared: Counter[DeleteKey]) -> bool:
     """Return whether a file has many deleted rows, by an estimate.
 
-    The rows of a delete file are divided among the data files to which it applies.
+    For the estimate, the rows of a delete file are divided among the data files to which it applies.
     """
     deleted = sum(delete.get("record-count", 0) / shared[_delete_key_of(delete)] for delete in task.deletes)
     return len(task.deletes) >= REWRITE_DELETE_FILES_MIN or deleted >= DELETED * max(1, task.records)
 
 
 def _rewrite(opened: OpenTable, batch: Sequence[ScanTask]) -> RewrittenFiles | None:
-    """Write the rows of the files to new files; return None if that is not worth a commit.
+    """Write the rows of the files to new files, or return None if the new files are not worth a commit.
 
     Raises:
-        Unreadable: If the file cannot be read.
-        Unwritable: If the rows cannot be written.
+        Unreadable: A file cannot be read.
+        Unwritable: The rows cannot be written.
     """
     new = rewrite_batch(opened, batch)
     if len(new.written.files) > NEW_BYTES_MAX_FRACTION * len(batch) and not any(task.deletes for task in batch):
@@ -276,12 +283,12 @@ def rewrite_rows(
     Args:
         opened: The table, with the schema of the new files.
         target: A target of the same schema.
-        policy: Which row groups are copied; None: all rows are encoded again.
-        published: Whether a commit has added the files, so that their rows have row ids.
+        policy: The rules for the row groups that are copied. If None, all rows are encoded again.
+        published: Whether a commit has added the files of the batch; only then do their rows have row ids.
 
     Raises:
-        Unreadable: If the file cannot be read.
-        Unwritable: If the rows cannot be written.
+        Unreadable: A file cannot be read.
+        Unwritable: The rows cannot be written.
     """
     origins = OriginLog()
     if published and has_lineage(opened.metadata):
@@ -301,7 +308,7 @@ def rewrite_rows(
 
 @dataclass(frozen=True)
 class _Copies:
-    """Copies the files of the partitions for which a copy is worth it."""
+    """Copies the files of the partitions in which large row groups can be copied."""
 
     opened: OpenTable
     target: WriteTarget
@@ -310,11 +317,11 @@ class _Copies:
     firsts: Mapping[str, int]
 
     def write(self, batch: Sequence[ScanTask], origins: OriginLog) -> tuple[WrittenFiles, CopyCounts, list[ScanTask]]:
-        """Return what was written, and the files that are not worth a copy.
+        """Copy the partitions that are worth a copy; return the written files, the counts, and the other files.
 
         Raises:
-            Unreadable: If the file cannot be read.
-            Unwritable: If the rows cannot be written.
+            Unreadable: A file cannot be read.
+            Unwritable: The rows cannot be written.
         """
         with CopyWriter(self.opened, self.target, self.policy, origins, self.keys) as writer:
             groups, not_copied = list[_Group](), list[ScanTask]()
@@ -324,7 +331,7 @@ class _Copies:
                     not_copied += tasks
                 elif self.keys is None:
                     groups.append((tasks, partition))
-                else:  # the key service is code of the user, and may not be thread-safe
+                else:  # The key service is code of the user and may not be thread-safe.
                     self._copy(writer, tasks, partition)
             threads = min(_CONCURRENT_PARTITIONS_MAX, len(groups), os.cpu_count() or 1)
             if threads > 1:
@@ -341,9 +348,9 @@ class _Copies:
     def _copy_concurrently(
         self, groups: Sequence[_Group], threads: int, origins: OriginLog
     ) -> tuple[WrittenFiles, CopyCounts]:
-        """Copy several partitions at a time: a single thread cannot use the whole bandwidth of the disk.
+        """Copy several partitions at the same time, because a single thread cannot use the whole bandwidth of the disk.
 
-        Index files are made afterwards, so that there are as few of them as with one writer.
+        Index files are made afterwards, so that there are as few index files as with one writer.
         """
         bare, counts, parts = replace(self.target, indexes=()), CopyCounts(), list[WrittenFiles]()
         indexes = IndexBuilder(self.target.indexes)
@@ -357,7 +364,7 @@ class _Copies:
                     counts.add(counted)
                     advance(
                         len(tasks), sum(task.size_bytes for task in tasks)
-                    )  # threads cannot report the progress of a job
+                    )  # Only the thread of the job can report its progress.
                 for file in WrittenFiles.join(parts).files:
                     indexes.add(file, None)
                 index_files, skipped = indexes.close()
@@ -373,7 +380,7 @@ class _Copies:
     def _copy_separately(
         self, target: WriteTarget, tasks: Sequence[ScanTask], partition: Partition
     ) -> tuple[OriginLog, WrittenFiles, CopyCounts]:
-        """Copy a partition with a separate writer, which deletes its files on an error."""
+        """Copy a partition with its own writer, which deletes its files on an error."""
         log = OriginLog()
         with CopyWriter(self.opened, target, self.policy, log) as writer:
             writer.write([(task, self.firsts[task.path]) for task in tasks], partition)
@@ -391,7 +398,8 @@ def _encode(
     names = [field.name for field in opened.schema.fields]
     names += NAMES if keeps_lineage(target) else ()
     read_plan = plan_read(opened, names, TRUE, positions=True)
-    # With the target's spec, the rows of a partition stay in it: its file is written while the next files are read.
+    # If the files have the target's spec, all rows of a partition stay in this partition. Its file is
+    # written while the next files are read.
     stay = all(task.spec_id == target.spec.spec_id for task in tasks)
     groups = list(group_by_partition(tasks)) if stay else [list(tasks)]
     ahead = read_tasks(read_plan, opened.storage, (task for members in groups for task in members))
@@ -412,7 +420,8 @@ def _replace_positions_by_origins(
 ) -> Iterator[tuple[pa.RecordBatch, Longs]]:
     """Yield batches of rows without their positions, each with the origins of its rows.
 
-    Batches of small files are joined, because the work for each batch takes longer than that for a thousand rows.
+    Batches of small files are joined, because the fixed work for a batch takes longer than the work for a
+    thousand rows.
     """
     waiting, starts, rows, size_bytes = list[pa.RecordBatch](), list[int](), 0, 0
     for task, batches in read:
@@ -429,9 +438,10 @@ def _replace_positions_by_origins(
 
 
 def _concatenate(batches: Sequence[pa.RecordBatch], starts: Sequence[int]) -> tuple[pa.RecordBatch, Longs]:
-    """Join batches; return the rows and their origins.
+    """Join batches, and return the rows and their origins.
 
-    The positions are the last column: a column of the table may have their name.
+    The positions are read from the last column by its place, because another column of the table may have its
+    name.
 
     Args:
         starts: The number to add to the positions of each batch.

@@ -1,21 +1,25 @@
-"""Writes data files of a partition from row groups of other files: large row groups are copied, others encoded again.
+"""Writes data files of a partition from row groups of other files: copies large row groups, and encodes others
+again.
 
-A copy costs about as much as copying the file; encoding costs many times more. But a row group that stays small makes
-every later read slower, so small row groups are encoded together. A row group is copied if
+To copy a row group costs about as much as to copy its bytes; to encode its rows costs many times more. But
+a small row group makes every later read slower, so small row groups are encoded together. A row group is
+copied if all of this is true:
 
 - it has at least `CopyPolicy.least_bytes` bytes;
 - none of its rows is deleted;
 - its columns have the ids and types that the table's writer would give them now (names may differ);
-- it may be null where its columns may. Writers such as Spark store an optional column as required if their rows have no
-  null. If all files of a merge do so, the merged file does, too;
-- columns that it lacks are null for readers: optional, without a default, and no source of a partition field.
+- its columns are optional where the columns of the new file are. Writers such as Spark store an optional column as
+  required if their rows have no null. If all files of a merge do so, the merged file does, too;
+- columns that are missing in the file are null for readers: they are optional, have no default, and are not the source
+  of a partition field.
 
-A new file is encrypted as its old files are; files that are encrypted differently do not share a new file. Metrics of
-encrypted columns are not written to manifests, which are not encrypted. Partition values come from the old file's
-manifest entry, and never from its rows. Rows are not sorted by encrypted columns.
+A new file is encrypted as its old files are; files that are encrypted differently do not share a new file.
+Metrics of encrypted columns are not written to manifests, which are not encrypted. Partition values come
+from the old file's manifest entry, and never from its rows. Rows are not sorted by encrypted columns.
 
-Otherwise its rows are read as all readers see them, and encoded. `CopyCounts` has the reasons. With row lineage, the
-lineage columns are always encoded: they are small, and inherited values belong to the old file.
+The rows of all other row groups are read with all deletes applied, and encoded. `CopyCounts` has the
+reasons. If the table has row lineage, the lineage columns are always encoded: they are small, and inherited
+values are derived from the old file.
 """
 
 from __future__ import annotations
@@ -70,23 +74,27 @@ from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGE
 from seamark.formats.iceberg.types.reserved import LAST_UPDATED_SEQUENCE_NUMBER, ROW_ID
 
 SMALL_ROW_GROUP_DIVISOR = 8
-"""A row group is small below this part of the target size of row groups."""
+"""A row group is small if it is smaller than the target size of row groups divided by this number."""
 _ORIGIN = ""
 _BUFFERED_BYTES_MAX = 256 << 20
-"""Limit of the rows in memory that wait for their row group."""
+"""The maximum bytes of buffered rows that wait for their row group."""
 _WRITER = re.compile(rb"(parquet-mr|parquet-cpp) version (\d+)\.(\d+)")
 _CORRECT_STATISTICS_SINCE = {b"parquet-mr": (1, 10), b"parquet-cpp": (1, 3)}
-"""Older versions wrote statistics that readers ignore by the writer's name, which a copy would hide."""
+"""The first version of the writer whose statistics are correct.
+
+Readers ignore the statistics of older versions by the writer's name. A copy would replace this name.
+"""
 
 
 @dataclass(frozen=True)
 class CopyPolicy:
-    """Which row groups are copied.
+    """The rules by which row groups are copied or encoded.
 
     Attributes:
         least_bytes: The minimum size of a row group that is copied.
-        keep_order: Each file becomes one file, with its rows in their order.
-        sorts: Nothing is copied, and the rows of a new file have the table's sort order; for encrypted files.
+        keep_order: Each old file becomes one new file, with its rows in the same order.
+        sorts: No row group is copied, and the rows of a new file have the table's sort order; for encrypted
+            files.
     """
 
     least_bytes: int
@@ -121,7 +129,7 @@ class CopyCounts:
 
 
 class CopyWriter:
-    """Writes files of one partition after the other.
+    """Writes the files of one partition after another.
 
     As a context manager, it deletes its files on an exception.
     """
@@ -137,9 +145,9 @@ class CopyWriter:
         """Open the writer.
 
         Args:
-            opened: The table, with the schema that the new files get.
-            target: A target of the same schema; with lineage columns, if the rows have row ids.
-            keys: Without them, encrypted files are refused.
+            opened: The table, with the schema of the new files.
+            target: A target of the same schema. It has the lineage columns if the rows have row ids.
+            keys: The keys of encrypted files. If None, encrypted files are refused.
         """
         self._keys = keys
         self._protection: FileProtection | None = None
@@ -174,7 +182,7 @@ class CopyWriter:
             self.abort()
 
     def partition_of(self, tasks: Sequence[ScanTask]) -> Partition | None:
-        """Return the partition of these files; None if it is not worth a copy.
+        """Return the partition of these files, or None if a copy is not worth it.
 
         A copy is not worth it if all files are small, or if their rows must be partitioned again.
         """
@@ -197,10 +205,10 @@ class CopyWriter:
         return self._keys is not None and self._inspect(task).scheme is not None
 
     def _inspect(self, task: ScanTask) -> _Inspected:
-        """Return the properties of a file that decide about the new file; its footer is read once for them.
+        """Return the properties of a file that determine how the new file is written; its footer is read once.
 
         Raises:
-            Unreadable: If the file cannot be read.
+            Unreadable: The file cannot be read.
         """
         inspected = self._inspected.get(task.path)
         if inspected is None:
@@ -251,14 +259,14 @@ class CopyWriter:
         return schemes.values()
 
     def _scheme_of(self, path: str) -> EncryptionScheme | None:
-        """Return how the file was encrypted when it was opened to choose the encryption of the new file."""
+        """Return the encryption that the file had when it was opened to choose the encryption of the new file."""
         return self._inspected[path].scheme
 
     def _find_required(self, tasks: Sequence[ScanTask]) -> frozenset[int]:
-        """Return the ids of optional columns without structure that all these files store as required.
+        """Return the ids of the optional primitive columns that all these files store as required.
 
         Raises:
-            Unreadable: If the file cannot be read.
+            Unreadable: A file cannot be read.
         """
         common: frozenset[int] | None = None
         for task in sorted(tasks, key=lambda task: -task.size_bytes):
@@ -302,10 +310,10 @@ class CopyWriter:
                 self._encode(task, np.concatenate(encoded), origin)
 
     def _protection_of(self, source: SourceFile) -> FileProtection | None:
-        """Return how a new file of these rows is encrypted.
+        """Return the encryption of a new file with these rows.
 
         Raises:
-            Unreadable: If that is uncertain.
+            Unreadable: The encryption of the new file is uncertain.
         """
         return None if self._keys is None else protection_of(source, self._layout.leaves, self._keys)
 
@@ -323,7 +331,7 @@ class CopyWriter:
         for position, leaf in enumerate(self._layout.leaves):
             top = by_id[leaf.ids[0] or 0]
             if top.id in lineage:
-                columns[position] = -1  # always encoded
+                columns[position] = -1  # These columns are always encoded.
             elif columns[position] < 0 and (top.required or top.initial_default is not None or top.id in partitioned):
                 return LeafMatch((), f"it lacks column {top.name}, which is not null for readers")
         return LeafMatch(columns)
@@ -358,7 +366,7 @@ class CopyWriter:
         self.counts.copied_bytes += group.size_bytes
 
     def _fill_missing(self, task: ScanTask, first: int, rows: int, missing: Sequence[int]) -> Pick:
-        """Return the columns that the file lacks, null, and those of row lineage, as a file in memory."""
+        """Return a file in memory with nulls for the columns that the old file lacks, and with the lineage columns."""
         ids = {self._layout.leaves[position].ids[0] for position in missing}
         fields = [field for field in self._target.schema.fields if field.id in ids]
         lineage = self._read_lineage(task, first, rows) if self._lineage else {}
@@ -381,11 +389,11 @@ class CopyWriter:
         batches = list(self._lineage_reader.read(task, np.arange(first, first + rows)))
         table = pa.Table.from_batches(batches)
         if table.num_rows != rows:
-            raise Unreadable(task.path, f"{table.num_rows} of {rows} rows of a row group were read")
+            raise Unreadable(task.path, f"{table.num_rows} of the {rows} rows of a row group were read")
         return {name: table.column(position).combine_chunks() for position, name in enumerate(NAMES)}
 
     def _encode(self, task: ScanTask, positions: Longs | None, origin: int) -> None:
-        """Encode the live rows at these positions, together with other rows that wait."""
+        """Encode the live rows at these positions, together with other buffered rows."""
         columns = list(range(len(self._read_plan.names)))
         full_bytes = self._policy.target_bytes if self._policy.sorts else self._policy.row_group_bytes
         for batch in self._reader.read(task, positions):
@@ -398,7 +406,7 @@ class CopyWriter:
                 self._flush()
 
     def _flush(self) -> None:
-        """Write the rows that wait as one row group, or as one file that is sorted."""
+        """Write the buffered rows as one row group, or as one sorted file."""
         if not self._waiting:
             return
         rows, origins = pa.Table.from_batches(self._waiting), np.concatenate(self._waiting_origins)
@@ -424,8 +432,9 @@ class CopyWriter:
         file.assembler.add([Pick(source, 0, columns, columns)])
 
     def _open_file(self, size_bytes: int) -> _OpenFile:
-        """Return the file for a row group of this size: a new file if the group would make the current file too
-        large.
+        """Return the file for a row group of this size.
+
+        If the row group would make the current file too large, open a new file.
         """
         is_single = self._policy.keep_order or self._policy.sorts
         if self._file and not is_single and self._file.assembler.size_bytes + size_bytes > self._policy.target_bytes:
@@ -482,7 +491,7 @@ class CopyWriter:
 
 @dataclass(frozen=True)
 class _Inspected:
-    """The ids of the required columns of an old file, and how a new file of its rows is encrypted."""
+    """The ids of the required columns of an old file, and the encryption of a new file with its rows."""
 
     required: frozenset[int]
     protection: FileProtection | None
@@ -510,7 +519,7 @@ class _Layout:
         """Return the layout for a target.
 
         Args:
-            required: The ids of columns that are required in the file, beside those of the table.
+            required: The ids of columns that are required in the file although they are optional in the table.
         """
         arrow = pa.schema(
             [
@@ -530,12 +539,12 @@ class _OpenFile:
 
 
 def _nans_of(task: ScanTask, source: SourceFile) -> dict[int, int]:
-    """Return the NaN counts of each row group of a file, as far as the counts of the file decide them."""
+    """Return the NaN counts of each row group of a file, if the counts of the file determine them."""
     counts = task.file.get("nan-value-counts") or {"keys": [], "values": []}
     is_single = sum(group.rows > 0 for group in source.footer.groups) == 1
     return {key: count for key, count in zip(counts["keys"], counts["values"], strict=True) if not count or is_single}
 
 
 def _select_written_fields(target: WriteTarget) -> Iterator[Any]:
-    """Return the fields of the schema that files have columns for."""
+    """Return the fields of the schema for which files have columns."""
     return (field for field in target.schema.fields if field.type != UNKNOWN)

@@ -1,9 +1,11 @@
-"""Keys of grid points on a space-filling curve: points that are close in all attributes tend to have close keys.
+"""Computes the keys of grid points on a space-filling curve: points that are close in all attributes often
+have close keys.
 
-The Hilbert curve uses Skilling's transform ("Programming the Hilbert curve", AIP Conference Proceedings 707, 2004), for
-any number of dimensions, one bit of all points at a time. The z-order interleaves the bits without the transform.
-Consecutive points of the Hilbert curve are neighbours, so a range of keys is a connected region; the z-order has jumps.
-The linear order sorts by the first attribute, then by the second.
+The Hilbert curve uses Skilling's transform ("Programming the Hilbert curve", AIP Conference Proceedings
+707, 2004), for any number of dimensions. It processes one bit of all points at a time. The z-order
+interleaves the bits without the transform. Consecutive points of the Hilbert curve are neighbours, so a
+range of keys is a connected region; the z-order has jumps. The linear order sorts by the first attribute,
+then by the second.
 """
 
 from __future__ import annotations
@@ -24,27 +26,29 @@ def compute_curve_keys(points: Points, bits: int, curve: str) -> npt.NDArray[np.
     Distinct points have distinct keys.
 
     Args:
-        points: uint64[rows, attributes], less than 2**bits.
+        points: uint64[rows, attributes]; all coordinates are less than 2**bits.
 
     Raises:
-        ValueError: For an unknown curve.
+        ValueError: The curve is unknown.
     """
     axes = points.T.copy()
     if curve == HILBERT:
         _transpose(axes, bits)
     elif curve not in (ZORDER, LINEAR):
-        raise ValueError(f"there is no curve {curve!r}: there are {', '.join(CURVES)}")
+        raise ValueError(f"there is no curve {curve!r}; the curves are {', '.join(CURVES)}")
     shifts = np.arange(bits - 1, -1, -1, dtype=np.uint64)
-    # [rows, bits, attributes]: the highest bits of all attributes first.
+    # The shape is [rows, bits, attributes]: the highest bits of all attributes come first.
     ordered = (axes.T[:, None, :] >> shifts[None, :, None]) & np.uint64(1)
-    if curve == LINEAR:  # all bits of the first attribute first
+    if curve == LINEAR:  # All bits of the first attribute come first.
         ordered = ordered.swapaxes(1, 2)
     flat = ordered.astype(np.uint8).reshape(len(points), bits * len(axes))
     return np.packbits(flat, axis=1)
 
 
 def _transpose(axes: Points, bits: int) -> None:
-    """Transform coordinates in place to the Hilbert index, whose bits are distributed over the rows of `axes`."""
+    """Transform coordinates to the Hilbert index, in place; the bits of the index are distributed over the rows of
+    `axes`.
+    """
     first = axes[0]
     for bit in range(bits - 1, 0, -1):
         low = np.uint64((1 << bit) - 1)

@@ -1,13 +1,13 @@
-"""Writes a Parquet file of a table, and its ContentFile in the form of the REST specification.
+"""Writes a Parquet file of a table, and returns its ContentFile in the form of the REST specification.
 
-A file is written row group by row group under a unique name, and is durable before its ContentFile is returned. Until a
-commit adds it, no reader uses it; a writer that dies leaves an unreferenced file.
+A file is written row group by row group under a unique name, and is durable before its ContentFile is
+returned. Until a commit adds it, no reader uses it; a writer that dies leaves an unreferenced file.
 
-The encodings follow the table's properties (`write.parquet.…`), with Iceberg's defaults. A column with almost no
-repeated values in a sample has no dictionary: the dictionary would be as large as the column, take most of the writing
-time, and be required to read any page of the column.
+The encodings follow the table's properties (`write.parquet.…`), with Iceberg's defaults. A column with
+almost no repeated values in a sample has no dictionary: the dictionary would be as large as the column,
+take most of the writing time, and be required to read any page of the column.
 
-A file that is encrypted gets row groups that were encoded in memory: no byte of them is stored unencrypted.
+The row groups of an encrypted file are encoded in memory, so that no unencrypted byte is stored.
 """
 
 from __future__ import annotations
@@ -101,14 +101,14 @@ class FileWriter:
         """Write a row group.
 
         Raises:
-            Unwritable: For an invalid property of the table.
+            Unwritable: A property of the table is invalid.
         """
         self._metrics.add(rows)
         self._open_writer(rows).write_table(rows, row_group_size=max(1, rows.num_rows))
         self.rows += rows.num_rows
 
     def _open_writer(self, first: pa.Table | None) -> pq.ParquetWriter:
-        """Return the Parquet writer, opened at the first call.
+        """Return the Parquet writer; open it at the first call.
 
         Args:
             first: The rows of the first row group; None for no rows.
@@ -143,7 +143,7 @@ class FileWriter:
     def abort(self) -> None:
         """Close and delete the file.
 
-        Never raises: the file is unreferenced.
+        The method never raises, because the file is unreferenced.
         """
         with suppress(Exception):
             if self._writer is not None:
@@ -155,9 +155,9 @@ class FileWriter:
 
 
 class EncryptedFileWriter(FileWriter):
-    """Writes one encrypted Parquet file, as `FileWriter` writes others.
+    """Writes one encrypted Parquet file, with the interface of `FileWriter`.
 
-    Metrics of encrypted columns are left out.
+    The metrics of encrypted columns are left out.
     """
 
     def __init__(self, new: NewFile, protection: FileProtection) -> None:
@@ -167,7 +167,7 @@ class EncryptedFileWriter(FileWriter):
             protection: How the columns of the schema are encrypted.
 
         Raises:
-            Unreadable: If a key service fails.
+            Unreadable: A key service fails.
         """
         super().__init__(new)
         self._protection = protection
@@ -209,12 +209,12 @@ def parse_footer(footer: bytes) -> pq.FileMetaData:
 def divide_by_protection(
     tasks: Iterable[ScanTask], target: WriteTarget, keys: ParquetKeys | None
 ) -> list[tuple[FileProtection | None, list[ScanTask]]]:
-    """Divide the files by how they, and new files of their rows, are encrypted.
+    """Divide the files by their encryption, which new files of their rows also get.
 
-    Without keys, all files are in one group: an encrypted file is refused when it is read.
+    Without keys, all files are in one group; an encrypted file is then refused when it is read.
 
     Raises:
-        Unreadable: If the file cannot be read.
+        Unreadable: A file cannot be read.
     """
     if keys is None:
         return [(None, list(tasks))]
@@ -232,8 +232,7 @@ def require_unchanged_scheme(
 ) -> SourceCheck | None:
     """Return a check that refuses a file whose encryption has changed since `divide_by_protection`.
 
-    Returns:
-        None without keys, because encrypted files are then refused anyway.
+    Return None if there are no keys, because encrypted files are then refused anyway.
     """
     if keys is None:
         return None
@@ -250,7 +249,7 @@ def encode_row_group(rows: pa.Table, schema: Schema, properties: Mapping[str, st
     """Return a Parquet file in memory with the rows as its only row group; without rows, it has no row group.
 
     Raises:
-        Unwritable: For an invalid property.
+        Unwritable: A property is invalid.
     """
     leaves = leaves_of(schema)
     options = _options_for(rows, leaves, _select_bloom_columns(schema, properties, leaves), properties)
@@ -287,7 +286,7 @@ def open_data_file_writer(target: WriteTarget, location: str, protection: FilePr
 def finish_data_file(writer: FileWriter, target: WriteTarget, partition: Partition) -> dict[str, Any]:
     """Close the writer and return the ContentFile.
 
-    The rows must have the table's sort order, if it has any.
+    If the table has a sort order, the caller must have written the rows in this order.
     """
     return {
         "content": "data",
@@ -302,12 +301,12 @@ def writer_options_of(properties: Mapping[str, str]) -> dict[str, Any]:
     """Return the arguments of pyarrow's ParquetWriter for the properties of a table.
 
     Raises:
-        Unwritable: For an invalid property.
-        BadRequest: For a value that is no number.
+        Unwritable: A property is invalid.
+        BadRequest: A value is not a number.
     """
     codec = properties.get(_CODEC, "zstd").lower()
     if codec not in _CODECS:
-        raise Unwritable(f"The table's {_CODEC} is {codec!r}; files are written with {', '.join(_CODECS)}")
+        raise Unwritable(f"The table's {_CODEC} is {codec!r}; the supported codecs are {', '.join(_CODECS)}")
     level = as_int(properties, _LEVEL, 0) if properties.get(_LEVEL) else None
     return {
         "compression": _CODECS[codec],
@@ -323,27 +322,25 @@ def writer_options_of(properties: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _has_repeats(rows: pa.Table, leaf: LeafColumn) -> bool:
-    """Return whether a column has enough repeated values for a dictionary.
-
-    True for nested columns.
-    """
+    """Return whether a column has enough repeated values for a dictionary; True for nested columns."""
     if len(leaf.positions) > 1 or leaf.repeated:
         return True
     if rows.num_rows < _SAMPLE_ROWS:
         return _is_smaller(rows.column(leaf.positions[0]))
-    # Stretches of consecutive rows, to include runs, spread over the whole column.
+    # The sample consists of stretches of consecutive rows, to include runs. They are spread over the
+    # whole column.
     starts = np.linspace(0, rows.num_rows - _STRETCH_ROWS, _SAMPLE_ROWS // _STRETCH_ROWS).astype(np.int64)
     positions = pa.array((starts[:, None] + np.arange(_STRETCH_ROWS)).ravel())
     sample = rows.column(leaf.positions[0]).take(positions)
     try:
-        distinct = pc.count_distinct(sample).as_py()  # without nulls, which are not in a dictionary
+        distinct = pc.count_distinct(sample).as_py()  # A dictionary contains no nulls.
     except pa.ArrowNotImplementedError:
         return True
     return bool(distinct <= _DICTIONARY_DISTINCT_MAX_FRACTION * (len(sample) - sample.null_count))
 
 
 def _is_smaller(column: pa.ChunkedArray) -> bool:
-    """Return whether a dictionary and the numbers of its values take fewer bytes than the values, before compression.
+    """Return whether a dictionary and the indices into it take fewer bytes than the values, before compression.
 
     Iceberg's Java writer decides in the same way. pyarrow keeps any dictionary that fits into its limit.
     """
@@ -359,10 +356,10 @@ def _is_smaller(column: pa.ChunkedArray) -> bool:
 
 
 def _select_bloom_columns(schema: Schema, properties: Mapping[str, str], leaves: list[LeafColumn]) -> dict[str, float]:
-    """Return the columns with a Bloom filter in the file: path → rate of false positives.
+    """Return the columns with a Bloom filter in the file: path → false-positive rate.
 
     Raises:
-        Unwritable: For an invalid rate.
+        Unwritable: A rate is invalid.
     """
     paths = {leaf.id: leaf.path for leaf in leaves if leaf.kind != "boolean"}
     fpps: dict[str, float] = {}

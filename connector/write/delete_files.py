@@ -61,7 +61,8 @@ _OWN, _ALL = "write.delete.parquet.", "write.parquet."
 class DeletedRows:
     """Rows of one data file to delete: `positions` is int64[n], in any order.
 
-    `spec_id` and `partition` are those of its ContentFile; `deletes` are the delete files that a plan lists for it.
+    `spec_id` and `partition` belong to the ContentFile of the data file. `deletes` are the delete files that a
+    plan lists for it.
     """
 
     path: str
@@ -70,7 +71,7 @@ class DeletedRows:
     positions: Longs
     deletes: Sequence[Mapping[str, Any]] = ()
     records: int | None = None
-    """Rows of the data file; if given, the file is removed when no row is left."""
+    """The number of rows of the data file. If it is set, the file is removed when all its rows are deleted."""
 
     @property
     def positional(self) -> list[Mapping[str, Any]]:
@@ -78,9 +79,12 @@ class DeletedRows:
         return [file for file in self.deletes if file["content"] == "position-deletes"]
 
     def is_whole(self, reader: Deletes) -> bool:
-        """Return whether these are all rows that positional deletes have left in the file; Unreadable.
+        """Return whether these rows are all rows of the file that positional deletes have not deleted.
 
-        False if that is uncertain, for example because equality deletes apply.
+        Return False if this is uncertain, for example because equality deletes apply.
+
+        Raises:
+            Unreadable: A delete file cannot be read.
         """
         before = sum(int(file.get("record-count") or 0) for file in self.positional)
         if self.records is None or len(self.positions) + before < self.records:
@@ -90,10 +94,10 @@ class DeletedRows:
 
 @dataclass(frozen=True)
 class WrittenDeletes:
-    """For a commit: `files` are ContentFiles to add.
+    """The files that a commit adds and removes to delete rows.
 
-    `removed` are files to remove in the same commit: delete files that they replace, and data files without remaining
-    rows.
+    `files` are ContentFiles to add. `removed` are files to remove in the same commit: delete files that the new
+    files replace, and data files without remaining rows.
     """
 
     files: tuple[dict[str, Any], ...] = ()
@@ -110,7 +114,7 @@ class WrittenDeletes:
     def discard(self, storage: Storage) -> None:
         """Delete all files; ignore errors of the storage.
 
-        Only for files that no commit has added or can still add.
+        Call this only if no commit has added the files or can still add them.
         """
         for location in {file["file-path"] for file in self.files}:
             with suppress(OSError):
@@ -123,8 +127,9 @@ def write_deletes(target: WriteTarget, rows: Iterable[DeletedRows], reader: Dele
     `reader` reads the table's deletes.
 
     Raises:
-        Unreadable: If a delete file that a new vector must include cannot be read: its rows would be undeleted.
-        ValueError: For a negative position or a data file that is given twice.
+        Unreadable: A delete file that a new vector must include cannot be read. Without it, rows would be
+            undeleted.
+        ValueError: A position is negative, or a data file is given twice.
     """
     non_empty = _select_non_empty(rows)
     emptied_paths = {deleted.path for deleted in non_empty if deleted.is_whole(reader)}
@@ -142,7 +147,7 @@ def write_deletes(target: WriteTarget, rows: Iterable[DeletedRows], reader: Dele
 def _write_deletion_vectors(target: WriteTarget, rows: Iterable[DeletedRows], reader: Deletes) -> WrittenDeletes:
     """Write one Puffin file with a vector for each data file, which includes earlier deletes.
 
-    No file is written if no row is new.
+    No file is written if all rows were deleted before.
     """
     location = _generate_location(target, ".puffin")
     blobs: list[Blob] = []
@@ -179,8 +184,9 @@ def _write_deletion_vectors(target: WriteTarget, rows: Iterable[DeletedRows], re
 
 
 def _removal_of(file: Mapping[str, Any], path: str) -> dict[str, Any] | None:
-    """Return the entry that removes a delete file which the new vector includes; None if it also applies to other
-    files.
+    """Return the entry that removes a delete file which the new vector includes.
+
+    Return None if the delete file also applies to other data files.
     """
     if file.get("referenced-data-file") != path:
         return None
@@ -194,16 +200,16 @@ def encode_vector(positions: Longs) -> bytes:
     """Return a blob `deletion-vector-v1`: length, magic, portable 64-bit roaring bitmap, CRC-32 of magic and bitmap.
 
     Args:
-        positions: Ascending and distinct.
+        positions: The deleted positions, ascending and distinct.
     """
     body = _VECTOR_MAGIC + _encode_roaring(positions)
     return struct.pack(">I", len(body)) + body + struct.pack(">I", zlib.crc32(body))
 
 
 def _encode_roaring(positions: Longs) -> bytes:
-    """Return 32-bit bitmaps, each after its high 32 bits.
+    """Return the 32-bit bitmaps of the positions, each after its high 32 bits.
 
-    The format is that of RoaringFormatSpec, "Extension for 64-bit implementations".
+    The format is defined by RoaringFormatSpec, "Extension for 64-bit implementations".
     """
     high = positions >> 32
     starts = np.flatnonzero(np.diff(high, prepend=-1))
@@ -220,7 +226,7 @@ def _select_non_empty(rows: Iterable[DeletedRows]) -> list[DeletedRows]:
     """Return the entries that have positions, ordered by path.
 
     Raises:
-        ValueError: For a negative position or a data file that is given twice.
+        ValueError: A position is negative, or a data file is given twice.
     """
     by_path: dict[str, DeletedRows] = {}
     for deleted in rows:
@@ -239,8 +245,8 @@ def _select_non_empty(rows: Iterable[DeletedRows]) -> list[DeletedRows]:
 def _write_position_deletes(target: WriteTarget, rows: Iterable[DeletedRows]) -> WrittenDeletes:
     """Write Parquet files of paths and positions, sorted by both.
 
-    There is one file for each partition, or for each data file if the table's `write.delete.granularity` is `file`.
-    Earlier delete files stay.
+    There is one file for each partition, or one for each data file if the table's `write.delete.granularity` is
+    `file`. Earlier delete files stay.
     """
     _check_version(target, "position deletes")
     by_file = target.properties.get(GRANULARITY, "").lower() == BY_FILE
@@ -262,7 +268,7 @@ def _write_position_file(target: WriteTarget, rows: Sequence[DeletedRows]) -> di
     """Write one position delete file.
 
     Args:
-        rows: Data files of one partition, sorted by path.
+        rows: The rows to delete in data files of one partition, sorted by path.
     """
     writer = _open_delete_writer(
         target, _POSITION_DELETES, dict.fromkeys((DELETED_PATH, DELETED_POSITION), _EXACT), "position"
@@ -293,17 +299,18 @@ def _write_position_file(target: WriteTarget, rows: Sequence[DeletedRows]) -> di
 def write_equality_deletes(
     target: WriteTarget, keys: pa.Table, columns: Sequence[str], *, spec: PartitionSpec | None = None
 ) -> WrittenDeletes:
-    """Write files of keys, which delete the rows with equal values in these columns.
+    """Write equality delete files; they delete the rows that have one of the keys in these columns.
 
-    The deletes apply to data files of lower sequence numbers, and of the same spec and partition. Deletes of a spec
-    without fields apply to all data files of any spec.
+    The deletes apply to data files of lower sequence numbers, and of the same spec and partition. Deletes of a
+    spec without fields apply to all data files of any spec.
 
     Args:
         columns: Names of top-level columns.
-        spec: By default the table's; the sources of its fields must be among `columns`.
+        spec: The partition spec of the deletes, by default the table's. The sources of its fields must be among
+            `columns`.
 
     Raises:
-        Unwritable: For columns that cannot be a key.
+        Unwritable: A column cannot be a key column.
     """
     spec, schema = target.spec if spec is None else spec, check_equality_deletes(target, columns)
     sources = {source for field in spec.fields if not field.is_void for source in field.sources}
@@ -315,7 +322,7 @@ def write_equality_deletes(
             if column_id in target.schema.index.by_id
         ]
         raise Unwritable(
-            f"the table is partitioned by {', '.join(named) or 'columns that are gone'}, not in the key "
+            f"the table is partitioned by {', '.join(named) or 'dropped columns'}, not in the key "
             f"{', '.join(columns)}: the partitions of the stored rows are unknown; use a spec without fields"
         )
     arrow, partitioner = arrow_schema(schema), Partitioner(spec, schema)
@@ -348,7 +355,7 @@ def check_equality_deletes(target: WriteTarget, columns: Sequence[str]) -> Schem
     """Return the schema of these columns.
 
     Raises:
-        Unwritable: If the table or these columns do not support equality deletes.
+        Unwritable: The table or one of these columns does not support equality deletes.
     """
     _check_version(target, "equality deletes")
     return _select_key_schema(target.schema, columns)
@@ -386,5 +393,7 @@ def _open_delete_writer(target: WriteTarget, schema: Schema, modes: Mapping[int,
 
 
 def _generate_location(target: WriteTarget, suffix: str) -> str:
-    """Return a location outside of partition folders: a file may contain deletes of several partitions."""
+    """Return a location outside of partition folders, because a file may contain deletes of several
+    partitions.
+    """
     return data_location(target.location, target.properties, "", f"{uuid.uuid4()}-deletes{suffix}")

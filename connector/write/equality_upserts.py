@@ -1,16 +1,18 @@
-"""Upserts and deletes by key without locating rows: equality deletes and new rows in one commit.
+"""Upserts and deletes by key without locating rows: one commit adds equality deletes and new rows.
 
-No index and no data file of the table is read, so the cost of a batch does not depend on the size of the table, and the
-report contains no counts of stored rows. Readers have more work: they compare the rows of each file to which the
-deletes apply with the keys, until a compaction applies the deletes. PyIceberg does not read such tables.
+No index and no data file of the table is read, so the cost of a batch does not depend on the size of the
+table, and the report contains no counts of stored rows. Readers have more work: they compare the rows of
+each file to which the deletes apply with the keys, until a compaction applies the deletes. PyIceberg does
+not read such tables.
 
-The deletes apply to rows with one of the keys in all files of lower sequence numbers. New rows have the sequence number
-of the deletes, so they stay. An equality delete file applies either to the files of one partition of one spec or, if
-its spec has no fields, to all files. If the table has a spec without fields, the deletes use that spec. Otherwise they
-use all specs of the table, whose fields must then be derived from key columns.
+The deletes apply to rows with one of the keys in all files of lower sequence numbers. New rows have the
+sequence number of the deletes, so they stay. An equality delete file applies either to the files of one
+partition of one spec or, if its spec has no fields, to all files. If the table has a spec without fields,
+the deletes use that spec. Otherwise they use all specs of the table, whose fields must then be derived from
+key columns.
 
-The only conflict of such a commit is a partition spec that was added and written with since the table was loaded, for
-example by a resize of buckets; then the change is prepared again.
+This commit has only one possible conflict: since the table was loaded, another writer has added a partition
+spec and written files with it, for example after a resize of buckets. The change is then prepared again.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ def check_equality_arguments(mode: str | None, precombine: str | None, columns: 
     """Check that no argument requires stored rows.
 
     Raises:
-        ValueError: For an argument that requires stored rows.
+        ValueError: An argument requires stored rows.
     """
     for name, value in (("precombine", precombine), ("columns", columns)):
         if value is not None:
@@ -53,7 +55,7 @@ def check_table(opened: OpenTable, target: WriteTarget, keys: Sequence[str]) -> 
     """Check that the table supports equality upserts by these keys.
 
     Raises:
-        Unwritable: If `write_equality_upsert` would raise it for every batch.
+        Unwritable: The table or the key does not support equality upserts, whatever the batch contains.
     """
     check_equality_deletes(target, keys)
     _select_specs(opened.metadata, keys)
@@ -63,9 +65,9 @@ def write_equality_upsert(batch: Batch, opened: OpenTable, target: WriteTarget, 
     """Delete all rows with the keys of the batch and, unless `deletes` is True, add the rows of the batch.
 
     Raises:
-        Unwritable: For floating-point key columns, tables of version 1, tables of which every partition spec has fields
-            and one is derived from other columns than the key's, and keys whose partition value depends on the type
-            that their column had.
+        Unwritable: A key column has a floating-point type; the table has format version 1; every partition spec
+            of the table has fields, and one of them is not derived from the key columns; or the partition value
+            of a key depends on an earlier type of its column.
     """
     if not batch.keys.count:
         return NOTHING
@@ -82,12 +84,12 @@ def write_equality_upsert(batch: Batch, opened: OpenTable, target: WriteTarget, 
 
 
 def _select_specs(metadata: TableMetadata, columns: Sequence[str]) -> list[PartitionSpec]:
-    """Return specs whose equality deletes of these keys apply to every file of the table.
+    """Return partition specs such that equality deletes with these specs apply to every file of the table.
 
     Readers treat a spec with only void fields as a spec without fields.
 
     Raises:
-        Unwritable: If there are none.
+        Unwritable: The table has no such specs.
     """
     ids = {field.id for field in metadata.current_schema.fields if field.name in columns}
     spec_fields = [(spec, field) for spec in metadata.partition_specs for field in spec.fields if not field.is_void]
@@ -106,10 +108,10 @@ def _select_specs(metadata: TableMetadata, columns: Sequence[str]) -> list[Parti
 
 
 def _check_wrapped(keys: BatchKeys, spec: PartitionSpec) -> None:
-    """Check that no truncated long is in another partition in a file of ints (`ranges.stored_as_int`).
+    """Check that each key has the same truncated partition value as a long and as an int (`ranges.stored_as_int`).
 
     Raises:
-        Unwritable: For such a key.
+        Unwritable: The partition value of a key differs between the types.
     """
     by_id = {field.id: (field, column) for field, column in zip(keys.fields, keys.columns, strict=True)}
     for spec_field in spec.fields:

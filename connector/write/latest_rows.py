@@ -1,7 +1,8 @@
-"""Deduplicates a batch: the latest row of each key.
+"""Deduplicates a batch: selects the latest row of each key.
 
-The latest row has the largest value in the precombine column: null is smaller than all values, NaN is larger than all
-numbers, -0.0 equals 0.0, and strings compare by their bytes. Of equal rows, the last row of the batch is used.
+The latest row has the largest value in the precombine column: null is smaller than all values, NaN is
+larger than all numbers, -0.0 equals 0.0, and strings compare by their bytes. If several rows have the
+largest value, the last of them in the batch is used.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ _NAN = np.uint64(2**64 - 1)
 
 @dataclass(frozen=True)
 class Batch:
-    """Deduplicated rows: row k has the key of ordinal k."""
+    """Deduplicated rows: row k of the batch has the key with ordinal k."""
 
     rows: pa.Table
     keys: BatchKeys
     precombine: Field | None
     partial: bool
-    """Whether stored rows keep their values in the other columns of the table."""
+    """Whether stored rows keep their values in the columns that the batch lacks."""
 
 
 def batch_of(
@@ -51,7 +52,7 @@ def batch_of(
     The batch has all columns of the rows, or, with `columns`, only these, the keys and `precombine`.
 
     Raises:
-        Unwritable: For rows without a key, and for rows that do not fit the table.
+        Unwritable: A row has no key, or the rows do not fit the table.
     """
     fields = find_key_fields(schema, keys)
     by_name = {field.name: field for field in schema.fields}
@@ -64,7 +65,7 @@ def batch_of(
         if duplicates := [name for name in (names if columns is None else needed) if names.count(name) > 1]:
             raise Unwritable(f"the rows have {names.count(duplicates[0])} columns {duplicates[0]}; give each once")
         if columns is None and set(names) != set(batches[0].schema.names):
-            raise Unwritable("some of the rows have other columns than the first; give all rows the same columns")
+            raise Unwritable("some rows have other columns than the first row; all rows must have the same columns")
     table = _concatenate(
         batches if columns is None else [batch.select(needed) for batch in batches],
         [by_name[column] for column in needed],
@@ -88,7 +89,7 @@ def check_no_nulls(fields: Sequence[Field], columns: Sequence[pa.Array]) -> None
     """Check that no key column contains a null.
 
     Raises:
-        Unwritable: For a null.
+        Unwritable: A key column contains a null.
     """
     for field, column in zip(fields, columns, strict=True):
         if column.null_count:
@@ -114,20 +115,20 @@ def column_of(table: pa.Table, field: Field) -> pa.Array:
     """Return a column with the type that it has in data files.
 
     Raises:
-        Unwritable: If it cannot be cast.
+        Unwritable: The column cannot be cast.
     """
     schema = Schema((msgspec.structs.replace(field, required=False),), 0)
     arrow = arrow_schema(schema)
-    # at least one batch, because concatenating no arrays gives no type
+    # There is at least one batch, because a concatenation of no arrays has no type.
     batches = table.select([field.name]).to_batches() or [pa.RecordBatch.from_pylist([], arrow)]
     return pa.concat_arrays([conform(batch.rename_columns([field.name]), schema, arrow).column(0) for batch in batches])
 
 
 @dataclass(frozen=True)
 class Rank:
-    """The order of rows: by `valid`, bool[rows], False for null; then by `number`, uint64[rows].
+    """The order of rows: first by `valid`, bool[rows], which is False for null; then by `number`, uint64[rows].
 
-    Only rows of the same ranking are comparable.
+    Only rows that were ranked together are comparable.
     """
 
     valid: Mask
@@ -135,7 +136,7 @@ class Rank:
 
     @staticmethod
     def of(column: pa.Array | None, field: Field | None, rows: int) -> Rank:
-        """Return the ranks of a column of `column_of`; without a column, all rows have the same rank."""
+        """Return the ranks of a column that `column_of` returned; without a column, all rows have the same rank."""
         if column is None or field is None:
             return Rank(np.ones(rows, dtype=np.bool_), np.zeros(rows, dtype=np.uint64))
         kind = field.type
@@ -163,7 +164,7 @@ class Rank:
 def select_latest(groups: Sequence[npt.NDArray[Any]], rank: Rank) -> Longs:
     """Return the position of the latest row of each group, ascending.
 
-    Rows with equal values in all `groups` are a group.
+    Rows that have equal values in all arrays of `groups` form a group.
     """
     if not len(rank.number):
         return np.zeros(0, dtype=np.int64)

@@ -1,8 +1,9 @@
-"""Locations of data files, in the layout of Iceberg's writers.
+"""Generates locations of data files in the layout of Iceberg's writers.
 
-`<location>/data/<partition>/<file>`, or below `write.data.path`. With `write.object-storage.enabled`, hash folders
-follow the data folder, to spread requests over an object store. Readers use the locations in manifests and never derive
-them. File names are unique, so that no file overwrites another.
+A location is `<location>/data/<partition>/<file>`, or a path below `write.data.path`. With
+`write.object-storage.enabled`, hash folders follow the data folder, to spread requests over an object
+store. Readers use the locations in manifests and never derive them. File names are unique, so that no file
+overwrites another.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def data_location(location: str, properties: Mapping[str, str], partition: str, 
     """Return the location of a file.
 
     Args:
-        partition: Its `format_partition_path`, empty for an unpartitioned table.
+        partition: The result of `format_partition_path`, empty for an unpartitioned table.
     """
     folder = data_folder(location, properties)
     relative_path = f"{partition}/{name}" if partition else name
@@ -53,7 +54,7 @@ def data_location(location: str, properties: Mapping[str, str], partition: str, 
     partitioned = as_bool(properties, PARTITIONED_PATHS, True)
     relative_path = relative_path if partitioned else name
     entropy = _hash_folders_of(relative_path)
-    if not f"{folder}/".startswith(f"{location.rstrip('/')}/"):  # several tables may share the folder
+    if not f"{folder}/".startswith(f"{location.rstrip('/')}/"):  # Several tables may share the folder.
         table = "/".join(location.rstrip("/").split("/")[-2:])
         return f"{folder}/{entropy}/{table}/{relative_path}"
     return f"{folder}/{entropy}/{relative_path}" if partitioned else f"{folder}/{entropy}-{relative_path}"
@@ -68,7 +69,8 @@ def _hash_folders_of(name: str) -> str:
 def format_partition_path(
     names: Sequence[str], transforms: Sequence[str], kinds: Sequence[str], values: Sequence[Any]
 ) -> str:
-    """Return the path of a partition, such as `day=2024-01-31/id_bucket=7`, escaped; empty for no fields.
+    """Return the escaped path of a partition, such as `day=2024-01-31/id_bucket=7`; it is empty if there are no
+    fields.
 
     Args:
         kinds: The result types of the transforms.
@@ -84,10 +86,11 @@ def _escape(text: str) -> str:
 
 
 def _is_plain(text: str) -> bool:
-    """Return whether the text, URL-decoded up to three times, contains no NUL and no segment `.` or `..`.
+    """Return whether the text contains no NUL and no segment `.` or `..`, even if it is URL-decoded up to three
+    times.
 
-    Servers and stores refuse locations with such segments. False if the text still changes at the last decoding. Folder
-    names are only informative: manifests have the values.
+    Servers and stores refuse locations with these segments. The function returns False if the third decoding
+    still changes the text. Folder names are only informative: manifests have the partition values.
     """
     decoded = text
     for _ in range(_DECODINGS_MAX):

@@ -1,7 +1,8 @@
 """Checks that rows are unchanged since a snapshot: the condition of a read-modify-write (`read_snapshot_id`).
 
-Rows are unchanged if both snapshots have the same rows for the keys, by value and number. Rows that were only moved, by
-a compaction or a copy-on-write commit, are unchanged. If the comparison is not possible, rows count as changed.
+Rows are unchanged if both snapshots have the same rows with the keys, with the same values and equally
+often. Rows that were only moved, by a compaction or a copy-on-write commit, are unchanged. If the
+comparison is not possible, rows count as changed.
 """
 
 from __future__ import annotations
@@ -37,17 +38,17 @@ def check_unchanged(
 
     Args:
         opened: The table, with its history.
-        read_snapshot_id: The earlier snapshot; None: the empty table; UNSET: nothing is checked.
+        read_snapshot_id: The earlier snapshot. None stands for the empty table. UNSET: nothing is checked.
 
     Raises:
-        Conflict: If rows have changed.
-        Unreadable: For a file that cannot be read.
+        Conflict: Rows have changed.
+        Unreadable: A file cannot be read.
     """
     if read_snapshot_id is UNSET or read_snapshot_id == opened.snapshot_id or not keys.count:
         return
     if not _is_ancestor(opened, read_snapshot_id):
         raise rows_changed_error(
-            f"The snapshot {read_snapshot_id}, which the rows were read from, is not in the history of the table's "
+            f"The snapshot {read_snapshot_id}, from which the rows were read, is not in the history of the table's "
             "branch, or has expired; read them again and repeat the change"
         )
     before = locate(client, replace(opened, snapshot_id=read_snapshot_id), keys, strategy)
@@ -81,7 +82,7 @@ def _is_ancestor(opened: OpenTable, snapshot_id: int | None) -> bool:
 
 
 def _collect_places(located: LocatedKeys) -> set[tuple[str, int, int]]:
-    """Return (path, position, ordinal of the key) of each row."""
+    """Return the path, the position and the ordinal of the key of each row."""
     return {
         (rows.task.path, position, ordinal)
         for rows in located.files
@@ -90,7 +91,7 @@ def _collect_places(located: LocatedKeys) -> set[tuple[str, int, int]]:
 
 
 def _count_row_values(opened: OpenTable, located: LocatedKeys, ordinals: set[int]) -> Counter[tuple[int, str]]:
-    """Count the rows with some keys by the ordinal of the key and the values of the current columns."""
+    """Count the rows with these keys by the ordinal of the key and the values of the current columns."""
     return Counter(_read_values(opened, located, ordinals))
 
 

@@ -1,12 +1,13 @@
-"""Commits the same rows in other files: what clustering and compaction end with.
+"""Commits files that replace others and contain the same rows: the last step of clustering and compaction.
 
-Invariant: no row is added, lost or changed. The commit has the operation `replace`: concurrent appends are preserved,
-and a concurrent change of a replaced file is a conflict.
+Invariant: the commit adds, loses and changes no row. The commit has the operation `replace`: concurrent
+appends are preserved, and a concurrent change of a replaced file is a conflict.
 
-`commit_replacement` resolves such conflicts if it knows where the rows of the new files come from: rows that were
-deleted meanwhile are deleted in the new files, by position deletes or deletion vectors that the same commit adds. So a
-writer that deletes a few rows costs a rewrite no repeat. Files that share no rows, as those of different partitions,
-are judged apart: if too many rows of some are gone, the others are committed without them.
+`commit_replacement` resolves these conflicts if the origins of the rows in the new files are known. Rows
+that were deleted during the rewrite are deleted in the new files, with position deletes or deletion vectors
+that the same commit adds. The rewrite is therefore not repeated if a writer deletes a few rows. Files that
+share no rows, for example files of different partitions, are judged separately: if too many rows of some
+files are deleted, the other files are committed without them.
 """
 
 from __future__ import annotations
@@ -49,14 +50,18 @@ COMMIT_ATTEMPTS_MAX = 8
 """Maximum attempts to commit one rewrite."""
 FILES, ROWS, RETURNED, TABLE, ATTEMPTS_USED = "files-replaced", "rows-deleted", "rows-returned", "table", "attempts"
 NOT_WORTH = "not-worth"
-"""Why a rewrite was wasted: others replaced all its files, or deleted too many of its rows; rows of its files live
-again, as after a rollback; the table is another; other commits were always faster; the new files are not better."""
+"""The reasons why a rewrite was wasted.
+
+Other commits replaced all its files, or deleted too many of its rows. Rows of its files live again, for
+example after a rollback. The name refers to another table. Other commits were always faster. The new files
+are not better.
+"""
 _WAIT_S, _WAIT_MAX_S = 0.02, 0.5
 _NONE: Longs = np.zeros(0, dtype=np.int64)
 
 
 class Overtaken(Conflict):
-    """A rewrite is given up, because other commits have changed its files.
+    """The rewrite is given up, because other commits have changed its files.
 
     `reason` is one of the constants above.
     """
@@ -70,17 +75,17 @@ class Overtaken(Conflict):
 
 
 def open_rewritable(client: SeamarkClient, table: Name, branch: str, *, history: bool = False) -> OpenTable:
-    """Return the head of a branch.
+    """Open the table at the head of a branch.
 
     Args:
-        history: With all snapshots.
+        history: Whether to load all snapshots.
 
     Raises:
-        BadRequest: For a table of version 1.
+        BadRequest: The table has format version 1.
     """
     opened = open_table(client, table, At(ref=branch), history=history)
     if opened.metadata.format_version == 1:
-        raise BadRequest("The table has format version 1, of which no files are replaced; upgrade it to version 2")
+        raise BadRequest("The table has format version 1; Seamark does not replace its files. Upgrade it to version 2")
     return opened
 
 
@@ -96,13 +101,14 @@ def build_replacement(
 ) -> dict[str, Any]:
     """Return the body of the commit that replaces the files of `tasks`.
 
-    Also removes delete files that apply to no other data file; their rows are not written again. The server removes
-    delete files of a single data file together with it.
+    The commit also removes the delete files that apply to no other data file, because the new files do not
+    contain the deleted rows. The server removes a delete file of a single data file together with the data
+    file.
 
     Args:
-        others: The other tasks of the same plan.
-        deletes: Delete files of the new files.
-        operation: `OVERWRITE` if rows are not the same.
+        other_tasks: The other tasks of the same plan.
+        deletes: Delete files that apply to the new files.
+        operation: `OVERWRITE` if the new files do not contain the same rows.
     """
     still_used = {delete["file-path"] for task in other_tasks for delete in task.deletes}
     unused = {
@@ -113,7 +119,7 @@ def build_replacement(
     }
     return {
         "operation": operation,
-        **({} if operation == REPLACE else {"scope": {"partitions": []}}),  # it depends on no other rows
+        **({} if operation == REPLACE else {"scope": {"partitions": []}}),  # The commit depends on no other rows.
         "branch": branch,
         "table-uuid": opened.metadata.table_uuid,
         "schema-id": opened.metadata.current_schema_id,
@@ -127,8 +133,9 @@ def build_replacement(
 
 @dataclass(frozen=True)
 class RewrittenFiles:
-    """New files, and the origins of their rows: row `p` of the data file `tasks[i]` has the origin `p` plus the
-    record counts of the tasks before it.
+    """New files, and the origins of their rows.
+
+    Row `p` of the data file `tasks[i]` has the origin `p` plus the record counts of the tasks before it.
     """
 
     opened: OpenTable
@@ -154,8 +161,8 @@ class RewrittenFiles:
             tasks: All tasks of the later snapshot.
 
         Raises:
-            Overtaken: If it is uncertain which rows live on, or too few do.
-            Unreadable: If the file cannot be read.
+            Overtaken: It is uncertain which rows are still live, or too few rows are.
+            Unreadable: A file cannot be read.
         """
         metadata = self.opened.metadata
         if (metadata.table_uuid, metadata.format_version) != (
@@ -184,17 +191,19 @@ class RewrittenFiles:
                 bytes_left += sum(self.tasks[number].size_bytes for number in numbers)
         if not old_tasks:
             raise Overtaken(ROWS)
-        # Files of deletes for several data files could be in the way of other writers.
+        # If this file applied to several data files, its removal could conflict with other writers.
         target = replace(self.target, properties={**self.target.properties, GRANULARITY: BY_FILE})
         rows = [deleted[file["file-path"]] for file in new_files]
         deletes = write_deletes(target, rows, Deletes(opened.storage, opened.metadata))
         written = self.written
-        if len(new_files) < len(written.files):  # an index file describes all data files of the rewrite
+        if len(new_files) < len(written.files):  # An index file describes all data files of the rewrite.
             written = WrittenFiles(tuple(new_files), (), written.skipped)
         return FileReplacement(opened, written, old_tasks, other_tasks, deletes, bytes_left)
 
     def _groups(self) -> Iterator[tuple[list[int], list[dict[str, Any]]]]:
-        """Yield groups of old and new files that share no rows: the numbers of the tasks, and the new files."""
+        """Yield groups of old and new files that share no rows with other groups: the numbers of the tasks, and
+        the new files.
+        """
         firsts = np.cumsum([0, *(task.records for task in self.tasks)])
         group_of = np.arange(len(self.tasks))
         sources = []
@@ -216,13 +225,13 @@ class RewrittenFiles:
             yield np.flatnonzero(group_of == group).tolist(), files
 
     def _find_deleted_rows(self, opened: OpenTable, current: Mapping[str, ScanTask]) -> list[DeletedRows]:
-        """Return the rows of the new files that no longer live in the old files.
+        """Return the rows of the new files that are no longer live in the old files.
 
         Args:
-            current: The tasks of the old files, by path.
+            current: The current tasks of the old files, by path.
 
         Raises:
-            Overtaken: If rows of an old file live that the new files lack, as after a rollback.
+            Overtaken: The new files lack live rows of an old file, for example after a rollback.
         """
         positions, keys = plan_read(opened, [], TRUE, positions=True), keys_of_table(opened.name)
         reader = TaskReader(positions, opened.storage, threads=False, keys=keys)
@@ -256,8 +265,9 @@ class RewrittenFiles:
 
 @dataclass(frozen=True)
 class FileReplacement:
-    """A replacement at one snapshot: the new files, the old files, the other tasks of the same plan, and deletes of
-    the new files.
+    """A replacement of files at one snapshot.
+
+    It has the new files, the old files, the other tasks of the same plan, and delete files of the new files.
     """
 
     opened: OpenTable
@@ -266,7 +276,7 @@ class FileReplacement:
     other_tasks: Sequence[ScanTask]
     deletes: WrittenDeletes = field(default_factory=WrittenDeletes)
     bytes_left: int = 0
-    """Size of the old files whose rewrite is given up."""
+    """The size of the old files whose rewrite is given up."""
 
     @property
     def rows_deleted(self) -> int:
@@ -284,15 +294,16 @@ def commit_replacement(
 ) -> FileReplacement:
     """Replace the files of `new.tasks`, and return the committed replacement.
 
-    Rows that were deleted meanwhile are deleted in the new files. Old files with too few remaining rows are not
-    replaced. After an error the new files are deleted, unless the outcome of the commit is unknown.
+    Rows that were deleted during the rewrite are deleted in the new files. Old files with too few remaining
+    rows are not replaced. After an error the new files are deleted, unless the outcome of the commit is
+    unknown.
 
     Args:
         other_tasks: The other tasks of the same plan.
 
     Raises:
-        Overtaken: If the rows that live on are uncertain or too few, or other commits are always faster.
-        Unreadable: If a delete file of another commit cannot be read.
+        Overtaken: The live rows are uncertain or too few, or other commits were faster in all attempts.
+        Unreadable: A delete file of another commit cannot be read.
     """
     storage = new.target.storage
     attempt, current = 1, FileReplacement(new.opened, new.written, new.tasks, other_tasks)
@@ -332,19 +343,24 @@ def commit_replacement(
 
 
 Rewrite = Callable[[], RewrittenFiles | None]
-"""Writes the rows of a batch to new files; None if it is not worth a commit. Picklable."""
+"""A function that writes the rows of a batch to new files; it returns None if they are not worth a commit.
+Picklable.
+"""
 Batches = Iterable[tuple[Sequence[ScanTask], Rewrite]]
 BatchRunner = Callable[[Batches], Batches]
-"""Runs rewrites elsewhere: returns the batches, in any order, with functions that return the results."""
+"""A function that runs rewrites elsewhere.
+
+It returns the batches, in any order, each with a function that returns the result.
+"""
 
 
 def run_here(batches: Batches) -> Batches:
-    """Run one rewrite after the other, in this process."""
+    """Run one rewrite after another in this process."""
     return batches
 
 
 def announce_batches(batches: Batches) -> Batches:
-    """Return the batches, after adding their files to the expected work of the job's progress."""
+    """Add the files of each batch to the expected work of the job's progress, and return the batches."""
     listed = list(batches)
     expect(sum(len(tasks) for tasks, _ in listed), sum(task.size_bytes for tasks, _ in listed for task in tasks))
     return listed
@@ -352,18 +368,19 @@ def announce_batches(batches: Batches) -> Batches:
 
 @dataclass
 class RewriteReport:
-    """Files and bytes of the replaced and of the new data files.
+    """The result of a rewrite: files and bytes of the replaced and the new data files, and reasons for wasted work.
 
     Attributes:
-        rows_deleted: Rows that writers deleted meanwhile.
+        rows_deleted: Rows that writers deleted during the rewrite.
         conflicts: Batches that were given up because writers changed too much of them.
-        bytes_read: The size of the files that were rewritten, wasted or not.
-        bytes_wasted: The wasted part, with the share of the rows that writers deleted meanwhile.
+        bytes_read: The size of all files that were rewritten, including wasted rewrites.
+        bytes_wasted: The wasted part of `bytes_read`, including the share of the rows that writers deleted
+            during the rewrite.
         wasted_by: `bytes_wasted` by the reason.
         given_up: Batches that are not worth a commit.
-        recheck_after_s: Seconds after which files that were left out, because writers may replace them soon, are worth
-            another run; 0 if there are none.
-        errors: Why other batches could not be read.
+        recheck_after_s: Seconds after which another run is worth it for files that were left out because
+            writers may replace them soon; 0 if there are none.
+        errors: The errors of batches that could not be read.
         files_skipped: Files whose format cannot be rewritten.
         row_groups_copied, bytes_copied: Row groups that were copied without decoding, and their size.
         row_groups_encoded: Row groups that were not copied, by the reason (`write/copies.py`).
@@ -413,15 +430,15 @@ def replace_batches(
 
     Args:
         tasks: All tasks of the plan.
-        batches: The files of each batch, with a function that writes its rows to new files, or returns None if that is
-            not worth a commit.
-        dry_run: Report the files that would be replaced and commit nothing; the size of the new files is then an
-            estimate.
-        runner: Where the files are rewritten.
-        recheck_after_s: For the report.
+        batches: The files of each batch, with a function that writes its rows to new files, or returns None if
+            that is not worth a commit.
+        dry_run: Report the files that would be replaced and commit nothing; the size of the new files is then
+            an estimate.
+        runner: Runs the rewrites, in this process or elsewhere.
+        recheck_after_s: The value for the report.
 
     Raises:
-        Refused: If the server refuses a commit.
+        Refused: The server refuses a commit.
     """
     report = RewriteReport(
         files_skipped=sum(not is_rewritable(task) for task in tasks), recheck_after_s=recheck_after_s
@@ -447,7 +464,11 @@ def replace_batches(
                 report.conflicts += 1
                 report.waste(error.reason if isinstance(error, Overtaken) else ATTEMPTS_USED, size_bytes)
                 continue
-            except (Unreadable, Unwritable, BadRequest) as error:  # the other batches are not worse for it
+            except (
+                Unreadable,
+                Unwritable,
+                BadRequest,
+            ) as error:  # The error of one batch does not affect the other batches.
                 report.errors.append(str(error))
                 continue
             replaced = {task.path for task in done.tasks}

@@ -1,8 +1,9 @@
-"""Copy-on-write: rewrites data files without the changed rows, and adds new rows.
+"""Rewrites data files without the changed rows, and adds new rows (copy-on-write).
 
-The new files contain every other live row of the rewritten files, with the current schema. Rows that were deleted
-before stay deleted. The rewritten files can therefore be removed in the commit that adds the new files. In a table with
-row lineage, remaining rows keep their row ids and their sequence numbers. New files are encrypted as the old files.
+The new files contain every other live row of the rewritten files, with the current schema. Rows that were
+deleted before stay deleted. The rewritten files can therefore be removed in the commit that adds the new
+files. In a table with row lineage, remaining rows keep their row ids and sequence numbers. New files have
+the encryption of the old files.
 """
 
 from __future__ import annotations
@@ -33,22 +34,24 @@ def rewrite_files(
 ) -> WrittenFiles:
     """Write the remaining rows of these files, and the new rows.
 
-    Files of which all rows were found are not read. New rows may have a column `_row_id`, which is not null for updated
-    rows. Written files are deleted on an error.
+    A file is not read if all its rows are changed. New rows may have a column `_row_id`, which is not null for
+    updated rows. If an error occurs, the written files are deleted.
 
     Args:
         files: The rows to leave out.
-        protection: How the files of new rows are encrypted; the protection of other rows stays.
+        protection: The encryption of the files of new rows; other rows keep their encryption.
 
     Raises:
-        Unreadable: If a file cannot be read.
-        Unwritable: If the rows cannot be written.
+        Unreadable: A file cannot be read.
+        Unwritable: The rows cannot be written.
     """
     names = [field.name for field in opened.schema.fields]
     if files and has_lineage(opened.metadata):
         names, target = [*names, *NAMES], with_lineage(target)
     read_plan = plan_read(opened, names, TRUE, positions=True)
-    columns = list(range(len(names)))  # by position: a column of the table may have the name of the position column
+    columns = list(
+        range(len(names))
+    )  # The column is found by its place, because a column of the table may have the name of the position column.
     partly_matched = {file.task.path: file for file in files if not file.is_whole}
     divided = divide_by_protection((file.task for file in partly_matched.values()), target, opened.keys)
     new_like = None if protection is None else protection.scheme

@@ -35,42 +35,42 @@ _WAIT_S, _WAIT_MAX_S = 0.02, 2.0
 
 @dataclass(frozen=True)
 class Report:
-    """The result of a change.
-
-    File counts are those of the committed attempt.
-    """
+    """The result of a change; the file counts belong to the committed attempt."""
 
     inserted: int = 0
-    """Keys without a stored row."""
+    """The number of keys without a stored row."""
     updated: int = 0
-    """Keys whose stored rows were replaced by one row."""
+    """The number of keys whose stored rows were replaced by one row."""
     deleted: int = 0
-    """Deleted rows without a replacement."""
+    """The number of rows that were deleted without a replacement."""
     stale: int = 0
-    """Keys whose stored row is later than the given row, and stays."""
+    """The number of keys whose stored row is later than the given row and stays."""
     files_read: int = 0
-    """Data files that were read at least partly."""
+    """The number of data files that were read at least partly."""
     files_written: int = 0
-    """Data and delete files."""
+    """The number of written data and delete files."""
     files_removed: int = 0
-    """Removed data files, and delete files that were replaced."""
+    """The number of removed data files and of replaced delete files."""
     attempts: int = 1
     snapshot_id: int | None = None
-    """None if there was nothing to change and no producer."""
+    """The committed snapshot; None if there was nothing to change and no producer."""
     duplicate: bool = False
-    """The producer had committed this before; the counts are those of the repeated run."""
+    """Whether the producer had committed this change before; the counts then belong to the repeated run."""
 
 
 @dataclass(frozen=True)
 class RowChange:
-    """A commit: the rows that were read, and files.
+    """A commit: the files to add and remove, and a filter of the rows that were read.
 
     Attributes:
-        removed: Data files whose remaining rows `data` contains.
+        removed: Data files whose remaining rows are in `data`.
     """
 
     scope: Expression | None
-    """A filter of the rows that were read. None if nothing was read: then only a new partition spec is a conflict."""
+    """A filter of the rows that were read.
+
+    If it is None, nothing was read, and only a new partition spec is a conflict.
+    """
     report: Report
     data: WrittenFiles
     deletes: WrittenDeletes = field(default_factory=WrittenDeletes)
@@ -85,7 +85,7 @@ class RowChange:
         return not (self.data.files or self.deletes.files or self.removed or self.deletes.removed)
 
     def limit_indexes(self, target: WriteTarget) -> RowChange:
-        """Return the change with at most the index files that a commit may add."""
+        """Return the change without the index files that exceed the maximum for a commit."""
         return replace(self, data=self.data.limit_indexes(target.storage))
 
     def body(self, opened: OpenTable) -> dict[str, Any]:
@@ -128,16 +128,16 @@ def commit_row_change(
     """Prepare a change from the head of the branch and commit it; repeat both after a conflict.
 
     Args:
-        history: Open the table with all its snapshots.
+        history: Whether to open the table with all its snapshots.
         file_keys: Keys of encrypted files.
 
     Raises:
-        Unwritable: For a table of version 1, before any file is written.
+        Unwritable: The table has format version 1. No file has been written.
     """
     fields: dict[str, Any] = {"branch": branch, "summary": dict(summary or {})}
     if (producer_fields := producer_json(producer)) is not None:
         fields["producer"] = producer_fields
-    fields["change-id"] = str(uuid.uuid4())  # with it, the server counts the conflicts of this change
+    fields["change-id"] = str(uuid.uuid4())  # With this number, the server counts the conflicts of this change.
     opened = replace(open_table(client, table, At(ref=branch), history=history), keys=file_keys)
     check_supports_deletes(opened.metadata)
     fields["table-uuid"] = opened.metadata.table_uuid
@@ -148,11 +148,11 @@ def commit_row_change(
         try:
             change = prepare(opened, target).limit_indexes(target)
         except Conflict:
-            # Rows have changed since they were read; perhaps by this change, if its answer was lost.
+            # Rows have changed since they were read. If an answer was lost, this change itself may have changed them.
             if (first_answer := _find_earlier_answer(client, table, fields)) is None:
                 raise
             return Report(attempts=attempt, snapshot_id=first_answer["snapshot-id"], duplicate=True)
-        # With a producer, its number is recorded also for an empty change, because a repeat may find other rows.
+        # The number of a producer is recorded even if the change is empty, because a repeat may find other rows.
         if change.is_empty and producer_fields is None:
             return replace(change.report, attempts=attempt)
         try:
@@ -176,21 +176,21 @@ def commit_row_change(
 
 
 def _find_earlier_answer(client: SeamarkClient, table: Name, fields: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the answer of this change's earlier commit by the same producer; None if there is none."""
+    """Return the answer to an earlier commit of this change by the same producer, or None if there is none."""
     question = {name: fields[name] for name in ("producer", "branch", "table-uuid") if name in fields}
     if "producer" not in question:
         return None
     try:
         return CommitClient(client).commit(table, {**question, "repeats-only": True})
-    except (Conflict, BadRequest):  # also an older server, which does not support repeats-only
+    except (Conflict, BadRequest):  # Older servers, which do not support repeats-only, also refuse the request.
         return None
 
 
 def check_supports_deletes(metadata: TableMetadata) -> None:
-    """Check that the table's format version has delete files.
+    """Check that the table's format version supports delete files.
 
     Raises:
-        Unwritable: For version 1.
+        Unwritable: The table has format version 1.
     """
     if metadata.format_version == 1:
         raise Unwritable(
@@ -200,10 +200,11 @@ def check_supports_deletes(metadata: TableMetadata) -> None:
 
 
 def _should_retry(error: Refused, previous: TableMetadata, current: TableMetadata) -> bool:
-    """Return whether a refused change is prepared again: not if the name now refers to another table.
+    """Return whether to prepare a refused change again.
 
-    An invalid change (BadRequest) is prepared again only if the table was upgraded since, because versions differ in
-    delete files.
+    A change is not prepared again if the name now refers to another table. An invalid change (BadRequest) is
+    prepared again only if the table was upgraded in the meantime, because format versions differ in delete
+    files.
     """
     if current.table_uuid != previous.table_uuid:
         return False

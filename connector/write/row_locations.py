@@ -1,12 +1,13 @@
-"""Locates the rows with the keys of a batch: with a record index, or by reading the key columns of data files.
+"""Locates the rows with the keys of a batch, with a record index or by reading the key columns of data files.
 
-No live row with one of the keys is missed. A record index locates the rows in the files that it covers. Files that it
-does not cover, and files in which it cannot decide whether a row is deleted, are read. Without a record index, the
-files of the server's plan for the keys are read: the plan prunes by partitions (including buckets) of every spec,
-statistics, bloom filters and bitmaps.
+The module finds every live row that has one of the keys. A record index locates the rows in the files that
+it covers. A file is read if the index does not cover it, or if the index cannot decide whether a row of the
+file is deleted. Without a record index, the files of the server's plan for the keys are read: the plan
+prunes by partitions (including buckets) of every spec, statistics, bloom filters and bitmaps.
 
-Keys compare as in SQL: -0.0 equals 0.0; in addition, NaN equals NaN. No key contains a null. Keys are compared by
-128-bit hashes (`seamark.formats.index.keys.hashing`). Record indexes distinguish the two zeros, so both are probed.
+Keys compare as in SQL: -0.0 equals 0.0; in addition, NaN equals NaN. No key contains a null. Keys are
+compared by 128-bit hashes (`seamark.formats.index.keys.hashing`). Record indexes distinguish the two zeros,
+so both are probed.
 """
 
 from __future__ import annotations
@@ -48,10 +49,15 @@ from seamark.formats.index.kinds.kinds import KINDS
 LOOKUP, SCAN = "lookup", "scan"
 STRATEGIES = (LOOKUP, SCAN)
 VALUES_MAX = 10_000
-"""Maximum keys that the filter of a plan lists if its files are then read; for more keys, it contains ranges. A
-thousand keys cost the server about 15 ms; bounds, bitmaps and bloom filters of a low error rate prune files by them."""
+"""The maximum number of keys in the filter of a plan whose files are read; for more keys, the filter has ranges.
+
+A thousand keys cost the server about 15 ms. Bounds, bitmaps and bloom filters with a low error rate prune
+files by these keys.
+"""
 FEW_VALUES_MAX = 500
-"""The same maximum for plans whose rows an index locates, and for the filter that is compared with row groups."""
+"""The maximum number of keys in the filter of a plan whose rows an index locates, and in the filter for
+row groups.
+"""
 _VALUES_BYTES_MAX = 4 << 20
 RANGES_MAX = 32
 _CODE_BYTES = 8
@@ -59,7 +65,7 @@ _LOOKUP_KEYS_MAX = 1_000_000
 
 
 class BatchKeys:
-    """The distinct keys of a batch, without nulls; the key of ordinal k is row k of each column."""
+    """The distinct keys of a batch, without nulls; the key with ordinal k is row k of each column."""
 
     def __init__(self, fields: Sequence[Field], columns: Sequence[pa.Array]) -> None:
         self.fields = tuple(fields)
@@ -75,15 +81,16 @@ class BatchKeys:
         return hashes_of(self.fields, columns)
 
     def match(self, columns: Sequence[pa.Array | pa.ChunkedArray]) -> Longs:
-        """Return int64[rows]: the ordinal of each row's key, -1 for none.
+        """Return the ordinal of the key of each row: int64[rows], -1 if the row has none of the keys.
 
-        `columns` are in the order of `fields`.
+        Args:
+            columns: The key columns, in the order of `fields`.
         """
         high, low = self._hashes(columns)
         ordinals = np.full(len(high), -1, dtype=np.int64)
         if self.count:
             start = np.searchsorted(self._high, high)
-            for step in range(self._run):  # more than one step only if high halves of hashes are equal
+            for step in range(self._run):  # More than one step is needed only if high halves of hashes are equal.
                 slots = np.minimum(start + step, self.count - 1)
                 same = (self._high[slots] == high) & (self._low[slots] == low)
                 ordinals[same] = self._order[slots[same]]
@@ -94,8 +101,8 @@ class BatchKeys:
     ) -> Expression:
         """Return a filter that matches every row with one of the keys, and possibly other rows.
 
-        For each column it lists the values if they are at most `values_max` divided by the number of columns. Otherwise
-        it contains at most `ranges_max` ranges and the buckets of the column in each of the specs.
+        The filter lists the values of a column if there are at most `values_max` divided by the number of columns.
+        Otherwise it has at most `ranges_max` ranges, and the buckets of the column in each of the specs.
         """
         conjuncts: list[Expression] = []
         values_per_column = values_max // len(self.fields)
@@ -123,9 +130,13 @@ class _Extent:
 
     distinct: pa.Array
     values: list[Any] | None
-    """Ascending; None if there are more than `VALUES_MAX`, none, or a value that is not finite."""
+    """The values, ascending. None if there are no values, more than `VALUES_MAX`, or a value that is not
+    finite.
+    """
     ranges: list[tuple[Any, Any]]
-    """(low, high), both inclusive: ranges that contain all values; empty if the values have no order."""
+    """Ranges (low, high) that together contain all values; both ends are inclusive. Empty if the values have
+    no order.
+    """
 
     @staticmethod
     def of(kind: str, column: pa.Array) -> _Extent:
@@ -138,16 +149,19 @@ class _Extent:
 
 
 def hashes_of(fields: Sequence[Field], columns: Sequence[pa.Array | pa.ChunkedArray]) -> tuple[Hashes, Hashes]:
-    """Return (high, low) halves of the hash of each row's key, uint64[rows] each; -0.0 has the hash of 0.0."""
+    """Return the high and low halves of the hash of each row's key: uint64[rows] each.
+
+    The values -0.0 and 0.0 have the same hash.
+    """
     keys = [keys_of(column, str(field.type)) for field, column in zip(fields, columns, strict=True)]
     return hash_halves(merge_zeros(keys) or keys)
 
 
 def add_both_zeros(fields: Sequence[Field], columns: Sequence[pa.Array]) -> tuple[list[pa.Array], Longs]:
-    """Return the key columns with each key that contains a zero repeated for each sign.
+    """Return the key columns, in which each key with a zero occurs once with each sign of the zero.
 
     Returns:
-        The columns, and int64[rows], the ordinal of each row's key.
+        The columns, and the ordinal of each row's key: int64[rows].
     """
     doubled, ordinals = list(columns), np.arange(len(columns[0]), dtype=np.int64)
     for place, field in enumerate(fields):
@@ -180,7 +194,9 @@ def _build_range(field: Field, low: Value, high: Value) -> Expression:
 
 
 def _sort_values(kind: str, values: Iterable[Value | None]) -> list[Any] | None:
-    """Return the distinct values without null, ascending; None if there are none or if one is infinite or NaN."""
+    """Return the distinct values without null, ascending; None if there are no values or if one is infinite or
+    NaN.
+    """
     distinct: list[Any] = list(dict.fromkeys(value for value in values if value is not None))
     if not distinct or (kind in FLOATS and not all(map(math.isfinite, distinct))):
         return None
@@ -188,7 +204,10 @@ def _sort_values(kind: str, values: Iterable[Value | None]) -> list[Any] | None:
 
 
 def _join_ranges(lows: Sequence[Any], highs: Sequence[Any], ranges_max: int) -> list[tuple[Any, Any]]:
-    """Join ascending ranges into at most `ranges_max` ranges, split at about the widest gaps: values are rounded."""
+    """Join ascending ranges into at most `ranges_max` ranges.
+
+    The ranges are split at about the widest gaps; the gaps are inexact, because values are rounded.
+    """
     start = _measure_common_prefix(lows[0], highs[-1])
     below = _to_floats(lows, start)
     above = below if highs is lows else _to_floats(highs, start)
@@ -209,7 +228,10 @@ def _encode(value: str | bytes) -> bytes:
 
 
 def _to_floats(values: Sequence[Any], start: int) -> npt.NDArray[np.float64]:
-    """Return values as numbers, for their distances; for strings and bytes, the 8 bytes from `start` on."""
+    """Return values as numbers, from which their distances are computed.
+
+    For strings and bytes, the number has the 8 bytes from `start` on.
+    """
     if not isinstance(values[0], str | bytes):
         return np.asarray(values, dtype=np.float64)
     end = start + _CODE_BYTES
@@ -220,8 +242,9 @@ def _to_floats(values: Sequence[Any], start: int) -> npt.NDArray[np.float64]:
 def _build_bucket_predicates(
     specs: Iterable[PartitionSpec], field: Field, kind: str, column: pa.Array
 ) -> Iterator[Expression]:
-    """Yield a predicate for each bucket transform of the column in the specs, unless the values need all its
-    buckets.
+    """Yield a predicate for each bucket transform of the column in the specs.
+
+    A predicate is left out if the values occupy all buckets.
     """
     transforms = {
         canonical(partition_field.transform)
@@ -237,13 +260,15 @@ def _build_bucket_predicates(
 
 
 def choose_key_names(schema: Schema, key: Sequence[str] | None, rows: Sequence[str]) -> list[str]:
-    """Return the names of the key columns: `key` if given, else the table's identifier fields, else the only column.
+    """Return the names of the key columns.
+
+    These are `key` if it is set, else the table's identifier fields, else the only column of the rows.
 
     Args:
         rows: The column names of the rows.
 
     Raises:
-        Unwritable: If the key cannot be determined or a key column is not there exactly once.
+        Unwritable: The key cannot be determined, or the rows do not have each key column exactly once.
     """
     if key is not None:
         names = list(key)
@@ -272,7 +297,7 @@ def find_key_fields(schema: Schema, names: Sequence[str]) -> list[Field]:
     """Return the fields of the key columns.
 
     Raises:
-        Unwritable: For columns that cannot be a key.
+        Unwritable: A column cannot be a key column.
     """
     by_name = {field.name: field for field in schema.fields}
     if not names or len(set(names)) < len(names):
@@ -289,7 +314,10 @@ def find_key_fields(schema: Schema, names: Sequence[str]) -> list[Field]:
 
 @dataclass(frozen=True)
 class MatchedRows:
-    """Live rows of one data file: int64[rows] each, `positions` ascending, `keys` the ordinals of their keys."""
+    """Live rows of one data file that have one of the keys.
+
+    Both arrays are int64[rows]: `positions`, ascending, and `keys`, the ordinals of their keys.
+    """
 
     task: ScanTask
     positions: Longs
@@ -328,8 +356,8 @@ def locate(client: SeamarkClient, table: OpenTable, keys: BatchKeys, strategy: s
     `strategy` is by default `lookup` if a record index on the key columns exists, else `scan`.
 
     Raises:
-        Unwritable: For `lookup` without such an index.
-        Unreadable: With its path, for a file that cannot be read.
+        Unwritable: The strategy is `lookup`, and there is no record index on the key columns.
+        Unreadable: A file cannot be read; the error has its path.
     """
     if table.snapshot_id is None or not keys.count:
         return LocatedKeys((), frozenset())
@@ -369,7 +397,9 @@ def find_record_index(metadata: TableMetadata, fields: Sequence[Field]) -> Index
 
 
 def select_indexed_fields(metadata: TableMetadata, fields: Sequence[Field]) -> list[Field] | None:
-    """Return the most of the fields that an enabled record index has as its key; None without such an index."""
+    """Return the largest set of these fields that is the key of an enabled record index; None if there is no
+    such index.
+    """
     by_id = {field.id: field for field in fields}
     longest: list[Field] = []
     for definition in read_definitions(metadata).enabled:
@@ -383,7 +413,11 @@ def select_indexed_fields(metadata: TableMetadata, fields: Sequence[Field]) -> l
 
 @dataclass(frozen=True)
 class _IndexAnswer:
-    """The answer of a record index: (positions, key ordinals) by file; `unsure`: files about which it is incomplete."""
+    """The answer of a record index: positions and key ordinals by file.
+
+    Attributes:
+        unsure: The files for which the answer is incomplete.
+    """
 
     index: str
     rows: dict[str, tuple[Longs, Longs]]
@@ -391,9 +425,10 @@ class _IndexAnswer:
 
 
 def _look_up(client: SeamarkClient, table: OpenTable, keys: BatchKeys, index: IndexDefinition) -> _IndexAnswer | None:
-    """Look the keys up in the index.
+    """Look up the keys in the index.
 
-    None if too many files are not covered, or on a server error: all files of the plan must be read then.
+    Return None if too many files are not covered, or after a server error. The caller must then read all files
+    of the plan.
     """
     tables: list[pa.Table] = []
     unsure: set[str] = set()
@@ -438,7 +473,9 @@ def _group_by_file(
 def _scan_files(
     table: OpenTable, keys: BatchKeys, tasks: Iterable[ScanTask]
 ) -> Iterator[tuple[ScanTask, Longs, Longs]]:
-    """Read the key columns of files; yield (file, positions, key ordinals) of the rows with one of the keys."""
+    """Read the key columns of files; yield each file with the positions and key ordinals of the rows that have
+    a key.
+    """
     names = [field.name for field in keys.fields]
     # Rows are matched by hash. The filter prunes row groups by statistics; it is short, because it is also evaluated
     # on each row.

@@ -1,6 +1,7 @@
-"""Tracks where the rows of written files come from, so that positions in rewritten files translate to new files.
+"""Tracks the origins of the rows in written files, to translate positions in rewritten files to positions in
+new files.
 
-An origin is the number of a row in the source, for instance in the rows of all rewritten files, one after the other.
+An origin is the number of a row in the source, for example in the concatenated rows of all rewritten files.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ import numpy as np
 from seamark.connector.arrow.arrays import Longs
 
 RUNS_MAX = 16 << 20
-"""Limit of the runs of all files of a writer; 24 bytes each."""
+"""The maximum number of runs of all files of a writer; each takes 24 bytes."""
 
 
 @dataclass(frozen=True)
 class RowOrigins:
-    """The origins of a file's rows as runs of consecutive numbers: int64[runs] each.
+    """The origins of a file's rows, as runs of consecutive numbers: int64[runs] each.
 
-    Row `positions[i] + k` has the origin `starts[i] + k`, for `k` below `lengths[i]`.
+    Row `positions[i] + k` has the origin `starts[i] + k`, for each `k` below `lengths[i]`.
     """
 
     positions: Longs
@@ -49,12 +50,12 @@ class RowOrigins:
         )
 
     def positions_of(self, origins: Longs) -> Longs:
-        """Return the rows that have one of these origins, in no order.
+        """Return the positions of the rows that have one of these origins, in any order.
 
         Args:
-            origins: Ascending and distinct.
+            origins: The origins, ascending and distinct.
         """
-        # Each run of origins is an interval; inside it are `counts` of the given origins, from index `low` on.
+        # Each run of origins is an interval. It contains `counts` of the given origins, from index `low` on.
         # `matches` lists their indices, run by run.
         low = np.searchsorted(origins, self.starts)
         counts = np.searchsorted(origins, self.starts + self.lengths) - low
@@ -72,11 +73,11 @@ class OriginLog:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all origins are recorded: nothing is recorded if the files have more than `RUNS_MAX` runs."""
+        """Whether all origins are recorded. None are recorded if the files have more than `RUNS_MAX` runs."""
         return self._runs <= RUNS_MAX
 
     def add(self, location: str, first_position: int, origins: Longs) -> None:
-        """Record the origins of the next rows of a file, the first of which is row `first_position`."""
+        """Record the origins of the next rows of a file; the first of these rows is row `first_position`."""
         self._add(location, RowOrigins.of(origins, first_position))
 
     def add_run(self, location: str, first_position: int, start: int, length: int) -> None:
@@ -93,7 +94,7 @@ class OriginLog:
             self._parts.clear()
 
     def take(self, log: OriginLog) -> None:
-        """Record the origins that another log has of other files."""
+        """Record the origins of another log, which has other files."""
         self._runs += log._runs
         self._parts.update(log._parts)
         if self._runs > RUNS_MAX:

@@ -1,8 +1,9 @@
 """Writes Arrow batches as data files and index files of a table.
 
-`TableWriter` runs wherever Arrow batches are: in a Spark task or in this process. It buffers rows by partition until
-they fill a row group, with one memory limit for all partitions, and sorts them if the table has a sort order. `close`
-returns the files. Files become visible with the commit that adds them; a writer that dies leaves unreferenced files.
+`TableWriter` runs in a Spark task or in this process. It buffers the rows of each partition until they fill
+a row group. All partitions share one memory limit. If the table has a sort order, the writer sorts the
+rows. `close` returns the files. The files become visible when a commit adds them. A writer that dies leaves
+unreferenced files.
 """
 
 from __future__ import annotations
@@ -45,20 +46,21 @@ _SLICE_MIN_BYTES, _SLICE_MAX_BYTES = 64 << 10, 16 << 20
 """Bounds of the part of a batch that is partitioned and buffered at a time."""
 _SAMPLE_BYTES = 4 << 20
 _BATCH_OVERHEAD_BYTES = 4 << 10
-"""Memory of a batch in addition to its values."""
+"""The memory of a batch in addition to its values."""
 _ORIGIN = ""
 _INDEX_FILE_ROWS_MAX = 8_000_000
-"""Rows of the data files that an index file covers."""
+"""The maximum number of rows that an index file covers."""
 
 
 @dataclass(frozen=True)
 class WriteLimits:
-    """Limits of one writer.
+    """The limits of one writer.
 
     Attributes:
-        buffered_bytes: Arrow data that is not yet in files.
-        open_files: Files that are being written.
-        index_bytes: Indexed columns of open files; beyond this, they are read again from the finished file.
+        buffered_bytes: The maximum bytes of Arrow data that is not yet in files.
+        open_files: The maximum number of files that are being written.
+        index_bytes: The maximum bytes of indexed columns of open files. If they exceed it, they are read again
+            from the finished file.
     """
 
     buffered_bytes: int = 512 << 20
@@ -71,10 +73,11 @@ DEFAULT_LIMITS = WriteLimits()
 
 @dataclass(frozen=True)
 class WrittenFiles:
-    """Files for a commit: `files` are ContentFiles, `index_files` have `location` and `size-in-bytes`.
+    """The files for a commit: `files` are ContentFiles, and `index_files` have `location` and `size-in-bytes`.
 
     Attributes:
-        skipped: (path, reason) of data files for which an index could not be built; an indexer tries again later.
+        skipped: The path of each data file for which an index could not be built, and the reason. An indexer
+            tries again later.
     """
 
     files: tuple[dict[str, Any], ...] = ()
@@ -100,7 +103,8 @@ class WrittenFiles:
         )
 
     def limit_indexes(self, storage: Storage) -> WrittenFiles:
-        """Return the files with at most the index files that a commit may add, because an index must not fail a write.
+        """Return the files without the index files that exceed the maximum for a commit, because an index must not
+        fail a write.
 
         The other index files are deleted; an indexer builds them later.
         """
@@ -111,7 +115,7 @@ class WrittenFiles:
         """Return these files if they have this number of rows; otherwise delete them.
 
         Raises:
-            RuntimeError: For another number of rows.
+            RuntimeError: The files have another number of rows.
         """
         if self.rows == rows:
             return self
@@ -121,7 +125,7 @@ class WrittenFiles:
     def discard(self, storage: Storage) -> None:
         """Delete all files; ignore errors of the storage.
 
-        Only for files that no commit has added or can still add.
+        Call this only if no commit has added the files or can still add them.
         """
         for location in [*(file["file-path"] for file in self.files), *(file["location"] for file in self.index_files)]:
             with suppress(OSError):
@@ -136,7 +140,7 @@ class Written(Protocol):
 
 @contextmanager
 def discard_on_error(written: Iterable[Written], storage: Storage) -> Iterator[None]:
-    """Delete the files if the block raises, also those that it adds to `written`."""
+    """Delete the files if the block raises, including files that the block adds to `written`."""
     try:
         yield
     except BaseException:
@@ -154,10 +158,10 @@ def write_batches(
 ) -> WrittenFiles:
     """Write the rows as durable data files and index files.
 
-    On any error, the written files are deleted.
+    If an error occurs, the written files are deleted.
 
     Raises:
-        Unwritable: If rows do not fit the table.
+        Unwritable: The rows do not fit the table.
     """
     with TableWriter(target, limits, protection=protection) as writer:
         for batch in batches:
@@ -167,19 +171,19 @@ def write_batches(
 
 @dataclass
 class _PartitionBuffer:
-    """One partition: the buffered rows and the open file."""
+    """The buffered rows and the open file of one partition."""
 
     partition: Partition
     waiting: list[pa.RecordBatch] = field(default_factory=list)
     waiting_bytes: int = 0
     file: FileWriter | None = None
     indexed: list[dict[int, pa.ChunkedArray]] | None = field(default_factory=list)
-    """The indexed columns of each row group of the file; None if they exceeded `index_bytes`."""
+    """The indexed columns of each row group of the file; None if their size exceeded `index_bytes`."""
     indexed_bytes: int = 0
 
     @property
     def held_bytes(self) -> int:
-        """Approximate memory; for many small batches it is more than their values."""
+        """The approximate memory of the buffered rows; many small batches take more memory than their values."""
         return self.waiting_bytes + len(self.waiting) * _BATCH_OVERHEAD_BYTES
 
     @property
@@ -202,15 +206,16 @@ class TableWriter:
         suffix: str = ".parquet",
         protection: FileProtection | None = None,
     ) -> None:
-        """Open the writer; files are opened when rows need them.
+        """Create the writer; it opens a file when the first rows for the file arrive.
 
         Args:
-            origins: Records where each row of each file comes from; then each `write` must give it.
-            suffix: The end of the files' names.
-            protection: How the files are encrypted; indexes of encrypted columns are not built.
+            origins: The log that records the origin of each row. If it is set, each call of `write` must pass the
+                origins.
+            suffix: The suffix of the file names.
+            protection: The encryption of the files; indexes of encrypted columns are not built.
 
         Raises:
-            Unwritable: If the partition spec or the sort order has an encrypted column.
+            Unwritable: The partition spec or the sort order has an encrypted column.
         """
         self._target, self._limits, self._origins, self._suffix = target, limits, origins, suffix
         self._protection = protection
@@ -245,10 +250,10 @@ class TableWriter:
         """Write the rows of a batch.
 
         Args:
-            origins: int64[rows].
+            origins: The origins of the rows: int64[rows].
 
         Raises:
-            Unwritable: If rows do not fit the table.
+            Unwritable: The rows do not fit the table.
         """
         if not batch.num_rows:
             return
@@ -259,7 +264,8 @@ class TableWriter:
                 conformed = conform(batch.slice(start, rows), self._target.schema, self._target.arrow)
             if self._origins is not None:
                 assert origins is not None
-                # A last column, which no partition and no sort order names, moves with the rows.
+                # The origins are added as a last column. No partition and no sort order uses it, so it moves with the
+                # rows.
                 conformed = conformed.append_column(_ORIGIN, pa.array(origins[start : start + rows]))
             for partition, chosen in self._target.partitioner.split(conformed):
                 self._add(partition, conformed if chosen is None else conformed.take(pa.array(chosen)))
@@ -286,7 +292,7 @@ class TableWriter:
     def _should_flush(self, buffer: _PartitionBuffer) -> bool:
         """Return whether the buffered rows fill a row group, or the rest of the file."""
         room = self._file_bytes - buffer.written_bytes
-        if self._target.ordering is None:  # with an ordering, all rows of a file are sorted together
+        if self._target.ordering is None:  # If the table has an ordering, all rows of a file are sorted together.
             room = min(room, self._row_group_bytes)
         if buffer.waiting_bytes * (self._ratio or 1.0) < room:
             return False
@@ -295,7 +301,7 @@ class TableWriter:
         return buffer.waiting_bytes * self._ratio >= room
 
     def _measure_ratio(self, batches: Sequence[pa.RecordBatch]) -> float:
-        """Return the bytes in files for each byte of Arrow data, measured by writing a sample into memory."""
+        """Return the ratio of bytes in files to bytes of Arrow data; measure it by writing a sample into memory."""
         sample, size = [], 0
         for batch in batches:
             sample.append(batch)
@@ -355,10 +361,7 @@ class TableWriter:
                 buffer.indexed, buffer.indexed_bytes = None, 0
 
     def _close_file(self, key: str, buffer: _PartitionBuffer) -> None:
-        """Close the partition's file.
-
-        Buffered rows go to the next file.
-        """
+        """Close the partition's file; buffered rows go to the next file."""
         assert buffer.file is not None
         file = finish_data_file(buffer.file, self._target, buffer.partition)
         self._files.append(file)
@@ -387,7 +390,7 @@ class TableWriter:
     def abort(self) -> None:
         """Delete the written files; ignore errors of the storage.
 
-        Never raises.
+        The method never raises.
         """
         for buffer in self._open.values():
             if buffer.file is not None:
@@ -398,9 +401,10 @@ class TableWriter:
 
 
 class IndexBuilder:
-    """Builds index files of a writer's data files: one for each definition, or several for many rows.
+    """Builds the index files of a writer's data files: one for each definition, or several if there are many rows.
 
-    An index that cannot be built does not fail the write: the data file is reported as skipped and stays uncovered.
+    If an index cannot be built, the write does not fail: the data file is reported as skipped and stays
+    uncovered.
     """
 
     def __init__(self, tasks: Sequence[IndexTask]) -> None:
@@ -414,7 +418,7 @@ class IndexBuilder:
         """Index a data file.
 
         Args:
-            columns: The columns of its row groups, by id; None: read them from the file.
+            columns: The columns of each row group of the file, by field id. If None, they are read from the file.
         """
         entry = DataFile(file["file-path"], file["file-size-in-bytes"], file["record-count"])
         for number, task in enumerate(self._tasks):

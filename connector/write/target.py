@@ -1,6 +1,7 @@
-"""The write target: what writers need from the metadata of a table. Picklable: the driver loads it once for all tasks.
+"""Defines the write target: the part of a table's metadata that writers need.
 
-It has the state of the table when it was loaded. The commit detects a schema or spec that has changed since then.
+The target is picklable: the driver loads it once for all tasks. It has the state of the table at that time.
+The commit detects a schema or spec that has changed since then.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ ENCRYPTION_KEY = "encryption.key-id"
 
 @dataclass(frozen=True)
 class WriteTarget:
-    """What writers need from the metadata of a table.
+    """The part of a table's metadata that writers need.
 
     Attributes:
         properties: The properties of the table.
@@ -74,7 +75,7 @@ class WriteTarget:
         """The Arrow schema of data files.
 
         Raises:
-            Unwritable: For a column of an unsupported type.
+            Unwritable: A column has an unsupported type.
         """
         return arrow_schema(self.schema)
 
@@ -89,7 +90,7 @@ class WriteTarget:
     def generate_location(self, partition: Partition, *, suffix: str = ".parquet") -> str:
         """Return a unique location.
 
-        Names of files in a bucket begin with its number, so that listings group them.
+        File names in a bucket begin with its number, so that listings group the files of a bucket.
         """
         terms = self.partitioner.terms
         buckets = [
@@ -106,10 +107,11 @@ def target_of(metadata: TableMetadata, storage: Storage, name: Name | None = Non
     """Return the target for the current state of a table.
 
     Args:
-        name: The name of the table, for whose encrypted files its indexes use keys; None: they use none.
+        name: The name of the table. Its indexes use keys for the encrypted files of this table. If None, they
+            use no keys.
 
     Raises:
-        Unwritable: For a table with encrypted files, because encryption is not supported.
+        Unwritable: The table has encrypted files, which the writer does not support.
     """
     if metadata.properties.get(ENCRYPTION_KEY):
         raise Unwritable(f"the table's files are encrypted ({ENCRYPTION_KEY} is set); Seamark cannot write them")
@@ -141,10 +143,10 @@ def keeps_lineage(target: WriteTarget) -> bool:
 def with_lineage(target: WriteTarget) -> WriteTarget:
     """Return a target for files with the two lineage columns after the table's columns.
 
-    In rows without them they are null.
+    Rows without lineage have nulls in these columns.
 
     Raises:
-        Unwritable: If a column of the table has one of their names.
+        Unwritable: A column of the table has the name of a lineage column.
     """
     if conflicting := [field.name for field in target.schema.fields if field.name in NAMES]:
         raise Unwritable(f"the table has a column {conflicting[0]}, a name that the format reserves; rename the column")

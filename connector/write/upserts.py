@@ -1,4 +1,4 @@
-"""Upserts and deletes by key, at a cost that depends on the size of the batch.
+"""Upserts and deletes rows by key, at a cost that depends on the size of the batch.
 
     upsert(client, "db.t", rows, keys=["id"], precombine="ts")        replaces or inserts a row for each key
     upsert(client, "db.t", rows, keys=["id"], columns=["price"])      changes only these columns of stored rows
@@ -6,12 +6,14 @@
     delete(client, "db.t", where="country = 'FR'")                    deletes the rows that match
     upsert(client, "db.t", rows, keys=["id"], strategy="equality")         locates no rows (`equality_upserts.py`)
 
-Rows are located in one snapshot (`row_locations.py`). Merge-on-read marks them as deleted and appends new rows;
-copy-on-write rewrites the files that contain them. Both make one commit, which states what was read: the server refuses
-it if another commit has changed one of these rows since then, or written another row with one of the keys. The change
-is then prepared again from the current snapshot, a limited number of times. Upserts are therefore serializable.
+Rows are located in one snapshot (`row_locations.py`). Merge-on-read marks them as deleted and appends new
+rows; copy-on-write rewrites the files that contain them. Both make one commit, which contains a filter of
+the rows that were read. The server refuses the commit if another commit has changed one of these rows in
+the meantime, or has written another row with one of the keys. The change is then prepared again from the
+current snapshot, a limited number of times. Upserts are therefore serializable.
 
-Nothing is visible before the commit. Files are deleted only if no snapshot contains them or can contain them later.
+Nothing is visible before the commit. Files are deleted only if no snapshot contains them or can contain
+them later.
 """
 
 from __future__ import annotations
@@ -68,9 +70,9 @@ MODES = (MERGE_ON_READ, COPY_ON_WRITE)
 _UPSERT_MODES = ("write.merge.mode", "write.update.mode")
 _DELETE_MODES = ("write.delete.mode",)
 _PROTECTION_SAMPLE_FILES = 16
-"""Files of a table that are opened to see how they are encrypted."""
+"""The number of files of a table that are opened to find its encryption."""
 _SCOPE_VALUES_MAX = 1_000
-"""Maximum keys that a commit lists as read; for more keys, it lists ranges and buckets."""
+"""The maximum number of keys that a commit lists as read; for more keys, it lists ranges and buckets."""
 
 
 def upsert(
@@ -90,34 +92,38 @@ def upsert(
     attempts: int = COMMIT_ATTEMPTS_MAX,
     file_keys: ParquetKeys | None = None,
 ) -> Report:
-    """Replace the stored rows with the key of each given row, or insert the row.
+    """Replace the stored rows with the key of each given row, or insert the row if there is no stored row.
 
-    The rows are held in memory.
+    All given rows are in memory at the same time.
 
-    Of several rows with the same key, the row with the largest `precombine` is used, and the last of those; null is the
-    smallest value. A stored row with a larger `precombine` stays. With `columns`, only these columns, the key and
-    `precombine` of a stored row are changed. `mode` is by default the table's `write.merge.mode` or
-    `write.update.mode`, else copy-on-write. `strategy` is how rows are located (`row_locations.STRATEGIES`), by default
-    chosen by `locate`. The strategy `equality` locates no rows: the change is always merge-on-read, `columns` and
-    `precombine` are not supported, and the report contains only files, attempts, snapshot and `duplicate`.
+    If several given rows have the same key, the row with the largest `precombine` is used. If several of them
+    have the largest value, the last is used. Null is the smallest value. A stored row with a larger
+    `precombine` stays.
 
-    `read_snapshot_id` makes this a read-modify-write: Conflict, without any change, if a row with one of the keys was
-    inserted, deleted or given other values since that snapshot; None for a table that had no snapshot.
+    `read_snapshot_id` makes the call a read-modify-write: it raises Conflict, and changes nothing, if a row
+    with one of the keys was inserted, deleted or changed since that snapshot. None stands for a table that had
+    no snapshot.
 
-    `producer`, and the state after an error, are as with `append`.
+    `append` describes `producer` and the state after an error.
 
-    New files are encrypted as the files whose rows they get, and new rows as those that they replace; if none is
-    replaced, as the table's files.
+    A new file has the encryption of the files from which its rows come. New rows have the encryption of the
+    rows that they replace or, if they replace none, the encryption of the table's files.
 
     Args:
-        file_keys: Of encrypted Parquet files, as `keys_of_environment()` has them; without them, such files are
-            refused.
+        columns: The columns to change, beside the key and `precombine`. Other columns of a stored row keep
+            their values.
+        mode: By default the table's `write.merge.mode` or `write.update.mode`, else copy-on-write.
+        strategy: The way to locate rows (`row_locations.STRATEGIES`); by default, `locate` chooses it. The
+            strategy `equality` locates no rows: the change is always merge-on-read, `columns` and `precombine`
+            are not supported, and the report contains only files, attempts, snapshot and `duplicate`.
+        file_keys: The keys of encrypted Parquet files, for example from `keys_of_environment()`. If None,
+            encrypted files are refused.
 
     Raises:
-        Unwritable: For rows that do not fit the table or have no key, and for changes that `equality` cannot express.
-        Refused: With status 409 if other commits caused a conflict in all attempts.
-        Unreadable: For a damaged file.
-        Unwritable: For rows of files that are encrypted in different ways.
+        Unwritable: The rows do not fit the table or have no key; `equality` cannot express the change; or the
+            rows are in files that are encrypted in different ways.
+        Refused: Other commits caused a conflict in all attempts; the status is 409.
+        Unreadable: A file is damaged.
     """
     check_names(keys, columns)
     check_arguments(mode, strategy, precombine, columns, read_snapshot_id, file_keys)
@@ -153,15 +159,16 @@ def delete(
     attempts: int = COMMIT_ATTEMPTS_MAX,
     file_keys: ParquetKeys | None = None,
 ) -> Report:
-    """Delete the rows that have one of these keys, or that match a predicate, in SQL or as Iceberg expression JSON.
+    """Delete the rows that have one of these keys, or that match a predicate.
 
-    `mode` is by default the table's `write.delete.mode`. Otherwise as `upsert`.
+    The predicate is SQL or the JSON of an Iceberg expression. `mode` is by default the table's
+    `write.delete.mode`. All other arguments have the same meaning as in `upsert`.
 
-    `key` names the key columns of `keys`: by default the table's identifier fields, else the only column of `keys`.
-    Other columns are ignored.
+    `key` names the key columns of `keys`. By default these are the table's identifier fields, else the only
+    column of `keys`. Other columns are ignored.
 
     Raises:
-        Unwritable: If the key columns cannot be determined or one of them is missing.
+        Unwritable: The key columns cannot be determined, or one of them is missing.
     """
     if (keys is None) == (where is None):
         raise ValueError("give either keys or a predicate (where)")
@@ -196,7 +203,7 @@ def keys_of_rows(batches: Sequence[pa.RecordBatch], schema: Schema, key: Sequenc
     """Return the key columns of the rows.
 
     Raises:
-        Unwritable: As for `delete`.
+        Unwritable: The key columns cannot be determined, or one of them is missing.
     """
     for batch in batches:
         names = choose_key_names(schema, key, batch.schema.names)
@@ -204,10 +211,10 @@ def keys_of_rows(batches: Sequence[pa.RecordBatch], schema: Schema, key: Sequenc
 
 
 def check_names(keys: Sequence[str] | None, columns: Sequence[str] | None) -> None:
-    """Check that the names are lists: the characters of a string would be used as names.
+    """Check that the names are lists, because the characters of a string would be used as names.
 
     Raises:
-        ValueError: For a string.
+        ValueError: An argument is a string.
     """
     if isinstance(keys, str) or isinstance(columns, str):
         raise ValueError("keys and columns are lists of names")
@@ -221,10 +228,10 @@ def check_arguments(
     read_snapshot_id: int | UnsetType | None = UNSET,
     file_keys: ParquetKeys | None = None,
 ) -> None:
-    """Check that all values are known and no arguments exclude each other.
+    """Check that all values are known and that the arguments can be combined.
 
     Raises:
-        ValueError: For unknown values and for arguments that exclude each other.
+        ValueError: A value is unknown, or two arguments cannot be combined.
     """
     if mode is not None and mode.lower() not in MODES:
         raise ValueError(f"mode is {mode!r}; it may be {' or '.join(MODES)}")
@@ -235,16 +242,14 @@ def check_arguments(
     if strategy == EQUALITY:
         check_equality_arguments(mode, precombine, columns)
     elif strategy is not None and strategy not in STRATEGIES:
-        raise ValueError(
-            f"strategy is {strategy!r}; rows are located by {' or '.join(STRATEGIES)}, or not at all by {EQUALITY}"
-        )
+        raise ValueError(f"strategy is {strategy!r}; it must be {', '.join(STRATEGIES)} or {EQUALITY}")
 
 
 def mode_of(requested: str | None, target: WriteTarget, *, deletes: bool = False) -> str:
     """Return the requested mode, else the mode of the table's properties.
 
     Raises:
-        Unwritable: If the table's mode is unknown.
+        Unwritable: The table's mode is unknown.
     """
     properties = _DELETE_MODES if deletes else _UPSERT_MODES
     mode = requested or next(
@@ -255,7 +260,7 @@ def mode_of(requested: str | None, target: WriteTarget, *, deletes: bool = False
     return mode.lower()
 
 
-# What changes
+# Row differences
 
 
 @dataclass(frozen=True)
@@ -270,7 +275,7 @@ class RowDifference:
     new: tuple[pa.Table, ...]
     report: Report
     tracked: bool = False
-    """Whether new rows have, beside the table's columns, the row ids of the rows that they replace."""
+    """Whether new rows have the row ids of the rows that they replace, in addition to the table's columns."""
 
     def rows(self) -> Iterator[pa.RecordBatch]:
         for table in self.new:
@@ -280,7 +285,7 @@ class RowDifference:
         """Write the rows to add.
 
         Args:
-            protection: How the columns of `target_of_rows` are encrypted.
+            protection: The encryption of the columns of `target_of_rows`.
         """
         return write_batches(self.target_of_rows(target), self.rows(), protection=protection)
 
@@ -291,7 +296,7 @@ class RowDifference:
 def read_scope(keys: BatchKeys, opened: OpenTable, parts: int = 1) -> Expression:
     """Return the filter of the rows that a commit of these keys has read.
 
-    The filter is shorter if it is one of several `parts`.
+    The filter is shorter if it is one of several filters (`parts`).
     """
     specs = opened.metadata.partition_specs
     return keys.filter_expression(_SCOPE_VALUES_MAX // parts, specs, max(1, RANGES_MAX // parts))
@@ -328,8 +333,9 @@ def compute_upsert(
 ) -> RowDifference:
     """Return the difference that replaces the rows with the keys of the batch by the rows of the batch.
 
-    New rows keep the row ids of the rows that they replace, in a column `_row_id`, if the mode is copy-on-write or
-    columns of the stored rows are read. Otherwise, and if the table has a column of that name, they get new row ids.
+    New rows keep the row ids of the rows that they replace, in a column `_row_id`, if the mode is copy-on-write
+    or columns of the stored rows are read. Otherwise they get new row ids, also if the table has a column with
+    this name.
     """
     located = locate(client, opened, batch.keys, strategy)
     stored_keys = np.zeros(batch.keys.count, dtype=np.bool_)
@@ -391,7 +397,7 @@ class _Stored:
         return _Stored(pa.Table.from_batches(batches, read_plan.arrow), np.concatenate(keys), by)
 
     def later_than(self, batch: Batch) -> Mask:
-        """Return bool[keys]: whether a stored row is later than the given row."""
+        """Return whether a stored row is later than the given row, for each key: bool[keys]."""
         later = np.zeros(batch.keys.count, dtype=np.bool_)
         if self.by is not None:
             values = pa.concat_arrays([column_of(batch.rows, self.by), column_of(self.rows, self.by)])
@@ -401,7 +407,9 @@ class _Stored:
         return later
 
     def complete(self, batch: Batch, wins: Mask, names: Sequence[str]) -> pa.Table:
-        """Return the batch's rows that replace stored rows, with the columns `names` of the latest stored row."""
+        """Return the batch's rows that replace stored rows; the columns `names` have the values of the latest
+        stored row.
+        """
         chosen = self._latest[wins[self.keys[self._latest]]]
         completed = batch.rows.take(pa.array(self.keys[chosen]))
         stored = self.rows.select(list(names)).take(pa.array(chosen))
@@ -410,19 +418,21 @@ class _Stored:
         return completed
 
     def row_ids(self, count: int) -> pa.ChunkedArray:
-        """Return int64[count keys]: the row id of the latest stored row; null for a key without a stored row."""
+        """Return the row id of the latest stored row of each key: int64[count keys], null for a key without a
+        stored row.
+        """
         places = np.full(count, -1, dtype=np.int64)
         places[self.keys[self._latest]] = self._latest
         return self.rows[ROW_ID_NAME].take(pa.array(places, mask=places < 0))
 
     @cached_property
     def _latest(self) -> Longs:
-        """int64[stored keys]: the position of the latest row of each key."""
+        """The position of the latest row of each key: int64[stored keys]."""
         rank = Rank.of(None if self.by is None else column_of(self.rows, self.by), self.by, self.rows.num_rows)
         return select_latest((self.keys,), rank)
 
 
-# What is written
+# Written files
 
 
 def write_change(
@@ -433,9 +443,7 @@ def write_change(
     target: WriteTarget,
     mode: str,
 ) -> RowChange:
-    """Write the files of a change.
-
-    Files are deleted on an error.
+    """Write the files of a change; delete them if an error occurs.
 
     Args:
         scope: A filter of the rows that were read.
@@ -459,14 +467,14 @@ def write_change(
 def _choose_protection(
     client: SeamarkClient, opened: OpenTable, difference: RowDifference, target: WriteTarget
 ) -> FileProtection | None:
-    """Return how the files of new rows are encrypted.
+    """Return the encryption of the files of new rows.
 
-    They are encrypted as the files of the rows that they replace, or without such rows as the table's. If some files
-    are encrypted and others are not, the encrypted files decide.
+    They have the encryption of the files of the rows that they replace or, if they replace none, the encryption
+    of the table's files. If only some of these files are encrypted, the new files are encrypted like them.
 
     Raises:
-        Unwritable: For files that are encrypted in different ways.
-        Unreadable: If the file cannot be read.
+        Unwritable: The files are encrypted in different ways.
+        Unreadable: A file cannot be read.
     """
     if opened.keys is None or not difference.new:
         return None
@@ -483,7 +491,7 @@ def _choose_protection(
 
 
 def delete_by_position(opened: OpenTable, target: WriteTarget, files: Sequence[MatchedRows]) -> WrittenDeletes:
-    """Delete these rows by position (merge-on-read), and a file together with its last row."""
+    """Delete these rows by position (merge-on-read); if no row of a file is left, remove the file."""
     deleted = [
         DeletedRows(
             rows.task.path,

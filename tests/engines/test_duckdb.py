@@ -110,10 +110,10 @@ def test_duckdb_reads_an_earlier_snapshot(con: duckdb.DuckDBPyConnection, server
     con.execute(f"ALTER TABLE {table} RENAME COLUMN name TO title")
     con.execute(f"INSERT INTO {table} VALUES (5, 'eve', 1.5)")
     assert seamark.duckdb.rewritten(con, then).statement is None
-    assert seamark.duckdb.rewritten(con, both).summary == "unchanged; no plan of an earlier snapshot"
+    assert seamark.duckdb.rewritten(con, both).summary == "unchanged; there is no plan of an earlier snapshot"
     assert read(con, then) == [(1,)]
     told = seamark.duckdb.rewritten(con, f"SELECT id FROM {table} AT (TIMESTAMP => now()) WHERE id = 3")
-    assert told.summary == "unchanged; it reads the past, and not by the number of a snapshot"
+    assert told.summary == "unchanged; it reads an earlier snapshot by another clause than VERSION with a number"
 
 
 def test_each_reads_what_the_other_wrote(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:
@@ -209,7 +209,7 @@ def test_sql_on_encrypted_files_is_refused_with_the_reason(
     changes = [f"UPDATE {table} SET score = 1 WHERE id = 1", f"DELETE FROM {table} WHERE name = 'ann'"]
     with SqlSession(server.base_url) as session:
         for statement in (f"SELECT id FROM {table}", *changes, f"DELETE FROM {table} WHERE id = 2"):
-            with pytest.raises(BadRequest, match=r"SQL does not read encrypted files: file://.*no keys were given"):
+            with pytest.raises(BadRequest, match=r"SQL cannot read encrypted files: file://.*no keys were given"):
                 session.sql(statement).to_arrow()
     assert ids() == [1, 2, 3]
 

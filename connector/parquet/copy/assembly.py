@@ -1,12 +1,13 @@
 """Assembles a Parquet file from column chunks of other files.
 
-A row group of the new file takes each of its columns from a row group of some file with the same number of rows. Pages,
-their CRCs, statistics and encodings are copied unchanged; offsets change. Bloom filters follow their row group. Page
-indexes are at the end of the file, where readers fetch all of them at once; the file's page indexes are in memory until
-it is closed.
+Each column of a row group of the new file is copied from a row group with the same number of rows. Pages,
+their CRCs, statistics and encodings are copied unchanged; offsets change. Bloom filters are written after
+their row group. Page indexes are written at the end of the file, where readers fetch all of them at once.
+Until the new file is closed, its page indexes are in memory.
 
-Encryption binds each module to its file and position. So chunks that are encrypted in the old or the new file are
-decrypted and encrypted page by page (`reencryption.py`), and all indexes and Bloom filters with them.
+Encryption binds each module to its file and position. So chunks that are encrypted in the old or the new
+file are decrypted and encrypted page by page (`reencryption.py`), together with all their indexes and Bloom
+filters.
 """
 
 from __future__ import annotations
@@ -42,8 +43,11 @@ from seamark.formats.iceberg.files.footer import (
 )
 
 CREATED_BY = b"seamark version 1.0.0 (build 0)"
-"""The writer of a file whose chunks come from several writers. Readers take statistics of an unknown writer as correct
-(parquet-java: CorruptStatistics); chunks of writers with wrong statistics are not copied."""
+"""The writer in the footer of a file whose chunks come from several writers.
+
+Readers trust the statistics of an unknown writer (parquet-java: CorruptStatistics). Chunks of writers with
+wrong statistics are therefore not copied.
+"""
 _SCHEMAS = frozenset(
     (
         b"ARROW:schema",
@@ -53,14 +57,16 @@ _SCHEMAS = frozenset(
         b"org.apache.spark.sql.parquet.row.metadata",
     )
 )
-"""Keys of schemas, which describe the columns of the file."""
+"""The keys of key-value metadata that contain a schema, which describes the columns of the file."""
 _SHIFTED = ("data_page", "index_page", "dictionary_page")
 _COLUMN = 1
-"""SortingColumn.column_idx."""
+"""The field id of SortingColumn.column_idx."""
 
 
 class Pick(NamedTuple):
-    """Columns of a row group: the chunk `columns[i]` becomes the column `targets[i]` of the new row group."""
+    """Columns to copy from a row group: the chunk `columns[i]` becomes the column `targets[i]` of the new row
+    group.
+    """
 
     source: SourceFile
     group: int
@@ -74,10 +80,10 @@ class Pick(NamedTuple):
 
 @dataclass
 class _CopiedChunks:
-    """Chunks of one pick in the new file.
+    """The chunks of one pick in the new file.
 
     Attributes:
-        values: int64[n, PATCHED_FIELDS], the new offsets.
+        values: The new offsets: int64[n, PATCHED_FIELDS].
     """
 
     footer: ParquetFooter
@@ -101,7 +107,7 @@ class FileAssembler:
 
     Attributes:
         skeleton: The footer of a file with the new file's schema and column orders.
-        encryption: The encryption of the new file; None: it is not encrypted.
+        encryption: The encryption of the new file; None if it is not encrypted.
     """
 
     def __init__(self, sink: Sink, skeleton: ParquetFooter, encryption: FileEncryption | None = None) -> None:
@@ -121,16 +127,16 @@ class FileAssembler:
         return self._sink.at
 
     def add(self, picks: Sequence[Pick]) -> None:
-        """Add a row group; the first pick gives its other fields.
+        """Add a row group; its other fields are copied from the row group of the first pick.
 
         Raises:
-            ValueError: If the picks do not contain each of the columns once.
-            Unreadable: For a broken file; the new file is useless then.
+            ValueError: The picks do not contain each of the columns once.
+            Unreadable: An old file is broken. The new file is then unusable.
         """
         rows = picks[0].source.footer.groups[picks[0].group].rows
         targets = sorted(target for pick in picks for target in pick.targets)
         if targets != list(range(len(self.leaves))):
-            raise ValueError("the chunks of a row group are not one for each column")
+            raise ValueError("the picks of a row group must have one chunk for each column")
         if self._encryption is not None and len(self._groups) > ORDINAL_MAX:
             raise ValueError(f"an encrypted file has at most {ORDINAL_MAX + 1:,} row groups; merge fewer files")
         begin, parts = self._sink.at, []
@@ -138,7 +144,7 @@ class FileAssembler:
             footer = pick.source.footer
             group = footer.groups[pick.group]
             if group.rows != rows:
-                raise ValueError(f"column chunks of {group.rows} and {rows} rows do not make a row group")
+                raise ValueError(f"column chunks of {group.rows} and {rows} rows cannot be in the same row group")
             parts.append(self._copy(pick, group))
             self._creators.add(footer.created_by)
             if not pick.source.is_in_memory:
@@ -160,7 +166,7 @@ class FileAssembler:
         self.rows += rows
 
     def _keep_key_values(self, source: SourceFile) -> None:
-        """Keep the key-values that all files have, and a schema only if it still describes the columns."""
+        """Keep the key-values that are equal in all files, and a schema only if it still describes the columns."""
         is_same = [leaf.names for leaf in source.leaves] == [leaf.names for leaf in self.leaves]
         stated = {key: value for key, value in source.footer.key_values if is_same or key not in _SCHEMAS}
         common = stated if self._key_values is None else self._key_values
@@ -226,7 +232,7 @@ class FileAssembler:
         )
 
     def _cipher(self, target: int) -> ChunkCipher | None:
-        """Return the cipher of a column in the row group that is added."""
+        """Return the cipher of a column in the row group that is being added."""
         cipher = None if self._encryption is None else self._encryption.ciphers[target]
         return None if cipher is None else cipher.chunk(len(self._groups), target)
 
@@ -293,7 +299,7 @@ class FileAssembler:
         )
 
     def _assemble_chunks(self, group: _CopiedGroup) -> list[bytes]:
-        """Return the column chunks, without encryption."""
+        """Return the column chunks of a row group, before their encryption."""
         chunks: list[bytes] = [b""] * len(self.leaves)
         for part in group.parts:
             for target, chunk in zip(
@@ -305,7 +311,7 @@ class FileAssembler:
     def abort(self) -> None:
         """Delete the file.
 
-        Never raises.
+        The method never raises.
         """
         self._sink.abort()
 
@@ -313,10 +319,12 @@ class FileAssembler:
 def _divide_into_runs(
     pick: Pick, group: RowGroup, columns: Longs, changed: npt.NDArray[np.bool_]
 ) -> list[tuple[Run, Longs]]:
-    """Return the chunks as runs of contiguous bytes, in the order of the file, each with the positions of its columns.
+    """Return the chunks as runs of contiguous bytes, in the order of the file, each with the positions of its
+    columns.
 
     Args:
-        changed: Whose encryption changes; each is a run alone.
+        changed: Whether the encryption of each column changes: bool[columns]. The chunk of such a column is its
+            own run.
     """
     begins, ends, values = group.begins[columns], group.ends[columns], group.values("values")[columns]
     order = np.argsort(begins, kind="stable")
@@ -333,7 +341,7 @@ def _divide_into_runs(
 
 
 def _translate_sorting(picks: Sequence[Pick]) -> Any:
-    """Return the sorting columns of the first pick's row group, up to the first column that is left out."""
+    """Return the sorting columns of the first pick's row group up to the first column that the new file lacks."""
     pick = picks[0]
     kind, stated = pick.source.footer.groups[pick.group].fields.get(SORTING, (0, None))
     if kind != thrift.LIST or stated is None or stated[0] != thrift.STRUCT:

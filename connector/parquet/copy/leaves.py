@@ -1,9 +1,9 @@
-"""Matches the leaf columns of Parquet files by Iceberg field ids, and says which chunks mean the same in another file.
+"""Matches the leaf columns of Parquet files by Iceberg field ids, and decides which chunks can be copied.
 
-A leaf is known by the field ids on its path; groups without an id, as in lists, count by position only. A chunk can be
-copied under another schema if each node of the path has the same repetition, and the leaf the same physical and logical
-type: its pages then decode to the same values. Names are not compared, because Iceberg renames columns without
-rewriting files.
+A leaf is identified by the field ids on its path. Groups without an id, which lists have, are identified by
+position. A chunk can be copied to a file with another schema if each node of the path has the same
+repetition, and the leaf has the same physical and logical type: its pages then decode to the same values.
+Names are not compared, because Iceberg renames columns without rewriting files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from seamark.formats.iceberg.files import thrift
 from seamark.formats.iceberg.files.footer import ParquetFooter, structures
 from seamark.formats.iceberg.files.thrift import Fields
 
-# SchemaElement
+# Field ids of SchemaElement.
 _TYPE, _LENGTH, _REPETITION, _NAME, _CHILDREN, _CONVERTED, _SCALE, _PRECISION, _ID, _LOGICAL = range(1, 11)
 _REQUIRED, _REPEATED = 0, 2
 _INT32, _INT64 = 1, 2
@@ -48,8 +48,8 @@ class Leaf(NamedTuple):
     """A leaf column.
 
     Attributes:
-        ids: The field ids on its path, None for a node without one.
-        shape: All that a copied chunk must have in common.
+        ids: The field ids on its path; None for a node without an id.
+        shape: The properties that the columns of a copied chunk must have in common.
         names: The path in the file.
     """
 
@@ -57,11 +57,11 @@ class Leaf(NamedTuple):
     shape: tuple[Any, ...]
     names: tuple[bytes, ...]
     order: bytes
-    """The encoded column order, by which statistics are compared."""
+    """The encoded column order: the order by which statistics are compared."""
 
     @property
     def path(self) -> str:
-        """The name of the column in key tools and pyarrow."""
+        """The name of the column in pyarrow and in key tools."""
         return b".".join(self.names).decode(errors="replace")
 
 
@@ -69,11 +69,11 @@ def leaves_of(footer: ParquetFooter) -> list[Leaf]:
     """Return the leaf columns in the order of the chunks.
 
     Raises:
-        ValueError: For an invalid schema.
+        ValueError: The schema is invalid.
     """
     try:
         return _read_leaves(footer)
-    except (TypeError, AttributeError, KeyError) as error:  # fields of another type
+    except (TypeError, AttributeError, KeyError) as error:  # The fields have an unexpected type.
         raise ValueError(f"its schema is invalid: {error!r}") from None
 
 
@@ -110,7 +110,7 @@ def _read_leaves(footer: ParquetFooter) -> list[Leaf]:
         raise ValueError("its schema has elements outside of the root")
     for group in footer.groups:
         if len(group.chunks) != len(leaves):
-            raise ValueError(f"a row group has {len(group.chunks)} columns and the schema {len(leaves)}")
+            raise ValueError(f"a row group has {len(group.chunks)} columns, but the schema has {len(leaves)}")
     return leaves
 
 
@@ -125,11 +125,11 @@ def _value(element: Fields, number: int) -> Any:
 
 
 def _read_shape(element: Fields) -> tuple[Any, ...]:
-    """Return (repetition, physical type, length, logical type) of a node."""
+    """Return the repetition, the physical type, the length and the logical type of a node."""
     physical, repetition = _value(element, _TYPE), _value(element, _REPETITION)
     logical = _read_logical_type(element)
     if physical is None and (repetition == _REPEATED or _value(element, _ID) is None):
-        logical = ()  # the inner groups of lists and maps, which writers annotate differently
+        logical = ()  # Writers annotate the inner groups of lists and maps differently.
     length = _value(element, _LENGTH) if physical == 7 else None
     return repetition, physical, length, logical
 
@@ -148,7 +148,7 @@ def _read_logical_type(element: Fields) -> Logical:
         return ()
     physical = _value(element, _TYPE)
     if logical in ((_INTEGER, 32, True), (_INTEGER, 64, True)) and physical in (_INT32, _INT64):
-        return ()  # what the physical type says
+        return ()  # The physical type implies this logical type.
     return logical
 
 
@@ -175,11 +175,12 @@ def find_required_columns(leaves: Sequence[Leaf]) -> frozenset[int]:
 
 
 class LeafMatch(NamedTuple):
-    """How a file's leaves serve a target: `columns[i]` is the file's leaf for the target's leaf `i`, -1 if the file
-    lacks its whole top-level column.
+    """The match of a file's leaves with a target.
+
+    `columns[i]` is the file's leaf for the target's leaf `i`, or -1 if the file lacks the whole top-level column.
 
     Attributes:
-        reason: Why chunks of the file cannot be copied; empty if they can.
+        reason: The reason why chunks of the file cannot be copied; empty if they can be copied.
     """
 
     columns: Sequence[int]

@@ -1,7 +1,8 @@
-"""How new files are encrypted: as the file whose rows they get.
+"""Decides how new files are encrypted: a new file has the encryption of the file from which its rows come.
 
-What is derived from an encrypted column may be in no file that is not encrypted, and may not decide which rows are next
-to each other: partition values and metrics are in manifests, and an order can be read from the other columns.
+Values that are derived from an encrypted column must not be stored in an unencrypted file. They must also
+not determine the order of rows. Partition values and metrics are in manifests, which are not encrypted, and
+the order of rows can be read from the other columns.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from seamark.formats.iceberg.files.parquet import Unreadable
 
 
 class FileProtection(NamedTuple):
-    """Encryption of new files.
+    """The encryption of new files.
 
     Attributes:
-        leaves: Their leaf columns, which the scheme's columns are for.
+        leaves: The leaf columns of the new files; the scheme has an entry for each.
     """
 
     scheme: EncryptionScheme
@@ -32,10 +33,10 @@ class FileProtection(NamedTuple):
     keys: ParquetKeys
 
     def create_encryption(self, location: str) -> FileEncryption:
-        """Create the encryption of one file, with new keys.
+        """Create the encryption of one file; its keys are new.
 
         Raises:
-            Unreadable: If the file cannot be encrypted.
+            Unreadable: The file cannot be encrypted.
         """
         try:
             return self.keys.create_encryption(self.scheme)
@@ -44,7 +45,7 @@ class FileProtection(NamedTuple):
 
     @property
     def secret_ids(self) -> frozenset[int]:
-        """The ids of all columns with an encrypted part: their values may be in no file that is not encrypted."""
+        """The ids of all columns with an encrypted part; their values must not be stored in unencrypted files."""
         protected = zip(self.leaves, self.scheme.columns, strict=True)
         paths = (leaf.ids for leaf, how in protected if how is not Protection.PLAIN)
         return frozenset(number for path in paths for number in path if number is not None)
@@ -53,10 +54,10 @@ class FileProtection(NamedTuple):
         """Check that none of these columns is encrypted.
 
         Args:
-            use: What the writer would publish of it.
+            use: What the writer would publish of the column, for the error text.
 
         Raises:
-            Unwritable: If one of the columns is encrypted.
+            Unwritable: One of the columns is encrypted.
         """
         secret = self.secret_ids
         for column_id in column_ids:
@@ -90,10 +91,10 @@ def hide_values(protection: FileProtection | None) -> Iterator[None]:
 def check_deletes(source: SourceFile, column_ids: Collection[int]) -> None:
     """Check that equality deletes compare no encrypted column of the file.
 
-    The number of the remaining rows would show a writer without keys which values the file has.
+    The number of remaining rows would reveal to a writer without keys which values the file has.
 
     Raises:
-        Unreadable: If they compare an encrypted column.
+        Unreadable: The deletes compare an encrypted column.
     """
     if source.encryption is None or not column_ids:
         return
@@ -101,16 +102,19 @@ def check_deletes(source: SourceFile, column_ids: Collection[int]) -> None:
         is_secret = any(ciphers[number] is not None for ciphers in source.encryption.ciphers)
         if is_secret and (None in leaf.ids or not set(column_ids).isdisjoint(leaf.ids)):
             raise source.unreadable(
-                f"equality deletes compare its encrypted column {leaf.path}, and their effect would show values of it; "
+                f"equality deletes compare its encrypted column {leaf.path}, which would reveal values of it; "
                 "remove these deletes with an engine that has the keys"
             )
 
 
 def protection_of(source: SourceFile, leaves: Sequence[Leaf], keys: ParquetKeys) -> FileProtection | None:
-    """Return how a new file with these leaf columns is encrypted if it gets rows of `source`; None: not at all.
+    """Return the encryption of a new file that gets rows of `source`; None if the new file is not encrypted.
+
+    Args:
+        leaves: The leaf columns of the new file.
 
     Raises:
-        Unreadable: If that is uncertain.
+        Unreadable: The encryption of the new file is uncertain.
     """
     if source.encryption is None:
         return None
@@ -131,7 +135,7 @@ def protection_of(source: SourceFile, leaves: Sequence[Leaf], keys: ParquetKeys)
 
 
 SourceCheck = Callable[[str, SourceFile], None]
-"""Raises Unreadable for a file, by its path, whose rows may not go to the new file."""
+"""A function that raises Unreadable if the rows of the file at a path must not be written to the new file."""
 
 
 def require_same_scheme(
@@ -139,8 +143,8 @@ def require_same_scheme(
 ) -> SourceCheck:
     """Return a check that refuses a file whose encryption has changed since its scheme was read.
 
-    The encryption of the new file is chosen by that scheme, and everyone who can write to the folder of the table could
-    replace the file meanwhile.
+    The encryption of the new file is chosen by that scheme. Everyone who can write to the folder of the table
+    could have replaced the file in the meantime.
 
     Args:
         schemes: Returns the scheme of the file at a path.
@@ -157,10 +161,10 @@ def require_same_scheme(
 def protection_of_file(
     location: str, storage: Storage, leaves: Sequence[Leaf], keys: ParquetKeys
 ) -> FileProtection | None:
-    """Open a file and return how a new file with its rows is encrypted; see `protection_of`.
+    """Open a file and return the encryption of a new file with its rows (see `protection_of`).
 
     Raises:
-        Unreadable: If the file cannot be read.
+        Unreadable: The file cannot be read.
     """
     with SourceFile(location, storage, keys=keys) as source:
         return protection_of(source, leaves, keys)

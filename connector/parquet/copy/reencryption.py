@@ -1,8 +1,9 @@
-"""Copies a column chunk whose encryption changes: each page is decrypted and encrypted again, and not decoded.
+"""Copies a column chunk whose encryption changes: each page is decrypted and encrypted again, but not decoded.
 
-Sizes, page headers and offsets change with the encryption. The CRC of a page is that of its bytes in the file; it is
-checked before it is replaced. In encrypted data pages of version 2, parquet-java leaves the repetition and definition
-levels unencrypted, and Arrow encrypts the whole page: the layout of a page is kept.
+Sizes, page headers and offsets change with the encryption. The CRC of a page is computed from its bytes in
+the file. It is checked before it is replaced. In encrypted data pages of version 2, parquet-java leaves the
+repetition and definition levels unencrypted, and Arrow encrypts the whole page. The copy has the same
+layout as the original page.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from seamark.formats.iceberg.files import _footer
 from seamark.formats.iceberg.files.footer import PAGE_HEADER_MAX_BYTES
 
 View = Callable[[int, int], AbstractContextManager[memoryview]]
-"""(begin, size): bytes of a file."""
+"""A function that returns bytes of a file, given (begin, size)."""
 
 PAGE_BYTES_MAX = 256 << 20
-"""Limit of an encrypted page, which is in memory as a whole."""
+"""The maximum size of an encrypted page; the whole page is in memory."""
 _PACKED_MAX = (1 << 31) - 1
 _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_2 = 0, 2, 3
 _JOINED_BYTES = 64 << 10
-"""A header and a smaller page are written together."""
+"""The maximum size of a page that is written together with its header."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class EncryptedChunk:
     Attributes:
         values: The number of values in its data pages.
         has_dictionary: Whether it begins with a dictionary page.
-        old, new: The ciphers; None for a chunk that is not encrypted.
+        old, new: The ciphers before and after; None if the chunk is not encrypted.
     """
 
     begin: int
@@ -56,7 +57,7 @@ class MovedPages:
     """The pages of a chunk that was encrypted again.
 
     Attributes:
-        pages: (old offset, new offset, new size with the header), ascending.
+        pages: The old offset, the new offset and the new size with the header of each page, ascending.
         headers_grown: The bytes by which the page headers have grown.
     """
 
@@ -70,20 +71,20 @@ class MovedPages:
         """Return the new offset of a page.
 
         Raises:
-            ValueError: If no page has the old offset.
+            ValueError: No page has the old offset.
         """
         for old, new, _ in self.pages:
             if old == offset:
                 return new
-        raise ValueError(f"a column chunk has no page at {offset}, where its footer has one")
+        raise ValueError(f"a column chunk has no page at {offset}, although its footer has one there")
 
 
 def reencrypt(chunk: EncryptedChunk, view: View, sink: Sink) -> MovedPages:
-    """Write the chunk to the sink, with another encryption.
+    """Write the chunk to the sink with another encryption.
 
     Raises:
-        ValueError: For pages that contradict their headers or the footer, and for ordinals that are not representable.
-        Undecryptable: If a page cannot be decrypted.
+        ValueError: The pages contradict their headers or the footer, or an ordinal is not representable.
+        Undecryptable: A page cannot be decrypted.
     """
     moved = MovedPages()
     at, values, page = chunk.begin, chunk.values, 0
@@ -106,7 +107,7 @@ def reencrypt(chunk: EncryptedChunk, view: View, sink: Sink) -> MovedPages:
         ordinal = None if kind == _DICTIONARY_PAGE else page
         with view(at, packed) as body:
             if crc is not None and zlib.crc32(body) != crc & 0xFFFFFFFF:
-                raise ValueError(f"the page at {begin} has another CRC than its header states")
+                raise ValueError(f"the CRC of the page at {begin} differs from the CRC in its header")
             data = _reencrypt_page(chunk, body, ordinal, levels if kind == _DATA_PAGE_2 else 0)
         at += packed
         if len(data) > _PACKED_MAX:
@@ -125,15 +126,15 @@ def reencrypt(chunk: EncryptedChunk, view: View, sink: Sink) -> MovedPages:
         if ordinal is not None:
             page, values = page + 1, values - count
     if at != chunk.end or values:
-        raise ValueError(f"the pages of a column chunk have {-values} values more than the footer states")
+        raise ValueError(f"the pages of a column chunk have {-values} more values than the footer states")
     return moved
 
 
 def _read_header(chunk: EncryptedChunk, view: View, at: int, page: int | None) -> tuple[bytes, int]:
-    """Return (the page header at `at`, its bytes in the file).
+    """Return the page header at `at`, and its size in the file.
 
     Args:
-        page: The ordinal; None for a dictionary page.
+        page: The ordinal of the page; None for a dictionary page.
     """
     left = chunk.end - at
     if chunk.old is None:
@@ -152,7 +153,7 @@ def _read_header(chunk: EncryptedChunk, view: View, at: int, page: int | None) -
 
 def _reencrypt_page(chunk: EncryptedChunk, body: memoryview, page: int | None, levels: int) -> bytes:
     module = Module.DICTIONARY_PAGE if page is None else Module.DATA_PAGE
-    open_levels = 0  # bytes before the encrypted part
+    open_levels = 0  # The bytes before the encrypted part are copied unchanged.
     if chunk.old is None:
         plain: bytes | memoryview = body
     else:
@@ -174,6 +175,6 @@ def _header_module_of(page: int | None) -> Module:
 
 
 def _compute_signed_crc(data: bytes) -> int:
-    """Return the CRC as Thrift stores it: as a number of 32 bits with a sign."""
+    """Return the CRC as a signed 32-bit number, which is the form in Thrift."""
     crc = zlib.crc32(data)
     return crc - (1 << 32) if crc >= 1 << 31 else crc

@@ -1,4 +1,6 @@
-"""Where copied bytes go: a local file, to which the kernel copies, or an object, which is written in parts."""
+"""Writes copied bytes to a local file, to which the kernel copies, or to an object, which is uploaded in
+parts.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,15 @@ from seamark.connector.client.storage import LocalPath, Storage
 
 _COPY_BYTES = 8 << 20
 _NO_COPY = frozenset({errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM})
-"""The file systems do not support a copy in the kernel."""
+"""Error codes of file systems that do not support a copy in the kernel."""
 
 
 class Sink(Protocol):
-    """A new file that is written once, from its begin to its end."""
+    """A new file that is written once, from beginning to end."""
 
     @property
     def at(self) -> int:
-        """Bytes written so far."""
+        """The number of bytes written so far."""
 
     def write(self, data: bytes) -> None: ...
 
@@ -27,7 +29,7 @@ class Sink(Protocol):
         """Copy bytes of a local file.
 
         Raises:
-            ValueError: If it ends before.
+            ValueError: The file ends before these bytes.
         """
 
     def close(self) -> None:
@@ -36,7 +38,7 @@ class Sink(Protocol):
     def abort(self) -> None:
         """Delete the file.
 
-        Never raises.
+        The method never raises.
         """
 
 

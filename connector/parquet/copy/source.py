@@ -1,8 +1,8 @@
-"""A Parquet file whose column chunks are copied: its footer, checked against the file, and its bytes.
+"""Opens a Parquet file whose column chunks are copied, and checks its footer against its bytes.
 
-The footer is not trusted. Chunks must be within the file and must not overlap. When a chunk is copied, its page headers
-are followed: they must fill the chunk and have the stated number of values. Unreadable otherwise; nothing that was
-written before is used then.
+The footer is not trusted. Chunks must be within the file and must not overlap. When a chunk is copied, its
+page headers are checked: the pages must fill the chunk and have the number of values that the footer
+states. If a check fails, Unreadable is raised, and bytes that were written before are not used.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from seamark.formats.iceberg.files.parquet import Unreadable
 
 FOOTER_BYTES_MAX = 64 << 20
 BLOCK_BYTES = 8 << 20
-"""Bytes of one read from an object store."""
+"""The bytes of one read from an object store."""
 INDEX_BYTES_MAX, BLOOM_BYTES_MAX = 64 << 20, 128 << 20
 """Limits of one page index, and of one Bloom filter."""
 _TAIL_BYTES = 64 << 10
@@ -50,11 +50,11 @@ _BLOOM_HEADER_BYTES_MAX = 1 << 10
 
 
 class Run(NamedTuple):
-    """Bytes [begin, end) of a file, which are whole chunks.
+    """The bytes [begin, end) of a file, which contain whole chunks.
 
     Attributes:
         walks: The pages of the chunks, ascending.
-        reach: The end of the chunks that are copied after them without a gap.
+        reach: The end of the chunks that are copied after these without a gap.
     """
 
     begin: int
@@ -64,10 +64,7 @@ class Run(NamedTuple):
 
 
 class SourceFile:
-    """An open file.
-
-    As a context manager, it closes the file.
-    """
+    """An open file; as a context manager, it closes the file."""
 
     def __init__(
         self,
@@ -79,12 +76,12 @@ class SourceFile:
         """Open the file and check its footer.
 
         Args:
-            storage: The storage, or the open file, which the caller closes.
+            storage: The storage, or the open file; the caller closes the file.
             data: The content of a file in memory.
-            keys: Without them, encrypted files are refused.
+            keys: The keys of encrypted files. If None, encrypted files are refused.
 
         Raises:
-            Unreadable: For a file that is not Parquet, or cannot be decrypted, or contradicts its footer.
+            Unreadable: The file is not Parquet, cannot be decrypted, or contradicts its footer.
         """
         self.location, self.is_in_memory = location, data is not None
         self.encryption: OpenedFooter | None = None
@@ -137,7 +134,8 @@ class SourceFile:
 
     def close(self) -> None:
         if isinstance(self._bytes, mmap.mmap):
-            with suppress(BufferError):  # the traceback of an exception has a part of it; the map closes with that
+            # The traceback of an exception may refer to the map. The map is then closed when the traceback is deleted.
+            with suppress(BufferError):
                 self._bytes.close()
         self._bytes = None
         if self._fd >= 0:
@@ -154,7 +152,7 @@ class SourceFile:
         """Read bytes of the file.
 
         Raises:
-            ValueError: For bytes outside of the file.
+            ValueError: The bytes are outside of the file.
         """
         if at < 0 or size < 0 or at + size > self.size_bytes:
             raise ValueError(f"{size:,} bytes at {at:,} are outside of the file, which has {self.size_bytes:,}")
@@ -162,7 +160,7 @@ class SourceFile:
             return self._bytes[at : at + size]
         data = bytes((self._remote or self._given).read_at(size, at)) if size else b""
         if len(data) != size:
-            raise ValueError(f"it has no {size:,} bytes at {at:,}")
+            raise ValueError(f"it ends before the {size:,} bytes at {at:,}")
         return data
 
     def _read_footer(self) -> ParquetFooter:
@@ -174,7 +172,7 @@ class SourceFile:
             raise ValueError("it does not end with PAR1 or PARE")
         length = int.from_bytes(tail[-END_BYTES:-4], "little")
         if length > min(FOOTER_BYTES_MAX, self.size_bytes - END_BYTES - len(MAGIC)):
-            raise ValueError(f"it has {length:,} bytes, of a file of {self.size_bytes:,}")
+            raise ValueError(f"it has {length:,} bytes, but the file has {self.size_bytes:,}")
         self.data_end = self.size_bytes - END_BYTES - length
         is_in_tail = length + END_BYTES <= len(tail)
         encoded = tail[-END_BYTES - length :] if is_in_tail else self.read(self.data_end, length + END_BYTES)
@@ -194,8 +192,8 @@ class SourceFile:
         footer = self.footer
         self.leaves = leaves_of(footer)
         if footer.rows != sum(group.rows for group in footer.groups):
-            raise ValueError(f"it has {footer.rows} rows, and its row groups have another number")
-        groups = [group for group in footer.groups if group.rows]  # others have no pages, and are never copied
+            raise ValueError(f"it has {footer.rows} rows, but its row groups have another number of rows")
+        groups = [group for group in footer.groups if group.rows]  # Other columns have no pages and are never copied.
         for group in groups:
             self._check_group(group)
         if groups:
@@ -210,9 +208,9 @@ class SourceFile:
             raise ValueError(f"a row group has {group.rows} rows")
         for name in ("data_page", "values", "plain_bytes", "packed_bytes", "type", "codec", "path"):
             if not group.has(name).all():
-                raise ValueError(f"a column chunk has no {name}")
+                raise ValueError(f"a column chunk lacks the field {name}")
         if group.has("encrypted").any():
-            raise ValueError("a column chunk is encrypted, and its file is not")
+            raise ValueError("a column chunk is encrypted, but its file is not")
         if group.has("file_path").any():
             raise ValueError("its columns are in other files")
         if (group.values("packed_bytes") < 0).any() or (group.values("values") < 0).any():
@@ -221,7 +219,7 @@ class SourceFile:
             raise ValueError("a column chunk is outside of the file's data")
 
     def cipher(self, group: RowGroup, column: int) -> ChunkCipher | None:
-        """Return the cipher of a chunk; None if the chunk is not encrypted."""
+        """Return the cipher of a chunk, or None if the chunk is not encrypted."""
         cipher = None if self.encryption is None else self.encryption.ciphers[group.ordinal][column]
         return None if cipher is None else cipher.chunk(group.ordinal, column)
 
@@ -241,9 +239,9 @@ class SourceFile:
         return data if cipher is None else strip_padding(cipher.decrypt(module, memoryview(data)))
 
     def bloom(self, group: RowGroup, column: int) -> tuple[bytes, bytes] | None:
-        """Return the header and the bits of a Bloom filter.
+        """Return the header and the bits of a Bloom filter, or None if the chunk has no Bloom filter.
 
-        Older writers do not state its length.
+        Older writers do not state the length of a Bloom filter.
         """
         if not group.has("bloom")[column]:
             return None
@@ -260,7 +258,7 @@ class SourceFile:
         return head[:header_size], self.read(at + header_size, size)
 
     def _bloom_part(self, at: int, module: Module, cipher: ChunkCipher) -> tuple[bytes, int]:
-        """Return (an encrypted part of a Bloom filter, its bytes in the file)."""
+        """Return an encrypted part of a Bloom filter, and its size in the file."""
         size = LENGTH_BYTES + int.from_bytes(self.read(at, LENGTH_BYTES), "little")
         if size > BLOOM_BYTES_MAX:
             raise ValueError(f"a Bloom filter has {size:,} bytes")
@@ -272,12 +270,12 @@ class SourceFile:
         """Copy a chunk to the sink with another encryption.
 
         Args:
-            new: The new cipher; None: the copy is not encrypted.
-            reach: The end of the bytes that are read in advance, because they are copied, too.
+            new: The new cipher; None if the copy is not encrypted.
+            reach: The end of the bytes to read in advance, because they are copied as well.
 
         Raises:
-            ValueError: If an ordinal of the chunk is not representable.
-            Unreadable: If the file cannot be read.
+            ValueError: An ordinal of the chunk is not representable.
+            Unreadable: The file cannot be read.
         """
         begin, first = int(group.begins[column]), int(group.values("data_page")[column])
         chunk = EncryptedChunk(
@@ -295,7 +293,7 @@ class SourceFile:
 
     @contextmanager
     def _view(self, at: int, size: int, *, end: int) -> Iterator[memoryview]:
-        """Yield bytes of the file; objects are read forwards in blocks that end at `end` at the latest."""
+        """Yield bytes of the file; an object is read forward in blocks, none of which exceeds `end`."""
         if self._bytes is not None:
             if at < 0 or at + size > self.size_bytes:
                 raise ValueError(f"{size:,} bytes at {at:,} are outside of the file")
@@ -342,7 +340,7 @@ class SourceFile:
                 walk = waiting[0]
                 stop = min(end, walk.end)
                 walk.follow(memoryview(block)[: stop - begin], begin)
-                while walk.at < stop:  # a header that may continue in the next block
+                while walk.at < stop:  # The header may continue in the next block.
                     head = self.read(walk.at, min(PAGE_HEADER_MAX_BYTES, walk.end - walk.at))
                     walk.follow(memoryview(head), walk.at)
                 if walk.at < walk.end:
@@ -354,7 +352,10 @@ class SourceFile:
 
 
 def _read_bloom_sizes(head: bytes) -> tuple[int, int]:
-    """Return (bytes of the header, bytes of the bits), by the header (BloomFilterHeader: numBytes is field 1)."""
+    """Return the number of bytes of the header and of the bits of a Bloom filter.
+
+    The header (BloomFilterHeader) has the number of bits in field 1, numBytes.
+    """
     fields, size = thrift.read(head)
     kind, stated = fields.get(1, (0, 0))
     if kind != thrift.I32:

@@ -1,8 +1,9 @@
 """Decrypts and encrypts Parquet footers (parquet-format: Encryption.md, "File Format").
 
-A decrypted footer is that of a file without encryption, so all other code knows only such footers. Beside it are the
-ciphers of the column chunks. A footer is either encrypted, or signed; then the metadata of encrypted columns is
-encrypted separately, and the footer shows it without statistics.
+A decrypted footer has the form of the footer of an unencrypted file, so all other code handles only this
+form. The ciphers of the column chunks are separate. A footer is either encrypted or signed. In a signed
+footer, the metadata of encrypted columns is encrypted separately, and its unencrypted form has no
+statistics.
 """
 
 from __future__ import annotations
@@ -35,16 +36,17 @@ from seamark.formats.iceberg.files.footer import (
 from seamark.formats.iceberg.files.thrift import BINARY, LIST, STRUCT
 
 SIGNATURE_BYTES = NONCE_BYTES + TAG_BYTES
-# FileMetaData
+# Field ids of FileMetaData.
 _GROUPS, _ALGORITHM, _KEY_METADATA = 4, 8, 9
-# ColumnChunk
+# Field ids of ColumnChunk.
 _METADATA, _CRYPTO, _ENCRYPTED_METADATA = 3, 8, 9
 _SECRET = frozenset({12, 13, 16, 17})
-"""ColumnMetaData: statistics of values, of encodings, of sizes and of geometries."""
-# EncryptionAlgorithm; in both: the AAD prefix, the unique id, whether readers must know the prefix
+"""Fields of ColumnMetaData with statistics of values, encodings, sizes and geometries."""
+# Field ids of EncryptionAlgorithm. Both algorithms have the AAD prefix, the unique id, and whether
+# readers must supply the prefix.
 _GCM, _GCM_CTR = 1, 2
 _PREFIX, _UNIQUE, _SUPPLY = 1, 2, 3
-# ColumnCryptoMetaData
+# Field ids of ColumnCryptoMetaData.
 _FOOTER_KEY, _COLUMN_KEY = 1, 2
 
 Raw = dict[int, tuple[int, bytes]]
@@ -52,26 +54,26 @@ Raw = dict[int, tuple[int, bytes]]
 
 class FileKeys(Protocol):
     def key(self, metadata: bytes | None, column: str | None) -> bytes:
-        """Return a key by its key metadata in the file.
+        """Return the key that the key metadata in the file identifies.
 
         Args:
-            column: The path; None for the footer.
+            column: The path of the column; None for the footer.
 
         Raises:
-            KeyUnavailable: If the key cannot be unwrapped.
+            KeyUnavailable: The key cannot be unwrapped.
         """
 
     @property
     def aad_prefix(self) -> bytes | None:
-        """The prefix of files that do not contain theirs."""
+        """The AAD prefix of files that do not store their AAD prefix."""
 
 
 class OpenedFooter(NamedTuple):
     """A decrypted footer, and the ciphers of the file.
 
     Attributes:
-        plain: The FileMetaData of a file without encryption.
-        ciphers: By row group and column; None for a column that is not encrypted.
+        plain: The FileMetaData in the form of an unencrypted file.
+        ciphers: The ciphers by row group and column; None for a column that is not encrypted.
         keys: The key metadata of columns that have their own key, by path.
     """
 
@@ -89,7 +91,7 @@ def is_signed(footer: bytes) -> bool:
     """Return whether a footer that is not encrypted belongs to a file with encrypted columns.
 
     Raises:
-        ValueError: If the value is invalid.
+        ValueError: The footer is invalid.
     """
     return any(number in (_ALGORITHM, _KEY_METADATA) for number, *_ in _footer.spans(footer, 0)[0])
 
@@ -102,9 +104,9 @@ def open_footer(data: bytes, keys: FileKeys, *, encrypted: bool) -> OpenedFooter
         encrypted: Whether the file has the magic number PARE.
 
     Raises:
-        Undecryptable: If the key is another, or the bytes were changed.
-        KeyUnavailable: If a key cannot be unwrapped.
-        ValueError: For bytes that are no footer.
+        Undecryptable: The key is wrong, or the bytes were changed.
+        KeyUnavailable: A key cannot be unwrapped.
+        ValueError: The bytes are not a footer.
     """
     if encrypted:
         crypto, end = thrift.read(data)
@@ -137,7 +139,7 @@ def open_footer(data: bytes, keys: FileKeys, *, encrypted: bool) -> OpenedFooter
         if len(remaining) != SIGNATURE_BYTES or not hmac.compare_digest(
             footer_cipher.signature(plain, remaining[:NONCE_BYTES]), remaining
         ):
-            raise Undecryptable("its signature does not fit the footer: the key is another, or the file was changed")
+            raise Undecryptable("its signature does not match the footer: the key is wrong, or the file was changed")
     opening = _Opening(keys, footer_cipher, file_aad, ctr_pages=algorithm == _GCM_CTR, signed=not encrypted)
     plain = opening.strip_encryption(plain)
     return OpenedFooter(
@@ -153,17 +155,17 @@ def open_footer(data: bytes, keys: FileKeys, *, encrypted: bool) -> OpenedFooter
 
 
 def _read_algorithm(value: tuple[int, object], keys: FileKeys) -> tuple[int, bytes | None, bool]:
-    """Return (the algorithm, the AAD of the file, whether it has a prefix)."""
+    """Return the algorithm, the AAD of the file, and whether the AAD has a prefix."""
     kind, union = value
     if kind != STRUCT or not isinstance(union, dict) or len(union) != 1:
-        raise ValueError("it names no encryption algorithm")
+        raise ValueError("it has no encryption algorithm")
     number, (kind, stated) = next(iter(union.items()))
     if number not in (_GCM, _GCM_CTR) or kind != STRUCT:
         raise ValueError(f"its encryption algorithm {number} is unknown")
     prefix, unique = (bytes(stated.get(field, (BINARY, b""))[1] or b"") for field in (_PREFIX, _UNIQUE))
     if not prefix and stated.get(_SUPPLY, (thrift.FALSE,))[0] == thrift.TRUE:
         if keys.aad_prefix is None:
-            raise Undecryptable("its AAD prefix is not in the file, and none was given")
+            raise Undecryptable("its AAD prefix is not stored in the file, and the reader has no AAD prefix")
         prefix = keys.aad_prefix
     return number, prefix + unique, bool(prefix)
 
@@ -182,7 +184,7 @@ class _Opening:
         self.keys: dict[str, bytes] = {}
 
     def strip_encryption(self, data: bytes) -> bytes:
-        """Return the FileMetaData without encryption."""
+        """Return the FileMetaData in the form of an unencrypted file."""
         spans, _ = _footer.spans(data, 0)
         fields: Raw = {
             number: (kind, data[begin:to])
@@ -210,7 +212,7 @@ class _Opening:
             chunks.append(plain)
             ciphers.append(cipher)
         if ordinal > ORDINAL_MAX and any(ciphers):
-            raise ValueError(f"it has more than {ORDINAL_MAX + 1:,} row groups, the most that are encrypted")
+            raise ValueError(f"it has more than {ORDINAL_MAX + 1:,} row groups, the maximum for encryption")
         self.ciphers.append(ciphers)
         fields[COLUMNS] = LIST, encode_structures(chunks)
         return encode_fields(fields)
@@ -223,14 +225,14 @@ class _Opening:
         if crypto is None:
             if module is not None:
                 raise ValueError("a column without a key has encrypted metadata")
-            # In files of DuckDB, all columns have the footer's key, and no chunk states it.
+            # DuckDB encrypts all columns with the footer's key, and its chunks do not state this.
             return data[at:end], self._footer_cipher if self._file_aad is None else None
         if crypto[0] != STRUCT:
-            raise ValueError("the key of a column has another type")
+            raise ValueError("the key of a column has an unexpected type")
         cipher = self._cipher(bytes(crypto[1]))
         if module is not None:
             if module[0] != BINARY:
-                raise ValueError("the encrypted metadata of a column has another type")
+                raise ValueError("the encrypted metadata of a column has an unexpected type")
             sealed = thrift.read(encode_fields({1: (BINARY, module[1])}))[0][1][1]
             metadata = cipher.chunk(group, column).decrypt(Module.COLUMN_METADATA, memoryview(sealed))
             fields[_METADATA] = STRUCT, strip_padding(metadata)
@@ -244,7 +246,7 @@ class _Opening:
             return cipher
         union = thrift.read(encoded)[0]
         if len(union) != 1:
-            raise ValueError("a column has not one key")
+            raise ValueError("a column has several keys or none")
         number, (kind, value) = next(iter(union.items()))
         if number == _FOOTER_KEY:
             cipher = self._footer_cipher
@@ -264,18 +266,20 @@ class _Opening:
 
 
 def strip_padding(structure: bytes) -> bytes:
-    """Return an encoded structure without the bytes after it: parquet-java encrypts its whole buffer.
+    """Return an encoded structure without the bytes after it.
+
+    parquet-java encrypts its whole buffer, which has more bytes.
 
     Raises:
-        ValueError: For bytes that are no structure.
+        ValueError: The bytes are not a structure.
     """
     return structure[: _footer.spans(structure, 0)[1]]
 
 
 class FileKey:
-    """A key of a new file, with the metadata by which readers find it.
+    """A key of a new file, with the key metadata by which readers find it.
 
-    Its repr has no key.
+    The repr does not contain the key.
     """
 
     __slots__ = ("key", "metadata")
@@ -288,10 +292,11 @@ class FileKey:
 
 
 class FileEncryption:
-    """How one new file is encrypted, with keys for this file only.
+    """The encryption of one new file, with keys for this file only.
 
     Attributes:
-        columns: The keys of its leaf columns; None: not encrypted; `footer` itself: with the footer's key.
+        columns: The keys of the leaf columns of the file: None if a column is not encrypted, and `footer`
+            itself if a column is encrypted with the footer's key.
     """
 
     def __init__(
@@ -306,11 +311,11 @@ class FileEncryption:
         """Create the ciphers of the file.
 
         Args:
-            signed: Whether the footer is signed and not encrypted.
-            aad_prefix: Stored in the file.
+            signed: Whether the footer is signed instead of encrypted.
+            aad_prefix: The AAD prefix, which is stored in the file.
 
         Raises:
-            ValueError: For more columns than can be encrypted.
+            ValueError: The file has more columns than can be encrypted.
         """
         if len(columns) > ORDINAL_MAX + 1:
             raise ValueError(f"an encrypted file has at most {ORDINAL_MAX + 1:,} columns, not {len(columns):,}")
@@ -338,7 +343,7 @@ class FileEncryption:
         return MAGIC if self.signed else ENCRYPTED_MAGIC
 
     def encrypt_chunk(self, chunk: bytes, group: int, column: int, path: Sequence[bytes]) -> bytes:
-        """Return an encoded ColumnChunk with its key, and its metadata as readers may see it."""
+        """Return an encoded ColumnChunk with its key metadata, and with the metadata that all readers may see."""
         key, cipher = self._columns[column], self.ciphers[column]
         if key is None or cipher is None:
             return chunk
@@ -361,7 +366,7 @@ class FileEncryption:
         return encode_fields(fields)
 
     def footer_fields(self) -> dict[int, tuple[int, bytes]]:
-        """Return the fields of FileMetaData that a signed footer has in addition."""
+        """Return the additional fields of FileMetaData in a signed footer."""
         if not self.signed:
             return {}
         fields = {_ALGORITHM: (STRUCT, self._algorithm)}
@@ -370,7 +375,7 @@ class FileEncryption:
         return fields
 
     def end_of(self, footer: bytes) -> bytes:
-        """Return the footer, encrypted or signed, with its length and the magic number."""
+        """Return the encrypted or signed footer, with its length and the magic number."""
         if self.signed:
             data = footer + self._cipher.signature(footer)
         else:

@@ -1,7 +1,9 @@
-"""Key metadata of parquet's key tools: how a file's keys are found (parquet-java: crypto.keytools.KeyMaterial).
+"""Reads and writes the key metadata of parquet's key tools, by which readers find a file's keys.
 
-Each file has its own keys. The file contains them wrapped, in a JSON text: by a master key of a key management service,
-or by a key encryption key which a master key wraps ("double wrapping").
+The format is that of parquet-java (crypto.keytools.KeyMaterial).
+
+Each file has its own keys, and contains them in wrapped form as JSON. A key is wrapped by a master key of a
+key management service, or by a key encryption key that a master key wraps ("double wrapping").
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ _METADATA_BYTES_MAX = 64 << 10
 
 
 class KeyMaterial(msgspec.Struct, rename="camel", omit_defaults=True, frozen=True):
-    """The JSON text of the key metadata.
+    """The JSON of the key metadata.
 
-    It has wrapped keys only, and is in the file for all to read.
+    It contains only wrapped keys, and everyone who can read the file can read it.
     """
 
     key_material_type: str = ""
@@ -47,14 +49,16 @@ class KeyMaterial(msgspec.Struct, rename="camel", omit_defaults=True, frozen=Tru
         """Decode key metadata.
 
         Raises:
-            KeyUnavailable: For metadata of other tools, and for keys outside of the file.
+            KeyUnavailable: Other tools wrote the metadata, or the keys are not in the file.
         """
         if not metadata or len(metadata) > _METADATA_BYTES_MAX:
-            raise KeyUnavailable(f"its key metadata of {len(metadata or b''):,} bytes is not of parquet's key tools")
+            raise KeyUnavailable(
+                f"its key metadata of {len(metadata or b''):,} bytes was not written by parquet's key tools"
+            )
         try:
             material = from_json(metadata, KeyMaterial)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise KeyUnavailable("its key metadata is not of parquet's key tools") from None
+            raise KeyUnavailable("its key metadata was not written by parquet's key tools") from None
         if material.key_material_type != _TYPE:
             raise KeyUnavailable(f"its key metadata has the type {material.key_material_type[:20]!r}, not {_TYPE}")
         if not material.internal_storage:
@@ -72,10 +76,10 @@ class KeyMaterial(msgspec.Struct, rename="camel", omit_defaults=True, frozen=Tru
 
 
 class KeyReference(NamedTuple):
-    """How keys of a file are wrapped.
+    """The way in which keys of a file are wrapped.
 
     Attributes:
-        instance_id, instance_url: Of the service, which readers may use.
+        instance_id, instance_url: The id and the URL of the key service; readers may use them.
     """
 
     master: str
@@ -89,7 +93,7 @@ def unwrap_file_key(material: KeyMaterial, wrapper: KeyWrapper) -> bytes:
     """Return the key of a file.
 
     Raises:
-        KeyUnavailable: If the key cannot be unwrapped.
+        KeyUnavailable: The key cannot be unwrapped.
     """
     if not material.double_wrapping:
         key = wrapper.unwrap(material.wrapped_key, material.master_key_id)
@@ -100,7 +104,7 @@ def unwrap_file_key(material: KeyMaterial, wrapper: KeyWrapper) -> bytes:
             aad = base64.b64decode(material.key_encryption_key_id or "", validate=True)
             key = AESGCM(outer).decrypt(wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], aad)
         except (InvalidTag, ValueError, binascii.Error):
-            raise KeyUnavailable("its key encryption key did not wrap its key") from None
+            raise KeyUnavailable("its key was not wrapped by its key encryption key") from None
     if len(key) not in KEY_BYTES:
         raise KeyUnavailable(f"the key service returned a key of {len(key)} bytes for {material.master_key_id!r}")
     return key
@@ -110,10 +114,10 @@ def wrap_file_key(key: bytes, reference: KeyReference, wrapper: KeyWrapper, *, f
     """Wrap a key and return its key metadata.
 
     Args:
-        footer: Whether the key is that of a footer.
+        footer: Whether the key is for a footer.
 
     Raises:
-        KeyUnavailable: If the key cannot be wrapped.
+        KeyUnavailable: The key cannot be wrapped.
     """
     kek_id = wrapped_kek = None
     if reference.double_wrapping:

@@ -1,9 +1,11 @@
-"""Keys of files, which a key management service unwraps.
+"""Provides the keys of files; a key management service unwraps them.
 
-A new file is encrypted as the files whose rows it has: the same columns, algorithm and master keys. Its keys are new.
+A new file has the encryption of the files from which its rows come: the same encrypted columns, algorithm
+and master keys. Its keys are new.
 
-A process that works for others, such as a job, uses a master key only for tables of the namespaces that the key file
-names for this key (`keys_of_table`). A program that reads its own files uses all its keys (`keys_of_environment`).
+A process that works for several users, such as a job, uses a master key only for tables in the namespaces
+that the key file lists for this key (`keys_of_table`). A program that reads its own files uses all its keys
+(`keys_of_environment`).
 """
 
 from __future__ import annotations
@@ -28,26 +30,28 @@ from seamark.connector.parquet.encryption.kms import KeyUnavailable, KeyWrapper,
 from seamark.formats.runtime.decoding import from_json
 
 KEY_FILE = "SEAMARK_PARQUET_KEY_FILE"
-"""Environment variable: the path of a file with master keys."""
+"""The environment variable for the path of a file with master keys."""
 KMS_CLASS = "SEAMARK_PARQUET_KMS"
-"""Environment variable: `module:name` of the client of a key management service; it is called without arguments."""
+"""The environment variable for the client of a key management service: `module:name`, which is called
+without arguments.
+"""
 EVERY_NAMESPACE = "*"
-"""In the key file, instead of the names of namespaces: a master key is for all tables."""
+"""The entry of the key file, instead of namespaces, that allows a master key for all tables."""
 _NAME_SHOWN = 200
 
 
 class Protection(Enum):
-    """How a column that has no key is protected."""
+    """The protection of a column that has no key."""
 
     PLAIN = "plain"
     FOOTER_KEY = "footer key"
 
 
 class EncryptionScheme(NamedTuple):
-    """How files are encrypted, without keys.
+    """The encryption of files, without the keys.
 
     Attributes:
-        columns: The protection of the leaves of a schema.
+        columns: The protection of each leaf of a schema.
     """
 
     footer: KeyReference
@@ -61,14 +65,16 @@ def scheme_of(opened: OpenedFooter, paths: Sequence[str], columns: Sequence[int]
 
     Args:
         paths: The paths of the leaves of the file.
-        columns: The file's leaf of each leaf of the new file; -1 for a leaf that the file lacks, which is protected by
-            the footer's key if all columns are.
+        columns: The file's leaf for each leaf of the new file, or -1 if the file lacks the leaf. A missing leaf
+            is encrypted with the footer's key if all columns of the file are.
 
     Raises:
-        KeyUnavailable: For keys of other tools, and a file whose AAD prefix says which file it is.
+        KeyUnavailable: Other tools wrapped the keys, or the AAD prefix of the file identifies the file.
     """
     if opened.has_prefix:
-        raise KeyUnavailable("it has an AAD prefix, which says which file it is; another file cannot have it")
+        raise KeyUnavailable(
+            "it has an AAD prefix, which identifies the file, so another file cannot have the same prefix"
+        )
     sizes = {
         number: cipher.key_bytes
         for ciphers in opened.ciphers
@@ -92,10 +98,10 @@ def scheme_of(opened: OpenedFooter, paths: Sequence[str], columns: Sequence[int]
 
 
 class ParquetKeys:
-    """Keys in files, which a key management service has wrapped.
+    """The keys of files, which a key management service has wrapped.
 
     Attributes:
-        replaced: Master keys by the old master keys in whose place new files have them.
+        replaced: The master key of new files for each old master key that was replaced.
     """
 
     def __init__(self, kms: Kms, replaced: Mapping[str, str] | None = None) -> None:
@@ -106,10 +112,10 @@ class ParquetKeys:
         return unwrap_file_key(KeyMaterial.parse(metadata), self._wrapper)
 
     def create_encryption(self, scheme: EncryptionScheme) -> FileEncryption:
-        """Create the encryption of one file, with new keys.
+        """Create the encryption of one file; its keys are new.
 
         Raises:
-            KeyUnavailable: If a key cannot be wrapped.
+            KeyUnavailable: A key cannot be wrapped.
         """
         footer = self._create_key(scheme.footer, footer=True)
         columns = [
@@ -128,7 +134,9 @@ class ParquetKeys:
         return FileKey(key, wrap_file_key(key, reference._replace(master=master), self._wrapper, footer=footer))
 
     def decryption_properties(self) -> Any:
-        """Return the properties for pyarrow's readers, which then also read files without encryption."""
+        """Return the decryption properties for pyarrow's readers; with them, the readers also read unencrypted
+        files.
+        """
         wrapper = self._wrapper
 
         class Client(pe.KmsClient):  # type: ignore[misc]
@@ -136,7 +144,9 @@ class ParquetKeys:
                 return wrapper.wrap(key_bytes, master_key_identifier)
 
             def unwrap_key(self, wrapped_key: str | bytes, master_key_identifier: str) -> bytes:
-                text = wrapped_key.decode() if isinstance(wrapped_key, bytes) else wrapped_key  # older versions: bytes
+                text = (
+                    wrapped_key.decode() if isinstance(wrapped_key, bytes) else wrapped_key
+                )  # Older versions return bytes.
                 return wrapper.unwrap(text, master_key_identifier)
 
         factory = pe.CryptoFactory(lambda _: Client())
@@ -144,17 +154,17 @@ class ParquetKeys:
 
 
 class EnvironmentKeys:
-    """Finds the keys of `keys_of_table` when a file first needs them.
+    """Finds the keys of `keys_of_table` when a file needs them for the first time.
 
-    A client of a key management service may log in when it is made. The keys are not pickled, because another process
-    has other variables.
+    The search is delayed because the client of a key management service may log in when it is created. The keys
+    are not pickled, because another process has other environment variables.
     """
 
     def __init__(self, table: Name | None = None) -> None:
         """Remember the table.
 
         Args:
-            table: The table whose files need the keys; None: there are no keys.
+            table: The table whose files need the keys. If None, there are no keys.
         """
         self._table = table
         self._found: list[ParquetKeys | None] = []
@@ -163,7 +173,7 @@ class EnvironmentKeys:
         """Return the keys.
 
         Raises:
-            BadRequest: For an invalid key file or key service.
+            BadRequest: The key file or the key service is invalid.
         """
         if not self._found:
             self._found.append(None if self._table is None else keys_of_table(self._table))
@@ -177,12 +187,14 @@ class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):
     keys: dict[str, str] = {}
     replaced: dict[str, str] = {}
     namespaces: dict[str, list[str]] = {}
-    """By master key: the namespaces whose tables it is for, or `EVERY_NAMESPACE`."""
+    """The namespaces for whose tables each master key may be used, or `EVERY_NAMESPACE`."""
 
 
 class NamespaceKms:
-    """A key service that wraps and unwraps keys for the tables of one namespace: only with the master keys that the
-    operator names for it, or for a namespace above it."""
+    """A key service that wraps and unwraps keys for the tables of one namespace.
+
+    It uses only the master keys that the operator has listed for this namespace or for a namespace above it.
+    """
 
     def __init__(self, kms: Kms, namespace: Sequence[str], namespaces: Mapping[str, Sequence[str]]) -> None:
         """Restrict a key service to a namespace.
@@ -191,7 +203,7 @@ class NamespaceKms:
             namespaces: The namespaces of each master key, as in the key file.
 
         Raises:
-            BadRequest: For an invalid name of a namespace.
+            BadRequest: The name of a namespace is invalid.
         """
         self._kms, self._namespace = kms, tuple(namespace)
         self._allowed = frozenset(
@@ -210,7 +222,7 @@ class NamespaceKms:
         if master not in self._allowed:
             raise KeyUnavailable(
                 f"the master key {master[:_NAME_SHOWN]!r} is not for tables of the namespace "
-                f"{join_name(self._namespace)}; an operator adds it to `namespaces` in the file of {KEY_FILE}"
+                f"{join_name(self._namespace)}; an operator has to add it to `namespaces` in the file of {KEY_FILE}"
             )
 
 
@@ -225,23 +237,25 @@ def _is_within(namespace: tuple[str, ...], name: str) -> bool:
 
 
 def keys_of_environment(environment: Mapping[str, str] | None = None) -> ParquetKeys | None:
-    """Return the keys of this process's variables, for all files that the caller names; None without the variables.
+    """Return the keys that the environment variables define, for all files that the caller reads.
+
+    Return None if the variables are not set.
 
     Raises:
-        BadRequest: For an invalid key file, without its content in the message, or an invalid key service.
+        BadRequest: The key file or the key service is invalid. The message does not quote the key file.
     """
     configuration = _read_environment(os.environ if environment is None else environment)
     return None if configuration is None else ParquetKeys(configuration[0], configuration[1].replaced)
 
 
 def keys_of_table(table: Name, environment: Mapping[str, str] | None = None) -> ParquetKeys | None:
-    """Return the keys of this process's variables for the namespace of the table; None without the variables.
+    """Return the keys that the environment variables define for the namespace of the table.
 
-    Only the master keys that are for the namespace are used, so a job does not decrypt the copy of a file of another
-    namespace.
+    Return None if the variables are not set. Only master keys for this namespace are used. A job therefore
+    cannot decrypt a copy of a file from another namespace.
 
     Raises:
-        BadRequest: For an invalid key file or key service.
+        BadRequest: The key file or the key service is invalid.
     """
     configuration = _read_environment(os.environ if environment is None else environment)
     if configuration is None:
@@ -251,7 +265,7 @@ def keys_of_table(table: Name, environment: Mapping[str, str] | None = None) -> 
 
 
 def has_keys(environment: Mapping[str, str] | None = None) -> bool:
-    """Return whether the variables name a key file or a key service."""
+    """Return whether the environment variables name a key file or a key service."""
     environment = os.environ if environment is None else environment
     return bool(environment.get(KEY_FILE) or environment.get(KMS_CLASS))
 

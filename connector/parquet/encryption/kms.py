@@ -1,7 +1,8 @@
-"""Key management services, which wrap and unwrap keys with master keys that never leave them: a port, and a service
-whose master keys are in a file.
+"""Defines the port to key management services, and a service whose master keys are in a file.
 
-The port is that of parquet's key tools, so instances of `pyarrow.parquet.encryption.KmsClient` are used directly.
+A key management service wraps and unwraps keys with master keys that never leave the service. The port has
+the interface of parquet's key tools, so instances of `pyarrow.parquet.encryption.KmsClient` can be used
+directly.
 """
 
 from __future__ import annotations
@@ -20,30 +21,30 @@ from seamark.connector.parquet.encryption.modules import KEY_BYTES, NONCE_BYTES
 class KeyUnavailable(Exception):
     """A key cannot be unwrapped or wrapped.
 
-    The message has no key, and nothing that the service answered.
+    The message contains no key and no answer of the service.
     """
 
 
 class Kms(Protocol):
     def wrap_key(self, key_bytes: bytes, master_key_identifier: str) -> str | bytes:
-        """Return the key, encrypted with a master key, as text."""
+        """Return the key as text, encrypted with a master key."""
 
     def unwrap_key(self, wrapped_key: str, master_key_identifier: str) -> str | bytes:
-        """Return the key."""
+        """Return the unwrapped key."""
 
 
 class MasterKeyFile:
-    """Master keys in memory.
+    """A key service whose master keys are in memory.
 
-    A key is wrapped by AES-GCM with the master key's name as authenticated data, in base64, as the in-memory service of
-    parquet-java's and Arrow's tests does it.
+    A key is wrapped with AES-GCM, with the master key's name as authenticated data, and encoded in base64. The
+    in-memory service in the tests of parquet-java and Arrow uses the same format.
     """
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
         """Create the service.
 
         Raises:
-            ValueError: For a key of another length.
+            ValueError: A key has an invalid length.
         """
         for name, key in keys.items():
             if len(key) not in KEY_BYTES:
@@ -60,7 +61,7 @@ class MasterKeyFile:
             wrapped = base64.b64decode(wrapped_key, validate=True)
             return key.decrypt(wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], master_key_identifier.encode())
         except (InvalidTag, ValueError):
-            raise KeyUnavailable(f"the master key {master_key_identifier!r} did not wrap this key") from None
+            raise KeyUnavailable(f"this key was not wrapped by the master key {master_key_identifier!r}") from None
 
     def _key(self, name: str) -> AESGCM:
         key = self._keys.get(name)
@@ -70,9 +71,9 @@ class MasterKeyFile:
 
 
 class KeyWrapper:
-    """Calls a service, and hides the texts of its errors.
+    """Calls a key service, and hides the texts of its errors.
 
-    Keys are not kept.
+    The wrapper does not store keys.
     """
 
     def __init__(self, kms: Kms) -> None:
@@ -82,7 +83,7 @@ class KeyWrapper:
         """Wrap a key.
 
         Raises:
-            KeyUnavailable: If the service does not wrap it.
+            KeyUnavailable: The service does not wrap the key.
         """
         wrapped = self._call("wrap", self._kms.wrap_key, key, master)
         return wrapped if isinstance(wrapped, str) else bytes(wrapped).decode()
@@ -91,7 +92,7 @@ class KeyWrapper:
         """Unwrap a key.
 
         Raises:
-            KeyUnavailable: If the service does not unwrap it.
+            KeyUnavailable: The service does not unwrap the key.
         """
         key = self._call("unwrap", self._kms.unwrap_key, wrapped, master)
         return key.encode() if isinstance(key, str) else bytes(key)

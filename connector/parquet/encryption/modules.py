@@ -1,11 +1,12 @@
 """Encrypts and decrypts the modules of a Parquet file (parquet-format: Encryption.md).
 
-A module is a footer, a page header, a page, an index or a Bloom filter, encrypted separately: its length (4 bytes,
-little endian), a nonce, the ciphertext, and for AES-GCM a tag. The tag also authenticates where the module is: in which
-file, row group and column, and which page it is. So a module that moves is encrypted again. With AES_GCM_CTR_V1, pages
-have no tag.
+A module is a part of the file that is encrypted separately: a footer, a page header, a page, an index or a
+Bloom filter. It consists of its length (4 bytes, little endian), a nonce, the ciphertext, and a tag if the
+algorithm is AES-GCM. The tag also authenticates the place of the module: the file, the row group, the
+column and the page. So a module must be encrypted again when it moves. With AES_GCM_CTR_V1, pages have no
+tag.
 
-No repr and no message has a key.
+No repr and no message contains a key.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 LENGTH_BYTES, NONCE_BYTES, TAG_BYTES = 4, 12, 16
 OVERHEAD_BYTES = LENGTH_BYTES + NONCE_BYTES + TAG_BYTES
-"""Bytes that encryption with a tag adds to a module."""
+"""The bytes that encryption with a tag adds to a module."""
 ORDINAL_MAX = 32_767
-"""Ordinals of row groups, columns and pages are 16-bit numbers with a sign."""
+"""The maximum ordinal of row groups, columns and pages, which are signed 16-bit numbers."""
 KEY_BYTES = (16, 24, 32)
 FILE_ID_BYTES = 8
 Plain = bytes | memoryview
 _FIRST_BLOCK = b"\0\0\0\1"
-"""The counter of AES-CTR after the nonce."""
+"""The first counter of AES-CTR, which follows the nonce."""
 
 
 class Module(IntEnum):
@@ -47,19 +48,19 @@ _PAGES = frozenset({Module.DATA_PAGE, Module.DICTIONARY_PAGE})
 
 
 class Undecryptable(ValueError):
-    """The key is another, or the bytes were changed or moved."""
+    """The key is wrong, or the bytes were changed or moved."""
 
 
 class ModuleCipher:
     """Encrypts and decrypts modules of one file with one key.
 
     Attributes:
-        file_aad: The file's AAD prefix and its unique id; None for a file of DuckDB, whose tags do not authenticate
-            positions and whose page headers state the sizes before the encryption.
+        file_aad: The file's AAD prefix and its unique id. None for a file that DuckDB wrote: its tags do not
+            authenticate positions, and its page headers state the sizes before the encryption.
         ctr_pages: Whether pages are encrypted without a tag.
 
     Raises:
-        ValueError: For a key of another length.
+        ValueError: The key has an invalid length.
     """
 
     def __init__(self, key: bytes, file_aad: bytes | None, *, ctr_pages: bool) -> None:
@@ -78,7 +79,7 @@ class ModuleCipher:
         return self._decrypt_gcm(memoryview(module), self.footer_aad(), Module.FOOTER)
 
     def signature(self, footer: bytes, nonce: bytes | None = None) -> bytes:
-        """Return the nonce and the tag of a footer that is not encrypted."""
+        """Return the signature of an unencrypted footer: the nonce and the tag."""
         nonce = os.urandom(NONCE_BYTES) if nonce is None else nonce
         return nonce + self._gcm.encrypt(nonce, footer, self.footer_aad())[-TAG_BYTES:]
 
@@ -86,11 +87,11 @@ class ModuleCipher:
         """Return the cipher of the modules of a column chunk.
 
         Raises:
-            ValueError: If an ordinal is not representable.
+            ValueError: An ordinal is not representable.
         """
         if group > ORDINAL_MAX or column > ORDINAL_MAX:
             raise ValueError(
-                f"the row group {group:,} or the column {column:,} exceeds {ORDINAL_MAX:,}, the last that is encrypted"
+                f"the row group {group:,} or the column {column:,} exceeds {ORDINAL_MAX:,}, the maximum for encryption"
             )
         return ChunkCipher(self, self._file_aad, struct.pack("<hh", group, column))
 
@@ -107,7 +108,7 @@ class ModuleCipher:
             return self._gcm.decrypt(module[LENGTH_BYTES:body], module[body:], aad)
         except InvalidTag:
             raise Undecryptable(
-                f"{_describe(kind)} cannot be decrypted: the key is another, or the file was changed"
+                f"{_describe(kind)} cannot be decrypted: the key is wrong, or the file was changed"
             ) from None
 
     def _apply_ctr(self, data: Plain, nonce: bytes) -> bytes:
@@ -124,7 +125,7 @@ class ChunkCipher:
 
     @property
     def unstated_bytes(self) -> int:
-        """Bytes of a page in the file that its header does not count."""
+        """The bytes of a page in the file that its header does not count."""
         return OVERHEAD_BYTES if self._file_aad is None else 0
 
     def encrypt(self, module: Module, plain: Plain, page: int | None = None) -> bytes:
@@ -134,7 +135,7 @@ class ChunkCipher:
             page: The ordinal of a data page.
 
         Raises:
-            ValueError: If it is not representable.
+            ValueError: The ordinal is not representable.
         """
         if self._cipher.ctr_pages and module in _PAGES:
             nonce = os.urandom(NONCE_BYTES)
@@ -146,10 +147,10 @@ class ChunkCipher:
         """Decrypt a module.
 
         Args:
-            data: The module with its length.
+            data: The module, including its length.
 
         Raises:
-            Undecryptable: If the key is another, or the bytes were changed or moved.
+            Undecryptable: The key is wrong, or the bytes were changed or moved.
         """
         if self._cipher.ctr_pages and module in _PAGES:
             body = LENGTH_BYTES + NONCE_BYTES
@@ -165,7 +166,7 @@ class ChunkCipher:
         if page is None:
             return aad
         if page > ORDINAL_MAX:
-            raise ValueError(f"a column chunk has more than {ORDINAL_MAX + 1:,} pages, the most that are encrypted")
+            raise ValueError(f"a column chunk has more than {ORDINAL_MAX + 1:,} pages, the maximum for encryption")
         return aad + struct.pack("<h", page)
 
 

@@ -1,1 +1,1 @@
-"""Trino's client protocol: requests forwarded, rewritten statements watched, plans withdrawn."""
+"""Trino's client protocol: forwards requests, follows rewritten statements, and withdraws plans."""

@@ -1,9 +1,10 @@
-"""Asks Trino whether it accepts the login of a request, before the proxy plans for it.
+"""Checks with Trino whether it accepts the login of a request, before the proxy requests plans for it.
 
-A plan opens files and counts against a quota, so it is for senders that Trino lets in. The proxy cannot check passwords
-or tokens itself. It requests the information of a query that does not exist, with the headers of the statement: Trino
-authenticates the sender before it looks for the query. An accepted login is remembered for a minute, as a keyed hash of
-the headers that state it. Trino still decides about each statement.
+A plan opens files and counts against a quota, so plans are made only for senders whose login Trino accepts.
+The proxy cannot check passwords or tokens itself. It requests the information of a query that does not
+exist, with the headers of the statement: Trino authenticates the sender before it looks for the query. An
+accepted login is stored for a minute, as a keyed hash of the headers that contain it. Trino still decides
+about each statement.
 """
 
 from __future__ import annotations
@@ -24,24 +25,32 @@ from seamark.connector.trino.protocol.coordinators import Coordinator
 REMEMBERED_S = 60.0
 LOGINS_MAX = 10_000
 CHECK_S = 2.0
-"""How long a statement waits for Trino's decision; then it runs without plans."""
+"""The maximum time that a statement waits for Trino's decision; after this time, it runs without plans."""
 TARGET = "/v1/query/20000101_000000_00000_aaaaa"
-"""The information of a query that does not exist. The id has Trino's form: another would be an error of the request."""
+"""The path of the information of a query that does not exist.
+
+The id has Trino's form, because another id would be an error of the request.
+"""
 _SINGLE_USE = ("negotiate", "ntlm")
-"""Schemes whose tokens are for one request: a check would use up the token of the statement."""
+"""The schemes whose tokens are valid for one request; a check would use up the token of the statement."""
 _STATED_BY = ("authorization", "cookie", "x-forwarded-proto")
 _STATED_BY_SUFFIXES = ("-user", "-role", "-roles", "-credential", "-authorization")
-"""Ends of the names of Trino's headers for users, roles and credentials. Trino's settings decide how they begin."""
+"""The suffixes of the names of Trino's headers for users, roles and credentials; Trino's settings define
+their prefix.
+"""
 _ACCEPTED = (200, 404, 410)
-"""Trino answers 410 to an accepted login. Another status, such as a redirect to a page for logins, accepts none."""
+"""The status with which Trino answers an accepted login.
+
+With any other status, such as a redirect to a login page, the login is not accepted.
+"""
 _log = structlog.get_logger("seamark.trino-proxy")
 
 Send = Callable[[str, Coordinator, str, CIMultiDict[str]], Awaitable[aiohttp.ClientResponse]]
-"""Sends method, target and headers to a coordinator."""
+"""A function that sends a method, a target and headers to a coordinator."""
 
 
 class AcceptedLogins:
-    """Belongs to one event loop."""
+    """The logins that Trino has accepted; an instance belongs to one event loop."""
 
     def __init__(self, send: Send, clock: Callable[[], float] = time.monotonic) -> None:
         self._send = send
@@ -51,10 +60,13 @@ class AcceptedLogins:
         self._asking: dict[bytes, asyncio.Task[bool]] = {}
 
     async def accepts(self, coordinator: Coordinator, headers: CIMultiDict[str]) -> bool:
-        """Return whether Trino accepts the login that the headers state.
+        """Return whether Trino accepts the login in the headers.
 
-        False if Trino refuses it, if Trino does not decide within `CHECK_S`, or if the login is for a single request.
-        `headers` are those that the coordinator receives.
+        Return False if Trino refuses it, if Trino does not decide within `CHECK_S`, or if the login is for a single
+        request.
+
+        Args:
+            headers: The headers that the coordinator receives.
         """
         if headers.get("Authorization", "").partition(" ")[0].lower() in _SINGLE_USE:
             return False
@@ -67,7 +79,9 @@ class AcceptedLogins:
             asking.add_done_callback(lambda _: self._asking.pop(login, None))
         try:
             async with asyncio.timeout(CHECK_S):
-                return await asyncio.shield(asking)  # the others that wait for it, and the next statement, need it
+                return await asyncio.shield(
+                    asking
+                )  # The request is shielded, because other waiting statements and the next statement need its result.
         except TimeoutError:
             return False
 
@@ -82,9 +96,9 @@ class AcceptedLogins:
         try:
             async with await self._send("GET", coordinator, TARGET, headers) as response:
                 status = response.status
-                response.close()  # only the status counts, and the body may be long
+                response.close()  # Only the status is used, and the body may be long.
         except (aiohttp.ClientError, TimeoutError) as error:
-            _log.warning("Trino did not say whether it accepts a login", error=repr(error))
+            _log.warning("Trino did not answer whether it accepts a login", error=repr(error))
             return False
         if status not in _ACCEPTED:
             return False

@@ -1,14 +1,15 @@
-"""Trino's row filters and column masks: they decide whether a rewritten statement may return its rows.
+"""Decides, by Trino's row filters and column masks, whether a rewritten statement may return its rows.
 
-Trino applies its access rules to a version of a table as it does to the table. Two effects are invisible to Trino. A
-mask changes a column's values before the statement's condition is applied, but plans prune files by the stored values.
-A join prunes files by all rows of the other table that match its condition, including rows behind a row filter, so the
-amount of data that is read reveals those rows. After the analysis of a statement, `referencedTables` of
-`GET /v1/query/{id}` lists the rules in force for each table that the statement reads.
+Trino applies the access rules of a table also to a version of the table. Two effects of plans are invisible
+to Trino. First, a mask changes a column's values before the statement's condition is applied, but plans
+prune files by the stored values. Second, a join prunes files by all rows of the other table that match its
+condition, including rows that a row filter hides, so the amount of data that is read reveals those rows.
+After the analysis of a statement, `referencedTables` of `GET /v1/query/{id}` lists the rules in force for
+each table that the statement reads.
 
-Invariant: the original statement runs if files were pruned by a masked column, if files were pruned by the rows of a
-filtered table, if a rule contains a query, or if the rules in force are unknown. A user who is subject to a rule never
-receives the number of pruned files.
+Invariant: the original statement runs if files were pruned by a masked column, if files were pruned by the
+rows of a filtered table, if a rule contains a query, or if the rules in force are unknown. A user who is
+subject to a rule never receives the number of pruned files.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from seamark.formats.runtime.decoding import from_json
 
 _SUBQUERY = re.compile(r"\bselect\b|\btable\b", re.IGNORECASE)
 TableName = tuple[str, str, str]
-"""Catalog, schema and table, in lower case."""
+"""The catalog, schema and table, in lower case."""
 
 
 class RuleDecision(Enum):
@@ -39,13 +40,14 @@ class RuleDecision(Enum):
 
 @dataclass(frozen=True)
 class PlanInputs:
-    """What files were pruned by.
+    """The tables and columns by which files were pruned.
 
     Attributes:
-        columns: For each table that is read through a plan, and each table that limits it in a join.
-        limiting: The latter tables.
-        views: Read through plan views.
-        explains: The statement shows what is read.
+        columns: The columns of each table that is read through a plan, and of each table that limits such a
+            table in a join.
+        limiting: The tables that limit other tables in a join.
+        views: The views that are read through plan views.
+        explains: Whether the statement shows the files that are read.
     """
 
     columns: Mapping[TableName, frozenset[str]] = field(default_factory=dict)
@@ -85,7 +87,7 @@ class _Query(msgspec.Struct, rename="camel"):
 
 
 def check_access(answer: bytes, used: PlanInputs) -> RuleDecision:
-    """Decide by the answer to `GET /v1/query/{id}?pruned=true` for the rewritten statement."""
+    """Decide about a rewritten statement, given the answer to `GET /v1/query/{id}?pruned=true`."""
     try:
         query = from_json(answer, _Query)
     except msgspec.MsgspecError:
@@ -103,7 +105,9 @@ def check_access(answer: bytes, used: PlanInputs) -> RuleDecision:
 
 
 def columns_read(answer: bytes) -> dict[TableName, frozenset[str]]:
-    """Return the columns that a statement reads of each table, by the same answer; empty if it is not understood."""
+    """Return the columns that a statement reads of each table, given the same answer; empty if it cannot be
+    decoded.
+    """
     try:
         query = from_json(answer, _Query)
     except msgspec.MsgspecError:

@@ -1,7 +1,9 @@
-"""A circuit breaker: after several failures in a row it blocks calls for a time, which doubles with each failed trial.
+"""A circuit breaker: after several successive failures, it blocks calls for a time, which doubles with each
+failed trial.
 
-Closed: all calls are allowed. Open: none is. When the time is over, one call is allowed as a trial: success closes the
-breaker, failure opens it for twice the time. Belongs to one event loop; not thread-safe.
+If the breaker is closed, all calls are allowed; if it is open, no call is allowed. When the time is over,
+one call is allowed as a trial: success closes the breaker, and failure opens it for twice the time. A
+breaker belongs to one event loop and is not thread-safe.
 """
 
 from __future__ import annotations
@@ -14,7 +16,11 @@ BACKOFF_S, BACKOFF_MAX_S = 1.0, 60.0
 
 
 class Breaker:
-    """`now` is a monotonic clock, in seconds."""
+    """A circuit breaker.
+
+    Attributes:
+        now: A monotonic clock, in seconds.
+    """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -28,7 +34,10 @@ class Breaker:
         return self._open_until_s is not None
 
     def allow_request(self) -> bool:
-        """True if the call is allowed; the caller then reports its outcome: `record_success` or `record_failure`."""
+        """Return whether the call is allowed.
+
+        If it is, the caller then reports its outcome with `record_success` or `record_failure`.
+        """
         if self._open_until_s is None:
             return True
         if self._now() < self._open_until_s:
@@ -42,7 +51,7 @@ class Breaker:
 
     def record_failure(self) -> None:
         if self._open_until_s is not None and not self._trial:
-            return  # a call from before the breaker opened
+            return  # The call started before the breaker opened.
         self._failures += 1
         if self._trial:
             self._backoff_s = min(2 * self._backoff_s, BACKOFF_MAX_S)

@@ -1,6 +1,7 @@
-"""Reports to Seamark which columns a rewritten statement reads, as Trino has resolved them through views and `*`.
+"""Reports the columns that a rewritten statement reads to Seamark, after Trino has resolved views and `*`.
 
-Trino's own scan reports name all columns of a table. Reports are sent beside the statement; one that fails is lost.
+Trino's own scan reports contain all columns of a table. Reports are sent concurrently with the statement;
+if a report fails, it is lost.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ Send = Callable[[Name, int, Collection[str]], Awaitable[None]]
 
 
 class ColumnReports:
-    """Belongs to one event loop.
+    """The reports of one event loop.
 
-    `send`: a table, the plan snapshot that is read, and columns.
+    Attributes:
+        send: Sends a report: a table, the plan snapshot that is read, and columns.
     """
 
     def __init__(self, send: Send) -> None:
@@ -33,9 +35,11 @@ class ColumnReports:
         self._pending: set[asyncio.Task[None]] = set()
 
     def start(self, answer: bytes, plans: Sequence[PlanSnapshotRef]) -> None:
-        """`answer`: Trino's description of the statement, which reads `plans`.
+        """Start to send the reports of a statement; above the limit, nothing is sent.
 
-        Beyond the limit nothing is sent.
+        Args:
+            answer: Trino's description of the statement.
+            plans: The plans that the statement reads.
         """
         if len(self._pending) < _PENDING_MAX and plans:
             task = asyncio.create_task(self._report(answer, plans))

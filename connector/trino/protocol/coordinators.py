@@ -1,9 +1,10 @@
-"""Trino's coordinators behind the proxy, and the choice of the coordinator for a request.
+"""Chooses the coordinator for a request among Trino's coordinators behind the proxy.
 
-New statements are distributed round-robin. Later requests of a statement go to the coordinator that received it, and
-the proxy stores no state for this: with several coordinators, each receives a path prefix in `X-Forwarded-Prefix`.
-Trino adds the prefix to every URI that it returns (nextUri, infoUri, spooled segments, OAuth redirects). The prefix is
-a hash of the coordinator's URL, so every proxy with the same coordinators understands the URIs.
+New statements are distributed round-robin. Later requests of a statement go to the coordinator that
+received it, and the proxy stores no state for this: with several coordinators, each receives a path prefix
+in `X-Forwarded-Prefix`. Trino adds the prefix to every URI that it returns (nextUri, infoUri, spooled
+segments, OAuth redirects). The prefix is a hash of the coordinator's URL, so every proxy with the same
+coordinators understands the URIs.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ class UnknownCoordinator(Exception):
 @dataclass(frozen=True, slots=True)
 class Coordinator:
     url: str
-    """Scheme, host and port only."""
+    """The URL, which has only scheme, host and port."""
     prefix: str
-    """Path prefix of its URIs; empty if it is the only coordinator."""
+    """The path prefix of its URIs; empty if it is the only coordinator."""
 
     def __str__(self) -> str:
         return self.url
@@ -44,25 +45,29 @@ class Coordinators:
     def __init__(self, urls: Sequence[str]) -> None:
         origins = [_origin(url) for url in urls]
         if not origins or len(set(origins)) < len(origins):
-            raise ValueError(f"{', '.join(origins) or 'none'}: give at least one coordinator, and none twice")
+            raise ValueError(
+                f"The coordinators are {', '.join(origins) or 'none'}; name at least one coordinator, and none twice"
+            )
         several = len(origins) > 1
         self.all = tuple(Coordinator(origin, _prefix(origin) if several else "") for origin in origins)
         self._by_prefix = {_prefix(coordinator.url): coordinator for coordinator in self.all}
         self._turn = itertools.count()
 
     def round_robin(self) -> tuple[Coordinator, ...]:
-        """Return all coordinators, each time with the next coordinator first; the others are used if it cannot be
-        reached.
+        """Return all coordinators, starting with another coordinator each time.
+
+        The first coordinator receives the request. The others are used if it cannot be reached.
         """
         first = next(self._turn) % len(self.all)
         return self.all[first:] + self.all[:first]
 
     def resolve(self, target: str) -> tuple[Coordinator | None, str]:
-        """Return the coordinator that the path prefix names, None without a prefix; and the target without the
-        prefix.
+        """Return the coordinator of the path prefix, and the target without the prefix.
+
+        The coordinator is None if the target has no prefix.
 
         Raises:
-            UnknownCoordinator: For an unknown prefix.
+            UnknownCoordinator: The prefix is unknown.
         """
         if not target.startswith(_PREFIX):
             return None, target
@@ -74,7 +79,7 @@ class Coordinators:
         return coordinator, path
 
     def from_referer(self, referer: str) -> Coordinator | None:
-        """Return the coordinator of a page: Trino's web console requests paths without the prefix of its page."""
+        """Return the coordinator of a page; Trino's web console requests paths without the prefix of its page."""
         try:
             return self.resolve(urlsplit(referer).path)[0]
         except (UnknownCoordinator, ValueError):
@@ -92,8 +97,10 @@ def _origin(url: str) -> str:
     except ValueError as error:
         raise ValueError(f"{url!r} is not the URL of a coordinator: {error}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{url!r} is not the URL of a coordinator: a URL starts with http:// or https://")
+        raise ValueError(f"{url!r} is not the URL of a coordinator; a URL starts with http:// or https://")
     if parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc:
-        raise ValueError(f"{url!r}: the URL of a coordinator has a scheme, a host and a port, and no other part")
+        raise ValueError(
+            f"{url!r} has other parts than a scheme, a host and a port; remove them from the URL of the coordinator"
+        )
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     return f"{parts.scheme}://{host}" + (f":{port}" if port is not None else "")

@@ -1,12 +1,13 @@
 """Forwards a request to a coordinator, and returns its answer unchanged.
 
-Invariant: the proxy reads only what it needs. Bodies are streamed in chunks, at the speed of the slower side,
-compressed or not. Headers are forwarded in both directions, except hop-by-hop headers (RFC 9110, 7.6.1). Trino derives
-the URIs in its answers from `X-Forwarded-*`, so answers need no change. If the client disconnects, the request to the
-coordinator is cancelled; if the coordinator's answer breaks off, the client's answer breaks off.
+Invariant: the proxy reads only the data that it needs. Bodies are streamed in chunks, at the speed of the
+slower side, compressed or not. Headers are forwarded in both directions, except hop-by-hop headers (RFC
+9110, 7.6.1). Trino derives the URIs in its answers from `X-Forwarded-*`, so answers need no change. If the
+client disconnects, the request to the coordinator is cancelled. If the coordinator's answer ends early, the
+client's answer also ends early.
 
-The client's own `X-Forwarded-*` headers are dropped, unless the proxy is configured to trust a proxy in front of it:
-Trino decides by them whether a connection is secure enough for passwords.
+The client's own `X-Forwarded-*` headers are dropped, unless the proxy is configured to trust a proxy in
+front of it: from these headers, Trino decides whether a connection is secure enough for passwords.
 """
 
 from __future__ import annotations
@@ -26,15 +27,20 @@ from yarl import URL
 from seamark.connector.trino.protocol.coordinators import Coordinator
 
 HEADER_BYTES_MAX = 1 << 20
-"""Maximum size of one header field in both directions (prepared statements are in headers), and by default of all
-header fields of a client's request."""
+"""The maximum size of one header field in both directions; prepared statements are in headers.
+
+By default, it is also the maximum size of all header fields of a client's request.
+"""
 HEADERS_MAX = 1000
 _CONNECT_S = 5.0
 _READ_S = 600.0
-"""Maximum time without a byte from the coordinator; its longest answers are long-polls of seconds."""
+"""The maximum time without a byte from the coordinator, whose longest answers are long-polls of seconds."""
 _KEEPALIVE_S = 15.0
-"""Idle time after which connections to coordinators are closed. Coordinators close theirs after minutes, so no request
-is sent on a connection that is being closed."""
+"""The idle time after which connections to coordinators are closed.
+
+Coordinators close their connections after minutes, so no request is sent on a connection that is being
+closed.
+"""
 _VIA = "1.1 seamark"
 _HOP_BY_HOP = (
     *map(istr, ("Connection", "Keep-Alive", "Proxy-Connection", "TE", "Trailer", "Transfer-Encoding", "Upgrade")),
@@ -50,14 +56,16 @@ _log = structlog.get_logger("seamark.trino-proxy")
 
 Body = bytes | AsyncIterable[bytes] | None
 ResponseHandler = Callable[[Coordinator, aiohttp.ClientResponse, CIMultiDict[str]], Awaitable[web.StreamResponse]]
-"""Receives the coordinator, its answer, and the headers for the client."""
+"""A handler that receives the coordinator, its answer, and the headers for the client."""
 _BODY_RATE_LEAST = 64 << 10
-"""Bytes per second; each received byte extends the time limit of a client's body at this rate."""
+"""The minimum rate of a client's body in bytes per second; each received byte extends the time limit at
+this rate.
+"""
 _UNREACHED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
 
 class RefusedBody(Exception):
-    """`status` and message are for the client."""
+    """The body of a request is refused; `status` and the message are for the client."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -68,8 +76,12 @@ class RefusedBody(Exception):
 class ClientBody:
     """A client's body with limits of size and time.
 
-    Only the time that the proxy waits for the client counts, not the time that a coordinator takes to accept the data.
-    `refusal` is the violated limit; it is stored because aiohttp's client hides the errors of a body that it sends.
+    Only the time that the proxy waits for the client counts, not the time that a coordinator needs to accept
+    the data.
+
+    Attributes:
+        refusal: The violated limit. It is stored because aiohttp's client hides the errors of a body that it
+            sends.
     """
 
     def __init__(self, content: aiohttp.StreamReader, *, size_max: int, timeout_s: float) -> None:
@@ -84,9 +96,9 @@ class ClientBody:
         """Return the bytes received since the last call; b"" at the end.
 
         Raises:
-            RefusedBody: If a limit is exceeded.
+            RefusedBody: A limit is exceeded.
         """
-        if self._content.is_eof() and self.refusal is None:  # most bodies arrive with their headers
+        if self._content.is_eof() and self.refusal is None:  # Most bodies arrive together with their headers.
             chunk = self._content.read_nowait()
         else:
             chunk = await self._wait()
@@ -102,7 +114,7 @@ class ClientBody:
         """Yield the rest of the body.
 
         Raises:
-            RefusedBody: If a limit is exceeded.
+            RefusedBody: A limit is exceeded.
         """
         while chunk := await self.readany():
             yield chunk
@@ -116,7 +128,7 @@ class ClientBody:
                 return await self._content.readany()
         except TimeoutError:
             raise self._refuse(
-                408, f"The request body took too long: {self._size:,} bytes came (--body-timeout)"
+                408, f"The request body took too long; {self._size:,} bytes were received in time (--body-timeout)"
             ) from None
         finally:
             self._waited_s += loop.time() - begun_s
@@ -128,7 +140,7 @@ class ClientBody:
 
 @asynccontextmanager
 async def open_session(tls: ssl.SSLContext | None = None) -> AsyncIterator[aiohttp.ClientSession]:
-    """A client session for coordinators.
+    """Open a client session for coordinators.
 
     It stores no cookies, adds no headers, and does not decompress.
     """
@@ -147,9 +159,10 @@ async def open_session(tls: ssl.SSLContext | None = None) -> AsyncIterator[aioht
 
 
 class Forwarder:
-    """Uses the coordinators' `session`.
+    """Forwards requests through the session for coordinators.
 
-    `trust_forwarded`: clients are proxies whose `X-Forwarded-*` are trusted.
+    Attributes:
+        trust_forwarded: Whether clients are proxies whose `X-Forwarded-*` headers are trusted.
     """
 
     def __init__(self, session: aiohttp.ClientSession, *, trust_forwarded: bool) -> None:
@@ -167,7 +180,7 @@ class Forwarder:
         """Return the coordinator's answer with an unread body.
 
         Args:
-            target: Path and query as received, still escaped.
+            target: The path and query as received, still escaped.
         """
         url = URL(coordinator.url + target, encoded=True)
         return await self._session.request(method, url, headers=headers, data=body, allow_redirects=False)
@@ -198,9 +211,11 @@ class Forwarder:
         passing: ResponseHandler | None = None,
     ) -> web.StreamResponse:
         """Send the request to the first coordinator that can be reached, and return its answer with `extra_headers`.
-        502 if none can be reached, or if the reached coordinator does not answer.
 
-        `passing` replaces the unchanged return of the answer; the answer is then not compressed.
+        The status is 502 if no coordinator can be reached, or if the reached coordinator does not answer.
+
+        Args:
+            passing: Replaces the unchanged return of the answer; the answer is then not compressed.
         """
         unreached: aiohttp.ClientError | None = None
         for coordinator in coordinators:
@@ -209,8 +224,8 @@ class Forwarder:
                 headers["Accept-Encoding"] = "identity"
             try:
                 answer = await self.send(request.method, coordinator, target, headers, body)
-            except _UNREACHED as error:  # nothing was sent: the next coordinator can be tried
-                _log.warning("coordinator not reached", coordinator=str(coordinator), error=str(error))
+            except _UNREACHED as error:  # Nothing was sent, so the next coordinator can be tried.
+                _log.warning("coordinator cannot be reached", coordinator=str(coordinator), error=str(error))
                 unreached = error
                 continue
             except TimeoutError:
@@ -229,10 +244,10 @@ class Forwarder:
 
 
 def response_headers(answer: aiohttp.ClientResponse, extra_headers: Mapping[str, str]) -> CIMultiDict[str]:
-    """Return the headers that the client receives: the coordinator's and `extra_headers`."""
+    """Return the headers that the client receives: the coordinator's headers and `extra_headers`."""
     headers = _drop_headers(answer.headers, _HOP_BY_HOP)
     headers.update(extra_headers)
-    headers.setdefault("Server", "seamark")  # otherwise aiohttp adds its version
+    headers.setdefault("Server", "seamark")  # Otherwise aiohttp would add its version.
     return headers
 
 
@@ -244,7 +259,7 @@ async def _pass_back(
         first = await answer.content.readany()
     except (aiohttp.ClientError, TimeoutError) as error:
         return error_response(502, f"The answer broke off before its body: {error or type(error).__name__}")
-    if first and answer.content.at_eof():  # most answers are small and arrive in one packet
+    if first and answer.content.at_eof():  # Most answers are small and arrive in one packet.
         headers.popall("Content-Length", None)
         return web.Response(status=answer.status, reason=answer.reason, headers=headers, body=first)
     response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=headers)
@@ -255,11 +270,12 @@ async def _pass_back(
         async for chunk in answer.content.iter_any():
             await response.write(chunk)
     except (aiohttp.ClientPayloadError, aiohttp.ServerTimeoutError) as error:
-        # The client has received a part. An early end of the connection is the HTTP signal of an incomplete body.
-        _log.warning("answer broke off", url=str(answer.url.origin()), error=repr(error))
+        # The client has received a part of the body. In HTTP, an early end of the connection signals an
+        # incomplete body.
+        _log.warning("answer of the coordinator ended early", url=str(answer.url.origin()), error=repr(error))
         if request.transport is not None:
             request.transport.abort()
-        raise ConnectionResetError("the coordinator's response ended early") from error
+        raise ConnectionResetError("the coordinator's answer ended early") from error
     await response.write_eof()
     return response
 
@@ -272,8 +288,8 @@ async def read_rest(read: bytes, content: aiohttp.StreamReader | ClientBody) -> 
 
 
 async def read_at_most(content: aiohttp.StreamReader | ClientBody, size_bytes: int) -> tuple[bytes, bool]:
-    """Return the body, or its beginning (slightly more than `size_bytes`) if it is longer; and whether it is
-    complete.
+    """Return the body and whether it is complete; of a long body, return the first bytes, slightly more than
+    `size_bytes`.
     """
     parts: list[bytes] = []
     size = 0
@@ -306,7 +322,7 @@ def _drop_headers(headers: CIMultiDictProxy[str], names: Iterable[str]) -> CIMul
 def _own_address(request: web.BaseRequest) -> str:
     sock: Any = request.transport.get_extra_info("sockname") if request.transport is not None else None
     if not sock:
-        raise asyncio.CancelledError  # the connection is gone
+        raise asyncio.CancelledError  # The connection is closed.
     host = f"[{sock[0]}]" if ":" in sock[0] else sock[0]
     return f"{host}:{sock[1]}"
 

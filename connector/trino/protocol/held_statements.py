@@ -1,17 +1,18 @@
-"""A rewritten statement, followed until its plan can no longer make it fail.
+"""Follows a rewritten statement until its plan can no longer make it fail.
 
-A plan or its files may have been removed before Trino resolves the plan. Therefore the proxy does not return the first
-answers to the client. It follows the statement until Trino returns rows or has done work, or until the time limit. If
-the statement fails before that, the client has received nothing, and the proxy runs the original instead. It also runs
-the original if Trino's access rules for the sender forbid pruning (`access_rules.py`) or could not be read. The rules
-are requested concurrently with the statement's answers, once the statement has left the queue.
+A plan or its files may be removed before Trino resolves the plan. Therefore the proxy does not return the
+first answers to the client. It follows the statement until Trino returns rows or has done work, or until
+the time limit. If the statement fails before that, the client has received nothing, and the proxy runs the
+original instead. It also runs the original if Trino's access rules for the sender forbid pruning
+(`access_rules.py`) or could not be read. The rules are requested concurrently with the statement's answers,
+once the statement has left the queue.
 
-The client receives the last answer without rows, unchanged. Its nextUri leads to the answer that the proxy has read;
-Trino returns an answer again for the same token, for clients that lost their connection. The answer to a POST never
-has rows, and some clients ignore rows there.
+The client receives the last answer without rows, unchanged. Its nextUri leads to the answer that the proxy
+has read; Trino returns an answer again for the same token, for clients that lost their connection. The
+answer to a POST never has rows, and some clients ignore rows there.
 
-An unchanged query is followed only through Trino's queue: no answer is requested twice, and the client sends a few
-requests less through the proxy.
+An unchanged query is followed only through Trino's queue. No answer is requested twice, and the client
+sends a few requests less through the proxy.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ from seamark.connector.trino.protocol.forwarder import read_at_most
 from seamark.formats.runtime.decoding import from_json
 
 INSPECTED_BYTES = 1 << 16
-"""Maximum size of an answer that is decoded. A longer answer has rows."""
+"""The maximum size of an answer that is decoded; a longer answer has rows."""
 _QUEUED = "/v1/statement/queued/"
 _BEFORE_RUNNING = frozenset(("", "QUEUED", "WAITING_FOR_RESOURCES", "DISPATCHING", "PLANNING", "FAILED"))
 _ENDED_BY_USERS = frozenset(("USER_CANCELED", "ADMINISTRATIVELY_KILLED", "ADMINISTRATIVELY_PREEMPTED"))
 _TOO_LARGE = frozenset((400, 413, 414, 431))
-"""HTTP statuses for a statement, or a header, that plan names made too long."""
+"""The HTTP statuses for a statement or a header that has become too long because of plan names."""
 FORBIDDEN = "RULES"
-"""An access rule of Trino is in force that forbids pruning."""
+"""The outcome if an access rule of Trino that forbids pruning is in force."""
 RULES_UNREAD = "RULES_UNREAD"
-"""The access rules could not be read in time."""
+"""The outcome if the access rules could not be read in time."""
 _RESOURCES = "INSUFFICIENT_RESOURCES"
-"""The error type of statements that the cluster has no resources for; a second attempt would add load."""
+"""The error type of statements for which the cluster lacks resources; a second attempt would add load."""
 
 
 class _Stats(msgspec.Struct, rename="camel"):
@@ -73,16 +74,16 @@ class TrinoResponse:
     body: bytes
     next_uri: str | None
     is_allowed: bool = False
-    """Trino has planned the statement, so its sender is allowed to read its tables."""
+    """Whether Trino has planned the statement; its sender is then allowed to read its tables."""
     decision: RuleDecision = RuleDecision.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The rewritten statement returned nothing, so the original can replace it.
+    """The rewritten statement has returned nothing, so the original can replace it.
 
     Attributes:
-        is_running: It has not failed, and must be cancelled.
+        is_running: Whether the statement has not failed and must be cancelled.
     """
 
     name: str
@@ -93,8 +94,9 @@ class Failure:
 class HeldStatement:
     """Follows one statement.
 
-    `get` requests a URI of the coordinator. `judge` decides by the access rules for the query with an id; without
-    `judge`, rules are not checked.
+    Attributes:
+        get: Requests a URI of the coordinator.
+        judge: Decides by the access rules for the query with an id; if None, rules are not checked.
     """
 
     def __init__(
@@ -118,8 +120,12 @@ class HeldStatement:
     ) -> TrinoResponse | Failure:
         """Return the answer to the client's POST.
 
-        `first` is the coordinator's answer, `headers` its headers as the client receives them. aiohttp.ClientError if
-        the connection breaks during `first`.
+        Args:
+            first: The coordinator's answer.
+            headers: The headers of the answer for the client.
+
+        Raises:
+            aiohttp.ClientError: The connection breaks during `first`.
         """
         try:
             return await self._past_planning(first, headers)
@@ -142,12 +148,12 @@ class HeldStatement:
                 response = await self._get(answer.next_uri)
                 body, results = await _read(response)
             except (aiohttp.ClientError, TimeoutError):
-                break  # the client will receive the same error
+                break  # The client will receive the same error.
             if results is None:
                 break
             if results.error is not None and _may_retry_original(results.error):
                 return Failure(results.error.error_name, results.error.message)
-            if results.error is not None:  # a failed statement returns no rows
+            if results.error is not None:  # A failed statement returns no rows.
                 return replace(answer, is_allowed=False)
             answer = replace(answer, is_allowed=results.stats.state not in _BEFORE_RUNNING)
             if results.next_uri is None or _has_begun(results):
@@ -158,7 +164,7 @@ class HeldStatement:
     def _start_judging(self) -> None:
         """Read the rules concurrently with the next answer, which may take a while.
 
-        Before the analysis, Trino reports no rules.
+        Before the analysis of the statement, Trino reports no rules.
         """
         if self._judge is None or self._verdict is not RuleDecision.UNKNOWN:
             return
@@ -187,7 +193,7 @@ class HeldStatement:
         return replace(answer, decision=self._verdict)
 
     async def wait_for_queue(self, first: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> TrinoResponse:
-        """Return the last answer of an unchanged query from the queue; it has no rows."""
+        """Return the last answer of an unchanged query while it is in the queue; this answer has no rows."""
         answer, _ = await _read_first_answer(first, headers)
         while answer.next_uri is not None and _QUEUED in answer.next_uri and time.monotonic() < self._deadline_s:
             self.next_uri = answer.next_uri
@@ -204,7 +210,11 @@ class HeldStatement:
 async def _read_first_answer(
     response: aiohttp.ClientResponse, headers: CIMultiDict[str]
 ) -> tuple[TrinoResponse, _Results | None]:
-    """Return the answer to a POST, complete. aiohttp.ClientError if the connection breaks."""
+    """Return the complete answer to a POST.
+
+    Raises:
+        aiohttp.ClientError: The connection breaks.
+    """
     async with response:
         body = await response.read()
     results = _results(response, body)
@@ -213,8 +223,9 @@ async def _read_first_answer(
 
 
 async def _read(response: aiohttp.ClientResponse) -> tuple[bytes, _Results | None]:
-    """Return the body, and its content: None if it is not an ordinary answer, or too long for an answer without
-    rows.
+    """Return the body and its content.
+
+    The content is None if it is not an ordinary answer, or if it is too long for an answer without rows.
     """
     async with response:
         body, whole = await read_at_most(response.content, INSPECTED_BYTES)
@@ -233,9 +244,7 @@ def _results(response: aiohttp.ClientResponse, body: bytes) -> _Results | None:
 
 
 def _has_begun(results: _Results) -> bool:
-    """Return whether there are rows, or splits have been completed: then Trino has found the plan's metadata and
-    files.
-    """
+    """Return whether there are rows or completed splits; Trino has then found the plan's metadata and files."""
     stats = results.stats
     rows = bytes(results.data).strip() not in (b"null", b"[]")
     return rows or stats.completed_splits > 0 or stats.processed_rows > 0 or stats.state in ("FINISHING", "FINISHED")
@@ -246,5 +255,5 @@ def _may_retry_original(error: _Error) -> bool:
 
 
 def target_of(uri: str, prefix: str) -> str:
-    """Path and query of a URI from Trino, without the prefix that `X-Forwarded-Prefix` made Trino add."""
+    """Return the path and query of a URI from Trino, without the prefix that `X-Forwarded-Prefix` added."""
     return URL(uri, encoded=True).raw_path_qs.removeprefix(prefix)

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the proxy (`GET /seamark/metrics`). Each proxy has a separate registry."""
+"""Defines the Prometheus metrics of the proxy (`GET /seamark/metrics`). Each proxy has its own registry."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""The plans that this proxy requested, and the withdrawal of plans that no statement needs.
+"""Tracks the plans that this proxy has requested, and withdraws plans that no statement needs.
 
-A plan appears to Trino as a snapshot of its table, so each plan makes the catalog's answers larger. A statement needs
-its plans until Trino has analysed it. After an idle time, the proxy withdraws the plans of finished statements, with
-one request per table. It also withdraws plans that a statement received and did not use. If a proxy dies, its plans
-live until their leases end.
+A plan appears to Trino as a snapshot of its table, so each plan makes the catalog's answers larger. A
+statement needs its plans until Trino has analysed it. After an idle time, the proxy withdraws the plans of
+finished statements, with one request per table. It also withdraws plans that a statement received and did
+not use. If a proxy dies, its plans exist until their leases end.
 
-The catalog shares a plan between the statements of one proxy. So a statement may receive a plan that is being
-withdrawn: the statement then waits for the withdrawal and renews the lease before it uses the plan.
+The catalog shares a plan between the statements of one proxy. So a statement may receive a plan that is
+being withdrawn. The statement then waits for the withdrawal, and renews the lease before it uses the plan.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from seamark.connector.client.errors import ClientError
 from seamark.connector.plans.async_client import Name
 
 IDLE_S = 1.0
-"""Repeated statements share a plan during this time; the catalog then writes nothing."""
+"""The idle time during which repeated statements share a plan; the catalog then writes nothing."""
 _AT_ONCE = 500
 _REMEMBERED_S = 60.0
 _KNOWN_MAX = 100_000
-"""Maximum number of plans that are tracked; further plans live until their leases end."""
+"""The maximum number of plans that are tracked; further plans exist until their leases end."""
 _log = structlog.get_logger("seamark.trino-proxy")
 
 PlanSnapshotRef = tuple[Name, int]
@@ -42,13 +42,15 @@ class _State:
     statements: int = 0
     idle_since_s: float = 0.0
     withdrawal: asyncio.Event | None = None
-    """Exists from the start of a withdrawal; set at its end. None while the plan is available."""
+    """An event that is set at the end of a withdrawal; None while the plan is available."""
 
 
 class PlanWithdrawal:
-    """Belongs to one event loop.
+    """The plans of one event loop.
 
-    `lease` calls the catalog: without seconds it renews, with 0 it withdraws.
+    Attributes:
+        lease: A request to the catalog: without seconds it renews a lease, with 0 seconds it withdraws the
+            plan.
     """
 
     def __init__(self, lease: Lease, idle_s: float = IDLE_S) -> None:
@@ -60,7 +62,7 @@ class PlanWithdrawal:
         self._task: asyncio.Task[None] | None = None
 
     def note(self, plan: PlanSnapshotRef, requested_s: float) -> None:
-        """The catalog has returned this plan.
+        """Record a plan that the catalog has returned.
 
         Args:
             requested_s: The monotonic time of the request.
@@ -76,12 +78,12 @@ class PlanWithdrawal:
             self._task = asyncio.create_task(self._sweep())
 
     async def take(self, plans: Iterable[PlanSnapshotRef]) -> None:
-        """A statement is going to read these plans.
+        """Reserve plans that a statement is going to read.
 
-        On an error or a cancellation, no plan is taken.
+        On an error or a cancellation, no plan is reserved.
 
         Raises:
-            ClientError: If a withdrawn plan cannot be renewed.
+            ClientError: A withdrawn plan cannot be renewed.
         """
         plans = list(plans)
         renewals: defaultdict[Name, list[int]] = defaultdict(list)
@@ -103,7 +105,7 @@ class PlanWithdrawal:
             raise
 
     def release(self, plans: Iterable[PlanSnapshotRef]) -> None:
-        """Trino has analysed the statement that took these plans, or the statement has failed."""
+        """Release plans, after Trino has analysed the statement that reserved them or the statement has failed."""
         for plan in plans:
             state = self._plans.get(plan)
             if state is not None:
@@ -111,7 +113,10 @@ class PlanWithdrawal:
                 state.idle_since_s = time.monotonic()
 
     def forget(self, plans: Iterable[PlanSnapshotRef]) -> None:
-        """It is unknown when Trino will have analysed the statement: its plans live until their leases end."""
+        """Stop tracking plans; they exist until their leases end.
+
+        Call this if it is unknown when Trino will have analysed the statement.
+        """
         for plan in plans:
             self._plans.pop(plan, None)
 
@@ -120,7 +125,7 @@ class PlanWithdrawal:
         await self._withdraw(math.inf)
 
     async def _sweep(self) -> None:
-        """Run as long as there are plans."""
+        """Withdraw idle plans repeatedly, as long as there are plans."""
         while self._plans:
             await asyncio.sleep(self._idle_s / 2)
             now_s = time.monotonic()
@@ -156,7 +161,7 @@ class PlanWithdrawal:
             event.set()
             for plan, state in leaving.items():
                 self._withdrawn_s[plan] = time.monotonic()
-                if self._plans.get(plan) is state:  # otherwise a statement has taken the plan again
+                if self._plans.get(plan) is state:  # Otherwise another statement has reserved the plan.
                     del self._plans[plan]
 
     async def close(self) -> None:

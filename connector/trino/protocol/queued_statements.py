@@ -1,10 +1,10 @@
-"""Rewritten statements in Trino's queue, and the times at which the leases of their plans have to be renewed.
+"""Tracks rewritten statements in Trino's queue, and decides when the leases of their plans have to be renewed.
 
-Trino resolves a plan when the statement leaves the queue, possibly after the lease of the plan. While the statement is
-queued, its client polls `/v1/statement/queued/` through the proxy. These requests trigger the renewals, so the proxy
-needs no timer and no task. The number of remembered statements is bounded, and they are lost when the proxy stops;
-their plans then live until their leases end. Only statements whose access rules are not checked (`access_rules.py`)
-wait with their plans.
+Trino resolves a plan when the statement leaves the queue, possibly after the lease of the plan. While the
+statement is queued, its client polls `/v1/statement/queued/` through the proxy. These requests trigger the
+renewals, so the proxy needs no timer and no task. The number of tracked statements is bounded, and they are
+lost when the proxy stops; their plans then exist until their leases end. Only statements whose access rules
+are not checked (`access_rules.py`) have plans while they wait.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _QUEUED = ["", "v1", "statement", "queued"]
 _BYTES = 16 << 20
 _BYTES_PER_PLAN = 500
 _EVERY_S_MAX = 300.0
-"""Upper bound, because the server may grant a shorter lease than requested."""
+"""The maximum time between renewals, because the server may grant a shorter lease than requested."""
 
 
 @dataclass(slots=True)
@@ -30,10 +30,10 @@ class _Waits:
 
 
 class QueuedStatements:
-    """Belongs to one event loop.
+    """The queued statements of one event loop.
 
-    The server renews a lease with less than half of `lease_s` left. A renewal every quarter of `lease_s` keeps each
-    lease at least a quarter from its end.
+    The server renews a lease with less than half of `lease_s` left. A renewal every quarter of `lease_s`
+    ensures that each lease has at least a quarter of `lease_s` left.
     """
 
     def __init__(self, lease_s: float) -> None:
@@ -41,7 +41,7 @@ class QueuedStatements:
         self._waits: MemoryCache[str, _Waits] = MemoryCache(_BYTES)
 
     def add(self, target: str, plans: Sequence[PlanSnapshotRef], made_s: float) -> None:
-        """Remember a statement that reads `plans` and continue at `target`, if `target` is in the queue.
+        """Track a statement that reads `plans` and continues at `target`, if `target` is in the queue.
 
         Args:
             made_s: The monotonic time at which the plans were requested.
@@ -61,6 +61,6 @@ class QueuedStatements:
 
 
 def _find_query_id(target: str) -> str | None:
-    """Return the query id in a path of the queue; None for other paths."""
+    """Return the query id in a path of the queue, or None for another path."""
     parts = target.split("/", 5)
     return parts[4] if len(parts) == 6 and parts[:4] == _QUEUED else None

@@ -1,6 +1,7 @@
-"""The session of a statement: catalog and schema, time zone, prepared statements, and the client's off switch.
+"""Reads the session of a statement: catalog and schema, time zone, prepared statements, and the client's off
+switch.
 
-Every request carries the session in its headers; the proxy stores nothing.
+Every request has the session in its headers, so the proxy does not store it.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ from seamark.connector.plans.zones import is_utc
 
 OFF_HEADER = "X-Seamark"
 OFF_TAG = "seamark-off"
-"""A tag in `X-Trino-Client-Tags`, for clients that can set tags but no headers: Trino's CLI and its JDBC driver."""
+"""A tag in `X-Trino-Client-Tags` that switches plans off.
+
+It is for clients that can set tags but no headers: Trino's CLI and its JDBC driver.
+"""
 PARTITION_FILTER = "query_partition_filter_required"
-"""A session property of Trino's Iceberg catalogs."""
+"""The session property of Trino's Iceberg catalogs that requires a condition on a partition column."""
 _OFF_HINT = re.compile(r"/\*\s*seamark\s*:\s*off\s*\*/", re.IGNORECASE)
 _WHO = ("X-Trino-User", "X-Trino-Original-User", "X-Trino-Role", "Authorization")
 _PREPARED = "X-Trino-Prepared-Statement"
 _COMPRESSED = "$zstd:"
-"""The prefix of compressed prepared statements; they are not changed."""
+"""The prefix of compressed prepared statements, which the proxy does not change."""
 _ZONE_PROPERTY = re.compile(r"(?:^|,)\s*time_zone_id\s*=", re.IGNORECASE)
 _PARTITION_FILTER = re.compile(rf"\.\s*{PARTITION_FILTER}\s*=\s*(?!false\s*(?:,|$))", re.IGNORECASE)
 
@@ -33,16 +37,19 @@ class Session:
     catalog: str = ""
     schema: str = ""
     utc: bool = False
-    """The client declares that its zone is UTC."""
+    """Whether the client declares that its time zone is UTC."""
     in_transaction: bool = False
     off: bool = False
     user: str = ""
-    """The user that the statement runs as, if the client declares it."""
+    """The user with whose rights the statement runs, if the client declares it."""
     needs_partition_filter: bool = False
-    """Trino must refuse scans without a condition on a partition column. It does not check this for table versions."""
+    """Whether Trino must refuse scans without a condition on a partition column.
+
+    Trino does not check this for versions of tables.
+    """
     prepared: Mapping[str, str] = field(default_factory=dict)
     sender_hash: int = field(default=0, compare=False)
-    """A hash of the sender, according to the headers."""
+    """A hash of the sender that the headers declare."""
 
 
 def session_of(headers: CIMultiDictProxy[str]) -> Session:
@@ -63,7 +70,7 @@ def session_of(headers: CIMultiDictProxy[str]) -> Session:
 
 
 def count_prepared_characters(headers: CIMultiDictProxy[str]) -> int:
-    """Return how much `session_of` decodes."""
+    """Return the number of characters that `session_of` decodes."""
     return sum(map(len, headers.getall(_PREPARED, [])))
 
 
@@ -72,7 +79,7 @@ def is_hinted_off(statement: str) -> bool:
 
 
 def prepare(headers: CIMultiDict[str], name: str, text: str) -> None:
-    """Set the text of the prepared statement `name`; the others are unchanged."""
+    """Set the text of the prepared statement `name`; other prepared statements stay."""
     other_statements = [
         f"{quote_plus(other)}={quote_plus(source)}" for other, source in _parse_prepared(headers) if other != name
     ]
@@ -80,7 +87,7 @@ def prepare(headers: CIMultiDict[str], name: str, text: str) -> None:
 
 
 def _parse_prepared(headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> list[tuple[str, str]]:
-    """Parse `name=text,…`; both sides are URL-encoded."""
+    """Parse `name=text,…`, in which names and texts are URL-encoded."""
     prepared = []
     for item in (part for value in headers.getall(_PREPARED, []) for part in value.split(",")):
         name, equals, text = item.strip().partition("=")

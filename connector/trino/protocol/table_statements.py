@@ -1,15 +1,17 @@
-"""Statements that maintain the files of a table (`connector/jobs/statements.py`), which Trino does not know.
+"""Runs statements that maintain the files of a table (`connector/jobs/statements.py`) and that Trino does not
+support.
 
-The proxy answers them in Trino's protocol. Trino decides whether the client may: before the job starts, the proxy runs
-statements that read and change nothing, as the client.
+The proxy answers them in Trino's protocol. Trino decides whether the client may run them: before the job
+starts, the proxy runs statements with the client's identity that read and change nothing.
 
-- MERGE FILES: `EXPLAIN (TYPE VALIDATE) ALTER TABLE … EXECUTE optimize`, the same right.
-- DROP COLUMNS: `EXPLAIN (TYPE VALIDATE) UPDATE … SET column = NULL`, the same effect.
-- Both: `SELECT … WHERE FALSE AND (predicate)` of these columns, whose access rules are read. A row filter or a column
-  mask forbids the statement, because the job concerns all rows.
+- MERGE FILES: `EXPLAIN (TYPE VALIDATE) ALTER TABLE … EXECUTE optimize`, which requires the same right.
+- DROP COLUMNS: `EXPLAIN (TYPE VALIDATE) UPDATE … SET column = NULL`, which has the same effect.
+- Both: `SELECT … WHERE FALSE AND (predicate)` with these columns, whose access rules are read. A row filter
+  or a column mask forbids the statement, because the job affects all rows.
 
-The job runs with the proxy's token, in a separate process, which is killed if the client cancels the statement.
-Statements are known to the proxy that received them only, and are lost when it stops; the table stays whole.
+The job runs with the proxy's token in a separate process, which is killed if the client cancels the
+statement. Only the proxy that received a statement can answer for it. If the proxy stops, the statement is
+lost, but the table is not damaged.
 """
 
 from __future__ import annotations
@@ -51,13 +53,15 @@ from seamark.formats.runtime.decoding import from_json
 
 PATH = f"{PROXY_PATH}/statements"
 WAITING_MAX = 10
-"""Statements that wait, for each that may run."""
+"""The maximum number of waiting statements for each statement that may run."""
 _POLL_S = 1.0
-"""How long an answer waits for the end of the job, as in Trino."""
+"""The time that an answer waits for the end of the job, like in Trino."""
 _CHECK_S = 60.0
 _ANSWER_BYTES = 1 << 20
 _ENDED_MAX = 1000
-"""Statements whose results are kept until their clients have fetched them."""
+"""The maximum number of finished statements whose results are stored until their clients have fetched
+them.
+"""
 _ENDED_S = 600.0
 _ALTERS = re.compile(rb"\balter\b", re.IGNORECASE)
 _NO_TABLE = re.compile(r"[$@~]")
@@ -80,9 +84,11 @@ _log = structlog.get_logger("seamark.trino-proxy")
 
 Json = dict[str, Any]
 Send = Callable[[str, str, bytes | None], Awaitable[aiohttp.ClientResponse]]
-"""Sends a request to the coordinator as the client: method, path or URI, and body."""
+"""A function that sends a request to the coordinator with the client's identity: method, path or URI, and
+body.
+"""
 Judge = Callable[[PlanInputs, str], Awaitable[RuleDecision]]
-"""Decides by the access rules in force for a query."""
+"""A function that decides by the access rules in force for a query."""
 Run = Callable[[StatementJob], Awaitable[StatementAnswer]]
 
 
@@ -91,7 +97,7 @@ class Requested:
     """A statement on a table of Seamark.
 
     Attributes:
-        catalog, schema: As Trino names them.
+        catalog, schema: The names in Trino.
     """
 
     statement: TableStatement
@@ -105,9 +111,10 @@ class Requested:
 
 
 class NotAllowed(Exception):
-    """The statement does not start.
+    """The statement is refused before its job starts.
 
-    `error`: in Trino's form.
+    Attributes:
+        error: The error in Trino's form.
     """
 
     def __init__(self, error: Json) -> None:
@@ -123,9 +130,10 @@ class _Statement:
 
 
 class TableStatements:
-    """Belongs to one event loop.
+    """The table statements of one event loop.
 
-    At most `at_once` jobs run together.
+    Attributes:
+        at_once: The maximum number of jobs that run at the same time.
     """
 
     def __init__(
@@ -146,17 +154,16 @@ class TableStatements:
         self._statements: OrderedDict[str, _Statement] = OrderedDict()
 
     def may_be(self, body: bytes) -> bool:
-        """Return whether the body may be such a statement; cheap."""
+        """Return whether the body may be such a statement; this check is cheap."""
         return self._at_once > 0 and _ALTERS.search(body) is not None
 
     def _find(
         self, body: bytes, headers: CIMultiDictProxy[str], *, trust_time_zone: bool
     ) -> tuple[Requested, Session] | None:
-        """Return the statement, if it is one on a table of Seamark, and its session; None for all that Trino
-        receives.
+        """Return the statement and its session, or None if the body is to be sent to Trino.
 
         Raises:
-            BadRequest: For one with a mistake.
+            BadRequest: The statement has a mistake.
         """
         try:
             statement = parse_statement(body.decode())
@@ -185,7 +192,7 @@ class TableStatements:
         *,
         trust_time_zone: bool,
     ) -> Json | None:
-        """Return the first answer to a statement; None for one that Trino receives.
+        """Start a statement and return the first answer, or None if the body is to be sent to Trino.
 
         Args:
             base: The URL by which the client reaches the proxy.
@@ -207,7 +214,7 @@ class TableStatements:
             self._check_room()
             async with asyncio.timeout(_CHECK_S):
                 await _check_rights(wanted, send, judge)
-            self._check_room()  # others have come meanwhile
+            self._check_room()  # Other statements may have arrived in the meantime.
         except NotAllowed as refusal:
             return to_failed_answer(refusal.error, base)
         except (aiohttp.ClientError, TimeoutError) as error:
@@ -219,8 +226,9 @@ class TableStatements:
         return self._answer(number, base)
 
     async def answer(self, method: str, number: str, base: str) -> web.Response:
-        """To a request for a statement: the next answer to a GET, after a second or the end of the job; a DELETE
-        kills the job.
+        """Answer a request for a statement.
+
+        A GET receives the next answer, after a second or at the end of the job. A DELETE kills the job.
         """
         statement = self._statements.get(number)
         if method not in ("GET", "DELETE"):
@@ -232,7 +240,7 @@ class TableStatements:
             statement.task.cancel()
             return web.Response(status=204)
         await asyncio.wait((statement.task,), timeout=_POLL_S)
-        if number not in self._statements:  # cancelled meanwhile
+        if number not in self._statements:  # The statement was cancelled in the meantime.
             return web.Response(status=404, text="The statement is unknown to this proxy\n")
         return json_response(self._answer(number, base))
 
@@ -297,10 +305,10 @@ class TableStatements:
 
 
 async def run_in_process(job: StatementJob, *, authorities: str | None = None) -> StatementAnswer:
-    """Run a statement in another process. A cancelled job is killed.
+    """Run a statement in another process; if the task is cancelled, the process is killed.
 
     Args:
-        authorities: PEM file for the server's certificate.
+        authorities: A PEM file for the server's certificate.
     """
     more = {"OMP_NUM_THREADS": "1", **({} if authorities is None else {"SEAMARK_CA": authorities})}
     process = await asyncio.create_subprocess_exec(
@@ -324,7 +332,11 @@ async def run_in_process(job: StatementJob, *, authorities: str | None = None) -
 
 
 async def _check_rights(wanted: Requested, send: Send, judge: Judge | None) -> None:
-    """NotAllowed if Trino refuses the client's statements, or has rules for it that forbid the job."""
+    """Check that Trino accepts the client's statements and has no rules for the client that forbid the job.
+
+    Raises:
+        NotAllowed: Trino refuses a statement, or a rule forbids the job.
+    """
     table = ".".join(map(quote_name, (wanted.catalog, wanted.schema, wanted.table)))
     columns = list[str]()
     if isinstance(wanted.statement, DropColumns):
@@ -335,7 +347,8 @@ async def _check_rights(wanted: Requested, send: Send, judge: Judge | None) -> N
         right = f"ALTER TABLE {table} EXECUTE optimize"
     await _run_at_trino(f"EXPLAIN (TYPE VALIDATE) {right}", send)
     listed = ", ".join(map(quote_name, columns)) or "1"
-    # The predicate, so that Trino refuses columns that the client may not read. A comment may end its text.
+    # The query contains the predicate, so that Trino refuses columns that the client may not read. The
+    # predicate may end with a comment.
     condition = "FALSE" if wanted.statement.where is None else f"FALSE AND ({wanted.statement.where}\n)"
     query = await _run_at_trino(f"SELECT {listed} FROM {table} WHERE {condition}", send)  # noqa: S608
     if judge is not None:
@@ -348,10 +361,10 @@ async def _check_rights(wanted: Requested, send: Send, judge: Judge | None) -> N
 
 
 async def _run_at_trino(statement: str, send: Send) -> str:
-    """Return the id of the query, at its end.
+    """Run a statement in Trino to its end, and return the id of the query.
 
     Raises:
-        NotAllowed: With Trino's error.
+        NotAllowed: The statement fails; the error is Trino's.
     """
     response = await send("POST", "/v1/statement", statement.encode())
     while True:
@@ -372,7 +385,7 @@ async def _run_at_trino(statement: str, send: Send) -> str:
 
 
 def to_failed_answer(error: Json, base: str) -> Json:
-    """Return the only answer to a statement that does not start."""
+    """Return the only answer to a statement that was refused."""
     number = secrets.token_hex(16)
     return {
         "id": number,
@@ -391,7 +404,7 @@ def base_url(headers: CIMultiDict[str], coordinator: Coordinator) -> str:
     """Return the URL by which the client reaches the proxy.
 
     Args:
-        headers: Those that the coordinator receives.
+        headers: The headers that the coordinator receives.
     """
     prefix = headers.get("X-Forwarded-Prefix", "").removesuffix(coordinator.prefix)
     return f"{headers['X-Forwarded-Proto']}://{headers['X-Forwarded-Host']}{prefix}"
@@ -409,7 +422,7 @@ _CODES = {
     "GENERIC_INTERNAL_ERROR": 65536,
     "QUERY_QUEUE_FULL": 131074,
 }
-"""Trino's `StandardErrorCode`."""
+"""The error codes of Trino's `StandardErrorCode`."""
 
 
 def _error(name: str, message: str, kind: str = "USER_ERROR") -> Json:
@@ -424,7 +437,7 @@ def _error(name: str, message: str, kind: str = "USER_ERROR") -> Json:
 
 
 def _stats(state: str, began_s: float) -> Json:
-    """Return all fields, because some clients require them."""
+    """Return the statistics with all fields, because some clients require all of them."""
     elapsed_ms = int(1000 * (time.monotonic() - began_s))
     zero = dict.fromkeys((*_COUNTS, *_TIMES, *_SIZES), 0)
     return {"state": state, "queued": False, "scheduled": True, **zero, "elapsedTimeMillis": elapsed_ms}

@@ -123,7 +123,7 @@ async def test_statements_that_are_no_query_are_refused_with_the_reason(star: St
         ("", "it is empty", "duckdb"),
         ("SELECT 1", "is not read", "trino"),
         ("DELETE FROM db.fact", "is not read", "trino"),
-        ("DELETE FROM db.fact", "no single query", "duckdb"),
+        ("DELETE FROM db.fact", "not a single query", "duckdb"),
         ("SELECT 1 FROM db.fact USING SAMPLE 10", "TableSample", "duckdb"),
         ("SELECT 1 FROM db.fact; SELECT 2 FROM db.fact", "is not read", "trino"),
         ("SELECT 1 FROM db.fact WHERE " + "(" * 3000 + "1" + ")" * 3000, "The query is not", "trino"),

@@ -184,7 +184,7 @@ def problems(client: IndexClient) -> list[str]:
 @pytest.mark.parametrize(
     ("properties", "reason"),
     [
-        ({}, "No column of the table has an age"),
+        ({}, "No column of the table has a maximum age"),
         ({COLUMNS: "must: 1d"}, "is required"),
         ({COLUMNS: "at: 1d"}, "source of a partition field"),
         ({COLUMNS: "nothing: 1d"}, "There is no column"),

@@ -230,8 +230,8 @@ def new_table(schema: ours.Schema, spec: PartitionSpec, folder: Path) -> TableMe
     [
         (pa.array([2**40], pa.int64()), "int", "cannot be read as int32"),
         (pa.array(["x"]), "int", "cannot be read as int32"),
-        (pa.array([1], pa.timestamp("ns")), "timestamp", "does not hold timestamp"),
-        (pa.array([b"\xff"], pa.binary()), "string", "does not hold string"),
+        (pa.array([1], pa.timestamp("ns")), "timestamp", "does not fit the type timestamp"),
+        (pa.array([b"\xff"], pa.binary()), "string", "does not fit the type string"),
         (pa.array([Decimal("1.234")]), "decimal(9, 2)", "cannot be read as decimal"),
         (pa.array([[1]]), "int", "cannot be read as int32"),
     ],

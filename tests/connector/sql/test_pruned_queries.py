@@ -92,7 +92,7 @@ def test_tag_is_read_as_the_snapshot_that_it_names(served: Served) -> None:
         with pytest.raises(BadRequest, match="Cannot find the branch or tag 'none'; the table has it's, main"):
             session.sql("SELECT * FROM db.t1 FOR VERSION AS OF 'none'")
         both = "SELECT count(*) FROM db.t1 a JOIN db.t1 FOR VERSION AS OF 'it''s' b ON a.id = b.id"
-        with pytest.raises(BadRequest, match="at a branch or tag and at another of its states"):
+        with pytest.raises(BadRequest, match="at a branch or tag, and also at another snapshot"):
             session.explain(both)
         (read,) = session.explain("SELECT id FROM db.t1 FOR VERSION AS OF 'it''s' WHERE id = 4711").tables
         assert (read.files, read.considered_files) == (0, 3)

@@ -400,5 +400,5 @@ def test_json_rows_have_dates_of_any_year() -> None:
         ["+5881580-07-11", "1970-01-01 00:00:00.000001", "1970-01-01 00:00:00.000001 UTC"],
     ]
     nested = pa.record_batch({"days": pa.array([[2932897]], pa.list_(pa.int32())).cast(pa.list_(pa.date32()))})
-    with pytest.raises(BadRequest, match="not in the years 1 to 9999"):
+    with pytest.raises(BadRequest, match="outside the years 1 to 9999"):
         json_rows(nested)

@@ -414,7 +414,7 @@ def test_missing_file_stops_only_its_own_batch(
         Path(client.files("db.t")["file_path"].to_pylist()[0].removeprefix("file://")).unlink()
         report = compact(client, "db.t")
         assert (report.commits, len(report.errors)) == (2, 1)
-        with pytest.raises(RuntimeError, match="1 parts of the table are not rewritten"):
+        with pytest.raises(RuntimeError, match="1 parts of the table were not rewritten"):
             run_compaction(client, ("db", "t"))
 
 

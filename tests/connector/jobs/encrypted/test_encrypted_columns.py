@@ -294,7 +294,7 @@ def test_error_of_a_job_quotes_no_value_of_an_encrypted_file(
         pq.write_table(table.cast(pa.schema(fields)), path, version="2.6", encryption_properties=properties)
     report = merge_files(client, "db.t")
     assert report.commits == 0
-    assert "does not hold timestamp" in report.errors[0]
+    assert "does not fit the type timestamp" in report.errors[0]
     assert "1234567890123456789" not in report.errors[0]
     assert "secret" not in line_of(pa.ArrowInvalid("Failed to parse string: 'secret'"), 500, named=True)
     assert line_of(OSError("No space left"), 500, named=True) == "OSError: No space left"
