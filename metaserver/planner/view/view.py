@@ -163,7 +163,7 @@ class ColumnStatistics:
             view, self._bounds[1], None if of_base is None else of_base.upper
         )
         self.rows_read = max(sum(side.rows_read() for side in sides) for sides in (self.lower, self.upper))
-        """The maximum number of rows that one comparison reads."""
+        """The maximum number of rows that a comparison reads."""
         for side in (*self.lower, *self.upper):
             if side.rows_read() >= _SKETCHED_ROWS_MIN:
                 side.add_sketches(view)
