@@ -65,23 +65,23 @@ class JobQueue:
         self._limit = limit
         self._waiting: dict[Key, _Entry] = {}
         self._counts: Counter[str] = Counter()
-        """Waiting jobs of each tenant."""
+        """The number of waiting jobs of each tenant."""
         self._running: dict[Key, float] = {}
-        """When each running job began."""
+        """The start time of each running job."""
         self._repeated: dict[Key, tuple[Job, float]] = {}
-        """Jobs that were proposed while they ran, and when they are due."""
+        """Jobs that were proposed while they ran, with the time at which they are due."""
         self._resting: dict[Key, tuple[float, int]] = {}
-        """(not before, failures in a row) of jobs that ended, until both are without effect."""
+        """(earliest next start, consecutive failures) of ended jobs, until neither matters."""
         self._delayed: list[tuple[float, int, Key]] = []
         self._ready: dict[str, list[tuple[int, int, int, Key]]] = {}
         """Heaps of (priority, order, item, key), by tenant."""
         self._served_s: dict[str, float] = {}
-        """The time that the jobs of each tenant have taken; at least that of the tenant that was served last."""
+        """The time that the jobs of each tenant have taken, but at least that of the tenant that was served last."""
         self._turn_s = 0.0
         self._changed = asyncio.Event()
         self._orders = self._items = 0
         self._heaped = 0
-        """Items of all heaps."""
+        """The number of items in all heaps."""
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._running)

@@ -1,4 +1,4 @@
-"""The policy of a table: the properties of the table and of its namespaces that control table services, and settings."""
+"""The policy of a table: the properties of the table and its namespaces, and the settings, for table services."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class RunLog:
         self._timeline = timeline
         self._clock = clock
         self._clean: set[tuple[str, str]] = set()
-        """Keys of jobs whose last recorded run did not fail."""
+        """The keys of jobs whose last recorded run did not fail."""
 
     async def record(self, job: Job, launcher: str, began_ms: int, totals: Mapping[str, Any], error: str) -> None:
         """Record an instant for a job that changed something or failed.

@@ -56,8 +56,9 @@ class TableWatch:
         self._load = load
         self._clock = clock
         self._due_by_state: dict[int, float] = {}
-        """The monotonic seconds at which a table must be examined again, by a hash of its state. A table whose hash is
-        by chance that of another waits for its next change."""
+        """The monotonic seconds at which a table must be examined again, by a hash of its state. If two tables have
+        the same hash by chance, one waits for its next change.
+        """
 
     async def follow(self, examine: Examine, since: str | None) -> None:
         """Examine each table soon after it changes, until cancelled.
