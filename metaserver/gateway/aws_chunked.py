@@ -1,10 +1,11 @@
-"""The `aws-chunked` body: chunks with optional signatures, then optional trailers. Pure: bytes in, data out.
+r"""Decodes and encodes `aws-chunked` bodies: chunks with optional signatures, then optional trailers.
 
-    <size in hex>[;chunk-signature=<64 hex digits>]\\r\\n <data> \\r\\n … 0[;chunk-signature=…]\\r\\n
-    [x-amz-checksum-crc32:<base64>\\r\\n] [x-amz-trailer-signature:<64 hex digits>\\r\\n] \\r\\n
+    <size in hex>[;chunk-signature=<64 hex digits>]\r\n <data> \r\n … 0[;chunk-signature=…]\r\n
+    [x-amz-checksum-crc32:<base64>\r\n] [x-amz-trailer-signature:<64 hex digits>\r\n] \r\n
 
-A signature covers the signature before it and the hash of the chunk's data. The last piece of a chunk is withheld until
-its signature is verified: a receiver that needs all data before it stores an object never stores forged data.
+The module has no input or output. Each signature covers the previous signature and the hash of the
+chunk's data. The decoder withholds the last piece of a chunk until the chunk's signature is verified. So
+a receiver that needs all data before it stores an object never stores forged data.
 
 Source: Amazon S3 API reference, "Signature calculations: transferring payload in multiple chunks".
 """
@@ -38,14 +39,18 @@ _TRAILER_SIGNATURE_BYTES = len("x-amz-trailer-signature:") + 64 + 2
 
 
 class ChunkDecoder:
-    """`feed` returns the data of the body's bytes; `finish` the trailers, after all bytes.
+    """Decodes a body. `feed` returns data from bytes of the body; `finish` returns the trailers after all bytes.
 
-    S3Error for a malformed body, a wrong signature, or another length than `length`, the decoded length that the client
-    declared.
+    Raises:
+        S3Error: The body is malformed, a signature is wrong, or the data do not have `length` bytes, the decoded length
+            that the client declared.
     """
 
     def __init__(self, claim: SignatureClaim, key: bytes, length: int) -> None:
-        """`key` is the signing key of the claim, whose signature starts the chain."""
+        """Create a decoder.
+
+        `key` is the signing key of the claim. The claim's signature is the first of the chain.
+        """
         self._claim = claim
         self._key = key
         self._length = length
@@ -55,7 +60,7 @@ class ChunkDecoder:
         self._buffer = bytearray()
         self._received = 0
         self._left: int | None = None
-        """Bytes of the present chunk that have not arrived; None between chunks."""
+        """The bytes of the current chunk that have not arrived; None between chunks."""
         self._signature = b""
         self._hash = hashlib.sha256()
         self._withheld = b""
@@ -79,12 +84,13 @@ class ChunkDecoder:
             raise S3Error("InvalidRequest", "The body continues after its last chunk")
         if self._received != self._length:
             raise S3Error(
-                "IncompleteBody", f"x-amz-decoded-content-length is {self._length}; the body has {self._received}"
+                "IncompleteBody",
+                f"x-amz-decoded-content-length is {self._length}, but the body has {self._received} bytes",
             )
         return self.trailers
 
     def _step(self, pieces: list[bytes]) -> bool:
-        """Return whether more may follow from the buffer."""
+        """Decode the next part of the buffer, and return whether the buffer may contain another part."""
         if self._ended:
             if len(self._buffer) > _TRAILER_BYTES_MAX:
                 raise S3Error("InvalidRequest", f"The trailers have more than {_TRAILER_BYTES_MAX} bytes")
@@ -155,7 +161,7 @@ class ChunkDecoder:
 
     def _chain(self, text: str, signature: str) -> None:
         expected = hmac.digest(self._key, text.encode(), "sha256").hex()
-        if not hmac.compare_digest(expected.encode(), signature.encode()):  # texts have to be ASCII
+        if not hmac.compare_digest(expected.encode(), signature.encode()):  # The operands must be ASCII.
             raise S3Error("SignatureDoesNotMatch", "The signature of a chunk does not match its data")
         self._previous = expected
 
@@ -178,7 +184,10 @@ class ChunkDecoder:
 
 
 class ChunkSigner:
-    """Frames a body as aws-chunked: with signatures that continue that of the header, or without."""
+    """Frames a body as aws-chunked.
+
+    With signatures, the first chunk's signature continues from that of the header.
+    """
 
     def __init__(self, secret: str, timestamp: str, region: str, payload: str, seed: str) -> None:
         scope = f"{timestamp[:8]}/{region}/s3/aws4_request"
@@ -193,12 +202,13 @@ class ChunkSigner:
     def end(self, trailer: str, value: str) -> bytes:
         """Return the last chunk, and the trailer if it has a name.
 
-        InvalidRequest for a value of another length than that of its algorithm.
+        Raises:
+            S3Error: InvalidRequest if the value does not have the length of its algorithm.
         """
         head = self._header(b"")
         if not trailer:
             return head + b"\r\n"
-        if len(value) != _CHECKSUM_CHARS[trailer] or not _BASE64.fullmatch(value):  # otherwise the length is another
+        if len(value) != _CHECKSUM_CHARS[trailer] or not _BASE64.fullmatch(value):  # the length was declared
             raise S3Error("InvalidRequest", f"The trailer {trailer} is missing or malformed")
         text = f"{trailer}:{value}"
         if self._is_signed:
@@ -220,12 +230,13 @@ class ChunkSigner:
 
 
 def compute_framed_length(length: int, chunk_bytes: int, trailer: str, *, is_signed: bool) -> int:
-    """Return bytes of a framed body with `length` bytes of data in chunks of `chunk_bytes`.
+    """Return the length of a framed body with `length` bytes of data in chunks of `chunk_bytes`.
 
-    InvalidRequest for an unknown trailer.
+    Raises:
+        S3Error: InvalidRequest if the trailer is unknown.
     """
     if trailer and trailer not in _CHECKSUM_CHARS:
-        raise S3Error("InvalidRequest", f"x-amz-trailer has to be one of {', '.join(_CHECKSUM_CHARS)}")
+        raise S3Error("InvalidRequest", f"x-amz-trailer must be one of {', '.join(_CHECKSUM_CHARS)}")
     signature = _SIGNATURE_BYTES if is_signed else 0
     full, remainder = divmod(length, chunk_bytes)
     framed = full * (len(b"%x" % chunk_bytes) + signature + 4 + chunk_bytes)

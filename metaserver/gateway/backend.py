@@ -1,4 +1,4 @@
-"""The port of the gateway: what answers an authorised S3 request. Implemented over a store and over a local folder."""
+"""The port of the gateway to what answers an authorised S3 request: an S3-compatible store, or a local folder."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from seamark.metaserver.objects.s3_scope import Address
 
 @dataclass(frozen=True, slots=True)
 class S3Read:
-    """What an authorised request asks for, without its body.
+    """An authorised request without its body.
 
-    `headers` have lower-case names; `address.query` has no authentication. `who` is the principal that the keys were
-    issued to, `pinned` whether the table's objects are pinned in the cache.
+    `headers` have lower-case names; `address.query` has no authentication. `who` is the principal that received the
+    keys. `pinned` is whether the table's objects are pinned in the cache.
     """
 
     method: str
@@ -31,10 +31,10 @@ class S3Read:
 
 @dataclass(frozen=True, slots=True)
 class S3Call(S3Read):
-    """A request that the keys of its sender allow.
+    """A request that its keys allow.
 
-    `document` is the XML body of a call that has one, read because the keys in it were checked; other bodies are
-    `body`, unread.
+    If the call has an XML body, `document` contains it, because the keys in it were checked. All other bodies are in
+    `body`, and are not read yet.
     """
 
     request: web.Request
@@ -46,10 +46,10 @@ class S3Call(S3Read):
 class StartedAnswer:
     """An answer whose header and first bytes are sent.
 
-    `rest` sends the others; None if there are none. May be called more than once.
+    `rest` sends the remaining bytes; None if all are sent. It may be called more than once.
 
     Attributes:
-        abandon: It will not be sent; what it keeps is released.
+        abandon: Releases the memory of the answer, if the rest will not be sent.
     """
 
     status: int
@@ -61,14 +61,14 @@ class StartedAnswer:
 class BrokenAnswer(Exception):
     """The rest of an answer cannot be sent.
 
-    Only an aborted connection shows the client that bytes are missing.
+    The header is sent already, so only an aborted connection shows the client that bytes are missing.
     """
 
 
 class PromptResponse(web.StreamResponse):
     """An answer in pieces whose header is sent together with its first piece, if it has pieces.
 
-    Two writes would wake the client twice, and it would run in between on a busy machine.
+    Two writes would wake the client twice. On a busy machine, the client would run between them.
     """
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
@@ -78,9 +78,10 @@ class PromptResponse(web.StreamResponse):
 
 class Backend(Protocol):
     async def answer(self, call: S3Call) -> web.StreamResponse:
-        """Return the answer, sent in pieces.
+        """Return the answer, which is sent in pieces.
 
-        S3Error, or an error of SeamarkError's tree, before the first piece is sent.
+        Raises:
+            S3Error, SeamarkError: The request failed before the first piece was sent.
         """
 
     async def close(self) -> None: ...

@@ -1,8 +1,9 @@
-"""The body of a request, read in pieces within limits of size and time; never kept as a whole.
+"""Reads the body of a request in pieces, within limits of size and time. The whole body is never in memory.
 
-The rule: a reader gets the last piece of a body only after everything that the signature covers has been verified, so
-that a backend that needs all bytes before it stores an object never stores a forged or truncated object. The rights
-are confirmed again at that point: a body may take hours, in which its table is dropped and its place another table's.
+The rule: a reader receives the last piece of a body only after everything that the signature covers is verified. So a
+backend that needs all bytes before it stores an object never stores a forged or truncated object. At that point the
+rights are confirmed again: a body may take hours, and meanwhile its table may be dropped and its location used by
+another table.
 """
 
 from __future__ import annotations
@@ -20,15 +21,18 @@ from seamark.metaserver.gateway.sigv4 import SignatureClaim
 from seamark.metaserver.objects.s3_scope import UNSIGNED_PAYLOAD
 
 RATE_LEAST = 64 << 10
-"""Bytes a second that a body must have beyond its timeout."""
+"""A body may take its timeout, and a second for each of these bytes."""
 FRAMING_BYTES_MAX = 1 << 20
-"""Of an aws-chunked body, beyond as many bytes as its data has."""
+"""The maximum framing of an aws-chunked body, in addition to as many bytes as its data."""
 PIECE_BYTES = 256 << 10
-"""The largest piece: what a request holds in memory is a few of them."""
+"""The maximum size of a piece. A request has a few pieces in memory."""
 
 
 class Body:
-    """`length` is that of the data, without the framing of aws-chunked; `is_chunked` whether there is such framing."""
+    """The body of a request.
+
+    `length` is the length of the data, without the framing of aws-chunked. `is_chunked` is whether there is framing.
+    """
 
     def __init__(
         self,
@@ -41,9 +45,12 @@ class Body:
         limit_bytes: int,
         timeout_s: float,
     ) -> None:
-        """S3Error for a body without a length, or above `limit_bytes`.
+        """Check the declared length.
 
-        `key` is the signing key of the claim. `confirm` raises if the request may no longer store what it sends.
+        `key` is the signing key of the claim. `confirm` raises if the request may no longer store its body.
+
+        Raises:
+            S3Error: The body has no length, or is longer than `limit_bytes`.
         """
         self._request = request
         self._claim = claim
@@ -53,21 +60,21 @@ class Body:
         self._timeout_s = timeout_s
         self.payload = claim.payload
         self.is_chunked = claim.payload in STREAMING
-        # Of the two lengths of an aws-chunked body, some clients send only that of the data.
+        # Some clients send only one of the two lengths of an aws-chunked body: that of the data.
         name = "x-amz-decoded-content-length" if self.is_chunked else "Content-Length"
         self.length = _length(request.headers.get(name), name)
         if self.length > limit_bytes:
-            raise S3Error("EntityTooLarge", f"The body has {self.length} bytes; at most {limit_bytes} are allowed")
+            raise S3Error("EntityTooLarge", f"The body has {self.length} bytes; the limit is {limit_bytes} bytes")
         self._raw_max = self.length + (self.length + FRAMING_BYTES_MAX if self.is_chunked else 0)
         self.trailers: dict[str, str] = {}
-        """Of an aws-chunked body, once its pieces were read."""
+        """The trailers of an aws-chunked body, after its pieces were read."""
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the data, verified.
+        """Yield the verified data.
 
         Raises:
-            S3Error: For a wrong hash or signature, and for a body that ends early or is too slow; what `confirm`
-                raises.
+            S3Error: The hash or a signature is wrong, or the body ends early or is too slow. `confirm` may raise other
+                errors.
         """
         if self.is_chunked:
             decoder = ChunkDecoder(self._claim, self._key, self.length)
@@ -95,9 +102,9 @@ class Body:
         """Yield the body as it was sent.
 
         Raises:
-            S3Error: If it ends early or is too slow.
+            S3Error: The body ends early or is too slow.
         """
-        # Not before: until then, a refusal spares the client the body.
+        # The continuation is sent only here, so that after a refusal the client does not send the body.
         if self._request.headers.get("Expect", "").lower() == "100-continue":
             await self._request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self._request.writer.output_size = 0
@@ -119,18 +126,18 @@ class Body:
             for start in range(0, len(piece), PIECE_BYTES):
                 yield piece[start : start + PIECE_BYTES]
         if not self.is_chunked and received != self.length:
-            raise S3Error("IncompleteBody", f"Content-Length is {self.length}; the body has {received} bytes")
+            raise S3Error("IncompleteBody", f"Content-Length is {self.length}, but the body has {received} bytes")
 
     async def read(self, limit_bytes: int) -> bytes:
-        """Return a small body as a whole: XML."""
+        """Return a small body, such as XML, as a whole."""
         if self.length > limit_bytes:
-            raise S3Error("MalformedXML", f"The body has {self.length} bytes; at most {limit_bytes} are read")
+            raise S3Error("MalformedXML", f"The body has {self.length} bytes; the limit is {limit_bytes} bytes")
         return b"".join([piece async for piece in self.pieces()])
 
 
 def _length(text: str | None, name: str) -> int:
     if text is None:
-        raise S3Error("MissingContentLength", f"The request needs {name}")
+        raise S3Error("MissingContentLength", f"The request has no {name}; send it")
     if not text.isascii() or not text.isdigit() or len(text) > 15:
-        raise S3Error("InvalidArgument", f"{name} has to be a number of bytes")
+        raise S3Error("InvalidArgument", f"{name} must be a number of bytes")
     return int(text)

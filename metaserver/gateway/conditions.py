@@ -1,6 +1,6 @@
-"""Ranges and preconditions of GET and HEAD. Pure.
+"""Ranges and preconditions of GET and HEAD. No input or output.
 
-Sources: RFC 9110, 13 and 14; Amazon S3 API reference, GetObject.
+Sources: RFC 9110, sections 13 and 14; Amazon S3 API reference, GetObject.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 def read_range(text: str | None, size: int) -> tuple[int, int] | None:
     """Return (start, length) of a Range header for an object of `size` bytes; None for the whole object.
 
-    A malformed header is ignored (RFC 9110, 14.2), and so is one with several ranges, which S3 does not serve: the
-    answer is the whole object. InvalidRange for a range that has no byte of the object.
+    The whole object is also the answer to a malformed header, which is ignored (RFC 9110, 14.2), and to several ranges,
+    which S3 does not support.
+
+    Raises:
+        S3Error: InvalidRange if the object has no byte of the range.
     """
     if text is None or not text.startswith("bytes="):
         return None
@@ -27,7 +30,7 @@ def read_range(text: str | None, size: int) -> tuple[int, int] | None:
         return None
     if not matched[1]:
         if not size and int(matched[2]):
-            return None  # the last bytes of an empty object are the whole object
+            return None  # for an empty object, this is the whole object
         length = min(int(matched[2]), size)
         start = size - length
     else:
@@ -42,9 +45,12 @@ def read_range(text: str | None, size: int) -> tuple[int, int] | None:
 
 
 def check_read(headers: Mapping[str, str], etag: str, modified_s: int, prefix: str = "") -> None:
-    """PreconditionFailed or NotModified by the conditions of a read.
+    """Check the conditions of a read.
 
-    `prefix` is `x-amz-copy-source-` for the source of a copy, whose conditions always fail with PreconditionFailed.
+    `prefix` is `x-amz-copy-source-` for the source of a copy. Its conditions always fail with PreconditionFailed.
+
+    Raises:
+        S3Error: PreconditionFailed or NotModified if a condition is false.
     """
     unmet = "PreconditionFailed" if prefix else "NotModified"
     if_match, if_none_match = headers.get(f"{prefix}if-match"), headers.get(f"{prefix}if-none-match")
@@ -61,11 +67,15 @@ def check_read(headers: Mapping[str, str], etag: str, modified_s: int, prefix: s
 
 
 def check_write(headers: Mapping[str, str], etag: str | None) -> None:
-    """PreconditionFailed by the conditions of a write over the object with `etag`; None for no object."""
+    """Check the conditions of a write over the object with `etag`; None if there is no object.
+
+    Raises:
+        S3Error: PreconditionFailed if a condition is false.
+    """
     if_match, if_none_match = headers.get("if-match"), headers.get("if-none-match")
     if if_none_match is not None:
         if if_none_match.strip() != "*":
-            raise S3Error("NotImplemented", "A write supports If-None-Match with * only")
+            raise S3Error("NotImplemented", "A write supports only * in If-None-Match")
         if etag is not None:
             raise _make_condition_error("PreconditionFailed")
     if if_match is not None:
@@ -81,7 +91,7 @@ def _matches(condition: str, etag: str) -> bool:
 
 
 def _seconds(text: str | None) -> float | None:
-    """Return None without a valid date, which is ignored."""
+    """Return the date in seconds; None for an invalid date, which is ignored."""
     try:
         return None if text is None else parsedate_to_datetime(text).timestamp()
     except (TypeError, ValueError, OverflowError):

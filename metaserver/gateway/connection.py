@@ -1,8 +1,8 @@
-"""Connections whose requests may be answered at once: in the call that receives them, before a task is woken.
+"""Connections whose requests can be answered at once, in the call that receives them, before a task is woken.
 
 A task, a request object and a response object of aiohttp cost more than the answer of a cached range. The rule: only a
-request without a body is answered at once, on a connection that waits for a request and has sent all earlier answers.
-Every other request, every refusal and every error is left to the task, which has all of aiohttp's behaviour.
+request without a body is answered at once, and only if the connection waits for a request and has sent all earlier
+answers. The task handles all other requests, refusals and errors, with all of aiohttp's behaviour.
 """
 
 from __future__ import annotations
@@ -24,18 +24,21 @@ _NOTSENT_LOWAT: int | None = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 _KERNEL_MOST_BYTES = 1 << 20
 _KERNEL_LEAST_BYTES = 16 << 10
 _KERNEL_PARTS = 4
-"""Connections that were opened when there were few may keep more: the sum of all grows with the logarithm."""
+"""The divisor of each connection's share.
+
+Connections opened when there were few may keep more: the total grows with the logarithm of their number.
+"""
 
 
 class Unfinished(Protocol):
-    """An answer that has started and that the task of the request finishes."""
+    """An answer that has started, and that the task of the request finishes."""
 
     def abandon(self) -> None:
-        """The connection was lost before the task began."""
+        """Release the answer, because the connection was lost before the task began."""
 
 
 AtOnce = Callable[[RawRequestMessage, asyncio.Transport], "Unfinished | bool"]
-"""Begins an answer, or answers: True after the whole answer, False if nothing was sent."""
+"""Begins an answer, or sends the whole answer: True after the whole answer, False if nothing was sent."""
 
 
 class GatewayConnection(Connection):
@@ -49,13 +52,13 @@ class GatewayConnection(Connection):
         self._unfinished: Unfinished | None = None
 
     def take_unfinished(self) -> Unfinished | None:
-        """Return the answer that has started to the request whose task asks."""
+        """Return the started answer to the request whose task calls the method."""
         pending, self._unfinished = self._unfinished, None
         return pending
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Without a buffer each write is tried at once, and it is known at once what the client has not taken. With a
-        # limit of 0, asyncio's TLS transport pauses the writer of an empty buffer, and nothing resumes it.
+        # Without a buffer, each write is tried at once, so it is clear at once which bytes the client has not taken.
+        # The limit is not 0: asyncio's TLS transport would pause the writer of an empty buffer and never resume it.
         cast(asyncio.Transport, transport).set_write_buffer_limits(high=1)
         super().connection_made(transport)
 
@@ -66,7 +69,7 @@ class GatewayConnection(Connection):
         if waiter is None or waiter.done() or self._messages:
             super().data_received(data)
             return
-        self._waiter = None  # so that the base class does not wake the task
+        self._waiter = None  # prevents the base class from waking the task
         try:
             super().data_received(data)
             if len(self._messages) == 1 and not self._force_close:
@@ -86,9 +89,9 @@ class GatewayConnection(Connection):
         super().connection_lost(exc)
 
     def _limit_kernel(self) -> None:
-        """Limit what the kernel keeps for a client that does not read.
+        """Limit the unsent bytes that the kernel keeps for a client that does not read.
 
-        It is not a limit of what is on its way, as the size of the send buffer is, so that distant clients keep their
+        Unlike the size of the send buffer, it does not limit the bytes in transit, so that distant clients keep their
         rate.
         """
         self._kernel_bytes = self._connections.kernel_bytes
@@ -116,7 +119,10 @@ class GatewayConnection(Connection):
         self._wait_again()
 
     def _wait_again(self) -> None:
-        """As the base class does after an answer: the connection is closed when it has been idle for too long."""
+        """Wait for the next request, as the base class does after an answer.
+
+        The connection is closed when it has been idle for too long.
+        """
         self._keepalive = True
         close_time = self._loop.time() + self._keepalive_timeout
         self._next_keepalive_close_time = close_time
@@ -132,9 +138,10 @@ class GatewayConnections(Connections):
 
     @property
     def kernel_bytes(self) -> int:
-        """Of a connection, that the kernel keeps unsent: all together about the budget, however many there are.
+        """The unsent bytes that the kernel may keep for one connection.
 
-        A power of two, so that it changes rarely.
+        All connections together keep about the budget, however many there are. The value is a power of two, so that it
+        changes rarely.
         """
         share = self._unsent_bytes // (_KERNEL_PARTS * max(1, self.count))
         return max(_KERNEL_LEAST_BYTES, min(_KERNEL_MOST_BYTES, 1 << share.bit_length() - 1 if share else 0))

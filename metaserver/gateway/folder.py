@@ -1,6 +1,6 @@
-"""S3 requests over a local folder: each operation of the S3 API that Iceberg's clients use.
+"""Answers S3 requests from a local folder, with each operation of the S3 API that Iceberg's clients use.
 
-All access to files is in threads and below a `RootFolder`: nothing outside the folder is reached, by no link.
+All access to files is in threads and below a `RootFolder`: no link can lead outside the folder.
 """
 
 from __future__ import annotations
@@ -42,18 +42,23 @@ T = TypeVar("T")
 
 THREADS = 16
 COPY_THREADS = 4
-"""For copies of whole objects, such as the completion of an upload: they take long, and delay no other request."""
+"""The threads for copies of whole objects, e.g. to complete an upload. Copies take long, and must not delay other
+requests.
+"""
 COPIES_MAX = 16
-"""Copies that run or wait; a principal can have half of them."""
+"""The maximum number of copies that run or wait. A principal may use half of them."""
 TIMEOUT_S = 3600.0
-"""Of one step on files; the completion of a large multipart upload copies all of its parts."""
+"""The timeout of one step on files. To complete a large multipart upload, the server copies all of its parts."""
 PIECE_BYTES = 1 << 20
 KEY_BYTES_MAX = 1024
-"""S3's own limit. Listings are recursive, so that it also bounds their depth."""
+"""S3's own limit. It also limits the depth of listings, which are recursive."""
 
 
 class FolderBackend:
-    """Belongs to one event loop."""
+    """A `Backend` over a local folder.
+
+    An instance belongs to one event loop.
+    """
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._folder = settings.s3_folder.rstrip("/")
@@ -80,7 +85,7 @@ class FolderBackend:
         if len(call.address.key.encode()) > KEY_BYTES_MAX:
             raise S3Error("KeyTooLongError", f"A key has at most {KEY_BYTES_MAX} bytes")
         if call.method in ("PUT", "POST") and f"/{TEMPORARY_PREFIX}" in f"/{call.address.key}":
-            # Listings omit such names, so that nothing would find and delete the object.
+            # Listings omit such names, so no client could find and delete the object.
             raise S3Error("InvalidArgument", f"No part of a key may start with {TEMPORARY_PREFIX!r} on this store")
         try:
             return await handler(call)
@@ -138,16 +143,17 @@ class FolderBackend:
         while length:
             data = await self._run(os.pread, descriptor, min(length, PIECE_BYTES), start)
             if not data:
-                if call.request.transport is not None:  # truncated by another program: the client has to notice
+                if call.request.transport is not None:  # Another program truncated it.
                     call.request.transport.abort()
                 raise ConnectionError("The file became shorter while it was sent")
             await response.write(data)
             start, length = start + len(data), length - len(data)
 
     async def _open(self, location: str) -> tuple[int, FileInfo]:
-        """Return the descriptor of an object, to be closed by the caller.
+        """Return the descriptor of an object. The caller closes it.
 
-        NoSuchKey.
+        Raises:
+            S3Error: NoSuchKey if the object does not exist.
         """
 
         def work(place: LocalPlace) -> tuple[int, FileInfo]:
@@ -181,9 +187,9 @@ class FolderBackend:
         return web.Response(headers={"ETag": published.etag, "x-amz-request-id": call.request_id})
 
     async def _put_marker(self, call: S3Call) -> web.StreamResponse:
-        """Return a key that ends with a slash: some clients create such empty objects as folders.
+        """Accept a key that ends with a slash, without storing it.
 
-        Here folders need none.
+        Some clients create such empty objects as folders, which this store does not need.
         """
         assert call.body is not None
         if call.body.length:
@@ -193,7 +199,7 @@ class FolderBackend:
         return web.Response(headers={"ETag": '"0-0-0"', "x-amz-request-id": call.request_id})
 
     async def _receive(self, call: S3Call, headers: dict[str, str]) -> str:
-        """Return the name of a staged, synced file with the body's data and `headers`."""
+        """Return the name of a staged and synced file with the body's data and `headers`."""
         body = call.body
         assert body is not None
         named = {name for name in call.headers if name.startswith("x-amz-checksum-")} - {
@@ -271,7 +277,10 @@ class FolderBackend:
         return web.Response(status=204, headers={"x-amz-request-id": call.request_id})
 
     async def _delete_object(self, location: str) -> None:
-        """Nothing to do for a key that is a folder here: no object has it."""
+        """Delete the object at the location.
+
+        A key that is a folder here is no object, so nothing is deleted.
+        """
         if not location.endswith("/"):
             with contextlib.suppress(ObjectMissing):
                 await self._files.delete(self._file(location))
@@ -336,7 +345,7 @@ class FolderBackend:
             and max_parts.isdigit()
             and len(marker + max_parts) < 12
         ):
-            raise S3Error("InvalidArgument", "max-parts and part-number-marker have to be numbers")
+            raise S3Error("InvalidArgument", "max-parts and part-number-marker must be numbers")
         limit = min(int(max_parts), 1000)
         parts = await self._run(self._uploads.parts, _location(call), upload_id)
         later_parts = [part for part in parts if part.number > int(marker)]
@@ -365,20 +374,20 @@ class FolderBackend:
         return web.Response(status=204, headers={"x-amz-request-id": call.request_id})
 
     async def delete_abandoned(self, passed: PassedTime) -> None:
-        """Delete what has not changed for `gateway_uploads_s`, of the time that has passed."""
+        """Delete uploads and staged files that have not changed for `gateway_uploads_s` of passed time."""
         age_ms = int(self._abandoned_s * 1000)
         await self._run(self._uploads.delete_abandoned, (passed.ago(age_ms) + age_ms) / 1000)
 
     async def _discard(self, staged: str) -> None:
-        """A published file is no longer in the staging folder."""
+        """Delete a staged file. A published file is no longer in the staging folder."""
         await self._run(self._staging.discard, staged)
 
     async def _run(self, work: Callable[..., T], *args: object) -> T:
-        """Run in a thread of the files, and translate their errors."""
+        """Run `work` in a thread of the files, and translate its errors."""
         return await self._files.run(f"file://{self._folder}", lambda _: work(*args))
 
     def _hide_folder(self, message: str) -> str:
-        """Remove the place of the folder from a message: clients know objects by their keys."""
+        """Remove the path of the folder from a message, because clients identify objects by their keys."""
         return message.replace(f"file://{self._folder}/", "s3://").replace(self._folder, "the folder")
 
     def _file(self, location: str) -> str:

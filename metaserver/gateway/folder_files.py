@@ -1,11 +1,11 @@
-"""Objects as files: staged, published and described. Blocking; called in threads.
+"""Objects as files: they are staged, published and described. The functions block, and are called in threads.
 
-An object is written to a file beside the buckets, synced, and then renamed to its name, so that no reader sees a part
-of it. Renames take a lock of the folder, so that a conditional write of any worker decides on the object that it
-replaces. Content type and metadata are an extended attribute of the file.
+An object is written to a file next to the buckets, synced, and then renamed to its name, so that no reader sees a part
+of it. Renames take a lock of the folder, so that a conditional write of any worker sees the object that it replaces.
+Content type and metadata are stored in an extended attribute of the file.
 
-An ETag is the file's inode, time and size: it is different for each write, and costs no hash of the content. As ETags
-of multipart uploads, it is not an MD5.
+An ETag consists of the file's inode, time and size: it is different for each write, and needs no hash of the content.
+Like the ETag of a multipart upload, it is not an MD5.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from seamark.metaserver.objects.local import DurableFolders, LocalPlace, drop_ch
 
 ATTRIBUTE = "user.seamark-s3"
 METADATA_BYTES_MAX = 2048
-"""S3's limit of user metadata."""
+"""S3's limit for user metadata."""
 _KEPT = ("content-type", "content-encoding", "content-language", "content-disposition", "cache-control", "expires")
 _SUMS: dict[str, tuple[Callable[[bytes, int], int], int]] = {
     "x-amz-checksum-crc32": (checksums.crc32, 4),
@@ -70,10 +70,10 @@ def describe(descriptor: int) -> FileInfo:
 
 
 def select_kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers of a write that a read returns.
+    """Return the headers of a write that a later read returns.
 
     Raises:
-        S3Error: Above S3's limit of metadata.
+        S3Error: The metadata exceed S3's limit.
     """
     returned_headers = {name: headers[name] for name in _KEPT if headers.get(name)}
     codings = [part.strip() for part in returned_headers.get("content-encoding", "").split(",")]
@@ -85,15 +85,19 @@ def select_kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 class Checksums:
-    """Hashes of a body, compared with those that its sender states.
+    """Compares hashes of a body with those that its sender states.
 
-    S3Error BadDigest for a difference.
+    Raises:
+        S3Error: BadDigest if they differ.
     """
 
     def __init__(self, names: set[str], *, md5: bool) -> None:
-        """`names` are headers or trailers `x-amz-checksum-…`.
+        """Prepare the hashes.
 
-        InvalidRequest for an unknown algorithm.
+        `names` are headers or trailers `x-amz-checksum-…`.
+
+        Raises:
+            S3Error: InvalidRequest if an algorithm is unknown.
         """
         self._sums = dict.fromkeys(names & _SUMS.keys(), 0)
         self._hashes = {"content-md5": hashlib.md5(usedforsecurity=False)} if md5 else {}
@@ -109,7 +113,7 @@ class Checksums:
             hashed.update(data)
 
     def check(self, stated: Mapping[str, str]) -> None:
-        """`stated` are headers and trailers."""
+        """Compare the hashes with the stated headers and trailers."""
         computed = {name: hashed.digest() for name, hashed in self._hashes.items()}
         computed |= {name: value.to_bytes(_SUMS[name][1], "big") for name, value in self._sums.items()}
         for name, digest in computed.items():
@@ -157,7 +161,8 @@ class Staging:
     def publish(self, name: str, place: LocalPlace, conditions: Mapping[str, str]) -> FileInfo:
         """Make the staged file the object at `place`.
 
-        PreconditionFailed by the conditions of a write.
+        Raises:
+            S3Error: PreconditionFailed if a condition of the write is false.
         """
         try:
             folder = self._folders.open(place.folder)
@@ -176,7 +181,7 @@ class Staging:
 
     @contextlib.contextmanager
     def _hold_lock(self) -> Iterator[int]:
-        """Yield the descriptor of the folder of staged files, while no other process publishes."""
+        """Yield the descriptor of the folder of staged files. No other process can publish meanwhile."""
         uploads = self.root.open(UPLOADS, FOLDER_FLAGS)
         try:
             with self._lock():
@@ -205,7 +210,7 @@ def _etag_at(folder: int, name: str) -> str | None:
 
 
 def copy_bytes(source: int, target: int, start: int, length: int) -> None:
-    """Append bytes of one file to another, inside the kernel where possible."""
+    """Append bytes of one file to another; the kernel copies them if possible."""
     offset, left = start, length
     while left:
         try:

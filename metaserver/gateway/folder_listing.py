@@ -1,4 +1,7 @@
-"""ListObjectsV2 over a folder: keys in the order of their UTF-8 bytes, with common prefixes and pages. Blocking."""
+"""ListObjectsV2 over a folder: keys in the order of their UTF-8 bytes, with common prefixes and pages.
+
+The functions block.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ class Listed:
 def list_xml(root: RootFolder, bucket: str, query: Mapping[str, str]) -> bytes:
     """Return the answer to ListObjectsV2 of a bucket, which is a folder in `root`."""
     if query.get("list-type") != "2":
-        raise S3Error("NotImplemented", "Listings are served in version 2 (list-type=2)")
+        raise S3Error("NotImplemented", "Only version 2 of listings is supported; send list-type=2")
     prefix, delimiter = query["prefix"], query.get("delimiter", "")
     limit = min(int(query.get("max-keys", PAGE_MAX)), PAGE_MAX)
     token = query.get("continuation-token")
@@ -74,11 +77,14 @@ def timestamp(modified_ns: int) -> str:
 
 
 def list_keys(root: RootFolder, bucket: str, prefix: str, delimiter: str, after: str) -> Iterator[Listed]:
-    """Return the keys that start with `prefix` and are greater than `after`, in order of their bytes.
+    """Return the keys that start with `prefix` and are greater than `after`, in the order of their bytes.
 
-    A symbolic link has no key; SymbolicLinkError if the folder in which the listing starts is behind one.
+    Symbolic links are not listed.
+
+    Raises:
+        SymbolicLinkError: The path to the folder in which the listing starts contains a symbolic link.
     """
-    if "//" in prefix:  # no key has it, but the file system would read it as one slash
+    if "//" in prefix:  # The file system ignores repeated slashes, but keys never have them.
         return iter(())
     folder = prefix.rpartition("/")[0]
     start = f"{folder}/" if folder else ""
@@ -95,7 +101,7 @@ def _walk(root: RootFolder, path: str, start: str, prefix: str, after: str, *, g
             continue
         name = path + "/" + key[len(start) :].rstrip("/")
         if is_folder:
-            # The keys in a folder are greater than its own; a common prefix is not greater than itself.
+            # The keys in a folder are greater than the folder's key, but a common prefix is not greater than itself.
             if _bytes(key) <= floor and (not after.startswith(key) or (grouped and after == key)):
                 continue
             if not grouped:
@@ -106,14 +112,14 @@ def _walk(root: RootFolder, path: str, start: str, prefix: str, after: str, *, g
             try:
                 with root.folder_of(name) as (folder, last):
                     status = os.stat(last, dir_fd=folder, follow_symlinks=False)
-            except (FileNotFoundError, NotADirectoryError, SymbolicLinkError):  # deleted or replaced since
+            except (FileNotFoundError, NotADirectoryError, SymbolicLinkError):  # deleted or replaced
                 continue
             if stat.S_ISREG(status.st_mode):
                 yield Listed(key, status)
 
 
 def _children(root: RootFolder, path: str, start: str) -> list[tuple[str, bool]]:
-    """Return (key, whether it is a folder) in order; the key of a folder ends with a slash, by which it is compared."""
+    """Return (key, whether it is a folder) in the order of the keys. The key of a folder ends with a slash."""
     keys = []
     try:
         folder = root.open_folder(path)

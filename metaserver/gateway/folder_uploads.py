@@ -1,8 +1,8 @@
-"""Multipart uploads of a folder: each is a folder of parts beside the buckets, shared by all workers. Blocking.
+"""Multipart uploads of a folder. Each upload is a folder of parts next to the buckets, which all workers share.
 
-The folder's name contains a hash of the object's location, so that an upload id is of no use for another key, and a
-hash of the principal that created it, so that the uploads of each principal are counted. Uploads that are neither
-completed nor aborted are deleted after a time without changes.
+The name of an upload's folder contains two hashes. The hash of the object's location makes an upload id useless for
+another key. The hash of the principal that created the upload is used to count the uploads of each principal. Uploads
+that are neither completed nor aborted are deleted after a time without changes. The functions block.
 """
 
 from __future__ import annotations
@@ -29,11 +29,14 @@ from seamark.metaserver.objects.local import LocalPlace
 
 PARTS_MAX = 10_000
 PART_BYTES_MIN = 5 << 20
-"""Of all parts except the last; S3's own limit."""
+"""The minimum size of all parts except the last; S3's own limit."""
 _TAGS_MAX = 20 * PARTS_MAX
-"""Of the XML that lists the parts: an element has two tags, and a part has a number, an ETag and checksums."""
+"""The maximum number of tags in the XML that lists the parts.
+
+An element has two tags, and a part has a number, an ETag and checksums.
+"""
 _ID = re.compile("[0-9a-f]{48}")
-"""32 random digits, and 16 of the creator's hash."""
+"""32 random digits, and 16 digits of the creator's hash."""
 _NAME = re.compile("[0-9a-f]{32}-[0-9a-f]{48}")
 _PART_NUMBER = re.compile("[0-9]{1,9}")
 _HEADERS = "headers"
@@ -51,7 +54,7 @@ class Part:
 
 class Uploads:
     def __init__(self, staging: Staging, *, limit: int, abandoned_s: float) -> None:
-        """At most about `limit` uploads; those without changes for `abandoned_s` are abandoned."""
+        """Allow about `limit` uploads. An upload without changes for `abandoned_s` is abandoned."""
         self._staging = staging
         self._limit = limit
         self._abandoned_s = abandoned_s
@@ -59,10 +62,11 @@ class Uploads:
     def create(self, location: str, secret: bytes, who: str, share: int, headers: Mapping[str, str]) -> str:
         """Return the id of a new upload.
 
-        `headers` are those that reads of the object return.
+        `headers` are the headers that reads of the object return.
 
         Raises:
-            RetryLater: At the limit, TooManyRequests if `who` has a `share`-th of it.
+            RetryLater: The store has too many uploads.
+            TooManyRequests: `who` has a `share`-th of the maximum number.
         """
         owner = hashlib.sha256(who.encode("utf-8", "surrogatepass")).hexdigest()[:16]
         names = [name for name in self._names() if _NAME.fullmatch(name)]
@@ -70,7 +74,8 @@ class Uploads:
             raise RetryLater(f"The store has {self._limit} unfinished uploads; complete or abort some", 60)
         if sum(name.endswith(owner) for name in names) >= max(1, self._limit // share):
             raise TooManyRequests(
-                f"{who[:100]} has {self._limit // share} unfinished uploads, its share; complete or abort some"
+                f"{who[:100]} has {self._limit // share} unfinished uploads, the limit of a principal; "
+                "complete or abort some"
             )
         upload_id = secret.hex() + owner
         name = self._name(location, upload_id)
@@ -96,13 +101,18 @@ class Uploads:
             shutil.rmtree(name, ignore_errors=True, dir_fd=uploads)
 
     def check(self, location: str, upload_id: str) -> None:
-        """NoSuchUpload unless the upload is there."""
+        """Check that the upload exists.
+
+        Raises:
+            S3Error: NoSuchUpload if it does not exist.
+        """
         os.close(self._existing(location, upload_id))
 
     def add(self, location: str, upload_id: str, number: int, staged: str) -> str:
-        """Make the staged file a part; return its ETag.
+        """Make the staged file a part, and return its ETag.
 
-        NoSuchUpload when the upload does not exist, or no longer exists.
+        Raises:
+            S3Error: NoSuchUpload if the upload does not exist, or no longer exists.
         """
         name = f"{number:05d}"
         try:
@@ -116,7 +126,7 @@ class Uploads:
             raise _missing() from None
 
     def parts(self, location: str, upload_id: str) -> list[Part]:
-        """Return the parts in order of their numbers."""
+        """Return the parts in the order of their numbers."""
         try:
             with _close_after(self._existing(location, upload_id)) as folder, os.scandir(folder) as entries:
                 uploads = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries if entry.name.isdigit()]
@@ -133,7 +143,7 @@ class Uploads:
         target: LocalPlace,
         conditions: Mapping[str, str],
     ) -> FileInfo:
-        """Publish the object from the listed parts (number, ETag) at `target`."""
+        """Publish the object at `target` from the listed parts (number, ETag)."""
         upload = self._name(location, upload_id)
         chosen = _choose(listed, {part.number: part for part in self.parts(location, upload_id)})
         staged = f"{upload_id}-{os.getpid():x}-{os.urandom(8).hex()}"
@@ -158,7 +168,10 @@ class Uploads:
         self._delete_folder(self._name(location, upload_id))
 
     def delete_abandoned(self, now_s: float) -> None:
-        """Delete uploads, and staged files of processes that died, that have not changed for `abandoned_s`."""
+        """Delete abandoned uploads, and abandoned staged files of processes that died.
+
+        They are abandoned if they have not changed for `abandoned_s`.
+        """
         with contextlib.suppress(FileNotFoundError), _close_after(self._open("", FOLDER_FLAGS)) as uploads:
             for name in os.listdir(uploads):
                 with contextlib.suppress(OSError):
@@ -172,7 +185,8 @@ class Uploads:
     def _existing(self, location: str, upload_id: str) -> int:
         """Return the descriptor of the upload's folder.
 
-        NoSuchUpload.
+        Raises:
+            S3Error: NoSuchUpload if the upload does not exist.
         """
         try:
             return self._open(self._name(location, upload_id), FOLDER_FLAGS)
@@ -195,16 +209,18 @@ def read_part_number(text: str | None) -> int:
 def read_complete(document: bytes) -> list[tuple[int, str]]:
     """Return (number, ETag) of each part in the XML of CompleteMultipartUpload.
 
-    MalformedXML, without entities.
+    Raises:
+        S3Error: MalformedXML if the XML is invalid or declares types or entities.
     """
     try:
-        # Decoded first: the bytes of "<!" differ between encodings, and the parser would follow the document's own.
+        # The document is decoded first, because the bytes of "<!" differ between encodings, and the parser would use
+        # the encoding that the document declares.
         text = document.decode("utf-8")
     except UnicodeDecodeError:
         raise S3Error("MalformedXML", "The XML is not UTF-8") from None
     if "<!" in text or "\x00" in text:
-        raise S3Error("MalformedXML", "The XML may hold no declaration of types or entities")
-    if text.count("<") > _TAGS_MAX:  # parsing takes a microsecond and 200 bytes for each element, on the event loop
+        raise S3Error("MalformedXML", "The XML must not declare types or entities")
+    if text.count("<") > _TAGS_MAX:  # Each element takes a microsecond and 200 bytes to parse, on the event loop.
         raise S3Error("MalformedXML", f"The XML has more elements than {PARTS_MAX} parts need")
     try:
         root = ElementTree.fromstring(text)  # noqa: S314  without <! there are no entities to expand
@@ -215,7 +231,7 @@ def read_complete(document: bytes) -> list[tuple[int, str]]:
     except (ElementTree.ParseError, ValueError, KeyError):
         raise S3Error("MalformedXML", "The XML you provided was not well-formed or did not validate") from None
     if not 0 < len(listed) <= PARTS_MAX:
-        raise S3Error("MalformedXML", f"The XML has to list 1 to {PARTS_MAX} parts")
+        raise S3Error("MalformedXML", f"The XML must list 1 to {PARTS_MAX} parts")
     return listed
 
 
@@ -227,7 +243,7 @@ def _choose(listed: list[tuple[int, str]], present: Mapping[int, Part]) -> list[
     for number, etag in listed:
         part = present.get(number)
         if part is None or part.etag.strip('"') != etag:
-            raise S3Error("InvalidPart", f"The part {number} was not uploaded, or its ETag is another")
+            raise S3Error("InvalidPart", f"The part {number} was not uploaded, or has another ETag")
         chosen.append(part)
     if any(part.size < PART_BYTES_MIN for part in chosen[:-1]):
         raise S3Error("EntityTooSmall", "Your proposed upload is smaller than the minimum allowed size")

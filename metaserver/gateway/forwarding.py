@@ -1,10 +1,10 @@
 """Passes authorised requests on to an S3-compatible store, signed again with the server's keys.
 
-The store answers everything (ranges, conditions, multipart, listings, errors), so a client sees the same bytes and the
-same errors as without the gateway. Bodies are passed on in pieces in both directions, with the framing that the client
+The store answers everything (ranges, conditions, multipart, listings, errors), so a client receives the same bytes and
+errors as without the gateway. Bodies are passed on in pieces in both directions, with the framing that the client
 chose: a hash stays in the header, and an aws-chunked body is verified and framed again with the server's signatures. So
-a store that knows when a body is incomplete knows it here, too. A trailing checksum is passed on; the store verifies
-and keeps it.
+a store that can detect an incomplete body can also detect it behind the gateway. A trailing checksum is passed on; the
+store verifies and stores it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ from seamark.metaserver.objects.s3_scope import Address
 from seamark.metaserver.settings.settings import Settings
 
 READ_BYTES = 512 << 10
-"""Of an answer, about twice as many bytes are read before the client takes them. aiohttp's default of 64 KiB stops and
-starts the reading for each few of them."""
+"""The read buffer of an answer: about twice as many bytes are read before the client takes them.
+
+With aiohttp's default of 64 KiB, reading would stop and start after every few pieces.
+"""
 _CHUNK_BYTES = 128 << 10
 _PASSED_ON = frozenset(
     (
@@ -57,15 +59,15 @@ _ERROR_BYTES_MAX = 64 << 10
 _KEYS_REFUSED = re.compile(rb"<Code>(?:InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken|InvalidToken)</Code>")
 _REFRESH_S = 60.0
 _ATTEMPTS = 3
-"""To get the next byte of an answer from the store."""
+"""The number of attempts to get the next byte of an answer from the store."""
 _PAUSE_S = 0.1
 _log = structlog.get_logger("seamark.gateway")
 
 
 class Forwarding:
-    """Belongs to one event loop.
+    """A `Backend` that passes requests on to a store.
 
-    At most `connections` requests to the store are open.
+    An instance belongs to one event loop. At most `connections` requests to the store are open.
     """
 
     def __init__(self, settings: Settings, clock: Clock, *, connections: int) -> None:
@@ -91,13 +93,13 @@ class Forwarding:
     async def request(
         self, method: str, bucket: str, key: str, headers: Mapping[str, str]
     ) -> AsyncIterator[StoreAnswer]:
-        """As `caching.store.Store.request`."""
+        """Implement `caching.store.Store.request`."""
         url, signed = self._sign(method, Address(bucket, key, {}), headers, EMPTY_SHA256, await self._server_keys())
         try:
             async with self._session.request(method, url, headers=signed, allow_redirects=False) as answer:
                 yield StoreAnswer(answer.status, _select_returned_headers(answer), _pieces(answer.content))
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise RetryLater(f"The store did not answer, try again later: {type(error).__name__}") from None
+            raise RetryLater(f"The store did not answer; try again later: {type(error).__name__}") from None
 
     async def answer(self, call: S3Call) -> web.StreamResponse:
         headers = _select_passed_on(call.headers)
@@ -120,9 +122,9 @@ class Forwarding:
                 return await self._return_answer(call, answer)
         except (aiohttp.ClientError, TimeoutError) as error:
             cause = error.__cause__ or error.__context__
-            if isinstance(cause, S3Error):  # of the body, which the session wraps
+            if isinstance(cause, S3Error):  # an error of the body, wrapped by the session
                 raise cause from None
-            raise RetryLater(f"The store did not answer, try again later: {type(error).__name__}") from None
+            raise RetryLater(f"The store did not answer; try again later: {type(error).__name__}") from None
 
     def _sign(
         self, method: str, address: Address, headers: Mapping[str, str], payload: str, keys: S3Keys
@@ -144,19 +146,19 @@ class Forwarding:
     async def _return_answer(self, call: S3Call, answer: aiohttp.ClientResponse) -> web.StreamResponse:
         if answer.status == 403 and call.method != "HEAD":
             error = await answer.content.read(_ERROR_BYTES_MAX)
-            if _KEYS_REFUSED.search(error):  # names the server's key, and no client can correct it
-                raise StorageError("The store refuses the keys of the server; its operator has to correct them")
+            if _KEYS_REFUSED.search(error):  # it names the server's key, and no client can fix it
+                raise StorageError("The store refuses the server's keys; the operator of the server must correct them")
             return web.Response(status=403, body=error, headers=_headers(answer))
         part = _part(answer)
         if part is not None and answer.content_length not in (None, part[1] - part[0]):
-            raise RetryLater("The store's answer has another length than its range, try again")
+            raise RetryLater("The store's answer does not have the length of its range; try again")
         response = PromptResponse(status=answer.status, reason=answer.reason, headers=_headers(answer))
         if answer.content_length is not None and answer.status not in (204, 304):
             response.content_length = answer.content_length
         pieces = self._read_whole(call, answer)
         async with aclosing(pieces):
             try:
-                # The first piece precedes the header, so that an error before it has its own status.
+                # The first piece is read before the header is sent, so that an error can have its own status.
                 first = None if call.method == "HEAD" else await anext(pieces, None)
                 await _to_client(response.prepare(call.request))
                 if first is not None:
@@ -166,8 +168,8 @@ class Forwarding:
             except (aiohttp.ClientError, TimeoutError, RetryLater) as error:
                 if not response.prepared:
                     raise
-                # The header is sent: only an aborted connection shows the client that bytes are missing.
-                _log.warning("an answer was broken off", error=type(error).__name__)
+                # The header is sent, so only an aborted connection shows the client that bytes are missing.
+                _log.warning("answer could not be completed", error=type(error).__name__)
                 if call.request.transport is not None:
                     call.request.transport.abort()
                 return response
@@ -177,8 +179,8 @@ class Forwarding:
     async def _read_whole(self, call: S3Call, found: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
         """Yield the body of an answer.
 
-        If it ends early, what is missing is read with further requests for the same object (If-Match), as long as each
-        of them brings bytes. The errors of the session, or RetryLater.
+        If the body ends early, further requests for the same object (If-Match) read the missing bytes, as long as
+        each of them returns bytes. Raises the errors of the session, or RetryLater.
         """
         span, arrived = _span(call, found), 0
         pieces = _pieces(found.content)
@@ -191,7 +193,7 @@ class Forwarding:
             except (aiohttp.ClientError, TimeoutError):
                 if span is None:
                     raise
-        found.close()  # its place among the connections is free only now
+        found.close()  # only now is the connection free
         start, end, size = span
         start, failed = start + arrived, 0
         etag = found.headers["ETag"]
@@ -200,9 +202,9 @@ class Forwarding:
             try:
                 async with self.request("GET", call.address.bucket, call.address.key, headers) as answer:
                     if answer.status != 206 or answer.headers.get("etag") != etag:
-                        raise RetryLater("The store has another object meanwhile, or refuses the read, try again")
+                        raise RetryLater("The object has changed, or the store refuses the read; try again")
                     if content_range(answer) != (start, end, size):
-                        raise RetryLater("The store answered with another range, try again")
+                        raise RetryLater("The store answered with another range; try again")
                     async for piece in answer.pieces:
                         piece = piece[: end - start]
                         start, failed = start + len(piece), 0
@@ -214,7 +216,7 @@ class Forwarding:
                 await asyncio.sleep(_PAUSE_S * failed)
 
     async def _server_keys(self) -> S3Keys:
-        """Return keys of the settings, or of AWS's chain, which may have to fetch them."""
+        """Return the keys from the settings or from AWS's credential chain, which may have to fetch them."""
         if self._settings.s3_access_key_id:
             return server_keys(self._settings)
         if self._keys is None or self._clock.monotonic() >= self._keys_until_s:
@@ -252,7 +254,7 @@ def _select_passed_on(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def _payload(call: S3Call) -> str:
-    """x-amz-content-sha256 for the store: what the client sent, with its framing."""
+    """Return x-amz-content-sha256 for the store: the client's value, which includes its framing."""
     if call.document is not None:
         return hashlib.sha256(call.document).hexdigest()
     if call.body is None:
@@ -278,7 +280,7 @@ def _frame(call: S3Call, payload: str, chain: ChunkSigner) -> tuple[AsyncIterato
 
 
 async def _chunks(body: Body, trailer: str, chain: ChunkSigner) -> AsyncIterator[bytes]:
-    """Yield the data as aws-chunked, in chunks of a size that makes the length known beforehand.
+    """Yield the data as aws-chunked. The chunks have a fixed size, so that the length is known beforehand.
 
     The last chunk follows only after the whole body of the client was verified.
     """
@@ -293,15 +295,16 @@ async def _chunks(body: Body, trailer: str, chain: ChunkSigner) -> AsyncIterator
 
 
 def _part(answer: aiohttp.ClientResponse) -> tuple[int, int, int] | None:
-    """As `content_range`."""
+    """Return the result of `content_range` for an answer of aiohttp."""
     if answer.status != 206:
         return None
     return read_content_range(answer.headers.get("Content-Range", ""))
 
 
 def _span(call: S3Call, answer: aiohttp.ClientResponse) -> tuple[int, int, int] | None:
-    """Return (first byte, byte after the last, size of the object) of an answer that further requests can complete:
-    to a plain read of an object with a strong ETag.
+    """Return (first byte, byte after the last, size of the object) of an answer that further requests can complete.
+
+    It must be the answer to a plain read of an object with a strong ETag.
     """
     headers = {name.lower(): value for name, value in answer.headers.items()}
     plain = call.method == "GET" and call.address.query.keys() <= {"x-id"} and "content-encoding" not in headers
@@ -316,8 +319,10 @@ def _span(call: S3Call, answer: aiohttp.ClientResponse) -> tuple[int, int, int] 
 
 
 async def _to_client(work: Awaitable[object]) -> None:
-    """ConnectionError if the client is gone: aiohttp's error for that is one of its client's errors, too, and must not
-    look like an error of the store."""
+    """Run `work`, and raise ConnectionError if the client has closed the connection.
+
+    aiohttp uses the same error for its own client, so without this it would look like an error of the store.
+    """
     try:
         await work
     except aiohttp.ClientError as error:
@@ -325,7 +330,7 @@ async def _to_client(work: Awaitable[object]) -> None:
 
 
 async def _pieces(content: aiohttp.StreamReader) -> AsyncGenerator[bytes]:
-    """Yield what the socket had, read by read: `iter_any` would join several reads, which copies them."""
+    """Yield the bytes of each read of the socket. `iter_any` would join several reads, which copies them."""
     while True:
         piece, _ = await content.readchunk()
         if piece:
@@ -335,7 +340,7 @@ async def _pieces(content: aiohttp.StreamReader) -> AsyncGenerator[bytes]:
 
 
 def _headers(answer: aiohttp.ClientResponse) -> dict[str, str]:
-    """Return each once: some stores send the id of a request under two spellings of its name."""
+    """Return each header once, because some stores send the id of a request under two spellings of its name."""
     return {name: value for name, value in _select_returned_headers(answer).items() if name != "content-length"}
 
 

@@ -1,8 +1,8 @@
-"""The gateway's application: checks the keys and the scope of each S3 request, and has the backend answer it.
+"""The gateway's application: checks the keys and the scope of each S3 request, and lets the backend answer it.
 
-The order: the request target is parsed, the session token verified, the signature compared, the operation checked
-against the grant (`objects/s3_scope.py`: every object that the request touches is below the table's location), the
-table's ownership confirmed, a slot taken. The body is read last.
+The steps are: parse the request target, verify the session token, compare the signature, check the operation against
+the grant (`objects/s3_scope.py`: every object of the request must be below the table's location), confirm the table's
+ownership, wait for a free slot. The body is read last.
 """
 
 from __future__ import annotations
@@ -53,11 +53,14 @@ from seamark.metaserver.settings.settings import Settings
 OPERATION = "gateway"
 """The operation under which the gateway's requests are counted, with their method: `gatewayGet`."""
 PARTS_XML_BYTES_MAX = 4 << 20
-"""Of a CompleteMultipartUpload: 10,000 parts, each with its number, ETag and checksums."""
+"""The maximum size of a CompleteMultipartUpload: 10,000 parts, each with its number, ETag and checksums."""
 _HEADERS_MAX = 100
 _NO_TEXT = re.compile(r"[\ud800-\udfff]|[^\S \t]")
-"""In a header: bytes that are not UTF-8 (which aiohttp passes on as surrogates), and white space that some programs
-remove before they sign and others do not."""
+"""Matches parts of a header that are refused: bytes that are not UTF-8, and some white space.
+
+aiohttp passes these bytes on as surrogates. Some programs remove this white space before they sign;
+others keep it.
+"""
 _WHO: web.RequestKey[str] = web.RequestKey("who", str)
 _log = structlog.get_logger("seamark.gateway")
 
@@ -66,7 +69,7 @@ _log = structlog.get_logger("seamark.gateway")
 class _Admitted:
     """A request with a valid signature, and the rights of its keys.
 
-    `headers` have no session token.
+    `headers` do not contain the session token.
     """
 
     address: Address
@@ -79,7 +82,7 @@ class _Admitted:
 class _Started:
     """A request that `begin` has admitted.
 
-    With an answer, its first bytes are sent, and it has its slot until its end.
+    If it has an answer, the first bytes are sent, and the request keeps its slot until the end of the answer.
     """
 
     def __init__(self, admitted: _Admitted, request_id: str, started_s: float) -> None:
@@ -119,7 +122,7 @@ class Gateway:
         self._ownership = ownership
         self._backend = backend
         self._metrics = metrics
-        # Without logins there is one principal, which may use all.
+        # Without logins, there is one principal, which may use all slots.
         share = 1 if settings.auth == "none" else 2
         self._slots = HolderLimit("gateway requests at once", limit, limit // share)
         document_bytes = settings.bodies_memory_bytes
@@ -129,7 +132,7 @@ class Gateway:
     def build_app(self) -> web.Application:
         @web.middleware
         async def handle_all(request: web.Request, handler: Handler) -> web.StreamResponse:
-            return await self.handle(request)  # also for targets that the router does not know
+            return await self.handle(request)  # also for targets that the router cannot match
 
         app = web.Application(middlewares=[handle_all])
         app.on_response_prepare.append(_name_server)
@@ -137,9 +140,9 @@ class Gateway:
         return app
 
     def begin(self, message: RawRequestMessage, transport: asyncio.Transport) -> _Started | bool:
-        """Answer a read of what is in memory, after all checks that `handle` makes.
+        """Answer a read of data in memory, after all checks of `handle`.
 
-        Other requests and refusals are left to `handle`, which gets the result of these checks.
+        Other requests and refusals are left to `handle`, which receives the result of these checks.
         """
         if self._begins is None or message.method not in READ_METHODS:
             return False
@@ -205,7 +208,7 @@ class Gateway:
         return response
 
     async def _finish(self, request: web.Request, started: _Started, answer: StartedAnswer) -> web.StreamResponse:
-        request.writer.output_size = 1  # so that an error breaks the connection, as for any answer that has started
+        request.writer.output_size = 1  # An error then breaks the connection, as for other answers.
         try:
             if answer.rest is not None:
                 await answer.rest(request.writer)
@@ -230,8 +233,8 @@ class Gateway:
         operation = f"{OPERATION}{method.title()}" if is_known else OPERATION
         seconds = self._clock.monotonic() - started_s
         self._metrics.observe(operation, status, seconds, failure)
-        # No target: keys contain partition values, and a query may contain a signature. Unauthenticated clients
-        # fill no log.
+        # The target is not logged: keys contain partition values, and a query may contain a signature. Requests without
+        # authentication are not logged, so that they cannot fill the log.
         log = _log.info if client else _log.debug
         log(
             "request",
@@ -246,7 +249,7 @@ class Gateway:
 
     def _refusal(self, error: S3Error, request: web.Request, request_id: str) -> web.StreamResponse:
         if request.writer.output_size > 0:
-            # The answer has started, and its status cannot be changed: the client has to see a broken connection.
+            # The answer has started and its status cannot change, so the connection is broken to show the error.
             if request.transport is not None:
                 request.transport.abort()
             return web.Response(status=error.status)
@@ -316,11 +319,11 @@ class Gateway:
         return claim, grant, secret
 
     def _open_body(self, request: web.Request, admitted: _Admitted) -> Body | None:
-        """Return the unread body; None for the calls without one."""
+        """Return the unread body; None for calls without a body."""
         address, claim = admitted.address, admitted.claim
         if request.method not in ("PUT", "POST") or (request.method == "POST" and "uploads" in address.query):
             if request.body_exists:
-                raise S3Error("InvalidRequest", f"{request.method} has no body here")
+                raise S3Error("InvalidRequest", f"A {request.method} request must not have a body")
             return None
         if "x-amz-copy-source" in request.headers:
             return None
@@ -344,14 +347,17 @@ def _text(document: bytes | None) -> str | None:
 
 
 def _flat(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the headers by lower-case name, several values joined as HTTP defines."""
+    """Return the headers by lower-case name, with several values joined as HTTP defines."""
     flat: dict[str, str] = {}
     for number, (name, value) in enumerate(headers):
         if number == _HEADERS_MAX:
             raise S3Error("InvalidRequest", f"The request has more than {_HEADERS_MAX} headers")
         lower = name.lower()
         if _NO_TEXT.search(value):
-            raise S3Error("InvalidArgument", f"The header {name[:100]} has to be UTF-8, without white space but spaces")
+            raise S3Error(
+                "InvalidArgument",
+                f"The header {name[:100]} must be UTF-8 with no white space but spaces and tabs",
+            )
         if lower in flat and lower in ("host", "authorization", "content-length", "x-amz-security-token"):
             raise S3Error("InvalidRequest", f"The header {name} is present twice")
         flat[lower] = f"{flat[lower]},{value.strip()}" if lower in flat else value.strip()
@@ -359,8 +365,8 @@ def _flat(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 async def _name_server(request: web.Request, response: web.StreamResponse) -> None:
-    response.headers["Server"] = "seamark"  # otherwise aiohttp sends its version and that of Python
+    response.headers["Server"] = "seamark"  # otherwise aiohttp sends its version and Python's
 
 
 async def _expect_nothing(request: web.Request) -> None:
-    """The handler asks for the body itself, once the request is authorised."""
+    """Ignore `Expect: 100-continue`: the handler requests the body when the request is authorised."""

@@ -1,6 +1,8 @@
-"""Whether the table of a grant is still in the catalog and owns its location, and whether the principal that the keys
-were issued to still has a login and the rights: asked again while keys live, remembered briefly, and forgotten as soon
-as the timeline has news of the table."""
+"""Checks that a grant is still valid, while its keys are in use.
+
+The table must still be in the catalog and own its location, and the principal that received the keys must still have a
+login and the rights. A result is cached for a short time, and removed as soon as the timeline has news of the table.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def _key_of(grant: ObjectGrant) -> _Checked:
 
 
 class Ownership:
-    """Asks the database at most once in `recheck_s` for each table and principal."""
+    """Checks grants, and queries the database at most once in `recheck_s` for each table and principal."""
 
     def __init__(self, store: PointerStore, clock: Clock, settings: Settings) -> None:
         self._store = store
@@ -42,18 +44,19 @@ class Ownership:
         self._forgotten = 0
 
     def is_confirmed(self, grant: ObjectGrant) -> bool:
-        """Return whether `check` would return without asking the database."""
+        """Return whether `check` would return without a query of the database."""
         until_s = self._known.get(_key_of(grant))
         return until_s is not None and self._clock.monotonic() < until_s
 
     async def check(self, grant: ObjectGrant) -> None:
-        """Forbidden if the principal has lost its login or its rights.
+        """Check a grant.
 
         A staged table, which has no name and no claims yet, may use a location without a claim.
 
         Raises:
-            Forbidden: If the table was dropped or moved to another namespace, where the bearer may have no rights, or
-                does not own the location: another table claims it, or the metadata file that named it was forged.
+            Forbidden: The principal has lost its login or its rights. Or the table was dropped, or moved to another
+                namespace, where the principal may have no rights. Or the table does not own the location: another table
+                claims it, or the metadata file that named it was forged.
         """
         if self.is_confirmed(grant):
             return
@@ -69,17 +72,20 @@ class Ownership:
             self._known.pop(known_key, None)
             raise Forbidden("The keys are for a location that their table does not own; load the table again")
         if forgotten != self._forgotten:
-            return  # the answer may be from before the news
+            return  # the answer may precede the news
         self._known[known_key] = now_s + self._recheck_s
         self._known.move_to_end(known_key)
         while len(self._known) > _REMEMBERED_MAX:
             self._known.popitem(last=False)
 
     async def _check_rights(self, grant: ObjectGrant) -> None:
-        """Forbidden if the principal has lost its login or its rights.
+        """Check that the principal still has its login and its rights.
 
-        Not checked: rights by roles that only an OIDC token states, and keys without a namespace, which are those of
-        preloads and of earlier versions.
+        The check does not include rights by roles that only an OIDC token states. It does not include keys
+        without a namespace, which are those of preloads and of earlier versions.
+
+        Raises:
+            Forbidden: The principal has lost its login or its rights.
         """
         if self._mode == "none" or not grant.namespace or grant.who == SERVICE_PRINCIPAL:
             return
@@ -98,7 +104,7 @@ class Ownership:
         raise Forbidden("The table of the keys was dropped")
 
     async def follow(self, timeline: Timeline) -> None:
-        """Forget each table to which anything but a commit happens, until cancelled."""
+        """Follow the timeline until cancelled, and forget each table with an instant other than a commit."""
         head = await timeline.head()
         async with timeline.watching(InstantFilter(since=head), counted=False) as watcher:
             while True:

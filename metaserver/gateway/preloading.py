@@ -1,9 +1,10 @@
 """Reads the data files of chosen tables into the pinned part of the cache as soon as a commit adds them.
 
-The policy is a property of a table or of its namespaces: `seamark.cache.preload` = `footers` or `files`, and
-`seamark.cache.preload-filter`, an Iceberg expression (JSON) that chooses files, such as those of some partitions. The
-rules: only objects below a location that the table owns are read, as for a client with its keys; a table gets its share
-of the pinned part and no more; and clients precede: while much of the budget for reads is used, nothing is preloaded.
+The policy is a property of a table or of its namespaces: `seamark.cache.preload` = `footers` or `files`.
+`seamark.cache.preload-filter`, an Iceberg expression (JSON), chooses files, such as those of some partitions. The
+rules: only objects below a location that the table owns are read, as for a client with the table's keys. A table uses
+at most its share of the pinned part. Clients have priority: while much of the budget for reads is used, nothing is
+preloaded.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ POLICY = "seamark.cache.preload"
 FILTER = "seamark.cache.preload-filter"
 _KINDS = ("footers", "files")
 _FOOTER_BYTES = 64 << 10
-"""At the end of a file: with the block size of the cache, the last block of it."""
+"""The bytes that are read at the end of a file. With the block size of the cache, they are its last block."""
 _TABLES_MAX = 1000
-"""Tables that wait for their files, and tables whose files are known to be read."""
+"""The maximum number of tables that wait for their files, and of tables whose preloaded files are remembered."""
 _FILES_MAX = 10_000
 _FILTER_CHARACTERS = 16_384
 _PAUSE_S = 0.05
@@ -49,9 +50,9 @@ _log = structlog.get_logger("seamark.gateway")
 
 
 class Preloading:
-    """Belongs to one event loop.
+    """Preloads the files of tables.
 
-    `budget_bytes`: of one table.
+    An instance belongs to one event loop. `budget_bytes` is the budget of one table.
     """
 
     def __init__(
@@ -73,13 +74,13 @@ class Preloading:
         self._clock = clock
         self._budget_bytes = budget_bytes
         self._waiting: OrderedDict[str, tuple[Entry, tuple[str, str]]] = OrderedDict()
-        """By table: its entry and policy. Without its metadata, which can be large."""
+        """The entry and the policy of each waiting table. Metadata are not included, because they can be large."""
         self._news = asyncio.Event()
         self._read: OrderedDict[str, tuple[tuple[str, str], dict[str, int]]] = OrderedDict()
-        """By table: its policy, and the bytes that were read of each file."""
+        """For each table, its policy, and the bytes that were read of each file."""
 
     async def follow(self, timeline: Timeline) -> None:
-        """Note each table with a policy that changes, until cancelled."""
+        """Follow the timeline until cancelled, and record each changed table with a policy."""
         watch = TableWatch(self._store, timeline, self._documents.table, self._clock)
         await watch.follow(self._note, await timeline.head())
 
@@ -95,7 +96,7 @@ class Preloading:
         return float("inf")
 
     async def work(self) -> None:
-        """Until cancelled: reads the files of the tables that were noted, one table after another."""
+        """Read the files of the recorded tables, one table after another, until cancelled."""
         while True:
             await self._news.wait()
             self._news.clear()
@@ -107,7 +108,11 @@ class Preloading:
                     _log.warning("table not preloaded", namespace=entry.namespace, table=entry.name, reason=str(error))
 
     async def _preload(self, entry: Entry, policy: tuple[str, str]) -> None:
-        """SeamarkError, S3Error."""
+        """Read the files of one table.
+
+        Raises:
+            SeamarkError, S3Error: The files cannot be planned or read.
+        """
         kind, text = policy
         metadata = await self._documents.peek(entry.metadata_location)
         holder = f"table {entry.uuid}"
@@ -115,7 +120,7 @@ class Preloading:
         await self._ownership.check(ObjectGrant(entry.uuid, metadata.location, False, holder, never, True))
         scan = await self._planner.bind_and_plan(
             metadata, ScanRequest(filter=_filter(text))
-        )  # without the usage of indexes
+        )  # The usage of indexes is not counted.
         located = [scan.view.locate(row) for row in scan.entry_ids[:_FILES_MAX].tolist()]
         paths = {block.text("file_path", local) or "": None for block, local in located}
         before, known_sizes = self._read.pop(entry.uuid, (policy, {}))

@@ -58,7 +58,7 @@ _STATUSES = {
 
 
 class S3Error(Exception):
-    """An error answer; `code` is one of S3's.
+    """An error answer. `code` is an error code of S3.
 
     `headers` are added to the answer.
     """
@@ -72,7 +72,7 @@ class S3Error(Exception):
 
 
 def of_seamark_error(error: SeamarkError) -> S3Error:
-    """S3's code for an error of the catalog."""
+    """Return the S3 error for an error of the catalog."""
     match error:
         case ExpiredGrant():
             return S3Error("ExpiredToken", error.message)
@@ -95,7 +95,7 @@ def of_seamark_error(error: SeamarkError) -> S3Error:
 
 
 def error_answer(error: S3Error, resource: str, request_id: str, *, head: bool = False) -> web.Response:
-    """Return the answer for `error`; HEAD and 304 have no body."""
+    """Return the answer for `error`. Answers to HEAD, and answers with status 304, have no body."""
     headers = {"x-amz-request-id": request_id, **error.headers}
     if head or error.status == 304:
         return web.Response(status=error.status, headers=headers)
@@ -111,7 +111,7 @@ def error_xml(error: S3Error, resource: str, request_id: str) -> bytes:
 
 
 def xml_text(text: str) -> str:
-    """Escaped text without the characters that XML 1.0 cannot contain."""
+    """Return escaped text without the characters that XML 1.0 cannot contain."""
     return (
         escape("".join(ch if ch >= " " or ch in "\t\n" else "\ufffd" for ch in text))
         .encode("utf-8", "replace")

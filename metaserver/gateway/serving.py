@@ -30,7 +30,7 @@ from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.passed_time import look_at_clock
 
 _REPORT_S = 1.0
-"""Between two updates of the cache's metrics."""
+"""The time between two updates of the cache's metrics."""
 _CLEANING_S = 600.0
 
 
@@ -112,12 +112,12 @@ async def _maintain(components: ServerComponents, backend: Backend) -> None:
         if isinstance(backend, CachingBackend):
             backend.report(components.metrics.gateway_cache)
         elif isinstance(backend, FolderBackend):
-            with contextlib.suppress(SeamarkError):  # while the database does not answer, uploads stay
+            with contextlib.suppress(SeamarkError):  # uploads stay while the database does not answer
                 await backend.delete_abandoned(await look_at_clock(components.store, components.clock))
         await asyncio.sleep(_REPORT_S if isinstance(backend, CachingBackend) else _CLEANING_S)
 
 
 def _respond(status: int, kind: str, message: str) -> web.Response:
-    """Return an answer without a handler, such as for a request that is not HTTP."""
+    """Return an answer without a handler, for example for a request that is not HTTP."""
     code = {408: "RequestTimeout", 429: "SlowDown"}.get(status, "InvalidRequest" if status < 500 else "InternalError")
     return error_answer(S3Error(code, message), "", "")

@@ -1,7 +1,7 @@
-"""AWS Signature Version 4 for S3: what a request claims, whether its signature fits, and new signatures. Pure.
+"""AWS Signature Version 4 for S3: reads the claim of a request, checks its signature, and signs requests.
 
-Source: Amazon S3 API reference, "Authenticating requests (AWS Signature Version 4)". S3 differs from other services:
-the path is encoded once and not normalised.
+No input or output. Source: Amazon S3 API reference, "Authenticating requests (AWS Signature Version 4)". S3 differs
+from other services: the path is encoded once and not normalised.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from seamark.metaserver.objects.s3_scope import UNSIGNED_PAYLOAD
 ALGORITHM = "AWS4-HMAC-SHA256"
 EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 CLOCK_SKEW_MS = 900_000
-"""Maximum difference of a client's clock; S3's own limit."""
+"""The maximum difference between the clocks of client and server; S3's own limit."""
 PRESIGNED_S_MAX = 604_800
 SIGNED_HEADERS_MAX = 100
 AMZ_DATE = "%Y%m%dT%H%M%SZ"
@@ -42,9 +42,9 @@ _PRESIGNED = ("Algorithm", "Credential", "Date", "Expires", "SignedHeaders", "Si
 
 @dataclass(frozen=True, slots=True)
 class SignatureClaim:
-    """What the authentication of a request states.
+    """The authentication of a request.
 
-    `payload` is the hash of the body, or one of S3's words for none.
+    `payload` is the hash of the body, or one of S3's names for a body without a hash.
     """
 
     access_key_id: str
@@ -73,7 +73,8 @@ class RequestTarget:
 def split_presigned(query: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """Return (the query of the operation, the authentication in the query).
 
-    Names of the latter in lower case and without `x-amz-`; empty for a request that is not presigned.
+    The names of the authentication are in lower case and without `x-amz-`. It is empty for a request that is not
+    presigned.
     """
     names = {f"X-Amz-{name}".lower(): name.lower() for name in _PRESIGNED}
     authentication = {names[name.lower()]: value for name, value in query.items() if name.lower() in names}
@@ -81,10 +82,16 @@ def split_presigned(query: Mapping[str, str]) -> tuple[dict[str, str], dict[str,
 
 
 def read_claim(target: RequestTarget, presigned: Mapping[str, str], *, now_ms: int) -> SignatureClaim:
-    """S3Error for a request without authentication, a malformed one, and one of another time."""
+    """Return the claim of a request.
+
+    Raises:
+        S3Error: The authentication is missing or malformed, or its time differs too much.
+    """
     if "authorization" in target.headers:
         if presigned:
-            raise S3Error("InvalidArgument", "Only one way of authentication is allowed: the header, or the query")
+            raise S3Error(
+                "InvalidArgument", "The request is authenticated in the header and in the query; use only one of them"
+            )
         return _read_header(target.headers, now_ms)
     if presigned:
         return _read_query(presigned, now_ms)
@@ -94,13 +101,13 @@ def read_claim(target: RequestTarget, presigned: Mapping[str, str], *, now_ms: i
 def _read_header(headers: Mapping[str, str], now_ms: int) -> SignatureClaim:
     matched = _AUTHORIZATION.fullmatch(headers["authorization"].strip())
     if matched is None:
-        raise S3Error("AuthorizationHeaderMalformed", f"The Authorization header has to be {ALGORITHM} (Signature V4)")
+        raise S3Error("AuthorizationHeaderMalformed", f"The Authorization header must be {ALGORITHM} (Signature V4)")
     timestamp = headers.get("x-amz-date", "")
     if abs(_time_ms(timestamp, "AccessDenied") - now_ms) > CLOCK_SKEW_MS:
         raise S3Error("RequestTimeTooSkewed", "x-amz-date differs too much from the server's time; set the clock")
     payload = headers.get("x-amz-content-sha256", "")
     if not (payload == UNSIGNED_PAYLOAD or payload in _STREAMING or _SHA256.fullmatch(payload)):
-        raise S3Error("InvalidRequest", "x-amz-content-sha256 has to be UNSIGNED-PAYLOAD, STREAMING-… or a SHA-256")
+        raise S3Error("InvalidRequest", "x-amz-content-sha256 must be UNSIGNED-PAYLOAD, STREAMING-… or a SHA-256")
     access_key_id, region = _read_credential(matched[1], timestamp, "AuthorizationHeaderMalformed")
     signed = tuple(matched[2].split(";"))
     token = headers.get("x-amz-security-token", "")
@@ -110,17 +117,17 @@ def _read_header(headers: Mapping[str, str], now_ms: int) -> SignatureClaim:
 def _read_query(presigned: Mapping[str, str], now_ms: int) -> SignatureClaim:
     malformed = "AuthorizationQueryParametersError"
     if presigned.get("algorithm") != ALGORITHM:
-        raise S3Error(malformed, f"X-Amz-Algorithm has to be {ALGORITHM}")
+        raise S3Error(malformed, f"X-Amz-Algorithm must be {ALGORITHM}")
     timestamp, expires = presigned.get("date", ""), presigned.get("expires", "")
     if not re.fullmatch("[0-9]{1,6}", expires) or not 0 < int(expires) <= PRESIGNED_S_MAX:
-        raise S3Error(malformed, f"X-Amz-Expires has to be a number of seconds from 1 to {PRESIGNED_S_MAX}")
+        raise S3Error(malformed, f"X-Amz-Expires must be a number of seconds from 1 to {PRESIGNED_S_MAX}")
     start_ms = _time_ms(timestamp, malformed)
     if start_ms - now_ms > CLOCK_SKEW_MS:
         raise S3Error("AccessDenied", "The URL is not valid yet")
     if now_ms >= start_ms + int(expires) * 1000:
         raise S3Error("AccessDenied", "Request has expired")
     if not _SIGNATURE.fullmatch(presigned.get("signature", "")):
-        raise S3Error(malformed, "X-Amz-Signature has to be 64 hexadecimal digits")
+        raise S3Error(malformed, "X-Amz-Signature must be 64 hexadecimal digits")
     access_key_id, region = _read_credential(presigned.get("credential", ""), timestamp, malformed)
     signed = tuple(presigned.get("signedheaders", "").split(";"))
     token = presigned.get("security-token", "")
@@ -136,21 +143,25 @@ def _time_ms(timestamp: str, code: str) -> int:
     try:
         return _parse_time_ms(timestamp)
     except ValueError:
-        raise S3Error(code, "The date of the request has to look like 20261121T120000Z") from None
+        raise S3Error(code, "The date of the request must have the form 20261121T120000Z") from None
 
 
 def _read_credential(credential: str, timestamp: str, code: str) -> tuple[str, str]:
     parts = credential.split("/")
     if len(parts) != 5 or parts[3:] != ["s3", "aws4_request"] or parts[1] != timestamp[:8]:
-        raise S3Error(code, "Credential has to be <access key>/<date>/<region>/s3/aws4_request, of the request's date")
+        raise S3Error(code, "Credential must be <access key>/<date>/<region>/s3/aws4_request with the request's date")
     return parts[0], parts[2]
 
 
 def check_signed_headers(claim: SignatureClaim, headers: Mapping[str, str]) -> None:
-    """S3Error unless the signature covers the host and every `x-amz-` header, so that no intermediary can add one."""
+    """Check that the signature covers the host and every `x-amz-` header, so that no intermediary can add a header.
+
+    Raises:
+        S3Error: A header is not signed.
+    """
     signed = set(claim.signed_headers)
     if len(claim.signed_headers) > SIGNED_HEADERS_MAX or list(claim.signed_headers) != sorted(signed):
-        raise S3Error("AccessDenied", f"SignedHeaders has to be a sorted list of at most {SIGNED_HEADERS_MAX} names")
+        raise S3Error("AccessDenied", f"SignedHeaders must be a sorted list of at most {SIGNED_HEADERS_MAX} names")
     missing = [name for name in headers if name not in signed and (name == "host" or name.startswith("x-amz-"))]
     if missing or "host" not in signed:
         raise S3Error("AccessDenied", f"There were headers present in the request which were not signed: {missing}")
@@ -160,9 +171,9 @@ def check_signed_headers(claim: SignatureClaim, headers: Mapping[str, str]) -> N
 
 
 def is_signed(claim: SignatureClaim, target: RequestTarget, secret: str) -> bool:
-    """Return whether the signature fits the request.
+    """Return whether the signature is right for the request.
 
-    In constant time.
+    The comparison takes constant time.
     """
     expected = signature_of(claim, target, signing_key(secret, claim.scope))
     return hmac.compare_digest(expected, claim.signature)
@@ -176,7 +187,7 @@ def signature_of(claim: SignatureClaim, target: RequestTarget, key: bytes) -> st
 
 @lru_cache(1024)
 def signing_key(secret: str, scope: str) -> bytes:
-    """Four hashes; the same for all requests of a key and day."""
+    """Return the signing key: four hashes, which are the same for all requests of a key on one day."""
     key = f"AWS4{secret}".encode()
     for part in scope.split("/"):
         key = hmac.digest(key, part.encode(), "sha256")
@@ -192,7 +203,10 @@ def canonical_request(target: RequestTarget, signed_headers: Sequence[str], payl
 
 @lru_cache(1024)
 def _canonical_query(query: str) -> str:
-    """Remembered: a presigned URL, whose query has a long token, is used for many ranges."""
+    """Return the canonical form of the query.
+
+    It is cached: a presigned URL, whose query has a long token, is used for many ranges.
+    """
     pairs = []
     for pair in query.split("&") if query else ():
         name, _, value = pair.partition("=")
@@ -208,7 +222,7 @@ def _encode(text: str) -> str:
 def sign_headers(
     target: RequestTarget, *, access_key_id: str, secret: str, token: str, region: str, payload: str, now_ms: int
 ) -> dict[str, str]:
-    """Return all headers of the request, signed; names in lower case."""
+    """Return all headers of the request, including the signature; names are in lower case."""
     timestamp = datetime.fromtimestamp(now_ms / 1000, UTC).strftime(AMZ_DATE)
     headers = {**target.headers, "x-amz-date": timestamp, "x-amz-content-sha256": payload}
     if token:

@@ -1,3 +1,1 @@
-"""Object storage: one port with implementations for local files and S3, and what clients need to access it
-themselves.
-"""
+"""Object storage: a port with implementations for local files and S3, and the access of clients."""

@@ -1,4 +1,4 @@
-"""Deletes files in the background: those of failed commits, and those that a commit replaced.
+"""Deletes files in the background: files of failed commits, and files that a commit replaced.
 
 Requests above the limit are dropped: an orphan file costs space, but waiting would delay writers.
 """
@@ -18,7 +18,7 @@ _AT_ONCE_MAX = 64
 class Cleanup:
     """Deletes files in the background.
 
-    Belongs to one event loop.
+    An instance belongs to one event loop.
     """
 
     def __init__(self, objects: ObjectStore) -> None:
@@ -26,7 +26,7 @@ class Cleanup:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def remove(self, locations: Sequence[str], unless: Callable[[], Awaitable[bool]] | None = None) -> None:
-        """Delete the files, ignoring storage errors; delete nothing if `unless` returns True or fails."""
+        """Delete the files, ignoring storage errors. Delete nothing if `unless` returns True or fails."""
         if not locations or len(self._tasks) >= _AT_ONCE_MAX:
             return
         task = asyncio.create_task(self._remove(locations, unless), name="cleanup")

@@ -20,9 +20,10 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class S3Keys:
-    """`token` is a session token or empty.
+    """The keys of an S3 client.
 
-    Secrets are not part of repr, and so not of logs and tracebacks.
+    `token` is a session token or empty. Secrets are not part of repr, so that they are not in logs and
+    tracebacks.
     """
 
     access_key_id: str
@@ -32,18 +33,19 @@ class S3Keys:
 
 @dataclass(frozen=True, slots=True)
 class VendedKeys(S3Keys):
-    """Keys of a client for the objects gateway."""
+    """The keys of a client for the objects gateway."""
 
     expires_ms: int = 0
 
 
 def server_keys(settings: Settings) -> S3Keys:
-    """Return the keys for signing now.
+    """Return the current keys for signing.
 
-    Keys of AWS's chain are refreshed over HTTP when they expire: without keys in the settings, call this in a thread.
+    Keys of AWS's chain are refreshed over HTTP when they expire. Unless the settings have keys, call this in
+    a thread.
 
     Raises:
-        StorageError: If there are none.
+        StorageError: The server has no keys.
     """
     if settings.s3_access_key_id:
         return S3Keys(settings.s3_access_key_id, settings.s3_secret_access_key)
@@ -59,7 +61,7 @@ def server_keys(settings: Settings) -> S3Keys:
 def key_properties(settings: Settings) -> dict[str, str]:
     """Return the server's keys as properties of a FileIO, for processes that the server starts.
 
-    Call this in a thread, as `server_keys`.
+    Like `server_keys`, it is called in a thread.
 
     Raises:
         StorageError: There are no keys, or AWS's credential chain fails.

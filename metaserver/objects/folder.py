@@ -1,8 +1,8 @@
 """A local folder as the store of `s3://` locations: each bucket is a folder in it, and a key is a path.
 
 So one machine is a small object store: engines read and write `s3://` tables through the objects gateway
-(`metaserver/gateway/`), and the server uses the files directly. A folder cannot contain the keys `a` and `a/b`
-together.
+(`metaserver/gateway/`), and the server uses the files directly. Unlike S3, a folder cannot contain both
+the key `a` and the key `a/b`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from seamark.metaserver.objects.forwarding import ForwardingObjects
 from seamark.metaserver.objects.port import ObjectInfo, ObjectStore, Upload, no_uploads
 
 UPLOADS = ".seamark-uploads"
-"""The folder of incomplete objects, beside the buckets. No bucket has such a name."""
+"""The folder of incomplete objects, next to the buckets. No bucket may have such a name."""
 
 
 def file_location(location: str, folder: str, parse: Callable[[str], Location] = parse_location) -> str:
-    """Return where the object or bucket of an `s3://` location is.
+    """Return the `file://` location of the object or bucket at an `s3://` location.
 
     Raises:
-        BadRequest: For another scheme.
+        BadRequest: The location has another scheme.
     """
     at = parse(location)
     if at.scheme != "s3":
@@ -31,7 +31,7 @@ def file_location(location: str, folder: str, parse: Callable[[str], Location] =
 
 
 class FolderObjects(ForwardingObjects):
-    """An ObjectStore over `s3://`, in files of `local` below `folder`, an absolute path."""
+    """An ObjectStore for `s3://` locations. The objects are files of `local` below `folder`, an absolute path."""
 
     def __init__(self, local: ObjectStore, folder: str) -> None:
         super().__init__(local)
@@ -46,7 +46,7 @@ class FolderObjects(ForwardingObjects):
             yield ObjectInfo(f"s3://{info.location.removeprefix(before)}", info.size_bytes, info.modified_ms)
 
     def uploads(self, prefix: str) -> AsyncIterator[Upload]:
-        return no_uploads()  # the objects gateway removes the parts of its uploads
+        return no_uploads()  # the objects gateway deletes the parts of uploads
 
     async def abort_uploads(self, uploads: Sequence[Upload]) -> int:
         return 0

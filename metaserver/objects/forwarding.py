@@ -1,5 +1,7 @@
-"""An object store that passes every request on to another; a class that changes some of them, or where the other
-store has the objects, derives from it."""
+"""An object store that passes every request on to another store.
+
+A class that changes some requests, or the location of the objects in the other store, derives from it.
+"""
 
 from __future__ import annotations
 

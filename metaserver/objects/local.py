@@ -1,13 +1,13 @@
 """Local files as object storage.
 
-`create` returns only after the bytes, the name and every new folder are on disk. The bytes are written to a temporary
-file in the same folder, which is synced and then linked to its final name with link(2), which fails if the name exists:
-so put-if-absent is atomic and no reader sees a partial file. Then the folder is synced. obstore's LocalStore is not
-used because it never calls fsync: after a power cut a metadata file may be empty while the pointer, which SQLite did
-sync, refers to it.
+`create` returns only after the bytes, the name and every new folder are on disk. The bytes are written to
+a temporary file in the same folder. The file is synced and then linked to its final name with link(2),
+which fails if the name exists. So put-if-absent is atomic, and no reader sees a partial file. Then the
+folder is synced. obstore's LocalStore is not used because it never calls fsync: after a power cut, a
+metadata file could be empty although the pointer, which SQLite has synced, refers to it.
 
-Files are processed in a bounded thread pool. A location is opened below its root by `RootFolder`, without symbolic
-links; files are created, linked and deleted by their names in the descriptor of their folder.
+Files are processed in a bounded thread pool. `RootFolder` opens a location below its root, without
+symbolic links. Files are created, linked and deleted by their names in the descriptor of their folder.
 """
 
 from __future__ import annotations
@@ -46,18 +46,21 @@ from seamark.formats.storage.locations import Location, parse_location
 from seamark.metaserver.objects.port import ObjectInfo, Upload, check_range, no_uploads
 
 TEMPORARY_PREFIX = ".seamark-tmp-"
-"""The suffix of incomplete files, which are never listed. One remains only if the process dies inside `create`."""
+"""The prefix of incomplete files, which are never listed.
+
+An incomplete file remains only if the process dies in `create`.
+"""
 
 _LIST_BATCH = 1000
 _CHECKED_IN_LOOP = 8
 _FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
 _BUSY = frozenset((errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS))
 _NOT_FILES = frozenset((errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV))
-"""A link, a folder, a socket or pipe, and a device without a driver."""
+"""Errors of opening a link, a folder, a socket or pipe, and a device without a driver."""
 _NO_LINKS = frozenset((errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS))
 
 _HADOOP_MAGIC = b"crc\0"
-"""What a file of Hadoop's checksums begins with (ChecksumFileSystem.CHECKSUM_VERSION)."""
+"""The first bytes of a Hadoop checksum file (ChecksumFileSystem.CHECKSUM_VERSION)."""
 
 T = TypeVar("T")
 
@@ -67,7 +70,7 @@ class LocalPlace:
     """A path below a root.
 
     Attributes:
-        umask: That of new files and folders; None: that of the process.
+        umask: The umask of new files and folders; None for the umask of the process.
     """
 
     root: RootFolder
@@ -76,7 +79,7 @@ class LocalPlace:
 
     @property
     def folder(self) -> LocalPlace:
-        """The place of the folder that contains it."""
+        """The place of the folder that contains this place."""
         return LocalPlace(self.root, self.below.rpartition("/")[0], self.umask)
 
     @property
@@ -85,11 +88,10 @@ class LocalPlace:
 
 
 class LocalObjects:
-    """An ObjectStore over `file://`; `roots` are absolute paths that contain all files.
+    """An ObjectStore for `file://` locations.
 
-    Close it after use.
-
-    New files and folders get their modes from `umasks[root]`, or from the process's umask.
+    `roots` are absolute paths that contain all files. New files and folders get their modes from
+    `umasks[root]`, or from the process's umask. Close the store after use.
     """
 
     def __init__(
@@ -102,8 +104,13 @@ class LocalObjects:
         umasks: Mapping[str, int] | None = None,
         parse: Callable[[str], Location] = parse_location,
     ) -> None:
-        """`parse`: reads the locations that `run` gets."""
-        # The longest first: an allowed location inside the warehouse may be a link that the operator made.
+        """Start the threads.
+
+        Args:
+            parse: Parses the locations that `run` receives.
+        """
+        # The longest root is checked first, because an allowed location inside the warehouse may be a link that the
+        # operator created.
         self._roots = tuple(RootFolder(root) for root in sorted(roots, key=len, reverse=True))
         self._parse = parse
         self._umasks = {path.rstrip("/") or "/": umask for path, umask in (umasks or {}).items()}
@@ -113,7 +120,7 @@ class LocalObjects:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="objects-local")
 
     async def close(self) -> None:
-        """Wait for running writes and rejects new writes."""
+        """Wait for running writes, and reject new writes."""
         await asyncio.to_thread(self._pool.shutdown, wait=True, cancel_futures=True)
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
@@ -138,7 +145,7 @@ class LocalObjects:
         await self.run(location, create)
 
     async def exists(self, location: str) -> bool:
-        # Not in a thread: opening a cached inode takes 6 µs, a thread hop 60 µs, and every table load calls this.
+        # No thread is used: opening a cached inode takes 6 µs, a thread switch 60 µs, and every table load calls this.
         place = self._place(parse_location(location))
         try:
             return place.root.is_file(place.below)
@@ -164,7 +171,7 @@ class LocalObjects:
                 return
 
     def uploads(self, prefix: str) -> AsyncIterator[Upload]:
-        return no_uploads()  # files are written under temporary names, which `list` leaves out
+        return no_uploads()  # incomplete files have temporary names, not listed
 
     async def abort_uploads(self, uploads: Sequence[Upload]) -> int:
         return 0
@@ -174,10 +181,9 @@ class LocalObjects:
             await self.run(f"file://{root.path}", lambda place: check_writable(place.root.path, place.umask))
 
     async def run(self, location: str, work: Callable[[LocalPlace], T]) -> T:
-        """Run `work` with the place of the location in a thread, so that a hanging file system does not block the
-        loop.
+        """Run `work` with the place of the location in a thread, so that a slow file system does not block the loop.
 
-        Errors of the operating system become those of the port.
+        Errors of the operating system are raised as errors of the port.
         """
         place = self._place(self._parse(location))
 
@@ -204,7 +210,10 @@ class LocalObjects:
         raise BadRequest(f"The location {str(location)!r} is outside the warehouse and the allowed locations")
 
     def _check_links(self, locations: Iterable[str]) -> None:
-        """Open each folder once: most locations are files of the same folder."""
+        """Check the folders of the locations.
+
+        Each folder is opened once, because most locations are files of the same folder.
+        """
         names: dict[str, list[str]] = {}
         for location in locations:
             folder, _, name = location.rpartition("/")
@@ -242,12 +251,12 @@ class LocalObjects:
                 try:
                     os.link(temporary, place.name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
                 except FileExistsError:
-                    raise ObjectExists(f"Something is already stored at {location!r}") from None
+                    raise ObjectExists(f"An object already exists at {location!r}") from None
                 except OSError as error:
                     if error.errno in _NO_LINKS:
                         raise StorageError(
-                            f"The file system of {location!r} has no hard links, which put-if-absent needs; "
-                            "keep the warehouse on one that has (ext4, xfs, btrfs, zfs)"
+                            f"The file system of {location!r} has no hard links, which put-if-absent requires; "
+                            "move the warehouse to a file system with hard links (ext4, xfs, btrfs, zfs)"
                         ) from error
                     raise
             finally:
@@ -262,8 +271,8 @@ class DurableFolders:
     """Creates folders, and ensures once per folder that its whole path below the root is on disk.
 
     Existing folders are synced too, because an engine may have created them without a sync. Known folders are
-    identified by inode, so that a folder that is deleted and recreated is synced again; a forgotten folder costs a few
-    syncs.
+    identified by inode, so that a folder that was deleted and created again is synced again. A folder that
+    was removed from the known folders costs only a few syncs.
     """
 
     def __init__(self, known_max: int) -> None:
@@ -272,10 +281,10 @@ class DurableFolders:
         self._lock = threading.Lock()
 
     def open(self, place: LocalPlace) -> int:
-        """Return the descriptor of the folder, which the caller closes.
+        """Return the descriptor of the folder. The caller closes it.
 
         Raises:
-            SymbolicLinkError: For a link in its path.
+            SymbolicLinkError: The path of the folder contains a link.
         """
         key = (place.root.path, place.below)
         with contextlib.suppress(FileNotFoundError):
@@ -291,7 +300,7 @@ class DurableFolders:
             for name in place.below.split("/") if place.below else ():
                 with contextlib.suppress(FileExistsError):
                     _make_folder(name, place.umask, folder)
-                # A folder that cannot be opened for reading is not one that this process has just written to.
+                # A folder that cannot be opened for reading needs no sync: this process has not created files in it.
                 with contextlib.suppress(PermissionError):
                     _sync_folder(".", folder)
                 folder, parent = open_child(folder, name, os.O_PATH | os.O_DIRECTORY), folder
@@ -307,7 +316,7 @@ class DurableFolders:
 
 
 def _make_parents(folder: str, umask: int | None) -> None:
-    """Create a root, whose path is the operator's."""
+    """Create a root. Its path is chosen by the operator."""
     if not os.path.isdir(folder):
         _make_parents(os.path.dirname(folder), umask)
         with contextlib.suppress(FileExistsError):
@@ -318,7 +327,7 @@ def _make_folder(name: str, umask: int | None, parent: int | None = None) -> Non
     os.mkdir(name, dir_fd=parent)
     if umask is None:
         return
-    # The descriptor is that of a folder, even if another program has replaced the new folder by a link.
+    # The descriptor refers to a folder, even if another program has replaced the new folder by a link.
     descriptor = os.open(name, FOLDER_FLAGS | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
         inherited = os.fstat(descriptor).st_mode & stat.S_ISGID
@@ -334,7 +343,7 @@ def _identity(folder: int) -> tuple[int, int]:
 
 def _local(location: Location) -> Location:
     if location.scheme != "file":
-        raise BadRequest(f"{str(location)!r} is not on local files")
+        raise BadRequest(f"{str(location)!r} is not a local file")
     return location
 
 
@@ -342,8 +351,8 @@ def _explain(error: OSError, location: str, *, is_folder: bool = False) -> Excep
     reason = error.strerror or str(error)
     if isinstance(error, SymbolicLinkError) and (is_folder or not error.is_last):
         return BadRequest(
-            f"The location {location!r} leads through a symbolic link. Below the warehouse links are not followed: "
-            "use the folder that the link leads to, or have the operator add that folder to allowed_locations"
+            f"The path of {location!r} contains a symbolic link. Links below the warehouse are not followed: "
+            "use the folder to which the link refers, or ask the operator to add this folder to allowed_locations"
         )
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return ObjectMissing(f"Nothing is stored at {location!r}")
@@ -375,7 +384,7 @@ def _read_range(place: LocalPlace, start: int, length: int) -> bytes:
 def _open_new(folder: int, name: str) -> tuple[str, int]:
     """Return (name, descriptor) of a new file.
 
-    The name exists only after a crash when randomness is replayed.
+    A random name may exist already only after a crash, if the random numbers are replayed.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     while True:
@@ -385,7 +394,7 @@ def _open_new(folder: int, name: str) -> tuple[str, int]:
 
 
 def _write_synced(descriptor: int, data: bytes, umask: int | None) -> None:
-    """Close the descriptor in every case."""
+    """Write and sync the data. The descriptor is always closed."""
     try:
         if umask is not None:
             os.fchmod(descriptor, 0o666 & ~umask)
@@ -415,11 +424,11 @@ def _delete(place: LocalPlace) -> None:
 
 
 def drop_checksums(folder: int, name: str) -> None:
-    """Delete the file `.<name>.crc` that Hadoop's local file system, as Spark uses it for `file:` locations, writes
-    beside a file.
+    """Delete Hadoop's checksums of a file.
 
-    Hadoop refuses to read other bytes under the same name, and nothing else deletes it. Before the file is deleted or
-    replaced: a file without checksums is read.
+    Hadoop's local file system, which Spark uses for `file:` locations, writes them to `.<name>.crc` next to
+    the file. Hadoop refuses to read a file if its checksums are wrong, and no other program deletes them. So
+    delete the checksums before the file is deleted or replaced: a file without checksums is readable.
     """
     checksums = f".{name}.crc"
     with contextlib.suppress(OSError):
@@ -433,10 +442,10 @@ def drop_checksums(folder: int, name: str) -> None:
 
 
 def _walk(place: LocalPlace) -> Iterator[ObjectInfo]:
-    """Yield all files below a folder.
+    """Yield all files below a folder, without those behind links.
 
     Raises:
-        SymbolicLinkError: If the folder itself is behind a link; others are left out.
+        SymbolicLinkError: The path of the folder itself contains a link.
     """
     root, prefix = place.root, "" if place.root.path == "/" else place.root.path
     pending = [place.below]
@@ -445,11 +454,11 @@ def _walk(place: LocalPlace) -> Iterator[ObjectInfo]:
         try:
             folder = root.open_folder(current)
         except (FileNotFoundError, NotADirectoryError):
-            continue  # deleted since its parent was listed, or never existed
+            continue  # The folder was deleted after its parent was listed, or never existed.
         except SymbolicLinkError:
             if current == place.below:
                 raise
-            continue  # replaced by a link since its parent was listed
+            continue  # It was replaced by a link after its parent was listed.
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
@@ -467,15 +476,15 @@ def _walk(place: LocalPlace) -> Iterator[ObjectInfo]:
 
 
 def check_writable(root: str, umask: int | None) -> None:
-    """Create the folder if it does not exist.
+    """Create the folder if it does not exist, and check that files can be created in it.
 
     Raises:
-        StorageError: With the reason, if files cannot be created in it.
+        StorageError: Files cannot be created in the folder; the message has the reason.
     """
     try:
         if not os.path.isdir(root):
             _make_parents(root, umask)
-        os.stat(root + "/.")  # fails for a file
+        os.stat(root + "/.")  # fails if it is a file
     except OSError as error:
         raise StorageError(f"Cannot create the folder {root}: {error.strerror}") from error
     if not os.access(root, os.W_OK | os.X_OK):

@@ -1,4 +1,4 @@
-"""Files of the machine of the server as a storage."""
+"""The files of the server's machine as a storage."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from seamark.metaserver.runtime.home import is_in_home
 from seamark.metaserver.settings.settings import Settings
 
 LOCAL_THREADS = 8
-"""Files read or written concurrently: enough to overlap syncs, few enough to limit contention on one disk."""
+"""The number of files that are read or written concurrently.
+
+They are enough to overlap syncs, but not so many that they compete for one disk.
+"""
 
 
 class LocalStorage(ServerStorage):
-    """Engines open the files themselves, so they run on the machine of the server or share its disks."""
+    """Local files. Engines open the files themselves, so they must run on the server's machine or share its disks."""
 
     rules = STORAGES[LOCAL]
 

@@ -1,10 +1,11 @@
 """The object storage port: immutable objects, named by URI and written once.
 
-An object is complete and durable when it becomes visible, and is never overwritten. So readers need no locks and caches
-need no invalidation. There is no rename and no append because S3 has neither.
+An object is complete and durable when it becomes visible, and is never overwritten. So readers need no
+locks and caches need no invalidation. There is no rename and no append because S3 has neither.
 
-A location is used character by character: `%20` in a location is three characters of a file name, not a space. Hadoop's
-Path, Iceberg's S3FileIO and PyIceberg do the same, and all must find the same object.
+A location is used character by character: `%20` in a location is three characters of a file name, not a
+space. Hadoop's Path, Iceberg's S3FileIO and PyIceberg do the same, and all of them must find the same
+object.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A multipart upload that was begun, and neither completed nor aborted: its parts take space, and no listing of
-    objects has them.
+    """A multipart upload that was started, but neither completed nor aborted.
 
-    `id` is the storage's name for it; `begun_ms` is by the storage's clock.
+    Its parts take space, and listings of objects do not show them. `id` is the storage's name of the upload;
+    `begun_ms` is by the storage's clock.
     """
 
     location: str
@@ -40,51 +41,58 @@ class Upload:
 
 
 class ObjectReader(Protocol):
-    """The part of `ObjectStore` by which whole objects are read."""
+    """The part of `ObjectStore` that reads whole objects."""
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes: ...
 
 
 class ObjectStore(Protocol):
-    """Every method may raise these errors in addition to its own.
+    """The port to a storage.
 
-    BadRequest: the location is malformed or outside the roots of this store. RetryLater: the storage is unavailable,
-    overloaded, full or slow; the condition may be temporary. StorageError: the storage rejected the request, and a
-    retry does not help (permissions, a missing bucket).
+    Every method may raise these errors in addition to its own:
+
+    - BadRequest: The location is malformed or outside the roots of this store.
+    - RetryLater: The storage is unavailable, overloaded, full or slow. The condition may be temporary.
+    - StorageError: The storage rejected the request, and a retry does not help (permissions, a missing bucket).
     """
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
         """Return the whole object.
 
         Raises:
-            ObjectMissing: If it does not exist.
-            TooLarge: Before reading, if it exceeds `limit_bytes`.
+            ObjectMissing: The object does not exist.
+            TooLarge: The object exceeds `limit_bytes`. It is not read.
         """
 
     async def read_range(self, location: str, start: int, length: int) -> bytes:
-        """Return bytes `start` to `start + length`, fewer at the end of the object.
+        """Return bytes `start` to `start + length`, or fewer bytes at the end of the object.
 
         Raises:
-            ObjectMissing: If it does not exist.
-            ValueError: For a negative start or length.
+            ObjectMissing: The object does not exist.
+            ValueError: The start or the length is negative.
         """
 
     async def create(self, location: str, data: bytes) -> None:
         """Create the object if absent.
 
-        When it returns, the object is complete and survives a power cut.
+        When the method returns, the object is complete and survives a power cut. After RetryLater or StorageError
+        the object may or may not exist: use a new name, or delete it.
 
-        ObjectExists: another writer's object exists and is unchanged; never raised for this write if its reply was
-        lost. After RetryLater or StorageError the object may or may not exist: use a new name, or delete it.
+        Raises:
+            ObjectExists: An object of another writer exists, and is unchanged. Never raised if the object is of this
+                call and only the reply was lost.
         """
 
     async def exists(self, location: str) -> bool:
-        """Return whether an object exists; cheap and frequent on local files."""
+        """Return whether an object exists. The method is cheap on local files, and is called often."""
 
     async def check_links(self, locations: Sequence[str]) -> None:
-        """BadRequest if one of the locations is a symbolic link, or is behind one; nothing is there on S3.
+        """Check that none of the locations is a symbolic link or behind a link. On S3, the check does nothing.
 
-        Another program may make such a link later: every method refuses a location behind a link.
+        Another program may create such a link later; therefore every method refuses a location behind a link.
+
+        Raises:
+            BadRequest: A location is a symbolic link or behind a link.
         """
 
     async def delete(self, location: str) -> None:
@@ -94,14 +102,15 @@ class ObjectStore(Protocol):
         """Return all objects below the folder `prefix`, recursively and unordered; a missing folder is empty."""
 
     def uploads(self, prefix: str) -> AsyncIterator[Upload]:
-        """Return all unfinished uploads of objects below the folder `prefix`, unordered; none where storage has no
-        uploads.
+        """Return all unfinished uploads of objects below the folder `prefix`, unordered.
+
+        Empty if the storage does not support uploads.
         """
 
     async def abort_uploads(self, uploads: Sequence[Upload]) -> int:
-        """Delete the parts of unfinished uploads; return how many are gone, as a missing one is.
+        """Delete the parts of unfinished uploads, and return how many uploads no longer exist.
 
-        One that the storage does not abort is left to a later call.
+        An upload that the storage does not abort is left to a later call.
         """
 
     async def ping(self) -> None:
@@ -109,13 +118,17 @@ class ObjectStore(Protocol):
 
 
 async def no_uploads() -> AsyncIterator[Upload]:
-    """Yield the unfinished uploads of storage that has no uploads."""
+    """Yield nothing, for a storage that does not support uploads."""
     none: tuple[Upload, ...] = ()
     for upload in none:
         yield upload
 
 
 def check_range(start: int, length: int) -> None:
-    """ValueError for an invalid range."""
+    """Check a range.
+
+    Raises:
+        ValueError: The start or the length is negative.
+    """
     if start < 0 or length < 0:
         raise ValueError(f"invalid range: start {start}, {length} bytes")

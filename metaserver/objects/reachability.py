@@ -1,7 +1,7 @@
-"""Whether the storage of the warehouse answers a server that starts, and what to do if it does not.
+"""Reports whether the storage of the warehouse answers when a server starts, and what to do if it does not.
 
-A server starts without its storage, because the storage may come back. It reports this once, instead of in the errors
-of clients only.
+A server starts without its storage, because the storage may become available later. This module logs the
+problem once, so that it is not only visible in errors of clients.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _log = structlog.get_logger("seamark.server")
 async def report_unreachable(objects: ObjectStore, settings: Settings) -> None:
     """Wait until the storage answers.
 
-    Log one warning if it does not at first, and then that it does.
+    If it does not answer at first, log one warning, and log again when it answers.
     """
     warned = False
     while (error := await _error(objects)) is not None:

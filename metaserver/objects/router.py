@@ -1,7 +1,7 @@
 """The ObjectStore of a server: the scheme of a location selects the storage (`metaserver/objects/storages.py`).
 
-Every location is checked here again, independent of its caller, so that no code path reads, writes or deletes outside
-the warehouse and the allowed locations. At most `CONCURRENCY` requests run concurrently.
+Every location is checked here again, even if its caller has checked it. So no code path reads, writes or
+deletes outside the warehouse and the allowed locations. At most `CONCURRENCY` requests run concurrently.
 """
 
 from __future__ import annotations
@@ -20,16 +20,19 @@ from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.settings.settings import Settings
 
 CONCURRENCY = 64
-"""Concurrent storage requests of one process; others wait. The setting requests_limit bounds their number."""
+"""The maximum number of concurrent storage requests of one process.
+
+Other requests wait; the setting requests_limit limits their number.
+"""
 
 
 class RoutedObjects:
     """An ObjectStore that delegates each call to the store of the location's scheme.
 
     Args:
-        warehouse: Contains all locations that are accepted.
-        stores: By scheme; each scheme of a root has one.
-        concurrency: Requests that run at the same time.
+        warehouse: The warehouse that contains all accepted locations.
+        stores: The stores by scheme. Each scheme of a root has a store.
+        concurrency: The maximum number of requests that run at the same time.
     """
 
     def __init__(self, warehouse: Warehouse, stores: Mapping[str, ObjectStore], *, concurrency: int) -> None:
@@ -57,7 +60,7 @@ class RoutedObjects:
         return await store.exists(checked)
 
     async def check_links(self, locations: Sequence[str]) -> None:
-        # Most locations are files of a few folders: one of each folder is parsed.
+        # Most locations are in a few folders, so only one location per folder is parsed.
         schemes: dict[str, str] = {}
         by_scheme: dict[str, list[str]] = {}
         for location in locations:
@@ -76,7 +79,7 @@ class RoutedObjects:
             await store.delete(checked)
 
     def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        # Takes no slot: a listing lasts as long as its caller needs, and requests one page at a time.
+        # A listing takes no slot, because it lasts as long as its caller needs and requests one page at a time.
         store, checked = self._route(prefix, root_ok=True)
         return store.list(checked)
 
@@ -126,10 +129,10 @@ async def open_objects(settings: Settings, clock: Clock) -> AsyncIterator[Object
 
 
 def check_warehouse_root(settings: Settings) -> None:
-    """Check the warehouse as its storage does before a server starts, and create a local folder that is missing.
+    """Check the warehouse with the check of its storage before a server starts, and create a missing local folder.
 
     Raises:
-        ConfigError: No objects can be created there.
+        ConfigError: No objects can be created in the warehouse.
     """
     root = Warehouse(settings.warehouse_uri(), settings.allowed_locations).roots[0]
     SERVER_STORAGES[root.scheme].check_root(root, settings)

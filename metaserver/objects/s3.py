@@ -1,11 +1,12 @@
 """S3 and compatible stores as object storage, through obstore.
 
-`create` never overwrites, and never reports its own write as a conflict. A PUT is conditional (`If-None-Match: *`) and
-stores an id in the object's metadata. If the reply is lost, or a retry inside obstore finds the object of its first
-attempt, the object is read back: with our id the write succeeded, with another id it conflicts.
+`create` never overwrites, and never reports its own write as a conflict. A PUT is conditional (`If-None-
+Match: *`) and stores an id in the object's metadata. If the reply is lost, or a retry inside obstore
+finds the object of its first attempt, the object is read back: if it has the id of this call, the write
+succeeded; with another id, it conflicts.
 
-A store that answers a conditional PUT with 501 gets a HEAD and a plain PUT instead, for the lifetime of the process:
-two concurrent writers could then both succeed, but every name that the catalog writes contains a new UUID.
+If a store answers a conditional PUT with 501, the process uses a HEAD and a plain PUT from then on. Two
+concurrent writers could then both succeed, but every name that the catalog writes contains a new UUID.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig, S3Config, S3Credential
 
 WRITE_ID = "seamark-write"
-"""Metadata key (on the wire `x-amz-meta-seamark-write`) of the id that `create` stores with its object."""
+"""The metadata key (in HTTP, `x-amz-meta-seamark-write`) of the id that `create` stores with its object."""
 
 _LIST_PAGE = 1000
 _BACKOFF_MAX_S = 2.0
@@ -53,9 +54,9 @@ _RETRYABLE_STATUS = frozenset((408, 409, 425, 429, 500, 502, 503, 504))
 
 
 class S3Objects:
-    """An ObjectStore over `s3://`.
+    """An ObjectStore for `s3://` locations.
 
-    Clients per bucket are created on first use; `ping` checks `roots`.
+    The client of a bucket is created on first use; `ping` checks `roots`.
     """
 
     def __init__(self, roots: Sequence[Location], settings: Settings, clock: Clock) -> None:
@@ -80,7 +81,7 @@ class S3Objects:
         check_range(start, length)
         store, at = self._open(location)
         if length == 0:
-            await self.read_range(location, 0, 1)  # S3 has no empty ranges; this reports a missing object
+            await self.read_range(location, 0, 1)  # S3 has no empty ranges, so check that the object exists
             return b""
         try:
             return bytes(await obstore.get_range_async(store, at.path, start=start, length=length))
@@ -118,12 +119,12 @@ class S3Objects:
         try:
             ours = await self._has_write_id(store, at, data, write_id)
         except _FAILED:
-            # Without a read-back, the first failure is raised: a conflict, or RetryLater for an unknown outcome.
+            # If the read-back fails, the first failure is raised: a conflict, or RetryLater for an unknown outcome.
             raise failure from None
         if ours is None:
             raise failure
         if not ours:
-            raise ObjectExists(f"Something is already stored at {location!r}")
+            raise ObjectExists(f"An object already exists at {location!r}")
 
     async def delete(self, location: str) -> None:
         store, at = self._open(location)
@@ -155,7 +156,8 @@ class S3Objects:
 
     async def ping(self) -> None:
         for root in self._roots:
-            # Lists below a name that does not exist, so the answer is short; a HEAD does not report a missing bucket.
+            # The listing is below a name that does not exist, so the answer is short. A HEAD does not report a missing
+            # bucket.
             nothing = Location("s3", root.bucket, f"{root.path}/.seamark-ping".lstrip("/"))
             async for _ in self.list(str(nothing)):
                 break
@@ -181,7 +183,7 @@ class S3Objects:
             raise exceptions.AlreadyExistsError(str(at))
 
     async def _has_write_id(self, store: S3Store, at: Location, data: bytes, write_id: str) -> bool | None:
-        """Return whether the stored object is from this write; None if none is stored."""
+        """Return whether the stored object is from this write; None if no object is stored."""
         try:
             result = await obstore.get_async(store, at.path)
         except _MISSING:
@@ -189,7 +191,8 @@ class S3Objects:
         stored_id = result.attributes.get(WRITE_ID)
         if stored_id is not None:
             return stored_id == write_id
-        # A store that drops metadata: the bytes decide. They contain a UUID, so no other writer writes the same bytes.
+        # If a store drops metadata, the bytes are compared. They contain a UUID, so no other writer writes the same
+        # bytes.
         return result.meta["size"] == len(data) and bytes(await result.bytes_async()) == data
 
     def _open(self, location: str, *, whole_bucket: bool = False) -> tuple[S3Store, Location]:
@@ -197,7 +200,7 @@ class S3Objects:
         if at.scheme != "s3":
             raise BadRequest(f"{location!r} is not on S3")
         if not at.path and not whole_bucket:
-            raise BadRequest(f"{location!r} names a bucket and no object in it")
+            raise BadRequest(f"{location!r} names a bucket, but no object in it")
         store = self._buckets.get(at.bucket)
         if store is None:
             store = self._buckets[at.bucket] = open_bucket(at.bucket, self._settings)
@@ -205,13 +208,14 @@ class S3Objects:
 
 
 def open_bucket(bucket: str, settings: Settings) -> S3Store:
-    """Return an obstore client for one bucket; without keys in the settings it uses AWS's default credential chain."""
+    """Return an obstore client for one bucket. Without keys in the settings, it uses AWS's default credential chain."""
     config: S3Config = {"region": settings.s3_region, "virtual_hosted_style_request": not settings.s3_path_style}
-    # One DELETE per object: the bulk call needs a checksum of its body that not every store supports.
+    # Each object has its own DELETE, because the bulk call needs a checksum of its body that some stores do not
+    # support.
     config["disable_bulk_delete"] = True
     if settings.s3_endpoint:
         endpoint = bucket_endpoint(bucket, settings)
-        # Both names, otherwise AWS_ENDPOINT_URL_S3 in the environment would override the setting.
+        # Both names are set. Otherwise AWS_ENDPOINT_URL_S3 in the environment would override the setting.
         config["endpoint"] = config["aws_endpoint_url_s3"] = endpoint
     timeout = timedelta(seconds=settings.storage_timeout_s)
     client: ClientConfig = {
@@ -230,7 +234,7 @@ def open_bucket(bucket: str, settings: Settings) -> S3Store:
 
     config["skip_signature"] = False
 
-    # As a provider, so that an AWS_SESSION_TOKEN in the environment is not combined with keys from the settings.
+    # A provider prevents that an AWS_SESSION_TOKEN in the environment is combined with keys from the settings.
     def keys() -> S3Credential:
         return {
             "access_key_id": settings.s3_access_key_id,

@@ -1,10 +1,12 @@
-"""Which objects an S3 request touches, and whether all of them are inside one table. Pure.
+"""Checks that all objects of an S3 request are inside one table. No input or output.
 
-A request is accepted only if every object in its address, query, headers and body is below the table's location, and if
-no S3 server can interpret the address differently. Everything unknown is rejected: queries and `x-amz-` headers are
-allow lists. So a copy source, a canned ACL, or a second address in a Host header or an XML entity is rejected.
+A request is accepted only if every object in its address, query, headers and body is below the table's
+location, and if no S3 server can interpret the address differently. Everything unknown is rejected:
+queries and `x-amz-` headers must be on allow lists. So a copy source, a canned ACL, or a second address
+in a Host header or an XML entity is rejected.
 
-Sources: the Amazon S3 API reference (requests and headers), Iceberg's S3FileIO and s3fs (which of them clients send).
+Sources: the Amazon S3 API reference (requests and headers), Iceberg's S3FileIO and s3fs (the requests
+that clients send).
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ from seamark.metaserver.settings.settings import Settings
 READ_METHODS = frozenset(("GET", "HEAD"))
 WRITE_METHODS = frozenset(("PUT", "POST", "DELETE"))
 UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
-"""In `x-amz-content-sha256`: the signature does not cover the body."""
+"""The value of `x-amz-content-sha256` if the signature does not cover the body."""
 DELETE_KEYS_MAX = 1000
-"""Keys of one DeleteObjects call (S3's own limit)."""
+"""The maximum number of keys of one DeleteObjects call; S3's own limit."""
 DELETE_BODY_MAX = 8 << 20
-"""Characters of the body: a thousand keys of a kilobyte each, fully escaped."""
+"""The maximum number of characters of the body: a thousand keys of a kilobyte each, fully escaped."""
 
 _OBJECT_QUERIES = {
     "GET": {"versionId", "partNumber", "uploadId", "max-parts", "part-number-marker", "tagging", "attributes"},
@@ -78,10 +80,11 @@ class Address:
 
 
 def parse_address(uri: str, settings: Settings) -> tuple[SplitResult, Address]:
-    """Return the parsed URI, and bucket, key and query.
+    """Return the parsed URI, and the bucket, key and query.
 
     Raises:
-        BadRequest: If it is ambiguous, Forbidden for another endpoint.
+        BadRequest: The URI is ambiguous.
+        Forbidden: The URI is for another endpoint.
     """
     _check_encoded(uri)
     try:
@@ -90,37 +93,37 @@ def parse_address(uri: str, settings: Settings) -> tuple[SplitResult, Address]:
     except ValueError as error:
         raise BadRequest(f"uri is malformed: {error}") from None
     if "#" in uri or "@" in parts.netloc:
-        raise BadRequest("uri holds a fragment or user information; send the plain address")
+        raise BadRequest("uri has a fragment or user information; send the plain address")
     _check_plus(parts.path + parts.query)
     bucket, raw_key = _split_bucket(parts, settings)
     return parts, Address(bucket, _decode(raw_key), _parse_query(parts.query))
 
 
 def parse_target(target: str) -> Address:
-    """Bucket, key and query of a request's path-style target `/bucket/key?query`.
+    """Return the bucket, key and query of a path-style request target, `/bucket/key?query`.
 
     Raises:
-        BadRequest: If it is ambiguous.
+        BadRequest: The target is ambiguous.
     """
     _check_encoded(target)
     _check_plus(target)
     path, _, query = target.partition("?")
     if not path.startswith("/") or path.startswith("//") or "#" in target:
-        raise BadRequest("The path has to start with a single '/', followed by the bucket")
+        raise BadRequest("The path must start with a single '/', followed by the bucket")
     bucket, _, raw_key = path[1:].partition("/")
     if "%" in bucket:
-        raise BadRequest("The path has percent escapes in its bucket, which no bucket's name needs")
+        raise BadRequest("The bucket in the path has percent escapes; bucket names never need them")
     return Address(bucket, _decode(raw_key), _parse_query(query))
 
 
 def _check_encoded(uri: str) -> None:
     if _NOT_ENCODED.search(uri):
-        raise BadRequest("uri holds a character that has to be percent-encoded")
+        raise BadRequest("uri has a character that must be percent-encoded")
 
 
 def _check_plus(text: str) -> None:
     if "+" in text:
-        raise BadRequest("uri holds a '+', which S3 servers read in two ways; encode it as %2B, a space as %20")
+        raise BadRequest("uri has a '+', which S3 servers read in two ways; encode a plus as %2B, a space as %20")
 
 
 def _split_bucket(parts: SplitResult, settings: Settings) -> tuple[str, str]:
@@ -145,9 +148,9 @@ def _split_bucket(parts: SplitResult, settings: Settings) -> tuple[str, str]:
     if host == base:
         bucket, _, key = path.removeprefix("/").partition("/")
         if "%" in bucket:
-            raise BadRequest("uri has percent escapes in its bucket, which no bucket's name needs")
+            raise BadRequest("The bucket in uri has percent escapes; bucket names never need them")
         return bucket, key
-    # Only if the operator enables virtual hosts: a store without them would take the first segment of the key for the
+    # The operator must enable virtual hosts. A store without them would use the first segment of the key as the
     # bucket, and the request would reach another object than the checked one.
     if virtual_allowed and host.endswith("." + base):
         return host[: -len(base) - 1], path.removeprefix("/")
@@ -172,7 +175,7 @@ def _decode(raw: str) -> str:
     try:
         return unquote(raw, errors="strict")
     except UnicodeDecodeError:
-        raise BadRequest("uri holds percent escapes that are not UTF-8") from None
+        raise BadRequest("uri has percent escapes that are not UTF-8") from None
 
 
 def _parse_query(raw: str) -> dict[str, str]:
@@ -181,27 +184,27 @@ def _parse_query(raw: str) -> dict[str, str]:
         name, _, value = pair.partition("=")
         name = _decode(name)
         if name in query or ";" in pair:
-            raise BadRequest(f"uri has the query {name!r} twice, or ';' in it; S3 servers differ about its meaning")
+            raise BadRequest(f"uri has the query {name!r} twice, or ';' in it; S3 servers interpret this differently")
         query[name] = _decode(value)
     return query
 
 
 def check_request(method: str, address: Address, headers: dict[str, str], body: str | None, table: Location) -> None:
-    """Check that everything that the request touches is inside `table`, and that `method` is permitted.
+    """Check that all objects of the request are inside `table`, and that `method` is permitted.
 
     `headers` have lower-case names.
 
     Raises:
-        Forbidden: For objects elsewhere and for anything that is not on the allow lists.
-        BadRequest: For malformed requests.
+        Forbidden: The request names an object elsewhere, or has something that is not on the allow lists.
+        BadRequest: The request is malformed.
     """
-    names = set(address.query) - {"x-id"}  # the SDKs' label of the operation
+    names = set(address.query) - {"x-id"}  # the SDKs add it as a label
     _check_opaque(address.query)
     if address.key:
         _check_key(address.bucket, address.key, table, "uri")
         _check_names(names, _OBJECT_QUERIES[method], method, "an object")
         if method == "POST" and not names:
-            raise Forbidden("POST on an object is allowed for multipart uploads only")
+            raise Forbidden("POST on an object is allowed only for multipart uploads")
     elif method == "GET" and "prefix" in names:
         _check_listing(address, table)
         _check_names(names, _LIST_QUERIES, method, "a bucket")
@@ -210,7 +213,7 @@ def check_request(method: str, address: Address, headers: dict[str, str], body: 
         for key in parse_delete_body(body):
             _check_key(address.bucket, key, table, "the body")
     else:
-        raise Forbidden(f"{method} on a bucket is allowed for listing a prefix and for deleting objects only")
+        raise Forbidden(f"{method} on a bucket is allowed only for listing a prefix and for deleting objects")
     _check_headers(method, headers, table)
 
 
@@ -229,8 +232,9 @@ def _check_key(bucket: str, key: str, table: Location, where: str, *, itself_ok:
 
 
 def _check_listing(address: Address, table: Location) -> None:
-    # Stores on file systems resolve dots in a prefix, so a prefix that starts with the table's location may still lead
-    # out of it. Markers and tokens are keys or opaque text, which stores may also interpret as paths.
+    # Stores on file systems resolve dots in a prefix, so a prefix that starts with the table's location may
+    # still refer to another folder. Markers and tokens are keys or opaque text, which stores may also interpret
+    # as paths.
     for name in ("prefix", "start-after", "marker"):
         text = address.query.get(name)
         if text is None or (name != "prefix" and not text):
@@ -238,19 +242,23 @@ def _check_listing(address: Address, table: Location) -> None:
         # The prefix must include the slash, or a prefix of table t1 would also list t10.
         if address.bucket != table.bucket or not text.startswith(f"{table.path}/"):
             raise Forbidden(
-                f"The {name} of a listing has to start with {table.path + '/'!r}, this table's location and a slash"
+                f"The {name} of a listing must start with {table.path + '/'!r}, this table's location and a slash"
             )
         _check_key(address.bucket, text, table, f"the query {name}", itself_ok=True)
     for name, allowed in _LIST_VALUES.items():
         value = address.query.get(name)
         if value is not None and not allowed.fullmatch(value):
-            if name == "max-keys":  # no store reads it otherwise, and all answer 400
+            if name == "max-keys":  # all stores answer other values with 400
                 raise BadRequest(f"max-keys={value[:100]!r} is not a number of keys")
             raise Forbidden(f"The query {name}={value[:100]!r} of a listing is not allowed here")
 
 
 def _check_opaque(query: dict[str, str]) -> None:
-    """Forbidden if a store's own token or id contains something that a store could interpret as a path to elsewhere."""
+    """Check the tokens and ids that the store itself has created.
+
+    Raises:
+        Forbidden: A store could interpret a token or id as a path to another place.
+    """
     for name in _OPAQUE & query.keys():
         text = query[name]
         for _ in range(_DECODE_ROUNDS):
@@ -271,7 +279,7 @@ def _check_headers(method: str, headers: dict[str, str], table: Location) -> Non
     source = headers.get("x-amz-copy-source")
     if source is not None:
         if method != "PUT" or "+" in source or "?" in source:
-            raise Forbidden("A copy is allowed with PUT, without '+' (write %2B) and without a version in its source")
+            raise Forbidden("A copy is allowed only with PUT; its source must not have a version or a '+' (write %2B)")
         bucket, _, key = _decode(source).removeprefix("/").partition("/")
         _check_key(bucket, key, table, "x-amz-copy-source")
 
@@ -282,14 +290,14 @@ def parse_delete_body(body: str | None) -> list[str]:
     The XML must be unambiguous: no DTD, entity, comment, CDATA or attribute.
     """
     if not body:
-        raise BadRequest("A request that deletes several objects is accepted only with its body: send it in `body`")
+        raise BadRequest("A request that deletes several objects needs its body in `body`; send it")
     if len(body) > DELETE_BODY_MAX:
         raise BadRequest(f"The body has {len(body)} characters; at most {DELETE_BODY_MAX} are read")
     declaration = _XML_DECLARATION.match(body)
     text = body[declaration.end() :] if declaration else body
     if "<!" in text or "<?" in text or "\x00" in text:
-        raise BadRequest("The body holds an XML declaration, comment or section that is not allowed here")
-    if text.count("<") > 8 * DELETE_KEYS_MAX:  # a key needs 4; parsing many more would take a second
+        raise BadRequest("The body has an XML declaration, comment or section that is not allowed here")
+    if text.count("<") > 8 * DELETE_KEYS_MAX:  # a key needs 4, and parsing takes time
         raise BadRequest(f"The body has more elements than {DELETE_KEYS_MAX} keys need")
     try:
         root = ElementTree.fromstring(text)  # noqa: S314  without <! there are no entities to expand
@@ -302,16 +310,16 @@ def parse_delete_body(body: str | None) -> list[str]:
         if _name(child) == "Quiet":
             continue
         if _name(child) != "Object" or [_name(part) for part in child] != ["Key"] or child[0].text is None:
-            raise BadRequest("The body may hold <Quiet> and <Object>, each of these with one <Key> and nothing else")
+            raise BadRequest("The body must contain only <Quiet> and <Object>, and each <Object> only one <Key>")
         if len(child[0]):
-            raise BadRequest("A <Key> in the body holds another element")
+            raise BadRequest("A <Key> in the body contains another element; remove it")
         keys.append(child[0].text)
     if not 0 < len(keys) <= DELETE_KEYS_MAX:
-        raise BadRequest(f"The body names {len(keys)} keys; 1 to {DELETE_KEYS_MAX} are allowed")
+        raise BadRequest(f"The body names {len(keys)} keys; send 1 to {DELETE_KEYS_MAX} keys")
     return keys
 
 
 def _name(element: ElementTree.Element) -> str:
     if element.attrib:
-        raise BadRequest("The body holds an XML attribute; remove it")
+        raise BadRequest("The body has an XML attribute; remove it")
     return element.tag.removeprefix(_S3_NAMESPACE)

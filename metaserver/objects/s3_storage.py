@@ -1,7 +1,7 @@
-"""Amazon S3 and compatible stores as a storage, and a local folder in the place of a store.
+"""Amazon S3 and compatible stores as a storage. A local folder can take the place of a store.
 
-Clients get access by the setting `s3_client_access`: remote signing, the keys of the server, or keys of the objects
-gateway, which serves the same objects (`metaserver/gateway/`).
+The setting `s3_client_access` decides how clients get access: by remote signing, with the server's keys,
+or with keys of the objects gateway, which serves the same objects (`metaserver/gateway/`).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class S3Storage(ServerStorage):
 
     def access_stamp(self, settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
         return (
-            # Not the header itself: a client could change it each time, and each tag has its compressed answer.
+            # The header itself is not used: a client could change it each time, and each tag has a compressed answer.
             access_mechanism(settings, delegation) or "",
             settings.s3_client_access,
             gateway_address(settings),
@@ -92,18 +92,18 @@ class S3Storage(ServerStorage):
         work = partial(
             signing.sign, request, table_location=str(table), writable=writable, settings=settings, now_ms=now_ms
         )
-        # Credentials of AWS's provider chain may have to be fetched first, which blocks.
+        # Signing blocks if credentials of AWS's provider chain must be fetched first.
         signed = work() if settings.s3_access_key_id else await asyncio.to_thread(work)
         return signed, signing.cache_control(request)
 
     def job_keys(self, settings: Settings) -> Callable[[], dict[str, str]] | None:
-        # With the objects gateway jobs get keys for one table from the catalog, as all clients. A folder in the place
-        # of a store has no keys.
+        # With the objects gateway, jobs get keys for one table from the catalog, like all clients. A folder in the
+        # place of a store has no keys.
         is_lent = settings.s3_client_access != "gateway" and not settings.s3_folder
         return partial(key_properties, settings) if is_lent else None
 
     def access_check(self, root: Location, settings: Settings, name: str) -> dict[str, Any]:
         address = store_address(settings)
-        if settings.s3_client_access == "gateway":  # which accepts only keys for a table
+        if settings.s3_client_access == "gateway":  # the gateway accepts only keys of a table
             return {"endpoint": address.get("s3.endpoint", "")}
         return {"location": f"{root}/{name}", "storage": address}

@@ -1,7 +1,8 @@
-"""Unfinished multipart uploads of S3, which obstore neither lists nor aborts: by botocore, in threads.
+"""Unfinished multipart uploads of S3, which obstore neither lists nor aborts.
 
-Rare requests, so the client and its library are loaded on first use. A store that does not allow or know the listing of
-uploads (`s3:ListBucketMultipartUploads`) raises StorageError. MinIO lists the uploads of a complete key only.
+This module uses botocore in threads. Requests are rare, so the client and its library are loaded on first
+use. If a store does not support or permit listing uploads (`s3:ListBucketMultipartUploads`), StorageError
+is raised. MinIO lists only the uploads of a complete key.
 """
 
 from __future__ import annotations
@@ -32,11 +33,16 @@ _log = structlog.get_logger("seamark.objects")
 _PAGE = 1000
 _GONE = "NoSuchUpload"
 _OVERLOADED = 500
-"""Statuses from here on may be temporary."""
+"""The lowest HTTP status that may be temporary."""
 
 
 async def list_uploads(folder: Location, settings: Settings) -> AsyncIterator[Upload]:
-    """Those of the objects below a folder. RetryLater, StorageError."""
+    """Yield the unfinished uploads of objects below a folder.
+
+    Raises:
+        RetryLater: The store does not answer now.
+        StorageError: The store refuses the request.
+    """
     with closing(await asyncio.to_thread(_open, settings)) as client:
         after: dict[str, str] = {}
         while True:
@@ -46,8 +52,8 @@ async def list_uploads(folder: Location, settings: Settings) -> AsyncIterator[Up
             for upload in page.get("Uploads", ()):
                 begun_ms = int(upload["Initiated"].timestamp() * 1000)
                 yield Upload(f"{folder.root()}/{upload['Key']}", upload["UploadId"], begun_ms)
-            # Without the marker of the upload, which some servers refuse: of several uploads of the last key of a page,
-            # those of the next page are found when these are gone.
+            # The marker of the upload is omitted, because some servers refuse it. If the last key of a page has several
+            # uploads, those on the next page are found after the others are aborted.
             following = {"KeyMarker": page.get("NextKeyMarker") or ""}
             if not page.get("IsTruncated") or following in (after, {"KeyMarker": ""}):
                 return
@@ -55,10 +61,10 @@ async def list_uploads(folder: Location, settings: Settings) -> AsyncIterator[Up
 
 
 async def abort(uploads: Sequence[tuple[Upload, Location]], settings: Settings) -> int:
-    """Return how many are gone.
+    """Abort the uploads, and return how many no longer exist.
 
-    A failure is logged; after one that may be temporary no other is tried, because each may take as long as all
-    retries.
+    Failures are logged. After a failure that may be temporary, no further upload is tried, because each could
+    take as long as all retries.
     """
 
     def run() -> int:
@@ -81,7 +87,7 @@ async def abort(uploads: Sequence[tuple[Upload, Location]], settings: Settings) 
 
 def _open(settings: Settings) -> Any:
     explicit_keys = {}
-    if settings.s3_access_key_id:  # otherwise the client takes and refreshes those of AWS's chain
+    if settings.s3_access_key_id:  # Otherwise the client gets keys from AWS's chain, and refreshes them.
         keys = server_keys(settings)
         explicit_keys = {"aws_access_key_id": keys.access_key_id, "aws_secret_access_key": keys.secret_access_key}
     timeout_s = settings.storage_timeout_s
@@ -99,7 +105,7 @@ def _open(settings: Settings) -> Any:
                 user_agent="seamark",
             ),
         )
-    except aws_errors.BotoCoreError as error:  # such as for a profile of the environment that does not exist
+    except aws_errors.BotoCoreError as error:  # For example, the environment names an unknown profile.
         raise StorageError(f"The client for unfinished uploads cannot be created: {error}") from error
 
 

@@ -1,14 +1,18 @@
-"""Remote signing: a client sends the S3 request that it wants to make, and receives the server's signature for it.
+"""Remote signing: a client describes the S3 request that it wants to send, and receives the server's signature for it.
 
-Only requests that `s3_scope` accepts for the requested table are signed, and the signature covers everything that the
-check depends on: method, path, query, host, every `x-amz-` header and, if the body names objects, its hash. So the keys
-never leave the server, and a signed request cannot be changed afterwards.
+Only requests that `s3_scope` accepts for the requested table are signed. The signature covers everything
+that the check depends on: method, path, query, host, every `x-amz-` header and, if the body names
+objects, its hash. So the keys never leave the server, and a signed request cannot be changed afterwards.
 
-Wire format: REST spec, `RemoteSignRequest` and `RemoteSignResult` (`S3SignRequest` in Iceberg before 1.11). Client
-behaviour, from Iceberg's S3V4RestSignerClient and PyIceberg's S3V4RestSigner: Java's own headers override the
-returned headers, so a header of the client is signed unchanged; Java caches an answer to GET and HEAD for 30 s by
-method, region and address if `Cache-Control` is private, so Range is never signed. PyIceberg sends no `body`, so its
-DeleteObjects requests cannot be checked and are rejected.
+Wire format: REST spec, `RemoteSignRequest` and `RemoteSignResult` (`S3SignRequest` in Iceberg before
+1.11).
+
+The behaviour of clients is that of Iceberg's S3V4RestSignerClient and PyIceberg's S3V4RestSigner:
+
+- Java's own headers override the returned headers, so a header of the client is signed unchanged.
+- Java caches an answer to GET and HEAD for 30 s by method, region and address if `Cache-Control` is private, so Range
+  is never signed.
+- PyIceberg sends no `body`, so its DeleteObjects requests cannot be checked and are rejected.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ from seamark.metaserver.settings.settings import Settings
 
 HEADERS_MAX = 100
 CLOCK_SKEW_MS = 300_000
-"""Maximum difference of a client's x-amz-date from the server's time; S3 allows 15 minutes."""
+"""The maximum difference of a client's x-amz-date from the server's time; S3 allows 15 minutes."""
 
 _UNSIGNED_TRAILER = "STREAMING-UNSIGNED-PAYLOAD-TRAILER"
 _AMZ_DATE = "%Y%m%dT%H%M%SZ"
@@ -52,13 +56,14 @@ _COMPUTED = frozenset(("authorization", "x-amz-date", "x-amz-content-sha256", "x
 def sign(
     request: dict[str, Any], *, table_location: str, writable: bool, settings: Settings, now_ms: int
 ) -> dict[str, Any]:
-    """`{"uri": …, "headers": {name: [value, …]}}` for a decoded RemoteSignRequest; the client sends these headers.
+    """Return `{"uri": …, "headers": {name: [value, …]}}` for a decoded RemoteSignRequest.
+
+    The client sends these headers.
 
     Raises:
-        BadRequest: For a malformed request or a table that is not on S3.
-        Forbidden: If the request reaches outside `table_location`, writes without `writable`, or if signing is
-            disabled.
-        StorageError: If the server has no keys.
+        BadRequest: The request is malformed, or the table is not on S3.
+        Forbidden: The request reaches outside `table_location`, writes without `writable`, or signing is disabled.
+        StorageError: The server has no keys.
     """
     table = _signable(table_location, settings)
     method, uri, sent, body = _decode(request, settings)
@@ -76,8 +81,9 @@ def sign(
 
 
 def cache_control(request: dict[str, Any]) -> str:
-    """Return the `Cache-Control` header of the answer: clients may cache signatures of reads briefly, never those of
-    writes.
+    """Return the `Cache-Control` header of the answer.
+
+    Clients may cache signatures of reads for a short time, but never signatures of writes.
     """
     return "private" if str(request.get("method", "")).upper() in READ_METHODS else "no-cache"
 
@@ -96,7 +102,7 @@ def _signable(table_location: str, settings: Settings) -> Location:
 def _decode(request: dict[str, Any], settings: Settings) -> tuple[str, str, dict[str, list[str]], str | None]:
     for name in ("region", "uri", "method"):
         if not isinstance(request.get(name), str):
-            raise BadRequest(f"A sign request needs {name!r}, a string")
+            raise BadRequest(f"A sign request needs {name!r} as a string")
     provider = request.get("provider")
     if provider is not None and str(provider).lower() != "s3":
         raise BadRequest(f"This server signs for the provider 's3', not for {provider!r}")
@@ -107,10 +113,10 @@ def _decode(request: dict[str, Any], settings: Settings) -> tuple[str, str, dict
         )
     method = request["method"].upper()
     if method not in READ_METHODS | WRITE_METHODS:
-        raise BadRequest(f"The method {request['method']!r} is not signed; GET, HEAD, PUT, POST and DELETE are")
+        raise BadRequest(f"The method {request['method']!r} is not signed; use GET, HEAD, PUT, POST or DELETE")
     body = request.get("body")
     if body is not None and not isinstance(body, str):
-        raise BadRequest("`body` has to be a string")
+        raise BadRequest("`body` must be a string")
     return method, request["uri"], _decode_headers(request.get("headers")), body
 
 
@@ -121,7 +127,7 @@ def _decode_headers(headers: Any) -> dict[str, list[str]]:
         if not isinstance(name, str) or not _TOKEN.fullmatch(name):
             raise BadRequest(f"{name!r} cannot be the name of a header")
         if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-            raise BadRequest(f"The header {name!r} has to be a list of strings")
+            raise BadRequest(f"The header {name!r} must be a list of strings")
         if any((ch < " " and ch != "\t") or ch == "\x7f" for value in values for ch in value):
             raise BadRequest(f"The header {name!r} holds a control character")
     return headers
@@ -139,10 +145,10 @@ def _flat(sent: dict[str, list[str]]) -> dict[str, str]:
 
 
 def _check_host(headers: dict[str, str], parts: SplitResult) -> None:
-    # Stores with virtual hosts select the bucket by Host: it must be the checked address.
+    # Stores with virtual hosts select the bucket by Host, so Host must be the checked address.
     host = headers.get("host")
     if host is not None and host.lower() not in (parts.netloc.lower(), strip_default_port(parts)):
-        raise Forbidden(f"The Host header {host!r} is not the host of the uri, {parts.netloc!r}")
+        raise Forbidden(f"The Host header is {host!r}, but the host of the uri is {parts.netloc!r}")
 
 
 def _timestamp(headers: dict[str, str], now_ms: int) -> str:
@@ -153,19 +159,21 @@ def _timestamp(headers: dict[str, str], now_ms: int) -> str:
     try:
         then = datetime.strptime(sent, _AMZ_DATE).replace(tzinfo=UTC)
     except ValueError:
-        raise BadRequest(f"x-amz-date is {sent!r}; it has to look like 20261121T120000Z") from None
+        raise BadRequest(f"x-amz-date is {sent!r}; it must have the form 20261121T120000Z") from None
     if abs((then - now).total_seconds()) * 1000 > CLOCK_SKEW_MS:
-        raise BadRequest(f"x-amz-date is {sent}, here it is {now.strftime(_AMZ_DATE)}; set the clock or leave it out")
+        raise BadRequest(
+            f"x-amz-date is {sent}, but the server's time is {now.strftime(_AMZ_DATE)}; set the clock or leave it out"
+        )
     return sent
 
 
 def _payload_hash(headers: dict[str, str], address: Address, body: str | None) -> str:
     sent = headers.get("x-amz-content-sha256")
     if "delete" in address.query and body is not None:
-        # The keys were checked in this body, so the signature must cover its hash.
+        # The keys in this body were checked, so the signature must cover its hash.
         hashed = hashlib.sha256(body.encode("utf-8", "surrogatepass")).hexdigest()
         if sent not in (None, hashed):
-            raise Forbidden("x-amz-content-sha256 has to be the hash of `body` when objects are deleted; leave it out")
+            raise Forbidden("When objects are deleted, x-amz-content-sha256 must be the hash of `body`; leave it out")
         return hashed
     if sent is None:
         return UNSIGNED_PAYLOAD
@@ -175,7 +183,7 @@ def _payload_hash(headers: dict[str, str], address: Address, body: str | None) -
 
 
 class _GivenHeadersAuth(S3SigV4Auth):  # type: ignore[misc]
-    """Signs only the headers passed to it: the client's HTTP library may still change the others."""
+    """Signs only the headers that it receives, because the client's HTTP library may still change others."""
 
     def headers_to_sign(self, request: AWSRequest) -> Any:
         return request.headers
@@ -196,7 +204,7 @@ def _sigv4(
     to_sign.setdefault("host", S3SigV4Auth.headers_to_sign(auth, request)["host"])
     for name, value in (*to_sign.items(), *computed.items()):
         request.headers[name.lower()] = value
-    # Not add_auth(), which reads the wall clock.
+    # add_auth() is not used, because it reads the wall clock.
     request.context["timestamp"] = timestamp
     text = auth.string_to_sign(request, auth.canonical_request(request))
     signature = auth.signature(text, request)

@@ -1,7 +1,9 @@
-"""What the server does with a storage: it stores objects, gives access to clients and jobs, and explains failures.
+"""The part of the server that depends on the storage: it stores objects, gives access to clients and jobs, and explains
+failures.
 
-A storage is one class here, registered in `metaserver/objects/storages.py`; its schemes and the form of its locations
-are in `formats/storage/storages.py`, and clients open its objects by `connector/client/file_systems.py`.
+Each storage is a class here, registered in `metaserver/objects/storages.py`. Its schemes and the form of
+its locations are in `formats/storage/storages.py`, and clients open its objects with
+`connector/client/file_systems.py`.
 """
 
 from __future__ import annotations
@@ -26,12 +28,12 @@ ClientAccess = tuple[dict[str, str], list[dict[str, object]]]
 class ServerStorage(ABC):
     """One storage of the server.
 
-    The defaults suit a storage that clients reach without help of the server.
+    The defaults are for a storage that clients reach without help of the server.
     """
 
     rules: StorageRules
     variable_prefixes: tuple[str, ...] = ()
-    """Prefixes of the environment variables that worker processes need to reach the storage."""
+    """The prefixes of the environment variables that worker processes need to reach the storage."""
 
     @abstractmethod
     def open(
@@ -39,15 +41,15 @@ class ServerStorage(ABC):
     ) -> AbstractAsyncContextManager[ObjectStore]:
         """Open the object store of the locations below `roots`, and close it at the end of the block.
 
-        The store checks the locations that it gets. It need not check that they are below a root: its caller does.
+        The store checks the locations that it receives. The caller checks that they are below a root.
         """
 
     @abstractmethod
     def suggest_fix(self, error: Exception) -> str:
-        """Return what an operator can do about a warehouse that fails with this error."""
+        """Return advice for an operator whose warehouse fails with this error."""
 
     def check_root(self, root: Location, settings: Settings) -> None:  # noqa: B027  most storages check nothing
-        """Check the warehouse before the server starts, if that takes no request over the network.
+        """Check the warehouse before the server starts, if the check needs no network request.
 
         Raises:
             ConfigError: No objects can be created there.
@@ -63,10 +65,9 @@ class ServerStorage(ABC):
         refresh_path: str = "",
         vend: Callable[[], VendedKeys] | None = None,
     ) -> ClientAccess:
-        """Return how clients reach the objects of a table.
+        """Return the configuration with which clients reach the objects of a table.
 
         Args:
-            settings: The settings of the server.
             table: The location of the table.
             delegation: The header `X-Iceberg-Access-Delegation`, or None.
             sign_path: The path for signing requests of this table, relative to the catalog's URI and
@@ -77,7 +78,10 @@ class ServerStorage(ABC):
         return {}, []
 
     def access_stamp(self, settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
-        """Return what `client_access` depends on besides the table: clients must not reuse an answer without it."""
+        """Return the values besides the table that determine the result of `client_access`.
+
+        If they change, clients must not reuse an answer.
+        """
         return ()
 
     async def sign(
@@ -88,7 +92,6 @@ class ServerStorage(ABC):
         Args:
             request: A decoded RemoteSignRequest.
             table: The location of the table.
-            settings: The settings of the server.
             writable: Whether the client may change the table.
             now_ms: The time of the server.
 
@@ -102,21 +105,22 @@ class ServerStorage(ABC):
         raise BadRequest(f"The table is at {str(table)!r}, not on S3, so its requests need no signature")
 
     def job_keys(self, settings: Settings) -> Callable[[], dict[str, str]] | None:
-        """Return a function that returns the keys of jobs, as properties of a FileIO; None if jobs get none.
+        """Return a function that returns the keys of jobs, as properties of a FileIO; None if jobs get no keys.
 
-        The function may wait for another service: call it in a thread.
+        The function may wait for another service, so it is called in a thread.
 
         Raises:
-            StorageError: By the function, if there are no keys.
+            StorageError: Raised by the returned function if there are no keys.
         """
         return None
 
     def access_check(self, root: Location, settings: Settings, name: str) -> dict[str, Any]:
-        """Return the arguments of the job that checks access (`connector/jobs/access_check.py`); empty for no check.
+        """Return the arguments of the job that checks access (`connector/jobs/access_check.py`).
+
+        Empty if there is no check.
 
         Args:
             root: The location of the warehouse.
-            settings: The settings of the server.
             name: The name of the object that the job may write.
         """
         return {}

@@ -1,10 +1,11 @@
 """Storage access for clients: the `config` and `storage-credentials` of a LoadTableResult.
 
-Every client receives the address and region, which are not secret. The server's own keys go only to a client that
-requests them (`X-Iceberg-Access-Delegation: vended-credentials`), if the operator sets `s3_client_access = static`.
-They are not limited to the table, so this is for trusted networks. STS is not supported, because most self-hosted
-stores lack its short-lived keys; remote signing and the objects gateway give the same limits without it. With
-`gateway`, the address is that of the gateway, which accepts only the keys that this catalog vends for one table.
+Every client receives the address and region, which are not secret. The server's own keys are sent only to
+a client that requests them (`X-Iceberg-Access-Delegation: vended-credentials`), if the operator sets
+`s3_client_access = static`. They are not limited to the table, so this is for trusted networks. STS is
+not supported, because most self-hosted stores lack its short-lived keys; remote signing and the objects
+gateway give the same limits without it. With `gateway`, the address is that of the gateway, which accepts
+only the keys that this catalog vends for one table.
 
 | s3_client_access | no request | vended-credentials | remote-signing |
 |---|---|---|---|
@@ -13,7 +14,8 @@ stores lack its short-lived keys; remote signing and the objects gateway give th
 | static | address | keys | signing |
 | gateway | keys of the table | keys of the table | address |
 
-A client that lists several gets the first that is allowed. PyIceberg lists vended-credentials by default.
+If a client lists several mechanisms, it gets the first that is allowed. PyIceberg lists vended-
+credentials by default.
 """
 
 from __future__ import annotations
@@ -45,8 +47,10 @@ def storage_config(
     refresh_path: str = "",
     vend: Callable[[], VendedKeys] | None = None,
 ) -> tuple[dict[str, str], list[dict[str, object]]]:
-    """Return the config and the storage credentials of a table on S3; the arguments are those of
-    `ServerStorage.client_access`."""
+    """Return the config and the storage credentials of a table on S3.
+
+    The arguments are those of `ServerStorage.client_access`.
+    """
     config = store_address(settings)
     mechanism = access_mechanism(settings, delegation)
     if mechanism == SIGNING:
@@ -60,13 +64,16 @@ def storage_config(
             secrets["s3.session-token-expires-at-ms"] = str(keys.expires_ms)
             if refresh_path:
                 secrets["client.refresh-credentials-endpoint"] = refresh_path
-        # Twice: clients read `storage-credentials` first; those before Iceberg 1.8 read `config` only.
+        # The keys are sent twice: clients read `storage-credentials` first, but before Iceberg 1.8 only `config`.
         return {**config, **secrets}, [{"prefix": f"{table}/", "config": {**config, **secrets}}]
     return config, []
 
 
 def access_mechanism(settings: Settings, delegation: str | None) -> str | None:
-    """Return how a client that sends this `X-Iceberg-Access-Delegation` gets access; None: by the address alone."""
+    """Return how a client that sends this `X-Iceberg-Access-Delegation` gets access.
+
+    None if it gets only the address.
+    """
     allowed = _ALLOWED[settings.s3_client_access]
     requested = [name.strip().lower() for name in (delegation or "").split(",") if name.strip()]
     if not requested:
@@ -75,7 +82,7 @@ def access_mechanism(settings: Settings, delegation: str | None) -> str | None:
 
 
 def gateway_address(settings: Settings) -> str:
-    """Return the URL of the objects gateway for clients; empty without one."""
+    """Return the URL of the objects gateway for clients; empty if there is no gateway."""
     if settings.gateway_url or not settings.gateway_port:
         return settings.gateway_url.rstrip("/")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104  compared, not bound
@@ -91,9 +98,9 @@ def store_address(settings: Settings) -> dict[str, str]:
     path_style = (settings.s3_path_style or settings.s3_client_access == "gateway") and bool(endpoint)
     config = {
         "client.region": settings.s3_region,
-        "s3.region": settings.s3_region,  # PyIceberg's and DuckDB's name for it
+        "s3.region": settings.s3_region,  # the name in PyIceberg and DuckDB
         "s3.path-style-access": str(path_style).lower(),
-        "s3.force-virtual-addressing": str(not path_style).lower(),  # PyIceberg's
+        "s3.force-virtual-addressing": str(not path_style).lower(),  # the name in PyIceberg
     }
     if endpoint:
         config["s3.endpoint"] = endpoint

@@ -1,11 +1,12 @@
-"""The warehouse of a server: where tables may be stored, and the locations of new tables and namespaces.
+"""The warehouse of a server: the places where tables may be stored, and the locations of new tables and namespaces.
 
-For any location or name from a client, the results of `check`, `namespace_location` and `table_location` are below the
-warehouse or an allowed location *for every reader*, including readers that decode percent escapes, replace backslashes
-or resolve dots. Locations with these are rejected, not repaired.
+For any location or name from a client, the results of `check`, `namespace_location` and `table_location`
+are below the warehouse or an allowed location *for every reader*, including readers that decode percent
+escapes, replace backslashes or resolve dots. Locations with these are rejected, not corrected.
 
-Names become path segments of ASCII letters, digits, `_`, `-` and `.`; other characters are replaced, and a hash
-distinguishes the results. Percent encoding is not used because engines differ about decoding `%2F` in a location.
+Names become path segments of ASCII letters, digits, `_`, `-` and `.`. Other characters are replaced, and
+a hash distinguishes the results. Percent encoding is not used because engines differ in how they decode
+`%2F` in a location.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 def safe_segment(name: str) -> str:
     """Return a path segment for any name.
 
-    It is the name itself if that is plain, otherwise its plain characters and 64 bits of its hash.
+    It is the name itself if the name is plain, otherwise its plain characters and 64 bits of its hash.
     """
     if _PLAIN_SEGMENT.fullmatch(name):
         return name
@@ -43,7 +44,8 @@ def _join_path(parent: str, tail: str) -> str:
 class Warehouse:
     """The warehouse and the other locations below which tables may be stored.
 
-    ConfigError for an invalid URI.
+    Raises:
+        ConfigError: A URI is invalid.
     """
 
     def __init__(self, uri: str, allowed: Iterable[str] = ()) -> None:
@@ -51,7 +53,8 @@ class Warehouse:
             self._roots = tuple(parse_location(text, "A warehouse or allowed location") for text in (uri, *allowed))
         except BadRequest as error:
             raise ConfigError(f"{error.message} (settings warehouse, allowed_locations)") from None
-        # The longest first: an allowed location inside the warehouse may be a link that the operator made.
+        # The longest root is checked first, because an allowed location inside the warehouse may be a link that the
+        # operator created.
         folders = sorted({root.file_path for root in self._roots if root.is_local}, key=len, reverse=True)
         self._folders = tuple(RootFolder(folder) for folder in folders)
 
@@ -67,14 +70,15 @@ class Warehouse:
 
     @property
     def local_folders(self) -> tuple[str, ...]:
-        """The folders of this machine in which tables may be, as the operator names them."""
+        """The folders of this machine in which tables may be stored, as the operator names them."""
         return tuple(folder.path for folder in self._folders)
 
     def key(self, location: Location) -> str:
         """Return the key of a location, as `location_key` does.
 
-        Below a root the path itself is the key, with the links of the root resolved: a tenant could replace a folder by
-        a link at any time, and no link there is followed.
+        Below a root, the path itself is the key, with the links of the root resolved. Links below a root are not
+        resolved, because a tenant could replace a folder by a link at any time, and such links are never
+        followed.
         """
         if location.is_local:
             for root in self._folders:
@@ -102,7 +106,7 @@ class Warehouse:
         return str(self.parse(location, subject, root_ok=root_ok))
 
     def parse(self, location: str, subject: str = "The location", *, root_ok: bool = False) -> Location:
-        """Check a location as `check` does, and return it parsed."""
+        """Return the parsed location, after the checks of `check`."""
         parsed = parse_location(location, subject)
         for root in self._roots:
             if root.holds(parsed) and (root_ok or root != parsed):
@@ -115,11 +119,13 @@ class Warehouse:
         )
 
     def namespace_location(self, path: tuple[str, ...]) -> str:
-        """Return the default location of a namespace, unique to it."""
+        """Return the default location of a namespace. No other namespace has it."""
         return _join_path(self.uri, "/".join(safe_segment(level) for level in path))
 
     def table_location(self, namespace_location: str, name: str, table_uuid: uuid.UUID | str) -> str:
-        """Return a new location for a table: its UUID distinguishes it from a dropped table of the same name.
+        """Return a new location for a table.
+
+        Its UUID distinguishes it from a dropped table of the same name.
 
         Raises:
             BadRequest: The namespace's location, a property that clients set, is outside the warehouse.

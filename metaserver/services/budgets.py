@@ -1,7 +1,7 @@
 """The time and order of a table's jobs: the properties `seamark.services.window` and `.priority`.
 
-A window is a time of day in UTC, such as 22:00-06:00, or several separated by commas. Jobs of a service that ignores
-windows (`TableService.ignores_windows`) run at any time.
+A window is a time of day in UTC, such as 22:00-06:00. The property may have several windows, separated by
+commas. Jobs of a service that ignores windows (`TableService.ignores_windows`) run at any time.
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ from seamark.metaserver.services.job import Job
 WINDOW, PRIORITY = "seamark.services.window", "seamark.services.priority"
 NORMAL = "normal"
 PRIORITIES = {"high": -10, NORMAL: 0, "low": 10}
-"""The number that is added to the priority of a job; services have 5 to 11."""
+"""The number that is added to the priority of a job. The priorities of services are 5 to 11."""
 _WINDOW = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-4]):([0-5]\d)")
 _DAY = 24 * 60
 _WINDOWS_MAX = 24
 
 Window = tuple[int, int]
-"""Minutes of the day: the first, and the minute after the last; above a day for a window that ends on the next day."""
+"""A time window: its first minute of the day, and the minute after its last.
+
+The second number exceeds a day if the window ends on the next day.
+"""
 
 
 def parse_windows(text: str) -> tuple[Window, ...] | None:
-    """Return the windows of a property; empty for a text without windows, None for an invalid text."""
+    """Return the windows of a property; empty if the text has no windows, None if it is invalid."""
     windows: list[Window] = []
     parts = [part.strip() for part in text.split(",") if part.strip()]
     for part in parts:
@@ -43,7 +46,7 @@ def parse_windows(text: str) -> tuple[Window, ...] | None:
 
 
 def wait_s(windows: str, now_ms: int) -> float:
-    """Return the seconds until the next window begins; 0 within a window, and without a valid one."""
+    """Return the seconds until the next window begins; 0 within a window, or without a valid window."""
     parsed = parse_windows(windows)
     if not parsed:
         return 0.0
@@ -57,7 +60,7 @@ def wait_s(windows: str, now_ms: int) -> float:
 
 
 def with_budget(job: Job, properties: Mapping[str, str]) -> Job:
-    """Return the job with the window and the priority of the table's properties.
+    """Return the job with the window and the priority from the table's properties.
 
     Invalid values are ignored.
     """

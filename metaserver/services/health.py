@@ -38,7 +38,10 @@ from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Instant
 
 _MANY_SNAPSHOTS = 100
-"""Snapshots from which on metadata files are noticeably large: about 1 KB each, read by each query of an engine."""
+"""The number of snapshots from which metadata files are noticeably large.
+
+A snapshot takes about 1 KB, and each query of an engine reads the file.
+"""
 _LARGE_METADATA_BYTES = 4 << 20
 
 
@@ -53,12 +56,12 @@ class _Sizes(NamedTuple):
 def measure_health(
     metadata: TableMetadata, view: TableView, settings: Settings, clock: Clock, now_ms: int
 ) -> TableHealth:
-    """Return the measures of a table and its problems. Problems of indexes are not among them.
+    """Return the measures of a table and its problems, except problems of indexes.
 
     Args:
         metadata: The metadata of the table, with the policies of its namespaces.
-        view: The view of the current snapshot; empty without one.
-        settings: The settings, which say which services run.
+        view: The view of the current snapshot; empty if the table has no snapshot.
+        settings: The settings, which decide the services that run.
         clock: The clock of the table services.
         now_ms: The time by which snapshots and columns expire.
     """
@@ -96,7 +99,7 @@ def measure_health(
         *_metadata_problems(health, metadata),
         *_replacement_problems(metadata),
     )
-    # Indexes, which are built at any time, are no problems here.
+    # Problems of indexes are not included, because indexes are built at any time.
     after_s = wait_s(metadata.properties.get(WINDOW, ""), now_ms)
     timed = (msgspec.structs.replace(problem, after_s=after_s if problem.enabled else 0.0) for problem in problems)
     return msgspec.structs.replace(health, problems=tuple(timed))
@@ -105,7 +108,7 @@ def measure_health(
 def problems_of_services(
     metadata: TableMetadata, health: TableHealth, state: ServicesState, failed: Mapping[str, Instant]
 ) -> Iterator[Problem]:
-    """Yield why table services do not do what the table's policy and indexes ask for.
+    """Yield the reasons why table services do not do what the table's policy and indexes require.
 
     Args:
         metadata: The metadata of the table, with the policies of its namespaces.
@@ -118,7 +121,7 @@ def problems_of_services(
     if state.problem is not None and state.enabled and waits:
         yield Problem("table services are off", state.problem, "nothing is indexed, clustered, compacted or expired")
     for service, run in failed.items():
-        if service == INDEXING.name and not has_indexes:  # the index that failed is gone
+        if service == INDEXING.name and not has_indexes:  # the index that failed was dropped
             continue
         when = datetime.fromtimestamp(run.requested_ms / 1000, UTC).isoformat(" ", "minutes").removesuffix("+00:00")
         yield Problem(

@@ -1,4 +1,4 @@
-"""Housekeeping: the short tasks that keep the catalog itself small, in the server's own process."""
+"""Housekeeping: short tasks that limit the size of the catalog, in the server's own process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _log = structlog.get_logger("seamark.server")
 
 
 class Housekeeping:
-    """Archives instants, deletes expired records, and removes files that nothing uses."""
+    """Archives instants, deletes expired records, and removes unused files."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Housekeeping:
         self._store = store
         self._clock = clock
         self._gaps: tuple[Gap, ...] | None = None
-        """The gaps of the last round; None before the first round."""
+        """The clock gaps that the last round found; None before the first round."""
         self._tasks: dict[str, Callable[[], Awaitable[int]]] = {
             "clock_jumps": self._look_at_clock,
             "archived": timeline.archive,
@@ -56,11 +56,11 @@ class Housekeeping:
         }
 
     async def run(self, holder: str) -> None:
-        """Run rounds while this worker or replica holds the lease, until cancelled."""
+        """Run rounds until cancelled, while this worker or replica holds the lease."""
         interval_s = self._settings.housekeeping_interval_s
         lease = Lease(self._store, self._clock, "housekeeping", holder, lasts_s=3 * interval_s)
         while True:
-            # Jitter, so that replicas that start together do not request the lease together each time.
+            # Jitter prevents that replicas that start together always request the lease together.
             await asyncio.sleep(interval_s * (0.75 + self._clock.random_bytes(1)[0] / 510))
             try:
                 await lease.hold()
@@ -86,9 +86,9 @@ class Housekeeping:
         return done
 
     async def _look_at_clock(self) -> int:
-        """Look at the clock and return the number of new gaps.
+        """Compare the clock with the recorded time, and return the number of new gaps.
 
-        Each round does, so that the time between is short.
+        Each round does this, so that the time between two comparisons is short.
         """
         gaps = (await look_at_clock(self._store, self._clock)).gaps
         fresh = len(set(gaps).difference(gaps if self._gaps is None else self._gaps))
@@ -96,7 +96,7 @@ class Housekeeping:
         if fresh:
             start_ms, end_ms = gaps[-1]
             _log.warning(
-                "the clock has jumped, or no server ran: this time counts for no retention",
+                "the clock has jumped, or no server ran: retentions do not count this time",
                 seconds=(end_ms - start_ms) // 1000,
             )
         return fresh

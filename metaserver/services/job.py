@@ -19,8 +19,8 @@ class Job(msgspec.Struct, frozen=True):
     Jobs with a lower `priority` run first.
 
     Attributes:
-        pause_s: Minimum time until the service's next job of the table.
-        idle_pause_s: The same after a job that had nothing to do; None if it does not differ.
+        pause_s: The minimum time until the service's next job of the table.
+        idle_pause_s: The minimum time after a job that had nothing to do; None if it is `pause_s`.
     """
 
     service: str
@@ -30,13 +30,13 @@ class Job(msgspec.Struct, frozen=True):
     priority: int = 5
     pause_s: float = 1.0
     size_bytes: int = 0
-    """About the bytes of data files that the job reads."""
+    """The approximate bytes of the data files that the job reads."""
     launcher: str = "auto"
-    """Where it runs (`launchers.py`)."""
+    """The launcher that the job requires (`launchers.py`)."""
     window: str = ""
-    """The times at which it may run (`budgets.py`); an empty text allows any time."""
+    """The times at which the job may run (`budgets.py`); an empty text allows any time."""
     fence: int | None = None
-    """The fencing number of the lease under which it is started."""
+    """The fencing number of the lease under which the job is started."""
     arguments: dict[str, Any] = {}
     idle_pause_s: float | None = None
 
@@ -46,14 +46,14 @@ class Job(msgspec.Struct, frozen=True):
 
     @property
     def tenant(self) -> str:
-        """The top-level namespace, between which the queue is fair."""
+        """The top-level namespace. The queue is fair between tenants."""
         return self.namespace[0] if self.namespace else ""
 
 
 class JobProgress(msgspec.Struct, frozen=True, rename="kebab"):
-    """The data files that a running job has read, and the number that it will read as far as it knows.
+    """The number of data files that a running job has read, and the number that it will read, if it is known.
 
-    All fields are 0 for a job that reads none, or has just begun.
+    All fields are 0 for a job that reads no files, or has just begun.
     """
 
     files_done: int = 0
@@ -67,28 +67,28 @@ Report = Callable[[JobProgress], None]
 
 
 class JobFailed(Exception):
-    """The job will be tried again later.
+    """A job failed, and will be tried again later.
 
     The message is one line.
     """
 
 
 class Launcher(Protocol):
-    """Runs one job at a time, somewhere: in a worker process or on Spark."""
+    """Runs one job at a time, in a worker process or on Spark."""
 
     async def run(self, job: Job, report: Report) -> dict[str, Any]:
-        """Run the job and return its totals. A cancelled job is stopped.
+        """Run the job and return its totals. If the call is cancelled, the job is stopped.
 
         Raises:
             JobFailed: The job failed, or its worker ended.
         """
 
     async def close(self) -> None:
-        """Stop the worker; a later job starts another."""
+        """Stop the worker. A later job starts a new worker."""
 
 
 class JobRunner(Launcher, Protocol):
-    """Runs one job at a time with the launcher that suits it."""
+    """Runs one job at a time, with the launcher that suits the job."""
 
     def name_of(self, job: Job) -> str:
         """Return the name of the launcher that will run the job."""

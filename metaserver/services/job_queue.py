@@ -1,11 +1,11 @@
-"""The queue of jobs: one per table and service, fair between tenants, with backoff after failures.
+"""The queue of jobs: one job per table and service, fair between tenants, with backoff after failures.
 
-A tenant is a top-level namespace. The next job belongs to the tenant whose recent jobs have taken the least time; among
-the jobs of a tenant, priority and then age decide. A tenant that was idle does not save up time. So a tenant with
-thousands of tables waits for itself only.
+A tenant is a top-level namespace. The next job is from the tenant whose recent jobs have taken the least
+time. Among the jobs of a tenant, priority and then age decide. Idle time gives a tenant no advantage
+later. So a tenant with thousands of tables delays only its own jobs.
 
-A tenant may have at most `_SHARE` times as many waiting jobs as there are free places, so some places always stay free
-for others. A refused job is proposed again by a later look at its table.
+A tenant may have at most `_SHARE` times as many waiting jobs as there are free places, so some places
+always stay free for others. A refused job is proposed again when its table is examined again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from seamark.metaserver.store.model import NamespacePath
 BACKOFF_S, BACKOFF_MAX_S = 5.0, 3600.0
 _SHARE = 4
 _STARTED_S = 1.0
-"""The time that a tenant is charged for a job that has started, until the time that it took is known."""
+"""The time that a started job is charged to its tenant, until its real time is known."""
 _STALE_MIN = 1000
 
 Key = tuple[str, str]
@@ -33,16 +33,18 @@ class _Entry(msgspec.Struct):
     job: Job
     due_s: float
     order: int
-    """The order by the age of the first proposal."""
+    """The order of first proposals: older jobs have lower numbers."""
     asked_s: float
-    """The time at which it was proposed first."""
+    """The time of the first proposal."""
     item: int = 0
-    """The number of the heap item that is valid for it; others are stale."""
+    """The number of the entry's valid item in the heap; items with other numbers are stale."""
 
 
 class QueuedJob(msgspec.Struct, frozen=True):
-    """A waiting job, the seconds since it was proposed and until it is due (negative: since then), and the failures
-    of its last runs.
+    """A waiting job.
+
+    It has the seconds since it was proposed, the seconds until it is due (negative if it has been due for
+    some time), and the number of failures of its last runs.
     """
 
     job: Job
@@ -52,9 +54,10 @@ class QueuedJob(msgspec.Struct, frozen=True):
 
 
 class JobQueue:
-    """Belongs to one event loop.
+    """The waiting and running jobs of a replica.
 
-    `now`: monotonic seconds. `limit`: of the waiting jobs.
+    An instance belongs to one event loop. `now` returns monotonic seconds. `limit` is the maximum number of
+    waiting jobs.
     """
 
     def __init__(self, now: Callable[[], float], *, limit: int) -> None:
@@ -62,23 +65,23 @@ class JobQueue:
         self._limit = limit
         self._waiting: dict[Key, _Entry] = {}
         self._counts: Counter[str] = Counter()
-        """Waiting jobs of each tenant."""
+        """The number of waiting jobs of each tenant."""
         self._running: dict[Key, float] = {}
-        """When each running job began."""
+        """The start time of each running job."""
         self._repeated: dict[Key, tuple[Job, float]] = {}
-        """Jobs that were proposed while they ran, and when they are due."""
+        """Jobs that were proposed while they ran, with the time at which they are due."""
         self._resting: dict[Key, tuple[float, int]] = {}
-        """(not before, failures in a row) of jobs that ended, until both are without effect."""
+        """(earliest next start, consecutive failures) of ended jobs, until neither matters."""
         self._delayed: list[tuple[float, int, Key]] = []
         self._ready: dict[str, list[tuple[int, int, int, Key]]] = {}
         """Heaps of (priority, order, item, key), by tenant."""
         self._served_s: dict[str, float] = {}
-        """The time that the jobs of each tenant have taken; at least that of the tenant that was served last."""
+        """The time that the jobs of each tenant have taken, but at least that of the tenant that was served last."""
         self._turn_s = 0.0
         self._changed = asyncio.Event()
         self._orders = self._items = 0
         self._heaped = 0
-        """Items of all heaps."""
+        """The number of items in all heaps."""
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._running)
@@ -90,7 +93,7 @@ class JobQueue:
     def list_next(self, limit: int) -> list[QueuedJob]:
         """Return the first waiting jobs: jobs that are due, by priority and age, then the others by time.
 
-        Jobs of different tenants may start in another order.
+        The actual order may differ between tenants.
         """
         now = self._now()
         first = nsmallest(
@@ -104,7 +107,7 @@ class JobQueue:
         ]
 
     def lags(self) -> dict[str, float]:
-        """Return, by service, the seconds for which its longest waiting job has been due."""
+        """Return for each service how many seconds its longest waiting job has been due."""
         now = self._now()
         lags: dict[str, float] = {}
         for entry in self._waiting.values():
@@ -114,14 +117,14 @@ class JobQueue:
         return lags
 
     def failing(self) -> dict[str, int]:
-        """Return, by service, the number of tables whose last job failed."""
+        """Return for each service the number of tables whose last job failed."""
         return Counter(service for (service, _), (_, failures) in self._resting.items() if failures)
 
     def put(self, job: Job, *, delay_s: float = 0.0) -> bool:
-        """Add the job, or replace the waiting one of the same table and service.
+        """Add the job, or replace the waiting job of the same table and service.
 
-        It is due in `delay_s` seconds, or when its last run is long enough ago. False when the tenant has no place
-        left.
+        It is due in `delay_s` seconds, or when the pause after its last run has ended. Returns False if the
+        tenant has no free place.
         """
         key, due_s = job.key, self._now() + delay_s
         if key in self._running:
@@ -147,7 +150,7 @@ class JobQueue:
         return True
 
     def discard(self, key: Key) -> None:
-        """Remove a waiting job, and the repeat of a running one."""
+        """Remove a waiting job, and the planned repetition of a running job."""
         waiting = self._waiting.pop(key, None)
         if waiting is not None:
             self._count(waiting.job, -1)
@@ -178,11 +181,11 @@ class JobQueue:
     def finish(self, job: Job, *, failed: bool, idle: bool = False) -> float:
         """End a job that `take` returned, and return the pause until it may run again.
 
-        A failed job is due again after this pause, and a job that was proposed meanwhile after a pause at least as long
-        as the job took.
+        A failed job is due again after this pause. A job that was proposed while it ran is due after a pause that
+        is at least as long as the job took.
 
         Args:
-            idle: The job found nothing to do.
+            idle: Whether the job had nothing to do.
         """
         now = self._now()
         took_s = now - self._running.pop(job.key)
@@ -225,7 +228,7 @@ class JobQueue:
         self._changed.set()
 
     def _rebuild(self) -> None:
-        """Drop stale items, of which there is one for each change of a waiting job."""
+        """Drop stale items. Each change of a waiting job leaves a stale item."""
         self._ready.clear()
         self._delayed = [(entry.due_s, entry.item, key) for key, entry in self._waiting.items()]
         heapify(self._delayed)
@@ -255,7 +258,7 @@ class JobQueue:
         return None
 
     def fail(self, job: Job) -> None:
-        """End a job that `take` returned as failed, unless it has ended."""
+        """End a job that `take` returned as failed, unless it has already ended."""
         if job.key in self._running:
             self.finish(job, failed=True)
 

@@ -1,4 +1,4 @@
-"""The policy of a table: what its properties, those of its namespaces, and the settings say to the table services."""
+"""The policy of a table: the properties of the table and its namespaces, and the settings, for table services."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SCHEDULING = (
     ServiceProperty(budgets.PRIORITY, budgets.NORMAL, _is_one_of(budgets.PRIORITY, tuple(budgets.PRIORITIES))),
     ServiceProperty(budgets.WINDOW, "", _is_window, "any time"),
 )
-"""The properties that all services follow."""
+"""The properties that apply to all services."""
 PROPERTIES: dict[str, ServiceProperty] = {
     declared.name: declared
     for properties in (*(service.policy() for service in SERVICES.values()), _SCHEDULING)
@@ -44,7 +44,7 @@ _SERVICE_BY_SWITCH = {service.switch: service for service in SERVICES.values() i
 
 
 def is_policy_property(name: str) -> bool:
-    """Return whether the name is that of a property of the table services, or begins like one.
+    """Return whether the name is a property of the table services, or begins like one of them.
 
     The properties of the gateway's cache belong to no service.
     """
@@ -52,12 +52,15 @@ def is_policy_property(name: str) -> bool:
 
 
 def similar_properties(name: str) -> str:
-    """Return properties of a policy with a similar name, most similar first, joined by "or"; empty without any."""
+    """Return properties of a policy with similar names, joined by "or"; empty if there are none.
+
+    The most similar name is first.
+    """
     return " or ".join(near_names(name, PROPERTIES, maximum=2))
 
 
 def check_policy(properties: Mapping[str, str]) -> str | None:
-    """Return the fault of the properties of a policy: an unknown name, or an invalid value. None if they are valid."""
+    """Return the error in a policy's properties: an unknown name, or an invalid value. None if they are valid."""
     for name, value in properties.items():
         declared = PROPERTIES.get(name)
         if declared is None:
@@ -74,12 +77,12 @@ def check_policy(properties: Mapping[str, str]) -> str | None:
 
 
 class PolicyProperty(msgspec.Struct, frozen=True, rename="kebab"):
-    """A property with the value in effect.
+    """A property with its effective value.
 
     Attributes:
         source: Table, namespace, setting or default.
         namespace: The levels of the namespace that has the property.
-        ignored: Why the server ignores the value, if it does.
+        ignored: The reason why the server ignores the value, or None.
     """
 
     name: str
@@ -101,7 +104,7 @@ class TablePolicy(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 def policy_of(metadata: TableMetadata, inherited: Policies, settings: Settings) -> TablePolicy:
-    """Return the values in effect for a table; values that the services ignore are returned unchanged."""
+    """Return the effective values for a table. Values that the services ignore are returned unchanged."""
 
     def find(declared: ServiceProperty) -> PolicyProperty:
         name = declared.name

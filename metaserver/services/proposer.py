@@ -1,7 +1,8 @@
-"""The server's half of a table service: it proposes jobs for a table, and reports the problems that they correct.
+"""The server's part of a table service: it proposes jobs for a table, and reports the problems that they correct.
 
-A job may be killed at any time and may run twice: it works through the HTTP interface like any client, and each of its
-commits is atomic. So the queue needs no storage: a new leader looks at every table and proposes the jobs again.
+A job may be killed at any time and may run twice: it works through the HTTP interface like any client,
+and each of its commits is atomic. So the queue needs no storage: a new leader examines every table and
+proposes the jobs again.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from seamark.metaserver.store.model import Entry
 
 NEVER = math.inf
 RECHECK_S = 3600.0
-"""Time between two looks of a service that depends on more than the table's metadata."""
+"""The time between two examinations for a service that depends on more than the table's metadata."""
 _REWRITE_PAUSE_MIN_S, _FILES_PLANNED_PER_S = 60.0, 1000
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Something that is wrong with a table.
+    """A problem of a table.
 
     Attributes:
         service: The table service that corrects it.
-        enabled: Whether the server runs that for this table; None without a service.
-        after_s: Seconds until the table's window begins, for a service that waits for it.
+        enabled: Whether the server runs the service for this table; None if there is no service.
+        after_s: The seconds until the table's window begins, if the service waits for it.
     """
 
     problem: str
@@ -51,7 +52,7 @@ class TableHealth(msgspec.Struct, frozen=True, rename="kebab"):
     Sizes are in bytes.
 
     Attributes:
-        deleted_records: By the totals of the snapshot; a row that two delete files name counts twice.
+        deleted_records: The number from the totals of the snapshot. A row that is in two delete files counts twice.
     """
 
     snapshot_id: int | None
@@ -72,19 +73,19 @@ class TableHealth(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class TableState(NamedTuple):
-    """A table whose problems are looked for."""
+    """A table whose problems are examined."""
 
     metadata: TableMetadata
     view: TableView
     health: TableHealth
-    """The measures; it has no problems yet."""
+    """The measures of the table, without problems."""
     now_ms: int
     why_not_expired: str = ""
-    """Why the expired snapshots cannot be determined; empty if they are counted."""
+    """The reason why the expired snapshots cannot be determined; empty if they are counted."""
 
 
 class JobProposer(ABC):
-    """The server's half of the table service `service`."""
+    """The server's part of the table service `service`."""
 
     service: ClassVar[TableService]
 
@@ -100,16 +101,18 @@ class JobProposer(ABC):
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
         """Return the job that the current state of the table may need, or None.
 
-        Pure and cheap: it runs for every change of every table.
+        The method has no side effects and is cheap, because it runs for every change of every table.
         """
 
     def recheck_after_s(self, metadata: TableMetadata) -> float:
-        """Return the seconds after which `propose` may answer otherwise although the table has not changed, or after
-        which its answer is due again; NEVER if that depends on changes alone."""
+        """Return the seconds after which `propose` must be called again although the table has not changed.
+
+        NEVER if its result depends only on changes.
+        """
         return NEVER
 
     def find_problems(self, state: TableState) -> Iterator[Problem]:
-        """Yield the problems of a table that jobs of the service correct, and its properties that are invalid."""
+        """Yield the problems of a table that jobs of the service correct, and the invalid properties."""
         return iter(())
 
     def is_on(self, metadata: TableMetadata) -> bool:
@@ -121,7 +124,7 @@ class JobProposer(ABC):
         """Return a job of the service.
 
         Args:
-            details: Further fields of `Job`.
+            details: Additional fields of `Job`.
         """
         return Job(
             self.service.name, entry.namespace, entry.name, entry.uuid, self.service.priority, pause_s, **details
@@ -134,13 +137,15 @@ class JobProposer(ABC):
 
 
 class RewriteProposer(JobProposer):
-    """The server's half of a service that replaces data files or manifests, which it cannot in tables of format
-    version 1."""
+    """The server's part of a service that replaces data files or manifests.
+
+    The service cannot do this in tables of format version 1.
+    """
 
     def is_on(self, metadata: TableMetadata) -> bool:
         return metadata.format_version > 1 and super().is_on(metadata)
 
 
 def rewrite_pause_s(files: int) -> float:
-    """Return the minimum time between two rewrites of a table by a service, because each plans the whole table."""
+    """Return the minimum time between two rewrites of a table by a service. Each rewrite plans the whole table."""
     return max(_REWRITE_PAUSE_MIN_S, files / _FILES_PLANNED_PER_S)

@@ -1,4 +1,4 @@
-"""The server's half of each table service: when it proposes a job for a table, and which problems the job corrects."""
+"""The server's part of each table service: when it proposes a job for a table, and which problems the job corrects."""
 
 from __future__ import annotations
 
@@ -70,15 +70,16 @@ from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Entry
 
 _FILES_PER_MANIFEST_MIN = 100
-"""The number of data files per manifest below which engines that plan by themselves open many manifests."""
+"""If manifests have fewer data files than this on average, engines that plan themselves open many manifests."""
 _MANY_MANIFESTS = 20
 
 
 class Indexing(JobProposer):
     """Keeps indexes built, merged and audited.
 
-    It proposes a job for each table with enabled indexes. The job asks which files lack an index: that needs the
-    manifests, which this decision does not read. `seamark health` reports indexes beside the other problems.
+    It proposes a job for each table with enabled indexes. Which files lack an index is determined by the job,
+    because it needs the manifests, which are not read here. `seamark health` reports indexes next to the
+    other problems.
     """
 
     service = INDEXING
@@ -87,21 +88,22 @@ class Indexing(JobProposer):
         return self.make_job(entry) if read_definitions(metadata).enabled else None
 
     def recheck_after_s(self, metadata: TableMetadata) -> float:
-        """Indexes are audited from time to time."""
+        """Return the time until indexes are audited again."""
         return RECHECK_S if read_definitions(metadata).enabled else NEVER
 
 
 class Compaction(RewriteProposer):
-    """Merges small data files and applies delete files, except of tables that are clustered: clustering rewrites
-    their files.
+    """Merges small data files and applies delete files.
+
+    Clustered tables are excluded, because clustering rewrites their files.
     """
 
     service = COMPACTION
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
-        """Propose a job by the totals of the current snapshot.
+        """Propose a job from the totals of the current snapshot.
 
-        The job plans the table and finds the files that are worth a rewrite.
+        The job plans the table and selects the files to rewrite.
         """
         snapshot, properties = metadata.current_snapshot, metadata.properties
         if snapshot is None or not self.is_on(metadata) or self._is_clustered(metadata):
@@ -120,7 +122,7 @@ class Compaction(RewriteProposer):
     def find_problems(self, state: TableState) -> Iterator[Problem]:
         """Yield small files and deleted rows.
 
-        A clustering keeps small layers, until there is as much new data.
+        A clustering keeps small layers until there are enough new data.
         """
         if self._is_clustered(state.metadata):
             return
@@ -141,14 +143,14 @@ class Compaction(RewriteProposer):
 
 
 class TableClustering(RewriteProposer):
-    """Lays out new rows by the clustering columns of tables that have some."""
+    """Sorts new rows by the clustering columns of a table."""
 
     service = CLUSTERING
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
         """Propose a job for each change of the files.
 
-        The job plans the table and finds the files that are worth a rewrite.
+        The job plans the table and selects the files to rewrite.
         """
         snapshot = metadata.current_snapshot
         if snapshot is None or not self.is_on(metadata):
@@ -189,10 +191,10 @@ class TableClustering(RewriteProposer):
 
 
 def is_clustered(properties: Mapping[str, str], by_default: bool) -> bool:
-    """Return whether the service of clustering rewrites the files of a table, instead of compaction.
+    """Return whether clustering, and not compaction, rewrites the files of a table.
 
     Args:
-        properties: The properties of the table and those that it inherits.
+        properties: The properties of the table, including inherited properties.
         by_default: Whether clustering runs on tables without its switch.
     """
     switch = CLUSTERING.switch
@@ -213,14 +215,14 @@ def _report_deleted_rows(proposer: JobProposer, state: TableState) -> Iterator[P
 
 
 class ColumnTtl(RewriteProposer):
-    """Removes the values of expired columns, for tables whose policy gives columns an age."""
+    """Removes the values of expired columns from tables whose policy sets a maximum age for columns."""
 
     service = COLUMN_TTL
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
-        """Propose a job again and again, because partitions expire by time alone.
+        """Propose a job regularly, because partitions expire as time passes.
 
-        The job finds the partitions that have expired.
+        The job finds the expired partitions.
         """
         if metadata.current_snapshot is None or not self.is_on(metadata):
             return None
@@ -228,7 +230,7 @@ class ColumnTtl(RewriteProposer):
             policy = TtlPolicy.of(metadata.properties)
             if policy is None or not policy.rules(metadata, self._clock.now_ms()):
                 return None
-        except BadRequest:  # a property is invalid; `seamark run column-ttl` says why
+        except BadRequest:  # A property is invalid; `seamark run column-ttl` reports it.
             return None
         return self.make_job(entry, _ttl_pause_s(policy))
 
@@ -264,14 +266,14 @@ class ColumnTtl(RewriteProposer):
 
 
 def _ttl_pause_s(policy: TtlPolicy) -> float:
-    """Return a hundredth of the shortest age, from ten minutes to six hours: each job plans the old partitions."""
+    """Return a hundredth of the shortest age, but 10 minutes to 6 hours, because each job plans the old partitions."""
     return min(max(min(policy.ages_h.values()) * 36.0, 600.0), 6 * 3600.0)
 
 
 def _find_expired_files(view: TableView, metadata: TableMetadata, rule: TtlRule) -> tuple[Longs, int]:
     """Return the files in expired partitions that have values of the rule's columns, and the bytes of these columns.
 
-    The metrics of manifests provide both; columns without metrics do not count.
+    Both come from the metrics of manifests. Columns without metrics are ignored.
 
     Raises:
         BadRequest: The rule names a column that the table does not have.
@@ -291,7 +293,7 @@ def _find_expired_files(view: TableView, metadata: TableMetadata, rule: TtlRule)
     for name in rule.columns:
         column = schema.column_named(name)
         if column is None:
-            raise BadRequest(f"{TTL_COLUMNS} names {name[:100]!r}, which is no column of the table")
+            raise BadRequest(f"{TTL_COLUMNS} names {name[:100]!r}, but the table has no such column")
         for leaf in schema.index.by_id.values():
             if isinstance(leaf.type, str) and column.id in {leaf.id, *(outer.id for outer in schema.ancestors(leaf))}:
                 stats = files.stats(RequestedColumn(leaf.id, leaf.type))
@@ -311,7 +313,7 @@ class SnapshotExpiration(JobProposer):
     the manifests of the remaining snapshots."""
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
-        """Propose a job by the age of the oldest snapshot.
+        """Propose a job from the age of the oldest snapshot.
 
         The server determines the expired snapshots when the job runs.
         """
@@ -320,7 +322,7 @@ class SnapshotExpiration(JobProposer):
         try:
             now_ms = self._clock.now_ms()
             policy = ExpirationPolicy.of(metadata, now_ms)
-        except BadRequest:  # the properties are invalid; an expiration by hand says why
+        except BadRequest:  # The properties are invalid; a manual expiration reports it.
             return None
         has_refs = any(
             ref.max_snapshot_age_ms is not None or ref.max_ref_age_ms is not None for ref in metadata.refs.values()
@@ -333,7 +335,7 @@ class SnapshotExpiration(JobProposer):
         return self.make_job(entry, min(pause_s, self._PAUSE_MAX_S))
 
     def recheck_after_s(self, metadata: TableMetadata) -> float:
-        """Return the seconds after which snapshots may have become old enough to expire."""
+        """Return the seconds after which snapshots may be old enough to expire."""
         return RECHECK_S if self.is_on(metadata) else NEVER
 
     def find_problems(self, state: TableState) -> Iterator[Problem]:
@@ -350,24 +352,24 @@ class SnapshotExpiration(JobProposer):
 
 
 class OrphanFileRemoval(JobProposer):
-    """Removes files in the folders of a table that no snapshot names."""
+    """Removes files in the folders of a table that no snapshot references."""
 
     service = ORPHAN_FILES
     _PAUSE_S = 24 * 3600.0
-    """Minimum time between two removals of a table: each lists all of its files."""
+    """The minimum time between two removals of a table. Each lists all of its files."""
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
-        """Once a day after a change; metadata does not list files that nothing names."""
+        """Propose a job once a day after a change, because metadata do not list orphan files."""
         if not (self.is_on(metadata) and is_collectable(metadata)):
             return None
         try:
             read_minimum_age_ms(metadata)
-        except BadRequest:  # the property is invalid; a removal by hand says why
+        except BadRequest:  # The property is invalid; a manual removal reports it.
             return None
         return self.make_job(entry, self._PAUSE_S)
 
     def recheck_after_s(self, metadata: TableMetadata) -> float:
-        """Files become old enough."""
+        """Return the seconds until files are old enough to be removed."""
         return self._PAUSE_S if self.is_on(metadata) else NEVER
 
 
@@ -377,21 +379,23 @@ class TableStatistics(JobProposer):
     service = STATISTICS
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
-        """Propose a job by the summaries of the snapshots since the newest statistics."""
+        """Propose a job from the summaries of the snapshots since the newest statistics."""
         snapshot = metadata.current_snapshot
         if snapshot is None or not self.is_on(metadata):
             return None
         try:
             policy = StatisticsPolicy.of(metadata.properties)
-        except BadRequest:  # a property is invalid; `seamark run statistics` says why
+        except BadRequest:  # A property is invalid; `seamark run statistics` reports it.
             return None
         if not find_known_statistics(metadata, snapshot).is_stale(metadata, policy):
             return None
         return self.make_job(entry, rewrite_pause_s(_data_files(snapshot)))
 
     def find_problems(self, state: TableState) -> Iterator[Problem]:
-        """Yield stale statistics of tables that have statistics, or whose policy enables them: most queries need
-        none."""
+        """Yield stale statistics of tables that have statistics, or whose policy enables them.
+
+        Other tables are ignored, because most queries need no statistics.
+        """
         metadata, snapshot = state.metadata, state.metadata.current_snapshot
         try:
             policy = StatisticsPolicy.of(metadata.properties)
@@ -417,14 +421,17 @@ class ManifestRewriting(RewriteProposer):
 
     service = MANIFESTS
     _PAUSE_S = 600.0
-    """Minimum time between two rewrites of a table: each writes a large part of its manifests. After a look that found
-    too few, less: a table that is fed fast has hundreds ten minutes later."""
+    """The minimum time between two rewrites of a table, because each writes a large part of its manifests.
+
+    The pause is shorter after a job that found too few manifests: a table with frequent commits can have
+    hundreds of manifests ten minutes later.
+    """
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
         """Propose a job for each change since the last rewrite.
 
-        Metadata does not say how many manifests there are, but each lists at least one file. The server reads the
-        manifest list when the job runs.
+        Metadata do not contain the number of manifests, but each manifest lists at least one file. The server
+        reads the manifest list when the job runs.
         """
         snapshot = metadata.current_snapshot
         if snapshot is None or not self.is_on(metadata):
@@ -432,14 +439,14 @@ class ManifestRewriting(RewriteProposer):
         summary = snapshot.summary_map()
         name, value = MARK
         files = _data_files(snapshot) + count_of(summary, "total-delete-files", 0)
-        # From 4 manifests on, a bad order of the entries is a reason too.
+        # With at least 4 manifests, a bad order of the entries is also a reason.
         min_files = min(4, max(2, count_of(metadata.properties, MIN_COUNT, MIN_COUNT_DEFAULT)))
         if summary.get(name) == value or files < min_files:
             return None
         return self.make_job(entry, self._PAUSE_S, idle_pause_s=min(self._PAUSE_S, rewrite_pause_s(files)))
 
     def find_problems(self, state: TableState) -> Iterator[Problem]:
-        """Yield a problem if many manifests list few files each."""
+        """Yield a problem if there are many manifests with few files each."""
         health = state.health
         if health.manifests >= _MANY_MANIFESTS and health.files < _FILES_PER_MANIFEST_MIN * health.manifests:
             yield self.make_problem(
@@ -451,14 +458,14 @@ class ManifestRewriting(RewriteProposer):
 
 
 class BucketSplitting(RewriteProposer):
-    """Splits files of earlier bucket counts."""
+    """Splits files that were written with earlier bucket counts."""
 
     service = BUCKET_SPLITTING
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
         """Propose a job while the table has a spec with fewer buckets.
 
-        The job plans the table and finds its files.
+        The job plans the table and finds the files of this spec.
         """
         snapshot = metadata.current_snapshot
         if snapshot is None or not self.is_on(metadata) or not coarser_specs(metadata):
@@ -466,7 +473,7 @@ class BucketSplitting(RewriteProposer):
         return self.make_job(entry, rewrite_pause_s(_data_files(snapshot)))
 
     def find_problems(self, state: TableState) -> Iterator[Problem]:
-        """Yield files of earlier bucket counts."""
+        """Yield files that were written with earlier bucket counts."""
         coarse = coarser_specs(state.metadata)
         files = lookup(state.view)
         specs = files.by_segment([segment.block.spec_id for segment in files.segments])
@@ -499,13 +506,13 @@ PROPOSERS: dict[str, type[JobProposer]] = {
         BucketSplitting,
     )
 }
-"""The server's half of each table service, by name."""
+"""The server's part of each table service, by name."""
 
 
 def make_proposers(settings: Settings, clock: Clock) -> list[JobProposer]:
-    """Return the server's half of every declared table service, in the order of the declarations.
+    """Return the server's part of every declared table service, in the order of the declarations.
 
     Raises:
-        KeyError: A declared service has no half here.
+        KeyError: A declared service has no part here.
     """
     return [PROPOSERS[name](settings, clock) for name in SERVICES]

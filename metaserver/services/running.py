@@ -1,7 +1,7 @@
 """The running jobs with their progress, and the waiting jobs.
 
-The replica that runs them writes them into the lease of the table services each time it renews it, so that each replica
-can list them, and they vanish with it.
+The replica that runs the jobs writes them into the lease of the table services at each renewal. So each
+replica can list them, and they disappear when the lease ends.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from seamark.metaserver.store.port import PointerStore
 NOT_STARTED = "no server runs them at this moment; a server takes a minute to start or to replace another"
 OFF = "the setting services_workers is 0 on this server, and no other server runs them"
 WAITING_LISTED = 50
-"""Waiting jobs in the lease: about 10 kB, which is written at each renewal."""
+"""The maximum number of waiting jobs in the lease. They take about 10 kB, which is written at each renewal."""
 NAMESPACES_LISTED = 500
-"""Namespaces of the other waiting jobs in the lease."""
+"""The maximum number of namespaces in the lease for the other waiting jobs."""
 
 
 class RunningJob(msgspec.Struct, frozen=True, rename="kebab"):
-    """A job that runs now.
+    """A job that is running.
 
     Attributes:
-        launcher: The place where it runs.
-        started_ms: Since the epoch.
+        launcher: The launcher that runs the job.
+        started_ms: The start in milliseconds since the epoch.
     """
 
     service: str
@@ -48,8 +48,8 @@ class WaitingJob(msgspec.Struct, frozen=True, rename="kebab"):
 
     Attributes:
         asked_ms: The time at which it was proposed.
-        due_ms: The time from which it may start, in the past if it waits for a free worker.
-        failures: Of its runs, since the last that succeeded.
+        due_ms: The time from which it may start. It is in the past if the job waits for a free worker.
+        failures: The number of its failed runs since the last successful run.
     """
 
     service: str
@@ -64,7 +64,8 @@ class WaitingJob(msgspec.Struct, frozen=True, rename="kebab"):
 class JobsState(msgspec.Struct, frozen=True, rename="kebab"):
     """The jobs of the server.
 
-    There is no count of all waiting jobs: a caller learns only of jobs in namespaces that it may read.
+    The state has no count of all waiting jobs, so that a caller receives information only about namespaces
+    that it may read.
 
     Attributes:
         waiting: The jobs that start next, at most `WAITING_LISTED`.
@@ -79,7 +80,7 @@ class JobsState(msgspec.Struct, frozen=True, rename="kebab"):
     problem: str = ""
     """Why the replica that holds the lease runs no jobs."""
     is_held: bool = False
-    """Whether a replica holds the lease; true for each state that is read from it."""
+    """Whether a replica holds the lease. It is true for each state that is read from the lease."""
 
     def is_complete(self, of: Callable[[NamespacePath], bool]) -> bool:
         """Return whether all waiting jobs in the namespaces for which `of` is true are listed."""
@@ -91,8 +92,8 @@ class ServicesState(msgspec.Struct, frozen=True, rename="kebab"):
 
     Attributes:
         running: Whether a replica runs table services now.
-        problem: The reason why none does; None if one does.
-        enabled: Whether some server should run them, as far as this server knows.
+        problem: The reason why no replica runs them; None if one does.
+        enabled: Whether a server is configured to run them, according to this server.
     """
 
     running: bool
@@ -101,9 +102,9 @@ class ServicesState(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class ServicesStatus:
-    """The state of table services that this process knows.
+    """The state of table services in this process.
 
-    `enabled`: whether its settings enable them. `problem`: why it cannot run them; empty if it can.
+    `enabled` is whether its settings enable them. `problem` is why it cannot run them; empty if it can.
     """
 
     def __init__(self, *, enabled: bool) -> None:
@@ -114,7 +115,7 @@ class ServicesStatus:
 class RunningJobs:
     """The running jobs of this replica.
 
-    Belongs to one event loop.
+    An instance belongs to one event loop.
     """
 
     def __init__(self) -> None:
@@ -125,7 +126,7 @@ class RunningJobs:
 
     @contextmanager
     def running(self, job: Job, launcher: str, started_ms: int) -> Iterator[Report]:
-        """List the job as running during the block, which reports its progress."""
+        """List the job as running during the block, which reports its progress through the yielded function."""
         self._jobs[job.key] = RunningJob(job.service, job.namespace, job.table, job.uuid, launcher, started_ms)
 
         def report(progress: JobProgress) -> None:
@@ -164,13 +165,15 @@ class RunningJobs:
 
 
 def encode_state(state: JobsState) -> str:
-    """Encode what the replica that holds the lease writes into it."""
+    """Encode the state that the replica with the lease writes into it."""
     return msgspec.json.encode(state).decode()
 
 
 async def load_jobs(store: PointerStore, now_ms: int) -> JobsState:
-    """Load the jobs of the last renewal of the lease; empty if no replica runs table services, or one of another
-    version does."""
+    """Load the jobs from the last renewal of the lease.
+
+    Empty if no replica runs table services, or if the replica has another version.
+    """
     state = await store.lease_state(SERVICES, now_ms)
     try:
         return msgspec.structs.replace(from_json(state, JobsState), is_held=True) if state else JobsState()
@@ -179,11 +182,11 @@ async def load_jobs(store: PointerStore, now_ms: int) -> JobsState:
 
 
 def state_of_services(jobs: JobsState, status: ServicesStatus) -> ServicesState:
-    """Return the state of the table services: whether they run on any replica.
+    """Return whether any replica runs the table services.
 
     Args:
-        jobs: What the lease says.
-        status: The status of this process, which counts while no replica holds the lease.
+        jobs: The state in the lease.
+        status: The status of this process, which is used while no replica holds the lease.
     """
     if jobs.is_held:
         return ServicesState(running=not jobs.problem, enabled=True, problem=jobs.problem or None)

@@ -16,10 +16,13 @@ from seamark.metaserver.timeline.timeline import Timeline
 
 _ERROR_MAX = 1000
 _RUNS = 50
-"""Latest runs of a table among which the last run of each service is looked for."""
+"""The number of latest runs of a table in which the last run of each service is searched."""
 FAILED_MS = 26 * 3_600_000
-"""A job that failed is repeated within an hour, or in the next window of its table. If it is not repeated within this
-time, its policy or index is gone."""
+"""The time after which a failure is ignored.
+
+A failed job is repeated within an hour, or in the next window of its table. If it is not repeated within
+this time, its policy or index has been removed.
+"""
 _CLEAN_MAX = 100_000
 
 
@@ -27,9 +30,9 @@ async def find_failed_runs(timeline: Timeline, table_uuid: str | None, since_ms:
     """Return the services whose last recorded run on a table failed, each with that run.
 
     Args:
-        timeline: The timeline, with the runs.
+        timeline: The timeline, which records the runs.
         table_uuid: The UUID of the table.
-        since_ms: The time before which failures are left out: a job that still fails runs again within `FAILED_MS`.
+        since_ms: Failures before this time are left out: a job that still fails runs again within `FAILED_MS`.
     """
     wanted = InstantFilter(uuid=table_uuid, action=MAINTENANCE, newest_first=True, archived=False)
     last: dict[str, Instant] = {}
@@ -44,13 +47,12 @@ class RunLog:
         self._timeline = timeline
         self._clock = clock
         self._clean: set[tuple[str, str]] = set()
-        """Keys of jobs whose last recorded run did not fail."""
+        """The keys of jobs whose last recorded run did not fail."""
 
     async def record(self, job: Job, launcher: str, began_ms: int, totals: Mapping[str, Any], error: str) -> None:
-        """Record one instant for a job that did something or failed.
+        """Record an instant for a job that changed something or failed.
 
-        A job that found nothing to do is recorded only if its last run failed, because it says that the failure is
-        over.
+        A job that had nothing to do is recorded only if its last run failed, to show that it no longer fails.
         """
         if not totals and not error and not await self._has_failed(job):
             return

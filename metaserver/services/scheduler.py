@@ -1,8 +1,8 @@
-"""The scheduler of jobs: one replica at a time finds what tables need, and runs it.
+"""The scheduler of jobs: one replica at a time finds the jobs that tables need, and runs them.
 
-The replica that holds the lease follows the timeline, looks at all tables in turn, queues the jobs that the services
-propose, and runs them in worker processes. A replica that loses the lease stops its jobs. If two overlap for a moment,
-both may run the same job, which is harmless (`proposer.py`).
+The replica that holds the lease follows the timeline and examines all tables in turn. It queues the jobs
+that the services propose, and runs them in worker processes. A replica that loses the lease stops its
+jobs. If two replicas overlap for a moment, both may run the same job, which is harmless (`proposer.py`).
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from seamark.metaserver.store.model import Entry
 from seamark.metaserver.timeline.timeline import Timeline
 
 IDLE_S = 60.0
-"""A worker without a job for this long is stopped, which frees its memory."""
+"""A worker without a job for this time is stopped, to free its memory."""
 _RETRY_S = 5.0
 _PREFIX_OF_ALL_SERVICES = "seamark.services."
-"""The prefix of the properties that steer the jobs of every service."""
+"""The prefix of the properties that control the jobs of every service."""
 _REFUSED_S = 300.0
-"""Time until the next look at all tables if some jobs found no place in the queue."""
+"""The time until all tables are examined again if some jobs found no place in the queue."""
 _log = structlog.get_logger("seamark.services")
 
 
 class JobObserver(Protocol):
-    """Receives what metrics show."""
+    """Receives the data for metrics."""
 
     def job_ended(self, service: str, outcome: str, seconds: float, totals: Mapping[str, Any]) -> None: ...
 
@@ -61,9 +61,9 @@ class JobObserver(Protocol):
 
 
 class Scheduler:
-    """Belongs to one event loop.
+    """Schedules and runs jobs on this replica.
 
-    `launchers`: one for each job that may run concurrently.
+    An instance belongs to one event loop. `launchers` has one item for each job that may run concurrently.
     """
 
     def __init__(
@@ -84,11 +84,10 @@ class Scheduler:
     ) -> None:
         """Create a scheduler that does not run yet.
 
-        `status` receives the reason if it runs none.
-
         Args:
-            queue_limit: The maximum number of jobs that wait.
+            queue_limit: The maximum number of waiting jobs.
             probe: A job that must succeed before this replica runs others.
+            status: Receives the reason if this replica runs no jobs.
             rights: The rights of the principals that set policies.
         """
         self._probe = probe
@@ -123,7 +122,7 @@ class Scheduler:
                 finally:
                     await self._lease.release()
                     self._observer.services_state(leading=False, blocked=bool(self._status.problem))
-                await asyncio.sleep(self._blocked_s)  # another replica may be able
+                await asyncio.sleep(self._blocked_s)  # Another replica may be able to run jobs.
             except LeaseLost:
                 self._observer.jobs_queued(0)
                 await asyncio.sleep(self._lease.lasts_s / 3)
@@ -137,9 +136,9 @@ class Scheduler:
         return self._lease.lasts_s * 2 / 3
 
     async def _is_able(self) -> bool:
-        """Return whether jobs of this replica reach the server and the storage.
+        """Return whether jobs of this replica can reach the server and the storage.
 
-        If not, other replicas can read the reason for a while, and then this replica leaves the lease to them.
+        If not, the replica keeps the lease for a while, so that others can read the reason, and then releases it.
         """
         if self._probe is None:
             return True
@@ -162,7 +161,7 @@ class Scheduler:
         return False
 
     async def _problem(self, probe: Job) -> str:
-        """Return why a job of this replica fails; empty if it does not."""
+        """Return why a job of this replica fails; empty if it succeeds."""
         try:
             async with asyncio.timeout(PROBE_S):
                 await self._launchers[0].run(probe, lambda _: None)
@@ -176,7 +175,7 @@ class Scheduler:
         return ""
 
     async def _lead(self) -> None:
-        """Look at tables and run jobs until the lease is lost, or the store fails."""
+        """Examine tables and run jobs until the lease is lost, or the store fails."""
         self._observer.services_state(leading=True, blocked=False)
         queue = JobQueue(self._clock.monotonic, limit=self._queue_limit)
         self._watch.forget()
@@ -208,7 +207,7 @@ class Scheduler:
                     _log.warning("jobs wait for a place in the queue", jobs=refused, limit=self._queue_limit)
                 await asyncio.sleep(_REFUSED_S if refused else SWEEP_S)
 
-        # Before the first sweep, so that no change falls between the two.
+        # The position is read before the first sweep, so that no change is missed between them.
         since = await self._timeline.head()
         work: list[Callable[[], Any]] = [lambda: self._renew(queue), lambda: self._watch.follow(look, since), sweep]
         work += [lambda launcher=launcher: self._run_jobs(queue, launcher) for launcher in self._launchers]  # type: ignore[misc]
@@ -222,7 +221,7 @@ class Scheduler:
                 self._report_lag(queue.lags(), queue.failing())
                 self._report_running(self._running)
         finally:
-            self._report_lag({}, {})  # another replica reports it now
+            self._report_lag({}, {})  # another replica reports its own reason
             self._report_running(())
 
     def _report_lag(self, lags: Mapping[str, float], failing: Mapping[str, int]) -> None:
@@ -262,9 +261,9 @@ class Scheduler:
             await launcher.close()
 
     async def _why_forbidden(self, job: Job) -> str | None:
-        """Return why the setters of its policy may not have the job run; None if they may.
+        """Return why the principals that set the job's policy may not run it; None if they may.
 
-        The job has a token of the server, and a setter may have lost the right to change the table.
+        The job has a token of the server, but a principal may have lost the right to change the table.
         """
         table = await self._watch.find(job.namespace, job.table)
         prefixes = (_PREFIX_OF_ALL_SERVICES, *steering_prefixes(job.service))
@@ -286,19 +285,19 @@ class Scheduler:
         )
 
     async def _run_job(self, queue: JobQueue, launcher: JobRunner, job: Job) -> None:
-        if not await self._is_needed(job):  # the table was dropped or renamed, or its policy has changed
+        if not await self._is_needed(job):  # The table was dropped or renamed, or its policy changed.
             queue.discard(job.key)
             queue.finish(job, failed=False)
             return
         forbidden = await self._why_forbidden(job)
-        # Nothing is awaited from here to the start of the job, so that no other job of the table starts meanwhile.
+        # There is no await from here to the start of the job, so no other job of the table can start meanwhile.
         if _rewrites_files(job.service) and any(
             other.uuid == job.uuid and _rewrites_files(other.service) for other in self._running
         ):
             queue.finish(job, failed=False)
             queue.put(job, delay_s=_RETRY_S)
             return
-        if (closed_s := wait_s(job.window, self._clock.now_ms())) > 0:  # it waited until its window had closed
+        if (closed_s := wait_s(job.window, self._clock.now_ms())) > 0:  # its window closed while it waited
             queue.finish(job, failed=False)
             queue.put(job, delay_s=closed_s)
             return
@@ -327,6 +326,8 @@ class Scheduler:
 
 
 def _rewrites_files(service: str) -> bool:
-    """Return whether jobs of a service rewrite data files: one at a time for a table, or two would rewrite the same
-    files."""
+    """Return whether jobs of a service rewrite data files.
+
+    Only one such job runs at a time for a table. Otherwise two jobs could rewrite the same files.
+    """
     return service in SERVICES and SERVICES[service].rewrites_files

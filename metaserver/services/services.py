@@ -56,16 +56,14 @@ async def open_scheduler(
     status: ServicesStatus,
     extensions: Extensions,
 ) -> AsyncIterator[Scheduler | None]:
-    """Open the scheduler, which the caller runs; None when the settings permit no jobs.
+    """Open the scheduler, which the caller runs; None if the settings permit no jobs.
 
     Args:
-        settings: The settings of the server.
         store: The pointer store, with the lease of the table services.
-        timeline: The timeline, which the scheduler follows and where it records runs.
+        timeline: The timeline, which the scheduler follows, and on which it records runs.
         load: Reads a metadata file.
         tokens: Issues the tokens of jobs.
-        clock: The clock.
-        holder: Identifies this worker among all on the store.
+        holder: Identifies this worker among all workers on the store.
         url: The URL of this server.
         certificate: The certificate that this server presents.
         observer: Receives the metrics of jobs.
@@ -79,8 +77,8 @@ async def open_scheduler(
         return
     if LOCAL in settings.services_launchers and not has_local_spark():
         raise ConfigError(
-            "services_launchers has local, and PySpark or Java is not installed: install seamark[spark] and Java, or "
-            "leave local out"
+            "services_launchers has local, but PySpark or Java is not installed: install seamark[spark] and Java, or "
+            "remove local"
         )
     issue: Callable[[NamespacePath], str] | None = None
     if settings.auth != "none":
@@ -102,7 +100,7 @@ async def open_scheduler(
         folders,
         umask,
         keys=job_keys(settings, storages),
-        # The bound address is one that the certificate may not name. That of services_url it has to name.
+        # The certificate may not name the bound address, but it must name the address in services_url.
         certificates=None if certificate is None or settings.services_url else certificate.leaves,
     )
     launchers = [_launcher(settings, login, environment, extensions) for _ in range(settings.services_workers)]

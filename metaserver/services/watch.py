@@ -25,32 +25,29 @@ from seamark.metaserver.timeline.instants import INDEXING, MAINTENANCE
 from seamark.metaserver.timeline.timeline import Timeline
 
 SWEEP_S = 3600.0
-"""Time between two examinations of all tables."""
+"""The time between two examinations of all tables."""
 _PAGE = 100
 _BATCH = 500
 _CPU_SHARE = 0.015
-"""The share of the time in which an examination of all tables may keep the event loop busy, so that requests do not
-wait."""
+"""The share of time for which an examination of all tables may use the event loop, so that requests do not wait."""
 _FREE_TABLES = 200
-"""Tables of a sweep that are examined without pauses."""
+"""The number of tables of a sweep that are examined without pauses."""
 _KNOWN_MAX = 1_000_000
-"""Tables whose state is remembered, some 100 bytes each."""
+"""The maximum number of tables whose state is remembered. A state takes about 100 bytes."""
 _JOB_ACTIONS = (INDEXING, MAINTENANCE)
-"""Actions of jobs themselves, which must not lead to the next job."""
+"""The actions of jobs themselves, which must not lead to new jobs."""
 _log = structlog.get_logger("seamark.services")
 
 Examine = Callable[[Entry, TableMetadata], float]
-"""Returns the seconds after which the table must be examined again, although it has not changed; infinity: never."""
+"""Returns the seconds after which the table must be examined again although it has not changed; infinity for never."""
 Load = Callable[[str], Awaitable[TableMetadata]]
 
 
 class TableWatch:
-    """Calls `examine` with the current metadata of tables, with the policies of their namespaces.
+    """Calls `examine` with the current metadata of tables, including the policies of their namespaces.
 
-    `load` reads a metadata file.
-
-    A sweep examines the tables that have changed, or whose services are due; of the others it reads the names, a page
-    of a hundred at a time.
+    `load` reads a metadata file. A sweep examines tables that have changed, or whose services are due. Of the
+    other tables it reads only the names, in pages of a hundred.
     """
 
     def __init__(self, store: PointerStore, timeline: Timeline, load: Load, clock: Clock) -> None:
@@ -59,11 +56,12 @@ class TableWatch:
         self._load = load
         self._clock = clock
         self._due_by_state: dict[int, float] = {}
-        """The monotonic seconds at which a table must be examined again, by a hash of its state. A table whose hash is
-        by chance that of another waits for its next change."""
+        """The monotonic seconds at which a table must be examined again, by a hash of its state. If two tables have
+        the same hash by chance, one waits for its next change.
+        """
 
     async def follow(self, examine: Examine, since: str | None) -> None:
-        """Examine each table soon after it changed, until cancelled.
+        """Examine each table soon after it changes, until cancelled.
 
         Args:
             since: The position on the timeline.
@@ -82,9 +80,9 @@ class TableWatch:
                         await self._examine(entry, await load_policies(self._store, namespace), examine)
 
     async def sweep(self, examine: Examine, *, pause: bool = True) -> int:
-        """Examine all tables, except tables that have not changed and are not due, and return their number.
+        """Examine all tables that have changed or are due, and return their number.
 
-        By default the event loop is not busy with it for long.
+        By default, pauses limit the time that the sweep keeps the event loop busy.
         """
         examined = 0
         due_before, self._due_by_state = self._due_by_state, {}
@@ -104,7 +102,7 @@ class TableWatch:
         return examined
 
     def forget(self) -> None:
-        """Let the next sweep examine all tables."""
+        """Make the next sweep examine all tables."""
         self._due_by_state = {}
 
     async def find(self, namespace: NamespacePath, name: str) -> tuple[Entry, TableMetadata] | None:
@@ -120,7 +118,10 @@ class TableWatch:
             return None
 
     async def setters(self, entry: Entry) -> dict[str, str]:
-        """Return who set the properties of the table's policy, by property; empty if its metadata is unreadable."""
+        """Return the principals that set the properties of the table's policy, by property.
+
+        Empty if the table's metadata cannot be read.
+        """
         try:
             metadata = await self._load(entry.metadata_location)
             return setters_in_effect(metadata, await load_policies(self._store, entry.namespace))
@@ -138,10 +139,10 @@ class TableWatch:
         return 0.0
 
     async def _pages(self) -> AsyncIterator[tuple[list[Entry], Policies]]:
-        """Yield the tables of all namespaces, in pages, with the policies that they inherit.
+        """Yield the tables of all namespaces in pages, with the policies that they inherit.
 
-        There is no recursion, because a namespace may have a thousand levels, and the properties of one namespace are
-        loaded at a time.
+        There is no recursion, because a namespace may have a thousand levels. The properties of only one
+        namespace are in memory at a time.
         """
         parents: list[_Parent] = [_Parent((), {})]
         while parents:
@@ -150,7 +151,7 @@ class TableWatch:
                 parents.pop()
                 continue
             namespace = await self._store.namespace(path)
-            if namespace is None:  # dropped meanwhile
+            if namespace is None:  # The namespace was dropped meanwhile.
                 continue
             policies = add_policies(parents[-1].policies, path, namespace.properties)
             last: str | None = None

@@ -1,8 +1,8 @@
-"""Blocks of objects in memory and on disk: aligned pieces of equal size, each under the name of its content.
+"""Blocks of objects in memory and on disk: aligned pieces of equal size, named by the content of the object.
 
-Memory has admission by frequency (`cache/admission.py`); the disk has two folders, one for blocks of pinned objects and
-one, with the same admission, for all others. A block from the disk is read whole, and its checksum is verified with
-each read: a damaged block is a miss.
+Memory admits blocks by frequency (`cache/admission.py`). The disk has two folders: one for blocks of pinned objects,
+and one with the same admission for all other blocks. A block from the disk is read completely, and its checksum is
+verified with each read: a damaged block is a miss.
 """
 
 from __future__ import annotations
@@ -19,31 +19,28 @@ from seamark.cache.frequency import FrequencySketch
 from seamark.cache.tier import TierStats
 
 _WRITES_MAX = 16
-"""Blocks that are written to the disk together."""
+"""The maximum number of blocks that are written to the disk in one step."""
 _NEVER_MAPPED = 1 << 62
-"""Blocks are read, not mapped: what another program changes in a file after the check must not be served."""
+"""Blocks are read, not mapped. Otherwise the server could return bytes that another program changed after the check."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """For whom a block is cached: `holder` is the principal whose share it uses."""
+    """The owner of a cached block. `holder` is the principal whose share the block uses."""
 
     holder: str
     pinned: bool
 
     @property
     def tag(self) -> str:
-        """The holder in the account of a disk tier."""
+        """The name of the holder in the account of a disk tier."""
         return hashlib.blake2b(self.holder.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def open_tier(
     tier_folder: object, budget_bytes: int, sketch: FrequencySketch, holder_bytes: int | None, block_bytes: int
 ) -> DiskTier:
-    """Return a disk tier for blocks.
-
-    Blocking.
-    """
+    """Return a disk tier for blocks. The function blocks."""
     return DiskTier(
         tier_folder,  # type: ignore[arg-type]
         budget_bytes,
@@ -56,9 +53,10 @@ def open_tier(
 
 
 class ObjectBlocks:
-    """Belongs to one event loop.
+    """The cached blocks, in memory and on disk.
 
-    `readers` and `writer` are the threads of the disk: a write never delays a read.
+    An instance belongs to one event loop. `readers` and `writer` are the threads of the disk: a write never delays a
+    read.
     """
 
     def __init__(
@@ -96,16 +94,16 @@ class ObjectBlocks:
         return self._memory.get(_key(name, number), counted=counted)
 
     def has_in_memory(self, name: str, number: int) -> bool:
-        """Return whether memory has the block; this does not count as a request."""
+        """Return whether the block is in memory. The call does not count as a request."""
         return _key(name, number) in self._memory
 
     def may_be_on_disk(self, name: str, number: int) -> bool:
         return any(tier.may_have(_key(name, number)) for tier in self._tiers)
 
     def at_once(self, name: str, number: int, owner: Owner, *, counted: bool) -> tuple[memoryview, str] | None:
-        """Return (the block, memory or disk), if nothing has to be waited for.
+        """Return (the block, "memory" or "disk") if the block is available without waiting.
 
-        None is not counted as a request.
+        If None is returned, the call does not count as a request.
         """
         key = _key(name, number)
         if key in self._memory:
@@ -115,14 +113,17 @@ class ObjectBlocks:
         for tier in self._tiers:
             block = tier.get_resident(key)
             if block is not None:
-                self._memory.get(key, counted=counted)  # admission knows of the request
+                self._memory.get(key, counted=counted)  # count the request for admission
                 self._memory.put(key, block, len(block), owner.holder, pinned=owner.pinned)
                 return block, "disk"
         return None
 
     async def from_disk(self, name: str, numbers: Sequence[int], owner: Owner) -> tuple[memoryview | None, int]:
-        """Return the first of the blocks, if it is on the disk; otherwise how many of them, from the first, are not."""
-        # Not in a thread: a stat of a local file takes a few microseconds, and a thread hop 60 or more.
+        """Return (the first of the blocks, 0) if it is on the disk.
+
+        Otherwise return None, and how many blocks at the beginning of `numbers` are not on the disk.
+        """
+        # No thread is used: a stat of a local file takes a few microseconds, and a thread switch 60 or more.
         for absent, number in enumerate(numbers):
             key = _key(name, number)
             tiers = [tier for tier in self._tiers if tier.may_have(key)]
@@ -140,11 +141,11 @@ class ObjectBlocks:
         self._memory.put(_key(name, number), block, len(block), owner.holder, pinned=owner.pinned)
 
     async def write(self, name: str, number: int, block: memoryview, owner: Owner) -> None:
-        """Write the block to the disk, with others that wait; dropped if too many bytes wait."""
+        """Write the block to the disk together with other waiting blocks. Drop it if too many bytes are waiting."""
         tier = self._pinned if owner.pinned and self._pinned is not None else self._disk
         if tier is None:
             return
-        # Pinned blocks may wait beyond the limit of the others, so that a scan cannot crowd them out.
+        # Pinned blocks have a higher limit, so that blocks of a scan do not displace them.
         if self.pending_bytes + len(block) > self._pending_bytes_max * (1 + owner.pinned):
             self.dropped += 1
             return
@@ -174,7 +175,7 @@ class ObjectBlocks:
                         written.set_result(None)
 
     def close(self) -> None:
-        """Blocking; after the last write."""
+        """Close the tiers after the last write. The method blocks."""
         for tier in self._tiers:
             tier.close()
 
@@ -188,5 +189,5 @@ def _read(tiers: Sequence[DiskTier], key: str) -> memoryview | None:
 
 
 def identify(key: str) -> bytes:
-    """As the account of a disk tier names a block, so that all tiers share one count of requests."""
+    """Return the name of a block in the account of a disk tier, so that all tiers share one count of requests."""
     return identity(key)

@@ -1,9 +1,9 @@
 """Answers reads of immutable objects from the cache, and passes all other requests on to the store.
 
 A read is answered here only if the object's name shows that it is written once (`written_once.py`), and if the request
-has nothing but a range and conditions. Everything else goes to the store: listings, versions, keys of the client's own
-encryption, and reads that the store refuses, so that clients see the store's errors. A write changes the version of
-each object that it touches before and after it (`write_versions.py`).
+has only a range and conditions. All other requests go to the store: listings, versions, reads with the client's own
+encryption keys, and reads that the store refuses, so that clients see the store's errors. A write changes the version
+of each object that it touches, before and after the write (`write_versions.py`).
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ _SEQUENCES_MAX = 4096
 _log = structlog.get_logger("seamark.gateway")
 _AHEAD_LEAST = 1 << 20
 _AT_ONCE_BYTES = 4 << 20
-"""Of one answer, before the event loop handles other requests: about a millisecond."""
+"""The bytes of one answer that are sent before the event loop handles other requests: about a millisecond."""
 
 
 class CachingBackend:
-    """A `Backend` in front of the store's `Backend`.
+    """A `Backend` with a cache in front of the store's `Backend`.
 
-    Belongs to one event loop.
+    An instance belongs to one event loop.
     """
 
     def __init__(self, inner: Backend, tiers: CacheTiers, clock: Clock) -> None:
@@ -69,16 +69,17 @@ class CachingBackend:
         self._sending: SendBudget = tiers.sending
         self._reader = RangeReader(tiers.store, tiers.blocks, tiers.fetches)
         self._preloader = RangeReader(tiers.store, tiers.blocks, tiers.fetches)
-        """Apart, so that the counts of bytes are those of clients."""
+        """A separate reader, so that the bytes of `_reader` count only clients."""
         self._preloaded = 0
         self._opening: SingleFlight[str, ObjectRecord] = SingleFlight()
         self._sequences: OrderedDict[str, tuple[int, int, int]] = OrderedDict()
-        """By location: where the last read ended, how many reads followed each other, and the end of what was read
-        ahead."""
+        """For each location, the end of the last read, the number of consecutive reads, and the end of the part that
+        was read ahead.
+        """
 
     @property
     def served_bytes(self) -> Mapping[str, int]:
-        """By source: memory, disk, fetch, direct."""
+        """The bytes by source: memory, disk, fetch, direct."""
         return self._reader.served_bytes
 
     def report(self, metrics: GatewayCacheMetrics) -> None:
@@ -128,10 +129,11 @@ class CachingBackend:
                 self._records.note_write(location)
 
     def begin(self, read: S3Read, transport: asyncio.Transport) -> StartedAnswer | None:
-        """Send the answer as far as nothing has to be waited for: neither the store, nor the disk, nor the client.
+        """Send the part of the answer that is available without waiting for the store, the disk, or the client.
 
-        None, and nothing is sent, unless a record that is trusted and the first block are here, and the read has no
-        conditions. `transport` has no unsent bytes, and no buffer: what the kernel does not take stays in it.
+        Return None and send nothing if there is no trusted record, if the first block is not available, or if the
+        read has conditions. `transport` has no unsent bytes and no own buffer: bytes that the kernel does
+        not accept stay in the transport.
         """
         if not _is_plain(read) or not _CONDITIONS.isdisjoint(read.headers):
             return None
@@ -178,8 +180,10 @@ class CachingBackend:
     def _take_pieces(
         self, record: ObjectRecord, start: int, end: int, owner: Owner, unsent: Unsent, *, counted: bool = True
     ) -> tuple[list[memoryview], int]:
-        """Return (the bytes from `start` on that may be given to the connection now, what they keep in memory until
-        the client has taken them); none, if the next block is not here.
+        """Return (the bytes from `start` on that may be sent now, the memory that they use until the client has taken
+        them).
+
+        There are no bytes if the next block is not available without waiting.
         """
         offer, block_bytes = unsent.offer, self._tiers.blocks.block_bytes
         pieces = self._reader.read_at_once(record, start, min(end, start + offer), owner, counted=counted)
@@ -198,7 +202,7 @@ class CachingBackend:
         writer: AbstractStreamWriter,
         unsent: Unsent,
     ) -> None:
-        """Send the rest of an answer: several blocks together while they are here, then as they arrive.
+        """Send the rest of an answer: several available blocks together, then each block as it arrives.
 
         Raises:
             BrokenAnswer: The answer cannot be completed.
@@ -212,12 +216,12 @@ class CachingBackend:
                     break
                 transport.writelines(pieces)
                 start += sum(map(len, pieces))
-                del pieces  # only the connection keeps what the client has not taken
+                del pieces  # only the connection keeps the unsent bytes
                 if transport.get_write_buffer_size():
                     unsent.keep(size_bytes)
                 await writer.drain()
                 unsent.keep(0)
-                await asyncio.sleep(0)  # a fast client never lets `drain` wait
+                await asyncio.sleep(0)  # with a fast client, `drain` does not yield
             async with aclosing(self._reader.read(record, start, end, owner, unsent, started=True)) as left:
                 await _send_rest(writer, left)
         finally:
@@ -232,7 +236,7 @@ class CachingBackend:
         """Read the object, or its last bytes, into the pinned part of the cache.
 
         Returns:
-            The number of bytes; 0 if the object is gone, or one that cannot be cached.
+            The number of bytes; 0 if the object no longer exists or cannot be cached.
 
         Raises:
             RetryLater: The object cannot be read now.
@@ -254,7 +258,7 @@ class CachingBackend:
         return record.size - start
 
     async def _read(self, call: S3Call) -> web.StreamResponse | None:
-        """Return the answer from the cache; None if the store has to answer."""
+        """Return the answer from the cache; None if the store must answer."""
         location, owner = _location(call), _owner(call)
         for _ in range(2):
             record = self._records.get_trusted(location)
@@ -274,17 +278,17 @@ class CachingBackend:
         return None
 
     async def _find(self, location: str, call: S3Read, owner: Owner) -> ObjectRecord | None:
-        """Return the record of the object, known or from the store; None if the store has to answer.
+        """Return the object's record from the cache or from the store; None if the store must answer.
 
         Raises:
             RefusedRead: The store refuses the read.
         """
         is_conditional = call.method == "GET" and not _CONDITIONS.isdisjoint(call.headers)
         if is_conditional and await self._records.find(location, owner.holder) is None:
-            return None  # the store decides about conditions on an object that is not known here
+            return None  # for an unknown object, the store decides about conditions
         for _ in range(2):
             record = await self._opening.run(location, lambda: self._open(location, call, owner))
-            # A write may have ended since another read, whose answer this is, began.
+            # The answer may be that of another read, which began before a write that has ended since.
             if self._records.version(location) == record.version:
                 return record
         return None
@@ -314,7 +318,7 @@ class CachingBackend:
                     record = to_record(answer) if answer.status == 200 else None
             except RetryLater:
                 if cached_record is not None and cached_record.version == version:
-                    return cached_record  # the store is away: what is immutable is still right
+                    return cached_record  # The store does not answer; the object is immutable.
                 raise
         if record is None:
             if cached_record is not None:
@@ -327,12 +331,13 @@ class CachingBackend:
         return record
 
     def _opening_span(self, wanted: str | None) -> tuple[str, int]:
-        """Return (Range header, its greatest length) for a first read: whole blocks around the wanted part, as far
-        as one request reads.
+        """Return (Range header, its maximum length) for a first read.
+
+        The range has whole blocks around the requested part, up to the limit of one request.
         """
         block_bytes, request_bytes = self._tiers.blocks.block_bytes, self._fetches.request_bytes
         matched = _RANGE.fullmatch(wanted or "bytes=0-")
-        assert matched is not None, wanted  # by _is_plain
+        assert matched is not None, wanted  # `_is_plain` has checked it
         if matched[3]:
             length = min(int(matched[3]) + block_bytes, request_bytes)
             return f"bytes=-{length}", length
@@ -359,7 +364,7 @@ class CachingBackend:
         unsent = Unsent(self._sending, owner.holder)
         pieces = self._reader.read(record, start, start + length, owner, unsent, counted=not continues)
         async with aclosing(pieces):
-            # The first piece precedes the header, so that an error before it has its own status.
+            # The first piece is read before the header is sent, so that an error can have its own status.
             first = await anext(pieces, None)
             try:
                 if request.keep_alive and request.version == HttpVersion11:
@@ -387,10 +392,10 @@ class CachingBackend:
         return before is not None and start == before[0] and start % self._tiers.blocks.block_bytes != 0
 
     def _follow(self, record: ObjectRecord, start: int, end: int, owner: Owner) -> None:
-        """Note a read.
+        """Record a read, and read ahead if it continues the previous read.
 
-        From the second read on that follows its predecessor, what may follow is read ahead: twice as much each time,
-        and again when half of it was read.
+        The part that is read ahead doubles each time. The next part is read when half of the previous part was
+        requested.
         """
         ended, streak, ahead_until = self._sequences.get(record.location, (-1, 0, 0))
         follows = start == ended
@@ -407,7 +412,7 @@ class CachingBackend:
 
 
 def _response(record: ObjectRecord, part: tuple[int, int] | None, call: S3Call) -> web.StreamResponse:
-    """aiohttp's response with the part (start, length), or the whole object: not yet prepared."""
+    """Return aiohttp's response with the part (start, length), or the whole object. It is not prepared yet."""
     start, length = part or (0, record.size)
     headers = {**record.headers, "Accept-Ranges": "bytes", "x-amz-request-id": call.request_id}
     response = PromptResponse(status=206 if part else 200, headers=headers)
@@ -418,39 +423,40 @@ def _response(record: ObjectRecord, part: tuple[int, int] | None, call: S3Call) 
 
 
 def _start(request: web.BaseRequest, pieces: list[bytes | memoryview]) -> None:
-    """Give header and first bytes to the connection with one call and without a copy, which aiohttp's writer would
-    make and keep until the client has taken it.
+    """Pass the header and the first bytes to the connection with one call and without a copy.
+
+    aiohttp's writer would make a copy, and keep it until the client has taken it.
 
     Raises:
-        ConnectionResetError: If the client is gone.
+        ConnectionResetError: The client has closed the connection.
     """
     transport = request.transport
     if transport is None or transport.is_closing():
         raise ConnectionResetError("The client closed the connection")
-    request.writer.output_size = 1  # from here on, an error has to break the connection
+    request.writer.output_size = 1  # after this, an error must break the connection
     transport.writelines(pieces)
 
 
 async def _send_rest(writer: AbstractStreamWriter, pieces: AsyncGenerator[memoryview]) -> None:
-    """Send what follows the first bytes.
+    """Send the pieces after the first bytes.
 
-    Returns when the client has taken all.
+    The function returns when the client has taken all of them.
 
     Raises:
-        BrokenAnswer: If it cannot be read.
+        BrokenAnswer: A piece cannot be read.
     """
     turn = 0
     try:
-        await writer.drain()  # before the next piece is in memory, too
+        await writer.drain()  # before the next piece is in memory
         async for piece in pieces:
             turn += len(piece)
             await writer.write(piece)
             await writer.drain()  # `write` waits for the client only after 64 KiB
-            if turn >= _AT_ONCE_BYTES:  # a fast client never lets `write` wait
+            if turn >= _AT_ONCE_BYTES:  # with a fast client, `write` does not yield
                 turn = 0
                 await asyncio.sleep(0)
     except (ChangedObject, RefusedRead, RetryLater) as error:
-        _log.warning("an answer was broken off", error=f"{type(error).__name__}: {error}")
+        _log.warning("answer could not be completed", error=f"{type(error).__name__}: {error}")
         raise BrokenAnswer from error
     await writer.drain()
 
@@ -467,7 +473,7 @@ def _head(record: ObjectRecord, part: tuple[int, int] | None, request_id: str, n
     """Return the status line and headers of an answer with the part (start, length), or the whole object.
 
     Raises:
-        ValueError: If a value contains the end of a line.
+        ValueError: A value contains the end of a line.
     """
     start, length = part or (0, record.size)
     headers = {
@@ -494,7 +500,7 @@ def _date(now_s: int) -> str:
 
 
 def _is_plain(call: S3Read) -> bool:
-    """Return whether a read has nothing that only the store can answer."""
+    """Return whether the cache can answer the read: it has no parameters that only the store supports."""
     if kind_of(call.address.key) is None or not call.address.query.keys() <= {"x-id"}:
         return False
     headers = call.headers
@@ -521,6 +527,6 @@ def _list_written(call: S3Call) -> list[str]:
     keys = [key]
     if not key:
         keys = []
-        with contextlib.suppress(Exception):  # checked before: a body that is refused changes nothing
+        with contextlib.suppress(Exception):  # The body was checked; a refused body changes nothing.
             keys = parse_delete_body((call.document or b"").decode())
     return [f"s3://{bucket}/{one}" for one in keys if kind_of(one) is not None]

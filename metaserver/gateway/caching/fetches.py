@@ -1,11 +1,11 @@
-"""Fetches: each reads consecutive blocks of an object with one request to the store, for all that wait for them.
+"""Fetches: each reads consecutive blocks of an object with one request to the store, for all readers that need them.
 
-Readers take bytes from a fetch while it arrives. Its blocks are in memory until all its readers have passed and the
-disk has them; all fetches together have a budget of bytes, of which a principal has a share. Without budget there is no
-fetch, and the caller passes the store's answer on in pieces.
+Readers take bytes from a fetch while they arrive. The blocks of a fetch are in memory until all its readers have passed
+and the disk has the blocks. All fetches together have a budget of bytes, and a principal may use a share of it. If the
+budget is used up, no fetch starts, and the caller passes the store's answer on in pieces.
 
-The blocks are written to the disk once the readers have passed, because the threads of the disk share the interpreter
-with the event loop; earlier only when much of the budget is used.
+The blocks are normally written to the disk after the readers have passed, because the disk threads share the
+interpreter with the event loop. If much of the budget is used, they are written earlier.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from seamark.metaserver.gateway.caching.records import ObjectRecord, content_ran
 from seamark.metaserver.gateway.caching.store import Store, StoreAnswer
 
 _UNUSED_S = 0.2
-"""How long a fetch without a reader keeps its blocks after its end."""
+"""The time for which a finished fetch without a reader keeps its blocks."""
 
 
 class ChangedObject(Exception):
-    """The store has another object than the record states, or none."""
+    """The object in the store is missing or differs from the record."""
 
 
 class RefusedRead(Exception):
-    """The store refuses the read, or its answer is not one that can be cached: the client gets the store's answer."""
+    """The store refuses the read, or its answer cannot be cached. The client receives the store's answer."""
 
 
 class Fetch:
     """The blocks `first` to `last` of an object.
 
-    `arrived` is the offset in the object up to which bytes are here.
+    `arrived` is the offset in the object up to which bytes have arrived.
     """
 
     def __init__(self, record: ObjectRecord, first: int, last: int, memory: Buffers, owner: Owner) -> None:
@@ -53,7 +53,7 @@ class Fetch:
         self.was_held = False
         self.writes = 0
         self.unwritten: list[int] = []
-        """Blocks that are complete and wait for the readers."""
+        """Complete blocks that are not written yet, because readers still wait for bytes."""
         self.charged = True
         self.done = False
         self.error: Exception | None = None
@@ -72,7 +72,7 @@ class Fetch:
         """Return the numbers of the blocks that are complete with `data`.
 
         Raises:
-            ValueError: For more bytes than the fetch has.
+            ValueError: The data exceed the end of the fetch.
         """
         if self.arrived + len(data) > self.end:
             raise ValueError("The store sent more bytes than were requested")
@@ -93,7 +93,7 @@ class Fetch:
         return complete
 
     def wake(self) -> None:
-        """Wake the readers whose bytes have arrived; all when the fetch has ended."""
+        """Wake the readers whose bytes have arrived. At the end of the fetch, wake all readers."""
         if self._waiting:
             still = [one for one in self._waiting if one[0] >= self.arrived and not self.done]
             woken = [one for one in self._waiting if one[0] < self.arrived or self.done]
@@ -105,7 +105,7 @@ class Fetch:
     async def until(self, offset: int) -> None:
         """Wait until a byte beyond `offset` has arrived.
 
-        The fetch's error if it ends before.
+        If the fetch ends before, raise its error.
         """
         while self.arrived <= offset:
             if self.done:
@@ -115,9 +115,10 @@ class Fetch:
             await future
 
     async def pieces(self, start: int, end: int) -> AsyncGenerator[memoryview]:
-        """Yield the bytes of the object from `start` to `end`, both within the fetch, while they arrive: the first
-        bytes at once, and then whole blocks, because each piece costs an iteration of the event loop and a
-        wake-up of the client.
+        """Yield the bytes of the object from `start` to `end`, both within the fetch, while they arrive.
+
+        The first bytes are yielded at once, and then whole blocks, because each piece costs an iteration of the event
+        loop and wakes the client.
         """
         is_first = True
         while start < end:
@@ -133,7 +134,7 @@ class Fetch:
 class Fetches:
     """All fetches of a worker.
 
-    Belongs to one event loop.
+    An instance belongs to one event loop.
     """
 
     def __init__(
@@ -148,7 +149,7 @@ class Fetches:
         self._reads: set[asyncio.Task[None]] = set()
         self._writes: set[asyncio.Task[None]] = set()
         self._unread: dict[Fetch, asyncio.TimerHandle] = {}
-        """Fetches that have ended before their first reader came."""
+        """Fetches that ended before they had a reader."""
         self.requests = 0
 
     @property
@@ -160,7 +161,7 @@ class Fetches:
         return self._budget.taken > self._budget.limit // 2
 
     def find(self, name: str, number: int) -> Fetch | None:
-        """Return the fetch that has or reads the block."""
+        """Return the fetch that has the block or is reading it."""
         return self._running.get((name, number))
 
     def hold(self, fetch: Fetch) -> None:
@@ -173,18 +174,15 @@ class Fetches:
         self._retire(fetch)
 
     def blocks_max(self) -> int:
-        """Return the most blocks of one fetch.
+        """Return the maximum number of blocks of one fetch.
 
-        They are fewer when much of the budget is used, so that many readers have a part of it.
+        The number is smaller when much of the budget is used, so that many readers have a part of it.
         """
         free = self._budget.limit - self._budget.taken
         return max(1, min(self.request_bytes, free // 8) // self._blocks.block_bytes)
 
     def start(self, record: ObjectRecord, first: int, last: int, owner: Owner) -> Fetch | None:
-        """Start to read the blocks.
-
-        None without budget.
-        """
+        """Start to read the blocks; return None if the budget is used up."""
         fetch = Fetch(record, first, last, self._memory, owner)
         if not self._take(fetch.size_bytes, owner):
             return None
@@ -209,8 +207,15 @@ class Fetches:
         record_of: Callable[[StoreAnswer], ObjectRecord | None],
         owner: Owner,
     ) -> ObjectRecord | None:
-        """Read a part of an object without a record: `span` is the value of the Range header. Returns the record as
-        soon as the answer begins, while its blocks arrive. None without budget. RefusedRead, RetryLater."""
+        """Read a part of an object that has no record yet.
+
+        `span` is the value of the Range header. The record is returned as soon as the answer begins, while its blocks
+        arrive. None if the budget is used up.
+
+        Raises:
+            RefusedRead: The store refuses the read.
+            RetryLater: The store cannot answer now.
+        """
         if not self._take(expected_bytes, owner):
             return None
         opened: asyncio.Future[ObjectRecord] = asyncio.get_running_loop().create_future()
@@ -252,7 +257,7 @@ class Fetches:
         except Exception as error:  # noqa: BLE001  all that wait for the record get it
             if not opened.done():
                 opened.set_exception(error)
-                opened.exception()  # retrieved here: all waiters may be gone
+                opened.exception()  # all waiters may be gone: mark it as retrieved
         finally:
             if charged:
                 self._budget.release(owner.holder, charged)
@@ -260,15 +265,15 @@ class Fetches:
                 opened.cancel()
 
     async def _receive(self, fetch: Fetch, answer: StoreAnswer, skip: int) -> None:
-        """Take the bytes of the answer after the first `skip`."""
+        """Store the bytes of the answer, except the first `skip` bytes."""
         async for piece in answer.pieces:
             data = memoryview(piece)[skip:] if skip else memoryview(piece)
             skip = max(0, skip - len(piece))
-            data = data[: fetch.end - fetch.arrived]  # an opening read may end within a block
+            data = data[: fetch.end - fetch.arrived]  # The first read may end within a block.
             for number in fetch.add(data):
                 self._keep(fetch, number)
         if fetch.arrived < fetch.end:
-            raise RetryLater("The store's answer ended early, try again")
+            raise RetryLater("The store's answer ended early; try again")
 
     def _keep(self, fetch: Fetch, number: int) -> None:
         self._blocks.keep_in_memory(fetch.record.name, number, fetch.block(number), fetch.owner)
@@ -306,7 +311,7 @@ class Fetches:
             if fetch.was_held:
                 self._write(fetch)
             if fetch.error is not None:
-                self._unregister(fetch)  # so that a reader starts another
+                self._unregister(fetch)  # a reader then starts another fetch
             if fetch.was_held:
                 self._retire(fetch)
             else:
@@ -352,9 +357,9 @@ class Fetches:
         await asyncio.gather(*self._writes, return_exceptions=True)
 
     def check_invariants(self) -> None:
-        """AssertionError if something is charged or listed that has ended.
+        """Check that no ended fetch is charged or listed.
 
-        For tests; call it while nothing runs.
+        For tests; call it when no fetch is running.
         """
         self._budget.check_invariants()
         assert not self._reads | self._writes, f"{len(self._reads | self._writes)} tasks run"
@@ -363,7 +368,12 @@ class Fetches:
 
 
 def check_part(answer: StoreAnswer, record: ObjectRecord, start: int, end: int) -> None:
-    """ChangedObject or RefusedRead, unless the answer has the bytes from `start` to `end` of the record's content."""
+    """Check that the answer has the bytes from `start` to `end` of the record's content.
+
+    Raises:
+        ChangedObject: The store has another object.
+        RefusedRead: The store refuses the read.
+    """
     if answer.status in (404, 412) or (answer.status == 206 and not is_same(record, answer.headers)):
         raise ChangedObject
     if answer.status != 206 or content_range(answer) != (start, end, record.size):

@@ -1,8 +1,8 @@
 """Reads of the store that are sent a second time if their answer does not begin soon.
 
-Of a hundred answers of a store in the cloud, some begin ten times later than the others, and a query waits for the
-slowest of its reads. So a read that has waited longer than 95 % of the earlier reads is sent again, and the answer that
-begins first is used; the other request is given up. An allowance limits the second requests to a share of all, so that
+Of a hundred answers of a cloud store, some begin ten times later than the others, and a query waits for the slowest of
+its reads. So a read that has waited longer than 95 % of the earlier reads is sent again. The answer that begins first
+is used, and the other request is cancelled. The number of second requests is limited to a share of all reads, so that
 a store that is slow as a whole does not get twice the load (Dean and Barroso, The Tail at Scale, 2013).
 """
 
@@ -17,16 +17,16 @@ from seamark.metaserver.gateway.caching.store import Store, StoreAnswer
 from seamark.metaserver.peers.latencies import Percentile
 
 _FIRST_S = 1.0
-"""How long a read waits before the latencies of the store are known."""
+"""The time that a read waits before the latencies of the store are known."""
 _LEAST_S, _MOST_S = 0.01, 5.0
 _BURST = 10.0
-"""Second requests that a quiet time allows."""
+"""The maximum number of second requests that are saved up while they are not needed."""
 
 
 class _Attempt:
-    """A request, and its answer once it has begun.
+    """A request, and its answer once the answer has begun.
 
-    It belongs to the task that ends it, by `close`.
+    The task that uses an attempt must call `close`.
     """
 
     def __init__(self, request: AbstractAsyncContextManager[StoreAnswer]) -> None:
@@ -43,10 +43,13 @@ class _Attempt:
         )
 
     async def close(self, error: BaseException | None = None) -> bool:
-        """End the request, whether it has begun or not.
+        """End the request, whether its answer has begun or not.
 
         Args:
-            error: What its reader raised; True if it is dealt with.
+            error: The error that the reader of the answer raised.
+
+        Returns:
+            Whether the request has handled the error.
         """
         self.opening.cancel()
         await asyncio.wait((self.opening,))
@@ -59,9 +62,9 @@ class _Attempt:
 
 
 class HedgedStore:
-    """A `Store` over another.
+    """A `Store` that sends slow reads of another `Store` twice.
 
-    Belongs to one event loop. `percent` of all reads may be sent twice; 0: none.
+    An instance belongs to one event loop. At most `percent` of all reads are sent twice; 0 disables second requests.
     """
 
     def __init__(self, store: Store, clock: Clock, *, percent: int) -> None:
@@ -94,12 +97,12 @@ class HedgedStore:
             for attempt in attempts:
                 await attempt.close()
             raise
-        # Also of a read whose second request was faster: it would have taken longer.
+        # The time is added even if the second request was faster, because the first would have taken longer.
         self._wait.add(self._clock.monotonic() - began_s)
         for attempt in attempts:
             if attempt is not used:
                 await attempt.close()
-        answer = await used.opening  # its error, if none was usable
+        answer = await used.opening  # raises its error if all failed
         try:
             yield answer
         except BaseException as error:
@@ -110,7 +113,7 @@ class HedgedStore:
 
 
 async def _await_usable(attempts: list[_Attempt]) -> _Attempt:
-    """Return the attempt whose answer began first and is no failure of the store; the first attempt if all failed."""
+    """Return the attempt whose answer began first and is not an error of the store; the first attempt if all failed."""
     waiting = {one.opening for one in attempts}
     while waiting:
         _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,7 @@
 """Reads a part of an object through all tiers: memory, a running fetch, the disk, then the store.
 
-Missing blocks that are next to each other are read with one request. While a reader receives the blocks of a fetch, the
-next fetch has already been requested, so that a long read waits for the store's latency once.
+Adjacent missing blocks are read with one request. While a reader receives the blocks of a fetch, the next fetch has
+already been requested, so that a long read waits for the store's latency only once.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from seamark.metaserver.gateway.caching.sending import STEP_BYTES, Unsent
 from seamark.metaserver.gateway.caching.store import Store
 
 _ATTEMPTS = 3
-"""To get the next byte from the store; each byte that arrives allows as many again."""
+"""The number of attempts to get the next byte from the store. Each byte that arrives resets the count."""
 _PAUSE_S = 0.1
-"""Before the second attempt, and twice as long before the third."""
+"""The pause before the second attempt. The pause before the third is twice as long."""
 
 
 class RangeReader:
-    """Belongs to one event loop.
+    """Reads ranges of objects through the cache.
 
-    `served_bytes` counts by source: memory, disk, fetch, or direct without the cache.
+    An instance belongs to one event loop. `served_bytes` counts by source: memory, disk, fetch, or direct without the
+    cache.
     """
 
     def __init__(self, store: Store, blocks: ObjectBlocks, fetches: Fetches) -> None:
@@ -55,11 +56,11 @@ class RangeReader:
     ) -> AsyncGenerator[memoryview]:
         """Yield the bytes from `start` to `end`, which is at most the object's size.
 
-        ChangedObject, RefusedRead or RetryLater may be raised at any piece. `counted` False: the first block is not
-        counted as requested. `unsent` has what is kept while the reader works on a piece.
+        ChangedObject, RefusedRead or RetryLater may be raised at any piece. If `counted` is False, the first block does
+        not count as requested. `unsent` counts the memory that is kept while the caller sends a piece.
 
         Args:
-            started: The client has bytes of the answer.
+            started: Whether the client has received bytes of the answer.
         """
         block_bytes, tries = self._blocks.block_bytes, _Tries(started)
         while start < end:
@@ -95,7 +96,7 @@ class RangeReader:
             if offer < block_bytes:
                 stop = min(stop, start + offer)
             piece, size_bytes = keep_part(block, offset, offset + stop - start, offer)
-            del block  # the frame must not keep it while the client is slow
+            del block  # release it while the client is slow
             self.served_bytes[source] += len(piece)
             start = stop
             tries.note_progress()
@@ -108,10 +109,9 @@ class RangeReader:
     def read_at_once(
         self, record: ObjectRecord, start: int, end: int, owner: Owner, *, counted: bool
     ) -> list[memoryview]:
-        """Return the first bytes from `start` to `end` that nothing has to be waited for; none, if the first block
-        is not here.
+        """Return the first bytes from `start` to `end` that are available without waiting.
 
-        `counted` as in `read`.
+        Empty if the first block is not available. See `read` for `counted`.
         """
         block_bytes, pieces = self._blocks.block_bytes, []
         while start < end:
@@ -129,7 +129,7 @@ class RangeReader:
     def read_ahead(self, record: ObjectRecord, start: int, end: int, owner: Owner) -> None:
         """Start to read blocks before a client requests them, if much of the budget is free.
 
-        The disk is not checked thoroughly: this only saves time.
+        The check of the disk is not exact, because reading ahead only saves time.
         """
         if start < end and not self._fetches.is_half_used:
             first, last = start // self._blocks.block_bytes, (end - 1) // self._blocks.block_bytes
@@ -138,7 +138,7 @@ class RangeReader:
     async def _load(
         self, record: ObjectRecord, number: int, last: int, owner: Owner
     ) -> tuple[memoryview | None, Fetch | None]:
-        """Return the block from the disk, or else the fetch that reads it; neither without budget."""
+        """Return the block from the disk, or otherwise the fetch that reads it; both None if the budget is used up."""
         last = min(last, number + self._fetches.blocks_max() - 1)
         block, absent = await self._blocks.from_disk(record.name, range(number, last + 1), owner)
         if block is not None:
@@ -150,16 +150,16 @@ class RangeReader:
         return None, self._fetches.start(record, number, self._end_of_gap(record, number, number + absent - 1), owner)
 
     def _end_of_gap(self, record: ObjectRecord, number: int, last: int) -> int:
-        """Return the last of the blocks from `number` to `last` before one that is in memory or being read."""
+        """Return the last of the blocks from `number` to `last` before a block in memory or in a running fetch."""
         for following in range(number + 1, last + 1):
             if self._blocks.has_in_memory(record.name, following) or self._fetches.find(record.name, following):
                 return following - 1
         return last
 
     async def _pieces(self, fetch: Fetch, start: int, end: int, owner: Owner) -> AsyncGenerator[memoryview]:
-        """Yield the bytes that the fetch has.
+        """Yield the bytes of the fetch.
 
-        The blocks after it are requested once its first bytes are here.
+        The blocks after the fetch are requested when its first bytes have arrived.
         """
         block_bytes, is_first = self._blocks.block_bytes, True
         self._fetches.hold(fetch)
@@ -188,13 +188,13 @@ class RangeReader:
     ) -> AsyncGenerator[memoryview]:
         """Read from the store, without the cache.
 
-        An answer of the store that ends early is continued by a read of what is missing, of the same object (If-Match).
+        If an answer of the store ends early, the missing bytes are read from the same object (If-Match).
 
-        While answers may keep little, a short part is read and the request to the store ends before the reader gets it:
-        a slow reader keeps neither the buffers of a connection to the store nor the connection.
+        If answers may keep little memory, a short part is read completely, and the request to the store ends before the
+        caller receives the part. So a slow client keeps neither a connection to the store nor its buffers.
 
         Args:
-            started: As in `read`.
+            started: See `read`.
         """
         tries = _Tries(started)
         while start < end:
@@ -221,34 +221,38 @@ class RangeReader:
                 unsent.keep(0)
 
     async def _from_store(self, record: ObjectRecord, start: int, end: int) -> AsyncGenerator[memoryview]:
-        """One request. ChangedObject, RefusedRead; RetryLater if the answer ends early."""
+        """Yield the bytes of one request to the store.
+
+        Raises:
+            ChangedObject: The store has another object.
+            RefusedRead: The store refuses the read.
+            RetryLater: The answer ends early.
+        """
         bucket, key = bucket_and_key(record.location)
         headers = {"range": f"bytes={start}-{end - 1}", "if-match": record.etag}
         async with self._store.request("GET", bucket, key, headers) as answer:
             check_part(answer, record, start, end)
             async for data in answer.pieces:
-                piece = memoryview(data)[: end - start]  # a store may send more than it announced
+                piece = memoryview(data)[: end - start]  # The store may send more than it announced.
                 self.served_bytes["direct"] += len(piece)
                 start += len(piece)
                 yield piece
         if start != end:
-            raise RetryLater("The store's answer ended early, try again")
+            raise RetryLater("The store's answer ended early; try again")
 
 
 def keep_part(block: memoryview, start: int, end: int, offer: int) -> tuple[memoryview, int]:
-    """Return (a part of a block, the bytes that it keeps in memory): the whole block, or a copy of the part if only
-    so much may be kept.
-    """
+    """Return (the whole block, or a copy of the part if `offer` is smaller; the memory that it keeps)."""
     if offer < len(block):
         return memoryview(bytes(block[start:end])), end - start
     return block[start:end], len(block)
 
 
 class _Tries:
-    """Of the reads from the store for one answer.
+    """Counts the failed reads from the store for one answer.
 
-    `started`: its client has bytes already, so that only a repeated read can complete the answer; before, the client
-    may get the store's refusal.
+    `started` is whether the client has received bytes. Then only a repeated read can complete the answer; before, the
+    client may receive the store's refusal.
     """
 
     def __init__(self, started: bool) -> None:
@@ -259,10 +263,7 @@ class _Tries:
         self.started, self._failed = True, 0
 
     async def wait_after(self, error: RetryLater | RefusedRead) -> None:
-        """Wait before the next try.
-
-        Raises the error if there is none.
-        """
+        """Wait before the next try, or raise the error if no try is left."""
         self._failed += 1
         if self._failed == _ATTEMPTS or (isinstance(error, RefusedRead) and not self.started):
             raise error

@@ -1,8 +1,8 @@
-"""What the gateway knows about an object: its ETag, size and headers, and until when that may be used unchecked.
+"""Records of objects: the ETag, size and headers of an object, and the time until which they may be used unchecked.
 
-A record is trusted while no worker of this machine writes the object (`write_versions.py`), and for `recheck_s`; then
-it is read from the store again. So an object that was replaced without the gateway is noticed within that time,
-although cached objects should never be replaced.
+A record is trusted for `recheck_s`, as long as no worker of this machine writes the object (`write_versions.py`).
+Afterwards it is read from the store again. So if an object is replaced without the gateway, this is noticed within that
+time, although cached objects should never be replaced.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ _UNCACHED = ("x-amz-server-side-encryption-customer-algorithm", "x-amz-object-lo
 
 
 class ObjectRecord(msgspec.Struct, frozen=True):
-    """`headers` are those of a read, without length, range and checksum.
+    """The record of an object.
 
-    `name` names the content, for its blocks.
+    `headers` are the headers of a read, without length, range and checksum. `name` identifies the content in the names
+    of its blocks.
     """
 
     location: str
@@ -58,8 +59,7 @@ class ObjectRecord(msgspec.Struct, frozen=True):
 
 
 def record_of(answer: StoreAnswer, location: str, *, version: int, now_ms: int) -> ObjectRecord | None:
-    """Return the record by an answer to HEAD or GET; None if the object cannot be cached: without a strong ETag, for
-    example.
+    """Return the record from an answer to HEAD or GET; None if the object cannot be cached, e.g. without a strong ETag.
 
     `version` was read before the request.
     """
@@ -83,28 +83,26 @@ def record_of(answer: StoreAnswer, location: str, *, version: int, now_ms: int) 
 
 
 def content_range(answer: StoreAnswer) -> tuple[int, int, int] | None:
-    """Return (first byte, byte after the last, size) of an answer with status 206."""
+    """Return (first byte, byte after the last, size) from an answer with status 206."""
     return read_content_range(answer.headers.get("content-range", ""))
 
 
 def read_content_range(text: str) -> tuple[int, int, int] | None:
-    """As `content_range`, of the header's value."""
+    """Return the result of `content_range` for the value of the header."""
     matched = _CONTENT_RANGE.fullmatch(text)
     return None if matched is None else (int(matched[1]), int(matched[2]) + 1, int(matched[3]))
 
 
 def is_same(one: ObjectRecord, headers: Mapping[str, str]) -> bool:
-    """Return whether an answer for a part of an object is of the record's content."""
+    """Return whether an answer for a part of an object has the record's content."""
     return headers.get("etag") == one.etag and headers.get("last-modified", one.modified) == one.modified
 
 
 class Records:
     """Records in memory, and on disk for the time after a restart.
 
-    Belongs to one event loop.
-
-    `holder_bytes`: of the memory, for each principal; else one that reads many objects would cost all others a request
-    to the store for each of their cached objects.
+    An instance belongs to one event loop. `holder_bytes` is the memory limit of one principal. Without it, a principal
+    that reads many objects would cost all others a request to the store for each of their cached objects.
     """
 
     def __init__(
@@ -129,7 +127,7 @@ class Records:
         return self._versions.of(location)
 
     def get_trusted(self, location: str) -> ObjectRecord | None:
-        """Return the record, if it needs no check."""
+        """Return the record if it needs no check."""
         record = self._memory.get(location)
         return record if record is not None and self.is_trusted(record) else None
 
@@ -138,9 +136,9 @@ class Records:
         return 0 <= age_ms < self._recheck_ms and record.version == self._versions.of(record.location)
 
     async def find(self, location: str, holder: str) -> ObjectRecord | None:
-        """Return the record from memory or disk, which may need a check.
+        """Return the record from memory or disk. It may need a check.
 
-        From the disk it is kept for `holder`.
+        A record from the disk is kept in memory for `holder`.
         """
         record = self._memory.get(location)
         if record is not None or self._disk is None:
@@ -165,19 +163,19 @@ class Records:
         """Write the record to the disk.
 
         Args:
-            holder: As for blocks (`Owner.tag`).
+            holder: See `Owner.tag`.
         """
         if self._disk is not None:
             data, key = msgspec.msgpack.encode(record), _key(record.location)
             await asyncio.get_running_loop().run_in_executor(executor, self._disk.put, key, data, holder)
 
     def note_write(self, location: str) -> None:
-        """Note that a write of the object begins or ends here."""
+        """Record that a write of the object begins or ends in this worker."""
         self._versions.change(location)
         self._memory.discard(location)
 
     def forget(self, location: str) -> None:
-        """Forget a record that has proved wrong."""
+        """Remove a record that is known to be wrong."""
         self._memory.discard(location)
         self._versions.change(location)
 

@@ -1,9 +1,9 @@
-"""The memory of answers that clients have not taken yet, of one worker.
+"""The memory of answers that clients have not taken yet, for one worker.
 
-An answer that waits for its client keeps bytes: those that were given to the connection and that the kernel did not
-take, and those that the store has sent. All of them have a budget, of which a principal has a share. The rule: an
-answer gets at most an eighth of what is free, and always `STEP_LEAST_BYTES`, so that no client waits for another. So
-10,000 slow clients keep the budget and `STEP_LEAST_BYTES` each, for reads of any length.
+An answer that waits for its client keeps bytes in memory: bytes that the connection has but the kernel did not accept,
+and bytes that the store has sent. All of them have one budget, and a principal may use a share of it. The rule: an
+answer gets at most an eighth of the free budget, and always `STEP_LEAST_BYTES`, so that no client waits for another. So
+10,000 slow clients use the budget and `STEP_LEAST_BYTES` each, for reads of any length.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from __future__ import annotations
 from collections import Counter
 
 STEP_BYTES = 1 << 20
-"""Given to the kernel with one call, while the budget is free."""
+"""The bytes that are passed to the kernel with one call, while the budget is free."""
 STEP_LEAST_BYTES = 16 << 10
 _PARTS = 8
 
 
 class SendBudget:
-    """Belongs to one event loop."""
+    """The budget for unsent bytes of a worker.
+
+    An instance belongs to one event loop.
+    """
 
     def __init__(self, limit_bytes: int, share_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -26,7 +29,7 @@ class SendBudget:
         self._held: Counter[str] = Counter()
 
     def offer(self, holder: str) -> int:
-        """Return how many bytes an answer to `holder` may keep next; nothing is taken."""
+        """Return how many bytes an answer to `holder` may keep next. The bytes are not charged yet."""
         free = self._limit_bytes - self.taken_bytes
         if self._held:
             free = min(free, self._share_bytes - self._held.get(holder, 0))
@@ -48,7 +51,7 @@ class SendBudget:
 
 
 class Unsent:
-    """What one answer keeps of the budget."""
+    """The part of the budget that an answer uses."""
 
     __slots__ = ("_budget", "_holder", "_size_bytes")
 
@@ -62,7 +65,7 @@ class Unsent:
         return self._budget.offer(self._holder)
 
     def keep(self, size_bytes: int) -> None:
-        """Instead of what it kept before; 0: it keeps nothing."""
+        """Charge `size_bytes` instead of the previous amount; 0 releases everything."""
         if self._size_bytes:
             self._budget.release(self._holder, self._size_bytes)
         self._size_bytes = size_bytes

@@ -10,9 +10,9 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class StoreAnswer:
-    """`headers` have lower-case names.
+    """The answer of the store.
 
-    `pieces` is read once, and only for the answer to a GET.
+    `headers` have lower-case names. `pieces` may be read once, and only for the answer to a GET.
     """
 
     status: int
@@ -24,8 +24,8 @@ class Store(Protocol):
     def request(
         self, method: str, bucket: str, key: str, headers: Mapping[str, str]
     ) -> AbstractAsyncContextManager[StoreAnswer]:
-        """GET or HEAD of an object.
+        """Send a GET or HEAD request for an object.
 
         Raises:
-            RetryLater: If the store does not answer, or if its answer ends early.
+            RetryLater: The store does not answer, or its answer ends early.
         """

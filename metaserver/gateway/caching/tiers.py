@@ -1,4 +1,4 @@
-"""Opens the tiers of the gateway's cache by the settings, and closes them."""
+"""Opens the tiers of the gateway's cache from the settings, and closes them."""
 
 from __future__ import annotations
 
@@ -26,18 +26,20 @@ from seamark.metaserver.settings.settings import Settings
 READER_THREADS = 4
 _WRITER_NICE = 10
 _RECORDS_SHARE = 16
-"""A sixteenth of the memory budget is for records of objects."""
+"""Records of objects use a sixteenth of the memory budget."""
 _RECORDS_LEAST = 256 << 10
-"""Bytes of records, also without a memory budget: without a record, a block on the disk costs two reads."""
+"""The minimum memory for records, even without a memory budget: without a record, a block on the disk costs two
+reads.
+"""
 _PENDING_SHARE = 4
-"""A quarter of the budget for fetches can wait to be written to the disk; with pinned blocks, half."""
+"""A quarter of the fetch budget may wait to be written to the disk; half, including pinned blocks."""
 _SKETCH_KEYS_LEAST = 1024
 
 
 class CacheTiers:
-    """Belongs to one event loop.
+    """The tiers of the gateway's cache, opened by `open_tiers`.
 
-    Opened by `open_tiers`.
+    An instance belongs to one event loop.
     """
 
     def __init__(
@@ -113,13 +115,17 @@ class CacheTiers:
 
 
 def _lower_priority() -> None:
-    """Lower the priority of this thread, on Linux: on a busy machine, writes to the cache must not delay answers."""
+    """Lower the priority of this thread on Linux: on a busy machine, cache writes must not delay answers."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _WRITER_NICE)
 
 
 async def open_tiers(settings: Settings, clock: Clock, store: Store) -> CacheTiers:
-    """OSError if the folder cannot be used."""
+    """Open the tiers of the cache.
+
+    Raises:
+        OSError: The folder cannot be used.
+    """
     folder = Path(settings.gateway_cache_folder or settings.home / "cache" / "objects")
     block_bytes = settings.gateway_cache_block_bytes
     disk_bytes = settings.gateway_cache_disk_bytes

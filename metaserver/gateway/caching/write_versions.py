@@ -1,11 +1,11 @@
-"""Versions of objects, shared by the workers of a machine: a write through any of them is visible to all at once.
+"""Versions of objects, shared by the workers of a machine: all workers see a write through any of them at once.
 
 The rule: a worker changes the version of an object before it passes a write on, and again after the store has answered.
-A cached record names the version that was read before the request to the store; it is trusted only while the version
-is equal. So what a worker reads during a write of another worker is not trusted after the write.
+A cached record has the version that was read before the request to the store. It is trusted only while the version
+stays the same. So data that a worker reads during another worker's write are not trusted after the write.
 
-The versions are random numbers in a file that all workers map. Several objects share a version; a write to one of them
-then costs the others a request to the store.
+The versions are random numbers in a file that all workers map. Several objects share a version, so a write to one of
+them costs the others a request to the store.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ _BYTES = _SLOTS * 8
 
 class WriteVersions:
     def __init__(self, path: Path, clock: Clock) -> None:
-        """OSError if the file cannot be created."""
+        """Open the shared file.
+
+        Raises:
+            OSError: The file cannot be created.
+        """
         self._clock = clock
         path.parent.mkdir(parents=True, exist_ok=True)
         _create(path, clock)
@@ -49,9 +53,9 @@ def _slot(location: str) -> int:
 
 
 def _create(path: Path, clock: Clock) -> None:
-    """With random versions: records of an earlier file must not be trusted.
+    """Create the file with random versions, because records of an earlier file must not be trusted.
 
-    One of several workers creates it.
+    If several workers try, one of them creates it.
     """
     with path.with_name(path.name + ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

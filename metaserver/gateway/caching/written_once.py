@@ -1,8 +1,9 @@
-"""Which objects are immutable by their names, and whether they are metadata. Pure.
+"""Decides by an object's name whether it is immutable, and whether it is metadata. No input or output.
 
-Iceberg never changes a file after it was written, and all known writers put a UUID into its name: data files, delete
-files, manifests, manifest lists, metadata and index files. So a key with a UUID and the extension of such a file is
-written once. All other objects, such as `version-hint.text` or files that were added by `add_files`, are not cached.
+Iceberg never changes a file after it was written, and all known writers put a UUID into the name of each file: data
+files, delete files, manifests, manifest lists, metadata and index files. So an object is written once if its key has a
+UUID and the extension of such a file. Other objects, such as `version-hint.text` or files that were added by
+`add_files`, are not cached.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Rows of some files, from which explain estimates what a layout or an index would give.
+"""Samples of columns, from which explain estimates the effect of a layout or an index.
 
-Bounds show where values begin and end, and not how often a value occurs: for a column of six values each file has the
-same bounds as for a million values. So the columns that a filter compares are read in a few of the files that the
-filter leaves. Reads have limits of files, rows, bytes and time. A column that cannot be read within them has no sample,
-but a reason, and then nothing is estimated that needs one.
+The bounds of a file show its smallest and largest value, but not how often a value occurs: a column of six values can
+have the same bounds in each file as a column of a million values. So explain reads the columns that the filter
+compares in a few of the files that the filter keeps. Reads have limits of files, rows, bytes and time. If a column
+cannot be read within these limits, a text says why it has no sample, and estimates that need the sample are omitted.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ NOT_SAMPLED = "its values are not sampled"
 FUNCTION_NOT_SAMPLED = "values of functions are not sampled"
 _FILES_CONCURRENT = 4
 _HITS_MIN = 3
-"""The number of hits from which the share in a sample is about the share in all files."""
+"""With at least this many hits, the share in the sample is used as the share in all files."""
 _PROBABILITY_MIN = 0.05
-"""The least probability of an observation that does not contradict the assumption."""
+"""An observation that is less probable than this contradicts the assumption."""
 
 
 @dataclass(frozen=True)
 class ColumnSample:
-    """A sample of the column in some of the files that the conditions on the column leave.
+    """A sample of one column, from some of the files that the conditions on the column keep.
 
     Attributes:
-        columns: The column in some of these files.
-        files_left: The files that the conditions leave, by partition values and bounds.
-        rows_left: The rows of these files.
+        columns: The column's values in the sampled files.
+        files_left: The number of files that the conditions keep, by partition values and bounds.
+        rows_left: The number of rows in these files.
     """
 
     column: DimensionColumn
@@ -69,7 +69,7 @@ class ColumnSample:
         """Return the number of matching rows in each sampled file.
 
         Args:
-            condition: On this column alone.
+            condition: A condition on this column alone.
         """
         masks = ((find_rows_where(condition, (), {self.column: column}), column) for column in self.columns)
         return [column.rows if mask is None else int(mask.sum()) for mask, column in masks]
@@ -80,11 +80,11 @@ class ColumnSample:
         return sum(self.matches(condition)) / rows if rows else 0.0
 
     def files_with(self, condition: Expression, values: int | None) -> int | None:
-        """Return about how many of `files_left` hold a matching row; None if the sample is too small.
+        """Estimate how many of `files_left` have a matching row; None if the sample is too small.
 
         Args:
-            condition: On this column alone.
-            values: How many values the condition names; None for a range.
+            condition: A condition on this column alone.
+            values: The number of values that the condition names; None for a range.
         """
         sampled = len(self.columns)
         hits = sum(count > 0 for count in self.matches(condition))
@@ -94,17 +94,18 @@ class ColumnSample:
         if hits < _HITS_MIN:
             if values is None:
                 return None
-            # Few hits are less certain than the files of an average value, unless they contradict each other.
+            # A share from few hits is uncertain. Use the average value, unless the hits contradict it.
             expected = max(1.0 - (1.0 - self.held) ** values, min(hits, 1) / self.files_left)
             share = expected if _is_probable(hits, sampled, expected) else share
         return max(hits, round(self.files_left * share))
 
     @cached_property
     def held(self) -> float:
-        """The share of the files that hold an average value of the column.
+        """The probability that a file contains a given value of the column.
 
-        If each file holds each value with the probability p, n p / (1 - (1 - p)^n) of n files hold a value that at
-        least one of them holds, on average. This grows with p, so p follows from the average in the sample.
+        It is the same for all values. If each file contains a value with the probability p, then among n files,
+        the values that occur are in n p / (1 - (1 - p)^n) files on average. This number grows with p, so p is
+        found by bisection from the average in the sample.
         """
         parts = [column.keys_of_rows(None) for column in self.columns]
         distinct = len(distinct_keys(parts, self.column.kind))
@@ -120,11 +121,11 @@ class ColumnSample:
 
 
 Samples = Mapping[int, ColumnSample | str]
-"""The samples by column id; a text says why there is no sample."""
+"""The samples by column id. A text in the place of a sample says why the column has none."""
 
 
 def conditions_of_columns(bound: Expression) -> dict[int, list[Bound]]:
-    """Return the conditions that all rows must satisfy, on plain columns with ordered values, by the column's id."""
+    """Return the conditions that all rows must satisfy, by column id, for plain columns with ordered values."""
     parts = bound.children if isinstance(bound, And) else (bound,)
     conditions: dict[int, list[Bound]] = {}
     for part in parts:
@@ -137,7 +138,7 @@ async def sample_columns(objects: ObjectStore, scan: ScanPlan) -> Samples:
     """Read a sample of the columns that the filter of a scan compares.
 
     Returns:
-        Nothing for a scan of one file, about which there is nothing to improve, and for columns beyond `COLUMNS_MAX`.
+        At most `COLUMNS_MAX` columns. Empty for a scan of one file, which needs no better layout.
     """
     if scan.files <= 1:
         return {}
@@ -180,7 +181,7 @@ async def _sample(rows: DataRows, scan: ScanPlan, parts: Sequence[Bound]) -> Col
 
 
 def _find_files_left(scan: ScanPlan, parts: Sequence[Bound]) -> list[ListedFile]:
-    """Return the files that the conditions leave, by partition values and bounds."""
+    """Return the files that the conditions keep, by partition values and bounds."""
     selection = Selection.everything(scan.view)
     specs = [spec for spec in scan.metadata.partition_specs if spec.spec_id in scan.view.specs]
     for part in parts:
@@ -190,7 +191,10 @@ def _find_files_left(scan: ScanPlan, parts: Sequence[Bound]) -> list[ListedFile]
 
 
 def _choose_sample_files(files: Sequence[ListedFile]) -> list[ListedFile]:
-    """Return some files, drawn so that no period in their order matters, and the same for the same files."""
+    """Choose some files, independently of any period in their order.
+
+    The same files always give the same choice.
+    """
     drawn = np.random.default_rng(len(files)).permutation(len(files))[:FILES_MAX].tolist()
     chosen, rows = [], 0
     for number in sorted(drawn):
@@ -202,7 +206,7 @@ def _choose_sample_files(files: Sequence[ListedFile]) -> list[ListedFile]:
 
 
 def _is_probable(hits: int, count: int, share: float) -> bool:
-    """Return whether at least `hits` and at most `hits` are both probable if each has the probability `share`."""
+    """Return whether `hits` of `count` is a probable result if each file has a hit with the probability `share`."""
     chances = [_binomial(number, count, share) for number in range(count + 1)]
     return sum(chances[hits:]) >= _PROBABILITY_MIN and sum(chances[: hits + 1]) >= _PROBABILITY_MIN
 

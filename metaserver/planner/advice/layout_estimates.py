@@ -1,13 +1,14 @@
-"""About how many files a scan would keep if the table were sorted or clustered by columns of its filter.
+"""Estimates of how many files a scan would read if the table were sorted or clustered by columns of its filter.
 
-A clustering cuts the rows of each partition into equal shares, in files of the target size, and a large partition into
-several layers. So what a filter keeps follows from the share of the rows that match. It is measured in a sample of the
-column (`column_samples.py`). Without a sample the share of a range follows from the bounds and record counts of the
-files that partitions keep, with the rows of a file spread evenly over its range; that of a value follows from the
-number of distinct values in the statistics of the table. Without these nothing is estimated.
+A clustering divides the rows of each partition into equal shares, in files of the target size, and a large partition
+into several layers. So the number of files that a filter keeps follows from the share of the rows that match. This
+share is measured in a sample of the column (`column_samples.py`). Without a sample, the share of a range follows from
+the bounds and record counts of the files that partitions keep, as if the rows of a file were spread evenly over its
+range; the share of a value follows from the number of distinct values in the table's statistics. Without these,
+there is no estimate.
 
-Nothing is proposed that the clustering policy of the table asks for already, and a proposal keeps the columns of the
-policy. For people who read the explanation of a plan; no plan uses it.
+A layout that the clustering policy of the table requests already is not proposed, and a proposal keeps the columns of
+the policy. The estimates are part of the explanation of a plan; planning does not use them.
 """
 
 from __future__ import annotations
@@ -39,37 +40,36 @@ from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.view import Selection, never
 
 COLUMNS_MAX = 4
-"""More columns leave a file too few slices of each."""
+"""With more columns, a file would be split too rarely by each column."""
 _WORK_MAX = 50_000_000
-"""Values compared with files, for one column."""
+"""The maximum number of comparisons of values with files, for one column."""
 _STRING_FILES_MAX = 100_000
-"""Bounds that are strings are objects in memory."""
+"""The maximum number of files with string bounds, which are Python objects and need more memory."""
 _BOUNDED_ROWS_MIN_FRACTION = 0.5
-"""The share of rows that are in files with bounds, below which nothing is estimated."""
+"""If files with bounds have less than this share of the rows, there is no estimate."""
 _STRING_DIGITS_BYTES = 6
-"""Bytes of a string after what all have in common, as a number that a double holds exactly."""
+"""The number of bytes after the common prefix of strings that are used as a number: a double represents it exactly."""
 _PROPOSED_FILES_MAX_FRACTION = 0.5
 """A layout that keeps more than this share of the files is not proposed."""
 _PROPOSED_BYTES_MAX_FRACTION = 0.9
 """A layout has to keep less than this share of the bytes of the plan."""
 _VALUES_MAX = 32
-"""Values of a list whose rows are counted one by one."""
+"""The maximum number of values in a list whose rows are counted for each value."""
 _ADDED_COLUMN_MAX_FRACTION = 0.7
-"""A column is added to a clustering if it leaves less than this share of the files."""
+"""A column is added to a clustering only if the clustering then keeps less than this share of the files."""
 
 Doubles = npt.NDArray[np.float64]
 Shares = Sequence[tuple[float, float]]
-"""The shares of all rows below the start and below the end of each interval."""
+"""For each interval, the share of all rows below its start and the share below its end."""
 _ALL_ROWS: Shares = ((0.0, 1.0),)
 """The shares of a column that the filter does not compare."""
 Key = int | float | bytes
 Interval = tuple[Key | None, Key | None, bool, bool]
-"""(low, high, whether low belongs to it, whether high does); None: no limit."""
+"""(low, high, whether the interval contains low, whether it contains high). None means no limit."""
 
 
 class LayoutEstimate(NamedTuple):
-    """The files that the table would have if it were laid out by `columns`, and those of them that the plan would
-    keep."""
+    """An estimate for a layout by `columns`: the files of the table, and those that the plan would keep."""
 
     columns: tuple[str, ...]
     files_in: int
@@ -77,10 +77,10 @@ class LayoutEstimate(NamedTuple):
 
 
 class LayoutEstimates(NamedTuple):
-    """The estimated layouts, those with the fewest files first.
+    """The estimated layouts, with the fewest files first.
 
     Attributes:
-        unknown: Columns for which nothing can be estimated, and why.
+        unknown: The reason why there is no estimate, by column.
     """
 
     layouts: list[LayoutEstimate]
@@ -95,12 +95,14 @@ class _Partitions(NamedTuple):
 
 
 def estimate_layouts(scan: ScanPlan, samples: Samples, properties: Mapping[str, str]) -> LayoutEstimates:
-    """Estimate a sort by each column that the filter compares, and the clustering by several of them that keeps fewest.
+    """Estimate a sort by each column that the filter compares, and a clustering by several of these columns.
+
+    Only the clustering that keeps the fewest files is returned.
 
     Args:
         scan: The plan.
-        samples: Of the columns that its filter compares.
-        properties: Those of the table, with the policies of its namespaces.
+        samples: The samples of the columns that its filter compares.
+        properties: The properties of the table, with the policies of its namespaces.
 
     Returns:
         Only layouts that keep less than half of the files, and clearly less than the plan.
@@ -180,7 +182,7 @@ def _count_partitions(candidates: FoundFiles, properties: Mapping[str, str]) -> 
 
 
 def _share_of_bytes(scan: ScanPlan, candidates: FoundFiles) -> float:
-    """Return the share of the bytes in the files that partitions keep that the plan keeps, too."""
+    """Return the share of the candidates' bytes that the plan keeps."""
     return min(1.0, scan.stages[-1].bytes_left / max(1, int(candidates.longs("file_size_in_bytes").clip(0).sum())))
 
 
@@ -189,7 +191,7 @@ def _choose_clustering(
 ) -> LayoutEstimate | None:
     """Return the clustering that keeps the fewest files.
 
-    Columns are added, the most selective first, while each leaves clearly fewer files.
+    Columns are added in order of selectivity, as long as each column leaves clearly fewer files.
     """
     if len(singles) < 2:
         return None
@@ -219,7 +221,7 @@ def _count_kept_files(columns: Sequence[Shares], partitions: Mapping[_Partitions
 
 
 def _count_slices(shares: Shares, count: int) -> int:
-    """Return how many of `count` equal shares of the rows the intervals touch."""
+    """Return how many of `count` equal slices of the rows overlap the intervals."""
     touched: set[int] = set()
     for low, high in shares:
         first = min(count - 1, int(low * count))
@@ -228,11 +230,11 @@ def _count_slices(shares: Shares, count: int) -> int:
     return len(touched)
 
 
-# What the filter compares
+# The intervals of the filter
 
 
 def _intervals_by_column(scan: ScanPlan) -> dict[str, tuple[list[Bound], list[Interval]]]:
-    """Return, for each column, the parts of the filter that compare it, and the intervals that they leave."""
+    """Return, for each column, the parts of the filter that compare it, and the intervals of values that match."""
     parts = scan.bound.children if isinstance(scan.bound, And) else (scan.bound,)
     columns: dict[str, tuple[list[Bound], list[Interval]]] = {}
     for part in parts:
@@ -248,7 +250,7 @@ def _intervals_by_column(scan: ScanPlan) -> dict[str, tuple[list[Bound], list[In
 
 
 def _find_intervals(part: Bound) -> list[Interval] | None:
-    """Return the intervals of the part's values; None for a part that no order of the rows helps."""
+    """Return the intervals of values that match the part; None if sorted rows do not help it."""
     form = form_of(part.kind)
     if part.transform != IDENTITY or form is None or part.kind == "boolean":
         return None
@@ -284,7 +286,7 @@ def _choose_tighter(
     return left if (left[0] > right[0]) == lower else right  # type: ignore[operator]
 
 
-# Where the rows are
+# The shares of the rows
 
 
 def _estimate_row_shares(
@@ -297,8 +299,8 @@ def _estimate_row_shares(
     """Return the shares of the rows in each interval.
 
     Returns:
-        A text that says why the shares are not known; None for a condition without values, or if there is too much to
-        compute.
+        A text if the shares are unknown: the reason. None for a condition without values, or if the computation would
+        be too large.
     """
     part = parts[0]
     if not intervals or not candidates.files or len(intervals) * candidates.files > _WORK_MAX:
@@ -331,7 +333,7 @@ def _sample_shares(sample: ColumnSample, parts: Sequence[Bound], intervals: int)
 
 
 def _count_distinct_values(scan: ScanPlan, column_id: int) -> int | None:
-    """Return the number of distinct values in the newest statistics of the table that have the column."""
+    """Return the number of distinct values of the column, from the newest statistics of the table that contain it."""
     for file in reversed(scan.metadata.statistics):
         for blob in file.blob_metadata:
             if blob.type == THETA and blob.fields == (column_id,):
@@ -340,19 +342,23 @@ def _count_distinct_values(scan: ScanPlan, column_id: int) -> int | None:
 
 
 class _Axis(NamedTuple):
-    """The ranges of files as numbers: `lower` and `upper`, float64[files], the end excluded; `rows`, float64[files]."""
+    """The value ranges of files as numbers.
+
+    `lower` and `upper`, float64[files], are the bounds; `upper` is exclusive. `rows`, float64[files], are the
+    record counts.
+    """
 
     lower: Doubles
     upper: Doubles
     rows: Doubles
     base: int
-    """The integer at position 0."""
+    """The integer that has the position 0."""
     common: bytes
-    """The prefix that all strings have in common."""
+    """The common prefix of all strings."""
     unit: float
     """The width of one value."""
     scale: float
-    """The factor of floats, so that no difference of two floats is infinite."""
+    """A factor that is applied to floats, so that the difference of two floats is never infinite."""
 
     @classmethod
     def read(cls, stats: FoundStatistics, counts: Longs) -> _Axis | None:
@@ -381,14 +387,14 @@ class _Axis(NamedTuple):
             if not is_known.any():
                 return None
             base = int(lower[is_known].min())
-            # Differences of 64-bit integers need 64 bits without a sign.
+            # The difference of two int64 values needs uint64.
             zero, sides = np.uint64(base % (1 << 64)), (lower[is_known], upper[is_known])
             low, high = ((side.view(np.uint64) - zero).astype(np.float64) for side in sides)
         if not is_known.any() or rows[is_known].sum() < _BOUNDED_ROWS_MIN_FRACTION * max(1.0, rows.sum()):
             return None
         span = max(float(high.max() - low.min()), 1e-300)
         unit = 1.0 if stats.form is Form.INTEGERS else span * 1e-9
-        # The sum of a large and a small double may equal the large double, but each range needs a width.
+        # A small number may be lost when it is added to a large double, but each range needs a width.
         end = np.maximum(np.maximum(high + unit, low + span * 1e-9), np.nextafter(high, np.inf))
         return cls(low, end, rows[is_known], base, common, unit, scale)
 
@@ -402,14 +408,13 @@ class _Axis(NamedTuple):
         """Return the position of a key.
 
         Args:
-            key: The key.
-            after: Whether to return the end of the key's rows instead of their start.
+            after: Whether to return the position after the key's rows, not before them.
         """
         position = _to_number(key, self.common) if isinstance(key, bytes) else float(key - self.base) * self.scale
         return max(position + self.unit, math.nextafter(position, math.inf)) if after else position
 
     def _share_below(self, position: float) -> float:
-        with np.errstate(over="ignore"):  # an infinite part is all
+        with np.errstate(over="ignore"):  # Division by a tiny width may give infinity, which is clipped to 1.
             parts = np.clip((position - self.lower) / (self.upper - self.lower), 0.0, 1.0)
         return float(parts @ self.rows / max(1.0, self.rows.sum()))
 
@@ -420,7 +425,7 @@ def _find_common_prefix(first: bytes, last: bytes) -> bytes:
 
 
 def _to_number(text: bytes, common: bytes) -> float:
-    """Return a string as a number of the same order, as far as its first bytes after `common` decide."""
+    """Return a number that orders strings like their first bytes after the prefix `common`."""
     if not text.startswith(common):
         return 0.0 if text < common else float(1 << (8 * _STRING_DIGITS_BYTES))
     return float(

@@ -1,7 +1,7 @@
-"""The effect of each part of a filter alone, and which index would help a part that partition values and bounds do not.
+"""The effect of each part of a filter, and the index that would help a part for which partitions and bounds do not.
 
-An index is proposed unless a sample of the column shows that most files hold a matching row. For people who read the
-explanation of a plan; no plan uses it.
+An index is proposed unless a sample of the column shows that most files have a matching row. These texts are part of
+the explanation of a plan; planning does not use them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.view import Selection, never
 
 _TERMS_MAX = 16
-"""Each term reads the bounds of all files once."""
+"""The maximum number of terms: each term reads the bounds of all files once."""
 _HELPED_MAX_FRACTION = 0.5
-"""A part that leaves fewer files than this share needs no index."""
+"""A part that keeps less than this share of the files needs no index."""
 _UNINDEXED = ("struct", "list", "map", "variant", "boolean")
 
 
@@ -32,12 +32,12 @@ class TermEffect(NamedTuple):
     """The effect of one part of the filter.
 
     Attributes:
-        files_left: How many of `files_in`, the files of the view, partition values and bounds keep.
-        has_bounds: Whether some file has bounds of the column; True for types that need none.
+        files_left: The number of the view's files, `files_in`, that partition values and bounds keep.
+        has_bounds: Whether any file has bounds of the column; True for types that need no bounds.
         index_name: The name of an enabled index on the column.
         index_kind: The kind of index that would help.
-        index_files: About how many files a plan would keep with an index; None if that cannot be estimated.
-        index_note: Why `index_files` cannot be estimated, or why no index would help.
+        index_files: The estimated number of files that a plan would keep with an index; None without an estimate.
+        index_note: Why `index_files` has no estimate, or why no index would help.
     """
 
     expression: Expression
@@ -52,7 +52,7 @@ class TermEffect(NamedTuple):
 
 
 def effects_of_terms(scan: ScanPlan, samples: Samples) -> list[TermEffect]:
-    """Return the effect of each of the first parts that all rows must satisfy, in the order of the filter."""
+    """Return the effects of the first `_TERMS_MAX` parts that all rows must satisfy, in the order of the filter."""
     parts = scan.bound.children if isinstance(scan.bound, And) else (scan.bound,)
     definitions = read_definitions(scan.metadata)
     return [_measure_effect(scan, part, definitions, samples) for part in parts[:_TERMS_MAX] if isinstance(part, Bound)]
@@ -87,15 +87,18 @@ def _measure_effect(scan: ScanPlan, part: Bound, definitions: Definitions, sampl
 def _estimate_with_index(
     part: Bound, kind: str, left: int, sample: ColumnSample | str | None
 ) -> tuple[int | None, str | None]:
-    """Return about how many of the `left` files a plan keeps with an index, and why that cannot be estimated."""
+    """Estimate how many of the `left` files a plan keeps with an index.
+
+    Without an estimate, the second item is the reason.
+    """
     if not isinstance(sample, ColumnSample):
-        # The estimates of layouts have the reason for a column.
+        # The layout estimates already report the reason for a plain column.
         return None, sample if sample == FUNCTION_NOT_SAMPLED else NOT_SAMPLED
     values = len(part.values) if part.op in (Op.EQ, Op.IN) else None
     hits = sample.files_with(part, values)
     if hits is None:
         return None, "too few files of a sample hold a matching row"
-    # The sample is of the files that all conditions on the column leave.
+    # The sample is from the files that all conditions on the column keep, but `left` is for one condition.
     hits = min(left, round(hits * left / max(1, sample.files_left)))
     false_share = min(1.0, FPP * (values or 1)) if kind == "bloom" else 0.0
     return hits + math.ceil(false_share * (left - hits)), None
@@ -113,8 +116,8 @@ def _find_indexes_on_column(definitions: Definitions, part: Bound) -> Iterator[I
 
 
 def _serves(transform: str, part: Bound) -> bool:
-    """Return whether an index on this transform or function of the column may serve the predicate."""
-    if is_function(part.transform):  # an index on one of the functions has the keys of the other
+    """Return whether an index on this transform or function of the column can serve the predicate."""
+    if is_function(part.transform):  # Indexes on `lower` and on `upper` have the same keys.
         return is_function(transform)
     return transform == part.transform
 

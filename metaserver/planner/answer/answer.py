@@ -53,16 +53,17 @@ from seamark.metaserver.planner.deletes.delete_index import assign_first_row_ids
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 
 FILES_PER_PIECE = 125
-"""A piece takes about a quarter of a millisecond."""
+"""The number of files in one piece, which takes about 0.25 ms."""
 STATS_PER_PIECE = 500
-"""Columns times files, if statistics are requested."""
+"""The maximum of columns times files in one piece, if statistics are requested."""
 RESIDUAL_VALUES_MAX = 200_000
-"""Literals and predicates that are evaluated for the partitions of one answer; further partitions have the residual of
-the whole filter.
+"""The maximum number of literals and predicates that are evaluated for the partitions of one answer.
+
+The remaining partitions have the whole filter as their residual.
 """
 _RESIDUALS_MAX = 10_000
 _RESIDUAL_BYTES_MIN = 1024
-"""A residual up to this length is always written."""
+"""The size up to which a residual is always written."""
 _KEY = b',"residual-filter":'
 _FALSE_RESIDUAL = _KEY + b"false"
 
@@ -71,17 +72,18 @@ class TaskForm(NamedTuple):
     """Deviations of tasks from the standard form."""
 
     residuals: bool = True
-    """False omits residuals: a filter with thousands of values would be repeated in each file."""
+    """False omits residuals, because a filter with thousands of values would be repeated for each file."""
     residual_bytes: int = 4 << 20
-    """Limit of all residuals of one answer; see `_Residuals`."""
+    """The maximum size of all residuals of one answer; see `_Residuals`."""
     exact_residuals: bool = False
-    """The client may filter rows by the residual alone: no residual is weakened, and `ScanTaskWriter.files_max` limits
-    the answer.
+    """Whether the client may filter rows by the residual alone.
+
+    Then no residual is weakened, and `ScanTaskWriter.files_max` limits the answer.
     """
     sequence_numbers: bool = False
     """Whether to write `data-sequence-number` of each data file."""
     whole_files: bool = False
-    """The client may write all rows of a file again: no residual lets its reader skip rows."""
+    """Whether the client may write all rows of a file again. Then no residual lets its reader skip rows."""
 
 
 FULL = TaskForm()
@@ -121,14 +123,13 @@ class ScanTaskWriter:
 
     @computed_once
     def files_max(self) -> int | None:
-        """Return the maximum number of files of one answer, for any partitions, so that exact residuals fit; at
-        least one.
+        """The maximum number of files of one answer with which exact residuals fit, for any partitions; at least 1.
 
-        None if residuals do not limit it, because they are short or may be weakened.
+        None if residuals do not limit the answer, because they are short or may be weakened.
         """
         if self._residuals is None or not self._form.exact_residuals:
             return None
-        # A residual omits terms of the filter, so the whole filter is the longest residual.
+        # A residual has only terms of the filter, so no residual is longer than the whole filter.
         longest = len(to_json(self._residuals.encode(self._scan.bound)))
         return None if longest <= _RESIDUAL_BYTES_MIN else max(1, self._form.residual_bytes // longest)
 
@@ -136,8 +137,8 @@ class ScanTaskWriter:
         """Yield the items of `file-scan-tasks` for these entry ids, ascending, as pieces to concatenate.
 
         Raises:
-            Corrupt: If a file is invalid; the message has the manifest's path.
-            NotAcceptable: If JSON cannot represent a value.
+            Corrupt: A file is invalid; the message names the manifest.
+            NotAcceptable: JSON cannot represent a value.
         """
         size = FILES_PER_PIECE if not self._stats else max(10, STATS_PER_PIECE // (1 + len(self._stats)))
         comma = b""
@@ -158,7 +159,7 @@ class ScanTaskWriter:
                 comma = b","
 
     def _encode_inherited(self, block: Block, first: int, rows: Longs) -> list[bytes] | None:
-        """Return the inherited fields of rows of a block; None if there are none, as in format version 2."""
+        """Return the inherited fields of rows of a block; None if no field is inherited, as in format version 2."""
         manifest = self._scan.view.manifest_of(first)
         fields = []
         with error_context(block):
@@ -192,14 +193,14 @@ class ScanTaskWriter:
 
 
 def _iterate_blocks(locate: Callable[[int], tuple[Block, int]], entry_ids: Longs) -> Iterator[tuple[Block, int, Longs]]:
-    """Yield (block, entry id of its first row, rows in it) for each block."""
+    """Yield (block, entry id of its first row, requested rows of the block) for each block."""
     start = 0
     while start < len(entry_ids):
         entry_id = int(entry_ids[start])
         block, local = locate(entry_id)
         first = entry_id - local
         end = len(entry_ids)
-        if int(entry_ids[-1]) >= first + block.rows:  # few plans keep files of several blocks
+        if int(entry_ids[-1]) >= first + block.rows:  # Few plans keep files of several blocks.
             end = int(entry_ids.searchsorted(first + block.rows))
         yield block, first, entry_ids[start:end] - first
         start = end
@@ -218,7 +219,7 @@ class _Files:
         """Read the block's layout.
 
         Raises:
-            Corrupt: If the layout is invalid; the message has the manifest's path.
+            Corrupt: The layout is invalid; the message names the manifest.
         """
         self._block = block
         self.columns = layout_of(block)
@@ -236,7 +237,7 @@ class _Files:
         """Return JSON objects separated by commas: scan tasks if `references` are given, otherwise files.
 
         Raises:
-            Corrupt: If a file is invalid; the message has the manifest's path.
+            Corrupt: A file is invalid; the message names the manifest.
         """
         block, columns = self._block, self.columns
         with error_context(block):
@@ -262,28 +263,28 @@ class _Files:
 
 
 class _Form(NamedTuple):
-    """What a residual may leave out for one file."""
+    """The simplifications of a residual that are possible for one file."""
 
     nan_free: bool
-    """The file has no NaN in the columns that the filter tests for NaN."""
+    """Whether the file has no NaN in the columns that the filter tests for NaN."""
     read_whole: bool
-    """Only `true` makes the client's reader return all rows of the file."""
+    """Whether the client's reader returns all rows of the file only if the residual is `true`."""
 
 
 _PLAIN = _Form(nan_free=False, read_whole=False)
 
 
 class _Residuals:
-    """Residuals as JSON, encoded once for all files that share one.
+    """Residuals as JSON, encoded once for all files with the same residual.
 
-    Their total size in one answer is bounded. If the files would repeat a long residual too often, it is omitted, and
-    the client uses its filter, as the specification defines. A client that requires residuals gets a weaker, short
-    residual (`iceberg.residuals.weakened`): Spark and PyIceberg also apply their own filter. A client that may filter
-    rows by the residual alone gets every residual in full, and fewer files in one answer.
+    Their total size in one answer is limited. If files would repeat a long residual too often, it is omitted, and the
+    client uses its filter, as the specification defines. A client that requires residuals gets a weaker, short residual
+    (`iceberg.residuals.weakened`): Spark and PyIceberg also apply their own filter. A client that may filter rows by
+    the residual alone gets every residual in full, and fewer files in one answer.
 
     Files of one partition may have different forms of its residual. A file without NaN in the tested columns needs no
-    test for NaN, which would keep Java's reader from skipping row groups. If the client may write the rows of a file
-    again, the residual is `true`, or has a form by which Java skips no row group. ORC has no such form.
+    test for NaN, which would prevent Java's reader from skipping row groups. If the client may write the rows of a file
+    again, the residual is `true`, or has a form with which Java skips no row group. ORC has no such form.
     """
 
     def __init__(self, scan: ScanPlan, form: TaskForm, dialect: ClientDialect) -> None:
@@ -308,7 +309,7 @@ class _Residuals:
         self._written: dict[tuple[int, _Form], tuple[Expression, bytes]] = {}
 
     def set_file_count(self, files: int) -> None:
-        """Set the number of files in the answer, which share its limit."""
+        """Set the number of files in the answer, which together have the size limit of residuals."""
         longest = max(_RESIDUAL_BYTES_MIN, self._limit_bytes // max(1, files))
         if longest != self._longest:
             self._longest = longest
@@ -318,8 +319,9 @@ class _Residuals:
     def encode_rows(self, block: Block, columns: BlockLayout, rows: Longs) -> tuple[Longs, Part]:
         """Return the rows of the block whose partitions may match, and their residuals with the JSON key.
 
-        Plans may keep files of partitions that cannot match, for long lists and after the time budget. Spark does not
-        filter the rows of such a file if partitions decide the filter, and counts them from metadata.
+        A plan may keep files of partitions that cannot match, if the filter has long lists or the time budget is
+        used up. If partitions decide the filter, Spark does not filter the rows of such a file, but counts them from
+        metadata.
         """
         deciding = self._scan.deciding(block.spec_id)
         forms = self._forms(block, rows)
@@ -345,7 +347,7 @@ class _Residuals:
         return rows, (CHOICE, texts)
 
     def _forms(self, block: Block, rows: Longs) -> list[_Form] | None:
-        """Return the form of each file's residual; None if all are plain."""
+        """Return the form of each file's residual; None if all files have the plain form."""
         if not (self._nan_columns or self._whole_files):
             return None
         nan_free = np.full(len(rows), bool(self._nan_columns))
@@ -368,7 +370,7 @@ class _Residuals:
         return self._text_of(self._scan.residual_in(block.spec_id, fields, partition), form)
 
     def _text_of(self, residual: Expression, form: _Form) -> bytes:
-        # Keyed by identity: partitions share residuals, and comparing or hashing a long list of values is slow.
+        # The key is the identity: partitions share residuals, and comparing or hashing a long list of values is slow.
         written = self._written.get((id(residual), form))
         if written is None:
             if len(self._written) >= _RESIDUALS_MAX:

@@ -1,9 +1,9 @@
 """Encodes content files of one block as JSON: fields, partition tuples and statistics (REST spec, `ContentFile`).
 
-The layout of a block's columns is in the form in which `_answer.write` encodes its files. It does not depend on the
-request; it is built once and cached as long as the block lives.
+The layout of a block's columns is in the form that `_answer.write` reads. It does not depend on the request; it is
+built once and cached as long as the block exists.
 
-Partition tuples are encoded in the form that each client can parse. PyIceberg 0.12 deviates from the specification: it
+Partition tuples are encoded in a form that the client can parse. PyIceberg 0.12 deviates from the specification: it
 cannot parse nulls in `partition`, and does not convert strings to dates there (`ClientDialect`).
 
 Column statistics are maps (REST spec, `CountMap` and `ValueMap`): counts are numbers, bounds are hexadecimal.
@@ -32,7 +32,7 @@ from seamark.metaserver.planner.answer._answer import CHOICE, CONSTANT, HEX, ITE
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 
 _CONTENTS = {MISSING: b"data", 0: b"data", 1: b"position-deletes", 2: b"equality-deletes"}
-"""Version 1 manifests lack the field."""
+"""Version 1 manifests do not have this field."""
 _DELETE_NUMBERS = ("content_offset", "content_size_in_bytes")
 
 Part = tuple[object, ...]
@@ -40,7 +40,7 @@ Part = tuple[object, ...]
 
 
 class error_context:  # noqa: N801  a context manager; each answer enters several, and a generator costs thrice as much
-    """Convert errors into Corrupt with the path of the block's manifest."""
+    """Convert errors into `Corrupt` with the path of the block's manifest."""
 
     __slots__ = ("_block",)
 
@@ -56,9 +56,9 @@ class error_context:  # noqa: N801  a context manager; each answer enters severa
 
 
 class BlockLayout(NamedTuple):
-    """The layout of a block's columns and the text that all of its files share.
+    """The layout of a block's columns, and the text that all of its files share.
 
-    It contains addresses, which are valid as long as the block lives.
+    It contains memory addresses, which are valid as long as the block exists.
     """
 
     opening: bytes
@@ -68,7 +68,7 @@ class BlockLayout(NamedTuple):
     format: Part | None
     """The file format; None if the files differ."""
     optional: tuple[Part, ...]
-    """Optional fields, without those inherited from the manifest list: these depend on the snapshot."""
+    """The optional fields of the block, without the inherited fields, which depend on the snapshot."""
     partition: tuple[Part | None, ...]
     """Parts that distinguish the values of each partition field; None for floats, which `write` does not support."""
 
@@ -81,7 +81,7 @@ def layout_of(block: Block) -> BlockLayout:
     """Return the block's layout.
 
     Raises:
-        Corrupt: If a required column is missing; the message has the manifest's path.
+        Corrupt: A required column is missing; the message names the manifest.
     """
     layout = block.derived.get(BlockLayout)
     if layout is None:
@@ -123,7 +123,7 @@ def _find_uniform_content(block: Block) -> bytes | None:
 
 
 def contents(block: Block, rows: Longs) -> list[bytes]:
-    """Return the content type of each row's file, for blocks in which it varies."""
+    """Return the content type of each row's file, for blocks with several content types."""
     column = block.long_column("content")
     assert column is not None
     return [_CONTENTS[content] for content in longs_at(column, rows).tolist()]
@@ -133,7 +133,7 @@ def formats(block: Block, rows: Longs) -> list[bytes]:
     """Return the file format of each row's file, with its JSON key.
 
     Raises:
-        ValueError: If a file has no format.
+        ValueError: A file has no format.
     """
     column = block.text_column("file_format")
     assert column is not None
@@ -193,16 +193,16 @@ def _partition_key_part(block: Block, column: PackedColumn | None) -> Part | Non
 
 
 def keys(block: Block, columns: BlockLayout, fields: Sequence[int], rows: Longs) -> list[bytes]:
-    """Return a key of these partition fields for each row, equal for equal values.
+    """Return a key of these partition fields for each row; equal values have equal keys.
 
     Args:
-        fields: Positions in the tuple.
+        fields: Positions in the partition tuple.
     """
     if not fields:
         return [b""] * len(rows)
     parts: list[Part] = []
     for field in fields:
-        # Keys have the written form, because 0.0 == -0.0.
+        # The keys are the written texts, because 0.0 == -0.0.
         parts += (CONSTANT, b";"), columns.partition[field] or (CHOICE, _encode_float_keys(block, field, rows))
     return write(rows, tuple(parts), block.rows, b",").split(b",")
 
@@ -229,7 +229,7 @@ _DTYPES = {
 """Single-value serialisation of types with a fixed size (Iceberg spec, appendix D)."""
 
 Texts = Callable[[Longs], list[str | None]]
-"""A function that reads many rows at once; None for rows without a value."""
+"""A function that reads many rows at once and returns None for rows without a value."""
 
 
 class FileStats:
@@ -305,35 +305,44 @@ def _write_bound(block: Block, side: str, column_id: int, kind: str, row: int) -
 
 
 _ENCODINGS_MAX = 8
-"""Combinations of manifest fields and client whose partition tuples are cached."""
+"""The maximum number of combinations of manifest fields and client whose partition tuples are cached."""
 _TEXTS_BYTES, _FIELD_BYTES = 1000, 300
 _INT_LIKE = frozenset({"date", "time", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"})
 
 
 @dataclass(frozen=True)
 class ClientDialect:
-    """How to encode partition values for a client.
+    """The form of partition values and residuals that a client can read.
 
-    PyIceberg copies them unchanged into identity-partitioned columns that a data file lacks (spec, "Column
-    Projection"), so dates and times must be the integers of a manifest. A partition that it would misread (null or
-    binary) is omitted: PyIceberg then fails if it needs the value.
+    PyIceberg copies partition values unchanged into identity-partitioned columns that a data file lacks (spec, "Column
+    Projection"), so dates and times must be the integers of a manifest. A partition that PyIceberg would misread (null
+    or binary) is omitted: PyIceberg then fails if it needs the value.
     """
 
     numbers_for_times: bool = False
     unreadable: frozenset[str] = frozenset()
-    """Types that the client cannot read, and "null"."""
+    """Types that the client cannot read. "null" represents null values."""
     polls: bool = True
-    """Fetches the result of a plan that was still running."""
+    """Whether the client fetches the result of a plan that was still running."""
     needs_residuals: bool = False
-    """Fails, or counts rows wrongly, if a task has no residual; the specification uses the filter instead."""
+    """Whether the client fails, or counts rows wrongly, if a task has no residual.
+
+    The specification says that the client uses the filter then.
+    """
     filters_by_residual: bool = False
-    """Some programs filter rows by the residual alone; a weaker residual would return rows that do not match."""
+    """Whether some programs with this client filter rows by the residual alone.
+
+    A weaker residual would make them return rows that do not match.
+    """
     binds_residuals: bool = True
-    """Binds residuals by name to the table's current schema."""
+    """Whether the client binds residuals to the table's current schema by name."""
     orders_nan_above: bool = True
-    """May order NaN above every number."""
+    """Whether the client may order NaN above every number."""
     changes_files: bool = False
-    """May rewrite or delete the planned files without a sign in the request (`api/plans/scan_requests.py`)."""
+    """Whether the client may rewrite or delete planned files although its request does not show it.
+
+    See `api/plans/scan_requests.py`.
+    """
 
 
 STANDARD = ClientDialect()
@@ -352,7 +361,7 @@ def dialect_of(user_agent: str, client_version: str = "") -> ClientDialect:
     """Return the dialect of a client.
 
     Args:
-        client_version: X-Client-Version, which Iceberg's Java client sends.
+        client_version: The header X-Client-Version, which Iceberg's Java client sends.
     """
     if user_agent.startswith("PyIceberg/"):
         return PYICEBERG
@@ -364,11 +373,11 @@ class _Field(NamedTuple):
     """A field of a table's partition spec."""
 
     position: int
-    """Position in the block's tuples; -1 if the field is null in all of them."""
+    """The position in the block's tuples; -1 if the field is null in all tuples."""
     stored: str
-    """The type in the block."""
+    """The type of the values in the block."""
     target: str
-    """The type in the answer."""
+    """The type of the values in the answer."""
     readable: bool
     """Whether the client can read values that are not null."""
 
@@ -377,25 +386,26 @@ Fields = tuple[_Field, ...]
 
 
 _Encoding: TypeAlias = tuple[tuple[tuple[int, str], ...], Fields, ClientDialect]
-"""The fields of a manifest's partitions, their encoding, and the client."""
+"""The key of cached texts: the partition fields of a manifest, their encoding, and the client."""
 
 
 class PartitionTexts:
-    """Encodes partition tuples in the order and with the types of the table's current spec, which manifests may
-    precede.
+    """Encodes partition tuples in the order and with the types of the table's current spec.
+
+    Manifests may be older than this spec.
     """
 
     def __init__(self, metadata: TableMetadata, dialect: ClientDialect) -> None:
-        # Not the metadata, which list all snapshots and would stay in memory with the view.
+        # The object does not reference the metadata: they list all snapshots, and would stay in memory with the view.
         self._schemas, self._specs = metadata.schemas, metadata.partition_specs
         self._schema_id, self._schema = metadata.current_schema_id, metadata.current_schema
         self._dialect = dialect
         self._kinds: dict[tuple[object, ...], Fields] = {}
         self.size_bytes = _TEXTS_BYTES
-        """Without schemas and specs, which other metadata of the table share."""
+        """The size excludes schemas and specs, which are shared with other metadata of the table."""
 
     def matches(self, metadata: TableMetadata) -> bool:
-        """Return whether the texts are the same for other metadata."""
+        """Return whether the texts are also valid for `metadata`."""
         return (
             self._schema_id == metadata.current_schema_id
             and self._schemas == metadata.schemas
@@ -403,9 +413,9 @@ class PartitionTexts:
         )
 
     def texts(self, block: Block, columns: BlockLayout, rows: Longs, cache: PartitionTextCache) -> list[bytes]:
-        """Return `,"partition":[…]` for rows of the block; empty if this client could not read it."""
+        """Return `,"partition":[…]` for rows of the block; empty texts if this client could not read them."""
         fields = self._fields(block)
-        # The cache is not the instance's: instances live as long as views, of which there may be many.
+        # The cache is not part of the instance, because there may be many views, each with an instance.
         cached = cache.texts_in((block.partition_fields, fields, self._dialect))
         texts = []
         partition_keys = keys(block, columns, range(len(columns.partition)), rows)
@@ -422,7 +432,7 @@ class PartitionTexts:
         fields_of_kind = self._kinds.get(kind)
         if fields_of_kind is None:
             fields_of_kind = self._kinds[kind] = self._read_fields(block)
-            # Again, as threads may do this at the same time.
+            # Check again, because several threads may reach this point.
             self.size_bytes = _TEXTS_BYTES + sum(_FIELD_BYTES * len(fields) for fields in list(self._kinds.values()))
         return fields_of_kind
 
@@ -448,7 +458,7 @@ class PartitionTexts:
 
 
 class _TextsOfView:
-    """The partition texts of a view's plans, which nearly always have the same metadata."""
+    """The partition texts that plans of a view share. Nearly all plans of a view have the same metadata."""
 
     def __init__(self) -> None:
         self.by_dialect: dict[ClientDialect, PartitionTexts] = {}
@@ -459,7 +469,7 @@ class _TextsOfView:
 
 
 def partition_texts(scan: ScanPlan, dialect: ClientDialect) -> PartitionTexts:
-    """Return the partition texts of the plan's view, which nearly always have the same metadata."""
+    """Return the partition texts of the plan's view; plans with the same metadata share them."""
     derived = scan.view.derived
     by_dialect = (derived.get(_TextsOfView) or derived.keep(_TextsOfView())).by_dialect
     texts = by_dialect.get(dialect)
@@ -469,7 +479,7 @@ def partition_texts(scan: ScanPlan, dialect: ClientDialect) -> PartitionTexts:
 
 
 class PartitionTextCache:
-    """Encoded partition tuples of all answers, within `budget_bytes`. 0 caches nothing."""
+    """The cache of encoded partition tuples for all answers, with at most `budget_bytes`. 0 disables the cache."""
 
     def __init__(self, budget_bytes: int) -> None:
         self._budget_bytes = budget_bytes
@@ -508,9 +518,10 @@ def _encode_value(kind: str, target: str, value: Value, dialect: ClientDialect) 
 
 
 def _encode_float(target: str, value: float) -> str:
-    """Return a float as JSON, which has neither infinity nor NaN.
+    """Encode a float as JSON.
 
-    Parsers read numbers beyond the range of doubles as infinity.
+    JSON has neither infinity nor NaN. For infinity, the text is a number beyond the range of doubles, which parsers
+    read as infinity.
     """
     if math.isnan(value):
         raise NotAcceptable(

@@ -1,8 +1,8 @@
 """Reads delete files from object storage and caches them.
 
 A delete file is either decoded completely or `Unreadable`, with a reason (`index/keys/delete_files.py`). The caller
-then reports that rows may be deleted. If storage does not answer, the read is retried by a later request. A deletion
-vector is read with a range read.
+then reports that rows may be deleted. If the storage does not answer, nothing is cached, and a later request reads
+the file again. A deletion vector is read with a range request.
 """
 
 from __future__ import annotations
@@ -23,16 +23,19 @@ from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.view.view import TableView
 
 FILE_LIMIT_BYTES = 64 << 20
-"""Size limit of one delete file or deletion vector."""
+"""The maximum size of one delete file or deletion vector."""
 KEPT_BYTES = 128 << 20
 DECODED_AT_ONCE = 2
-"""Files that all requests together decode concurrently: each may take `decoded_limit_bytes`."""
+"""The maximum number of delete files that all requests together decode concurrently.
+
+Each decoding may use `decoded_limit_bytes`.
+"""
 AT_ONCE = 16
-"""Delete files that one request reads concurrently."""
+"""The maximum number of delete files that one request reads concurrently."""
 
 
 def delete_files_at(view: TableView, rows: Iterable[int]) -> dict[int, DeleteFile]:
-    """Return the delete files at these delete rows of the view, by row."""
+    """Return the view's delete files at these delete rows, by row."""
     equality_ids: dict[str, list[list[int] | None]] = {}
     delete_files = {}
     for row in rows:
@@ -63,7 +66,7 @@ def _number(block: Block, name: str, row: int) -> int:
 class DeleteFiles:
     """Reads and caches delete files.
 
-    Belongs to one event loop.
+    An instance belongs to one event loop.
     """
 
     def __init__(self, objects: ObjectStore, decoded_bytes: int) -> None:
@@ -76,9 +79,10 @@ class DeleteFiles:
     async def read_all(
         self, requests: Iterable[tuple[int, DeleteFile, Columns]], budget: Budget
     ) -> dict[int, Content | Unreadable]:
-        """Return the content of each delete file, or why it is unreadable, by the number in each request.
+        """Return the content of each delete file, or the reason why it is unreadable, by the number in its request.
 
-        The columns are the key columns of an equality delete. The memory of the results is charged to the budget.
+        A request also has the key columns if the file is an equality delete. The memory of the results is charged to
+        the budget.
         """
         limit = asyncio.Semaphore(AT_ONCE)
 
@@ -111,7 +115,7 @@ class DeleteFiles:
                 data = await self._objects.read_range(file.path, max(0, file.offset), file.length)
             else:
                 data = await self._objects.read(file.path, limit_bytes=FILE_LIMIT_BYTES)
-        except (BadRequest, StorageError, TooLarge) as error:  # outside of the warehouse, missing, or not permitted
+        except (BadRequest, StorageError, TooLarge) as error:  # missing, outside the warehouse, or denied
             raise Unreadable(file.path, error.message) from None
         async with self._decoding:
             content = await asyncio.to_thread(

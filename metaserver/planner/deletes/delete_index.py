@@ -1,14 +1,17 @@
-"""Which delete files apply to which data files (Iceberg spec, "Scan Planning"): built once per view.
+"""Finds the delete files that apply to data files (Iceberg spec, "Scan Planning"). The index is built once per view.
 
-All delete files that the specification requires are returned. A position delete whose `referenced_data_file`, or equal
-path bounds, name one data file applies to that file; other position deletes and equality deletes apply to their
+All delete files that the specification requires are returned. A position delete whose `referenced_data_file`, or whose
+equal path bounds, name one data file applies to that file; other position deletes and equality deletes apply to their
 partition; an equality delete of an unpartitioned spec applies to all files. An equality delete is omitted if its
-statistics and the data file's prove that no key equals a row, as in Java's DeleteFileIndex, except for the faults that
-`equality.py` lists.
+statistics and those of the data file prove that no key equals a row, as in Java's DeleteFileIndex, but without the
+faults that `equality.py` lists.
 
-If metadata contradict the specification: all deletion vectors of a data file are returned, and the reader rejects them;
-a deletion vector older than its data file does not apply; a deletion vector without a data file, and an entry without a
-sequence number to inherit, are Corrupt, because neither applying nor omitting deletes is safe.
+If metadata contradict the specification:
+
+- All deletion vectors of a data file are returned, and the reader rejects them.
+- A deletion vector older than its data file does not apply.
+- A deletion vector without a data file, and an entry without a sequence number to inherit, raise `Corrupt`, because
+  neither applying nor omitting deletes is safe.
 
 Memory is proportional to the number of delete files. Data files are read at lookup.
 
@@ -42,11 +45,12 @@ from seamark.metaserver.planner.view.view import TableView
 
 
 def sequence_numbers(manifest: ManifestFile, block: Block, rows: Longs) -> Longs:
-    """Return int64[rows], data sequence numbers of these rows of the block: an added file without one inherits the
-    manifest's.
+    """Return int64[rows], the data sequence numbers of these rows of the block.
+
+    An added file without a sequence number inherits that of the manifest.
 
     Raises:
-        Corrupt: With the manifest's path, for a file without a sequence number that cannot inherit one.
+        Corrupt: A file has no sequence number and cannot inherit one; the message names the manifest.
     """
     sequences = block.longs("sequence_number")[rows]
     missing = sequences == MISSING
@@ -65,10 +69,10 @@ def sequence_numbers(manifest: ManifestFile, block: Block, rows: Longs) -> Longs
 
 
 def assign_first_row_ids(manifest: ManifestFile, block: Block, rows: Longs) -> Longs | None:
-    """Return int64[rows], first row ids of data files: files without one are assigned ids in order, from the
-    manifest's on.
+    """Return int64[rows], the first row ids of data files.
 
-    None if the manifest has no first row id; the files' own ids are then ignored.
+    Files without an id are assigned ids in order, starting at the manifest's first row id. None if the manifest has no
+    first row id; the files' own ids are then ignored.
     """
     if manifest.first_row_id is None or not len(rows):
         return None
@@ -82,25 +86,25 @@ def assign_first_row_ids(manifest: ManifestFile, block: Block, rows: Longs) -> L
 
 _POSITIONS, _EQUALITY = 1, 2
 _GLOBAL = 0
-"""The scope of equality deletes that apply to all partitions; partitions are numbered from 1."""
+"""The scope of equality deletes that apply to all partitions. Partitions are numbered from 1."""
 
 Partition = tuple[object, ...]
 
 
 class DeleteIndex:
-    """Delete files by data file.
+    """The delete files of a view by data file.
 
     Immutable.
 
-    `specs` and `schemas` are all that the table's metadata contain: they determine which specs are unpartitioned, and
-    which columns are required or were promoted.
+    `specs` and `schemas` are all specs and schemas of the table's metadata. They determine which specs are
+    unpartitioned, and which columns are required or were promoted.
     """
 
     def __init__(self, view: TableView, specs: Iterable[PartitionSpec], schemas: Iterable[Schema]) -> None:
         """Build the index.
 
         Raises:
-            Corrupt: If an entry is not a delete file or lacks a required field; the message has the manifest's path.
+            Corrupt: An entry is not a delete file or lacks a required field; the message names the manifest.
         """
         self._view = view
         self._specs = {spec.spec_id: spec for spec in specs}
@@ -133,7 +137,7 @@ class DeleteIndex:
         Files with the same delete files share one tuple.
 
         Raises:
-            Corrupt: For a data file without a sequence number.
+            Corrupt: A data file has no sequence number.
         """
         applying: list[tuple[int, ...]] = [()] * len(entry_ids)
         if not len(entry_ids) or not self._view.delete_file_count:
@@ -162,7 +166,7 @@ class DeleteIndex:
         by_partition: _Collected,
         equality: list[EqualityDelete],
     ) -> None:
-        """Add the entries of a delete manifest to the groups in which lookups search."""
+        """Add the entries of a delete manifest to the groups that lookups search."""
         first = self._view.delete_starts[number]
         sequences = sequence_numbers(self._view.delete_manifests[number], block, np.arange(block.rows, dtype=np.int64))
         contents = block.longs("content")
@@ -184,18 +188,18 @@ class DeleteIndex:
             scopes = np.full(len(rows), _GLOBAL) if unpartitioned else self._number_partitions(block, rows)
             columns = block.lists_of("equality_ids")
             for row, scope, sequence in zip(rows.tolist(), scopes.tolist(), sequences[rows].tolist(), strict=True):
-                # Minus one, because it applies to data files with strictly lower sequence numbers.
+                # An equality delete applies only to data files with strictly lower sequence numbers.
                 ids = tuple(columns[row] or ())
                 equality.append(EqualityDelete(first + row, number, row, scope, sequence - 1, ids))
 
     def _number_paths(self, paths: list[bytes | None]) -> Longs:
-        """Return int64[paths]: ids, assigned at the first occurrence of a path; -1 for None."""
+        """Return int64[paths], the ids of the paths: assigned when a path first occurs; -1 for None."""
         path_ids = self._paths
         ids = [-1 if path is None else path_ids.setdefault(path, len(path_ids)) for path in paths]
         return np.array(ids, dtype=np.int64)
 
     def _number_partitions(self, block: Block, rows: Longs) -> Longs:
-        """Return int64[rows]: ids of the rows' partitions, assigned at the first occurrence."""
+        """Return int64[rows], the ids of the rows' partitions, assigned when a partition first occurs."""
         if not len(rows):
             return rows
         scope_of = self._partitions.setdefault(block.spec_id, {})
@@ -209,7 +213,7 @@ class DeleteIndex:
         return np.array(ids, dtype=np.int64)
 
     def _partition_ids(self, block: Block, rows: Longs) -> Longs:
-        """Return int64[rows]: ids of the rows' partitions; -1 for partitions without delete files."""
+        """Return int64[rows], the ids of the rows' partitions; -1 for partitions without delete files."""
         ids = map(self._partitions[block.spec_id].get, self._partitions_of(block, rows), repeat(-1))
         return np.fromiter(ids, dtype=np.int64, count=len(rows))
 
@@ -225,15 +229,16 @@ class DeleteIndex:
     def _values(self, block: Block, field_id: int, rows: Longs) -> Sequence[object]:
         """Return the values of `_read_partition_values`.
 
-        Dates are converted to the unit of timestamps if the column was promoted.
+        If the column was promoted, dates are converted to the unit of timestamps.
         """
         values = _read_partition_values(block, field_id, rows)
         day = self._units_per_day(block.spec_id, field_id) if (field_id, "date") in block.partition_fields else 1
         return values if day == 1 else [value * day if isinstance(value, int) else None for value in values]
 
     def _units_per_day(self, spec_id: int, field_id: int) -> int:
-        """Return the units of one day in a partition field; 1 unless the field is the identity of a date column that
-        was promoted.
+        """Return the number of a field's units in one day.
+
+        It is 1 unless the field is the identity of a promoted date column.
         """
         units = self._days.get((spec_id, field_id))
         if units is None:
@@ -249,7 +254,7 @@ class DeleteIndex:
         return units
 
     def _path_ids(self, block: Block, rows: Longs) -> Longs:
-        """Return int64[rows]: ids of the paths; -1 for paths that no delete file names."""
+        """Return int64[rows], the ids of the paths; -1 for paths that no delete file names."""
         ids = np.full(len(rows), -1, dtype=np.int64)
         column = block.text_column("file_path")
         if column is None:
@@ -261,7 +266,7 @@ class DeleteIndex:
             return ids
         positions = np.arange(len(rows))
         if width and (last - first) * 4 <= len(rows):
-            # With few paths to find, only paths whose bytes after the common prefix match one of them are decoded.
+            # If few paths are searched, decode only the paths whose bytes after the common prefix match one of them.
             heads = [path[len(common) : len(common) + width] for path in self._sorted_paths[first:last]]
             codes_of_heads = np.array(
                 [int.from_bytes(head.ljust(width, b"\0"), "big") for head in heads], dtype=np.uint64
@@ -301,7 +306,7 @@ class DeleteIndex:
             )
             if (first >= 0).any()
         ]
-        # The start in each group determines the deletes that apply: computed once for all files with equal starts.
+        # The start in each group determines the deletes that apply: they are computed once for files with equal starts.
         alike = np.zeros(len(positions), dtype=np.int64)
         examples = positions
         for _, first in parts:
@@ -337,7 +342,7 @@ class DeleteIndex:
 
 
 class _Collected:
-    """Delete files collected by group."""
+    """Lists of delete files with their groups."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[Longs, Longs, Longs]] = []
@@ -354,17 +359,18 @@ class _Collected:
 
 
 class _Groups:
-    """Delete files sorted by group, then by sequence number: those that apply to a data file are a suffix of its
-    group.
+    """Delete files sorted by group, then by sequence number.
+
+    So the delete files that apply to a data file are at the end of its group.
     """
 
     def __init__(self, collected: _Collected) -> None:
         groups, sequences, deletes = collected.columns()
         order = np.lexsort((deletes, sequences, groups))
         self._groups: Longs = groups[order]
-        # Not for empty input: np.unique imports modules then, tens of milliseconds in the first plan of a process.
+        # np.unique imports modules for empty input, which costs tens of milliseconds in the first plan of a process.
         self._distinct: Longs = np.unique(sequences) if len(sequences) else sequences
-        # Sequence numbers become ranks, so that group and rank fit one integer key.
+        # Sequence numbers are replaced by ranks, so that the group and the rank fit into one integer key.
         self._keys: Longs = self._key(self._groups, np.searchsorted(self._distinct, sequences[order]))
         self.deletes: list[int] = deletes[order].tolist()
         self.ends: Longs = np.searchsorted(self._groups, self._groups, side="right")
@@ -376,7 +382,7 @@ class _Groups:
     def find_first_position(self, groups: Longs, sequences: Longs) -> Longs:
         """Return the position of the first delete file of each group with an equal or higher sequence number.
 
-        The position is -1 if there is none, or for the group -1.
+        The position is -1 if no delete file has such a number, and for the group -1.
         """
         if not len(self._groups):
             return np.full(len(groups), -1, dtype=np.int64)
@@ -405,7 +411,7 @@ def _is_unpartitioned(spec: PartitionSpec) -> bool:
 
 
 def _are_vectors(block: Block, rows: Longs) -> npt.NDArray[np.bool_]:
-    """Return bool[rows]: which position deletes are deletion vectors."""
+    """Return bool[rows]: whether each position delete is a deletion vector."""
     formats = strings(block.text_column("file_format"), rows)
     vectors = {name for name in set(formats) if name is not None and name.lower() == b"puffin"}
     return np.array([name in vectors for name in formats], dtype=np.bool_)
@@ -433,11 +439,10 @@ def _read_referenced_files(block: Block, rows: Longs, is_vector: npt.NDArray[np.
 
 
 def _read_partition_values(block: Block, field_id: int, rows: Longs) -> Sequence[object]:
-    """Return the values of one partition field, as objects that are equal if the partition values are equal; None
-    for null.
+    """Return the values of one partition field as objects; None for null.
 
-    Floats are compared by their bits (spec, "Scan Planning", note 3): NaN equals itself, and the zeros differ. Numbers
-    equal the same numbers of a promoted type.
+    Objects are equal if the partition values are equal. Floats are compared by their bits (spec, "Scan Planning",
+    note 3): NaN equals itself, and 0.0 differs from -0.0. A number equals the same number of a promoted type.
     """
     kind_and_packed = block.partition_column(field_id)
     kind, packed = kind_and_packed or ("", None)

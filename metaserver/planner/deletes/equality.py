@@ -1,16 +1,16 @@
-"""Equality deletes by scope, and which of them can match rows of a data file, according to the statistics of both.
+"""Finds the equality deletes that can match rows of a data file, according to the statistics of both.
 
 An equality delete applies to older data files in its scope: its partition, or all files if its spec is unpartitioned
 (Iceberg spec, "Scan Planning"). It is omitted only if one of its columns proves that no key equals a row: the ranges
 are disjoint, and nulls and NaNs cannot be on both sides. Unknown or incomparable statistics prove nothing.
 
-Java's DeleteFileIndex does the same, with faults that this module avoids: bounds exclude NaN; a required column is null
-in a null struct; writers order UUIDs as signed or unsigned numbers, so only upper halves on which both orders agree are
-compared.
+Java's DeleteFileIndex does the same, but has three faults that this module avoids. It forgets that bounds exclude NaN,
+and that a required column is null in a null struct. It compares UUIDs in one order, but writers order them as signed
+or as unsigned numbers; this module compares only upper halves on which both orders agree.
 
-Bounds are compared as ranks among the delete files' bounds, so the comparison fits all types. The delete files of a
-scope, sorted by their first column, are the leaves of a tree of summaries; all data files descend it together. The time
-depends on the number of pairs that match, not on the number of pairs.
+Bounds are compared as ranks among the delete files' bounds, so the same comparison works for all types. The delete
+files of a scope, sorted by their first column, are the leaves of a tree of summaries. All data files descend the tree
+together. The time depends on the number of pairs that match, not on the number of all pairs.
 """
 
 from __future__ import annotations
@@ -29,9 +29,12 @@ from seamark.metaserver.index.blocks.strings import strings
 
 _CHILDREN_PER_NODE_BITS = 3
 _CHILDREN_PER_NODE = 1 << _CHILDREN_PER_NODE_BITS
-"""Children of a node."""
+"""The number of children of a node."""
 _PAIRS_MAX = 1 << 21
-"""Pairs of a data file and a node in memory, in addition to those of one data file; about 60 bytes each."""
+"""The maximum number of pairs of a data file and a node in memory, besides those of one data file.
+
+A pair takes about 60 bytes.
+"""
 _NULL, _NAN = 1, 2
 _UNBOUNDED = 1 << 62
 _UUID_HALF = 8
@@ -43,15 +46,15 @@ Values = npt.NDArray[Any]
 
 class EqualityDelete(NamedTuple):
     delete: int
-    """Row among the view's delete rows."""
+    """The row among the view's delete rows."""
     block: int
     row: int
-    """The row of the block."""
+    """The row in the block."""
     scope: int
     sequence: int
-    """The highest data sequence number that it applies to."""
+    """The highest data sequence number to which the delete applies."""
     ids: tuple[int, ...]
-    """Ids of the equality columns."""
+    """The ids of the equality columns."""
 
 
 class EqualityDeletes:
@@ -69,10 +72,10 @@ class EqualityDeletes:
     def applying(
         self, pieces: Sequence[Piece], sequences: Longs, scopes: Sequence[Longs]
     ) -> Iterator[tuple[Longs, Longs]]:
-        """Yield (positions, delete rows) of all applicable pairs, unordered, in batches of bounded size.
+        """Yield (positions, delete rows) of all applicable pairs, unordered, in batches of limited size.
 
-        `sequences`, int64[n], are the data files' sequence numbers; each item of `scopes`, int64[n], is a scope of each
-        file.
+        `sequences`, int64[n], are the data files' sequence numbers. Each item of `scopes`, int64[n], has one scope of
+        each file.
         """
         for family in self._families:
             yield from family.applying(pieces, sequences, scopes)
@@ -83,7 +86,7 @@ class _Level(NamedTuple):
 
     sequence: Longs
     lower: tuple[Longs, ...]
-    """Minimum rank of the lower bounds, for each column."""
+    """The minimum rank of the lower bounds, for each column."""
     upper: tuple[Longs, ...]
     flags: tuple[npt.NDArray[np.uint8], ...]
 
@@ -93,12 +96,12 @@ class _DataFiles(NamedTuple):
 
     sequence: Longs
     first: Longs
-    """Start of the file's scope among the leaves."""
+    """The start of the file's scope among the leaves."""
     last: Longs
     above: tuple[Longs, ...]
-    """For each column, the number of the deletes' upper bounds below the file's lower bound."""
+    """For each column, the number of delete files whose upper bound is below the data file's lower bound."""
     below: tuple[Longs, ...]
-    """The number of the deletes' lower bounds not above the file's upper bound."""
+    """For each column, the number of delete files whose lower bound is not above the data file's upper bound."""
     flags: tuple[npt.NDArray[np.uint8], ...]
 
 
@@ -157,8 +160,9 @@ class _ColumnGroup:
                     yield pairs[0], self._deletes[pairs[1]]
 
     def _span(self, scopes: Longs, sequences: Longs) -> tuple[Longs, Longs]:
-        """Return (first, last) leaf of each file's scope; equal if the scope is empty or all of its deletes are too
-        old.
+        """Return (first, last) leaf of each file's scope.
+
+        They are equal if the scope is empty or all of its deletes are too old.
         """
         at = np.minimum(np.searchsorted(self._scopes, scopes), len(self._scopes) - 1)
         applicable = (self._scopes[at] == scopes) & (self._newest[at] >= sequences)
@@ -179,7 +183,10 @@ class _ColumnGroup:
         return above, below, flags
 
     def _pairs(self, data_files: _DataFiles, rows: Longs) -> tuple[Longs, Longs] | None:
-        """Return (row, leaf) of all pairs that may match; None if these exceed the limit and `rows` can be split."""
+        """Return (row, leaf) of all pairs that may match.
+
+        None if there are more pairs than the limit and `rows` can be split.
+        """
         first, last = data_files.first[rows], data_files.last[rows]
         # Each file enters the tree at the level where few nodes cover its scope.
         entry = np.searchsorted(_CHILDREN_PER_NODE ** np.arange(1, len(self._levels)), last - first)
@@ -224,7 +231,7 @@ def _summarize_level(level: _Level) -> _Level:
 
 
 def _spread_ranges(first: Longs, last: Longs) -> tuple[Longs, Longs]:
-    """Return (all numbers of the ranges [first, last), the index of the range of each)."""
+    """Return all numbers of the ranges [first, last), and for each number the index of its range."""
     counts = np.maximum(last - first, 0)
     ranges = np.repeat(np.arange(len(first)), counts)
     before = np.cumsum(counts) - counts
@@ -232,14 +239,14 @@ def _spread_ranges(first: Longs, last: Longs) -> tuple[Longs, Longs]:
 
 
 class _Column:
-    """One equality column: the delete files' bounds, which define ranks, and the order of its type."""
+    """One equality column: the bounds of the delete files, from which ranks are computed, and the order of its type."""
 
     def __init__(self, column_id: int, order: str, required: bool, lowers: Values, uppers: Values) -> None:
         self._column_id = column_id
         self._order = order
         self._required = required
         self._lowers = lowers
-        """Distinct and ascending, as the upper bounds."""
+        """Distinct and ascending, like `_uppers`."""
         self._uppers = uppers
 
     @staticmethod
@@ -267,7 +274,7 @@ class _Column:
         return column, (lower, upper, flags)
 
     def of_data(self, block: Block, rows: Longs) -> tuple[Longs, Longs, npt.NDArray[np.uint8]]:
-        """Return `above`, `below` and the flags of data files, see `_DataFiles`."""
+        """Return `above`, `below` and the flags of data files; see `_DataFiles`."""
         statistics = _read_statistics(block, self._column_id, rows, self._order, self._required)
         above = _compute_ranks(
             self._uppers, statistics.lower, statistics.lower_known, "left", 0, statistics.empty, _UNBOUNDED
@@ -285,9 +292,9 @@ class _Statistics(NamedTuple):
     upper: Values | None
     upper_known: npt.NDArray[np.bool_]
     flags: npt.NDArray[np.uint8]
-    """Whether nulls or NaNs may exist: neither is within bounds."""
+    """Flags that say whether the file may contain nulls or NaNs, which bounds exclude."""
     empty: npt.NDArray[np.bool_]
-    """All values are null."""
+    """Whether all values are null."""
 
 
 def _read_statistics(block: Block, column_id: int, rows: Longs, order: str, required: bool) -> _Statistics:
@@ -309,7 +316,7 @@ def _read_statistics(block: Block, column_id: int, rows: Longs, order: str, requ
 def _read_bounds(
     block: Block, side: str, column_id: int, rows: Longs, order: str
 ) -> tuple[Values | None, npt.NDArray[np.bool_]]:
-    """Return (values, whether they are known): int64, float64, or comparable objects."""
+    """Return (values, whether each value is known). The values are int64, float64, or comparable objects."""
     column, kind = block.bound_column(side, column_id), block.kind(column_id)
     if column is None or kind is None or _order(kind) != order:
         return None, np.zeros(len(rows), dtype=np.bool_)
@@ -333,8 +340,9 @@ def _reader(kind: str) -> Callable[[bytes], object]:
 
 
 def _order(kind: str) -> str:
-    """Return the comparison order of a type: shared by types that Iceberg promotes without changing the meaning of
-    values.
+    """Return the comparison order of a type.
+
+    Types that Iceberg promotes to each other without changing the meaning of values share an order.
     """
     if kind.startswith("decimal"):
         return "decimal " + kind.rpartition(",")[2]
@@ -350,8 +358,9 @@ def _compute_ranks(
     empty: npt.NDArray[np.bool_],
     nowhere: int,
 ) -> Longs:
-    """Return the number of values in `among` less than each value (`side` right: not greater); `nowhere` for files
-    without values.
+    """Return the number of values in `among` that are less than each value.
+
+    If `side` is "right", values that are equal are counted, too. `nowhere` is returned for files without values.
     """
     ranks = np.full(len(is_known), unknown_rank, dtype=np.int64)
     if values is not None and len(among):
@@ -365,15 +374,15 @@ def _find_distinct(parts: list[Values]) -> Values:
 
 
 def _is_required(column_id: int, schemas: Sequence[Schema]) -> bool:
-    """Return whether every row has a value, in every schema that has the column.
+    """Return whether the column has a value in every row, in every schema that contains the column.
 
-    A null struct has null fields, including required fields.
+    A required field of a null struct is null.
     """
     paths = [path for schema in schemas if (path := _path(schema, column_id))]
     return bool(paths) and all(all(path) for path in paths)
 
 
 def _path(schema: Schema, column_id: int) -> list[bool]:
-    """Return whether the column and each enclosing struct is required; empty if the schema lacks the column."""
+    """Return whether the column and each enclosing struct are required; empty if the schema lacks the column."""
     column = schema.column(column_id)
     return [] if column is None else [field.required for field in (column, *schema.ancestors(column))]

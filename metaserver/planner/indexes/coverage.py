@@ -1,12 +1,12 @@
-"""Which files of a view an index describes: the view's file identities, matched with those in index files.
+"""Coverage: the files of a view for which an index has entries.
 
 A file's identity is a hash of path, size and record count (`hashing.file_ids`), so an entry is valid for every snapshot
-that contains the file. Identities are computed once per block, which snapshots share, and sorted once per view; they
-live as long as the block and the view. Plans and lookups share a view's coverage. If a view lists a file twice, one
-position is matched.
+that contains the file. The identities in index files are matched with those of the view. The identities are computed
+once per block, which snapshots share, and sorted once per view; they are kept as long as the block and the view. Plans
+and lookups share a view's coverage. If a view lists a file twice, only one of its positions is matched.
 
 A file without a known size or record count (Spark writes -1 for imported Avro files) has no identity, so no index
-describes it.
+covers it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ Words: TypeAlias = npt.NDArray[np.uint64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 _COUNTS_BYTES = 16
-"""Bytes after the path in the hash input: size and record count."""
+"""The number of bytes after the path in the hash input: size and record count."""
 
 
 class FileIds:
-    """The identities of the data files of a view, by position: the index of a file among those of all blocks."""
+    """The identities of the data files of a view, by position in the view."""
 
     def __init__(self, view: TableView) -> None:
         parts = [_ids_of(view, number) for number in range(len(view.blocks))]
@@ -51,20 +51,18 @@ class FileIds:
 
     @property
     def ids(self) -> Words:
-        """uint64[n, 2]: all identities, ascending."""
+        """uint64[n, 2]: all identities in ascending order."""
         return self._ids
 
     @property
     def identified(self) -> Mask:
-        """bool[count]: whether a file has an identity."""
+        """bool[count]: whether each file has an identity."""
         mask = np.zeros(self.count, dtype=np.bool_)
         mask[self._order] = True
         return mask
 
     def find(self, ids: Words) -> Longs:
-        """Return int64[n]: the position of each of the identities `ids`, uint64[n, 2]; -1 for files that the view
-        lacks.
-        """
+        """Return int64[n], the position of each identity in `ids`, uint64[n, 2]; -1 if the view lacks the file."""
         sorted_positions = _find(self._ids, ids)
         positions = np.full(len(ids), -1, dtype=np.int64)
         present = sorted_positions >= 0
@@ -72,8 +70,9 @@ class FileIds:
         return positions
 
     def are_described_by(self, ids: Words) -> Mask:
-        """Return bool[count]: whether the identity is one of `ids`, uint64[n, 2]; True for both of a file listed
-        twice.
+        """Return bool[count]: whether the identity of each file is in `ids`, uint64[n, 2].
+
+        It is True for both positions of a file that is listed twice.
         """
         mask = np.zeros(self.count, dtype=np.bool_)
         ordered = ids[np.lexsort((ids[:, 1], ids[:, 0]))]
@@ -84,15 +83,15 @@ class FileIds:
 def file_ids_of(view: TableView) -> FileIds:
     """Return the identities of the view's files.
 
-    They are computed on first use, which may be in a thread, and cached as long as the view lives.
+    They are computed on first use, possibly in a thread, and cached as long as the view exists.
     """
     return view.derived.get(FileIds) or view.derived.keep(FileIds(view))
 
 
 class CoveredFiles(NamedTuple):
-    """The data files of an index file that a view has.
+    """The data files of an index file that are in the view.
 
-    `positions`, int64[files]: the position of each data file in the view; -1 if the view does not have it.
+    `positions`, int64[files], has the position of each data file in the view; -1 if the file is not in the view.
     """
 
     location: str
@@ -110,7 +109,7 @@ class IndexFileRef(Protocol):
 
 
 class Coverage:
-    """The files of a view that the index files of one definition describe.
+    """The files of a view that are covered by the index files of one definition.
 
     Immutable.
     """
@@ -139,7 +138,10 @@ class Coverage:
 
     @property
     def by_position(self) -> tuple[Longs, Longs]:
-        """(index of the part, index of the file in it), each int64[files of the view]; -1 without coverage."""
+        """For each position in the view, the index of the part and the index of the file in the part.
+
+        Both are int64[files of the view]; -1 for files that are not covered.
+        """
         if self._by_position is None:
             part_of = np.full(len(self.uncovered), -1, dtype=np.int64)
             file_of = np.full(len(self.uncovered), -1, dtype=np.int64)
@@ -151,9 +153,9 @@ class Coverage:
         return self._by_position
 
     def file_at(self, position: int) -> tuple[str, int] | None:
-        """Return (location of an index file, index of the data file in it) for a position in the view.
+        """Return (location of the index file, index of the data file in it) for a position in the view.
 
-        None if no index file describes the file.
+        None if the file is not covered.
         """
         part_of, file_of = self.by_position
         return None if part_of[position] < 0 else (self.parts[part_of[position]].location, int(file_of[position]))
@@ -162,7 +164,7 @@ class Coverage:
 async def compute_coverages(view: TableView, index_files: Mapping[str, Sequence[IndexFileRef]]) -> dict[str, Coverage]:
     """Return the coverage of each definition's index files, by definition id.
 
-    The latest one is cached as long as the view lives.
+    The latest coverage of each definition is cached as long as the view exists.
     """
     cached = (view.derived.get(_Coverages) or view.derived.keep(_Coverages())).by_definition
     locations = {definition_id: tuple(file.location for file in files) for definition_id, files in index_files.items()}
@@ -192,7 +194,7 @@ class _Coverages:
 
 
 class _BlockIds(NamedTuple):
-    """The identities of a block's files: uint64[files, 2], and bool[files], whether a file has one."""
+    """The identities of a block's files, uint64[files, 2], and bool[files], whether each file has an identity."""
 
     ids: Words
     is_known: Mask
@@ -203,7 +205,7 @@ class _BlockIds(NamedTuple):
 
 
 def _find(ordered: Words, ids: Words) -> Longs:
-    """Return int64[n]: the position of each of `ids` in `ordered`, both uint64[n, 2]; -1 if absent."""
+    """Return int64[n], the position in `ordered` of each identity in `ids`, both uint64[n, 2]; -1 if it is absent."""
     high, low = np.ascontiguousarray(ordered[:, 0]), ordered[:, 1]
     positions = np.full(len(ids), -1, dtype=np.int64)
     at = np.searchsorted(high, ids[:, 0], side="left")
@@ -226,7 +228,10 @@ def _ids_of(view: TableView, number: int) -> _BlockIds:
 
 
 def _identify(view: TableView) -> _BlockIds:
-    """Build the hash input of all files in one buffer: each path, followed by its size and record count."""
+    """Compute the identities of a view's files.
+
+    The hash input of all files is built in one buffer: each path, followed by its size and record count.
+    """
     files = lookup(view, EVERYTHING)
     paths = files.texts("file_path")
     counts = np.stack([files.longs("file_size_in_bytes"), files.longs("record_count")], axis=1)

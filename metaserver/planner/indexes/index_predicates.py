@@ -1,8 +1,8 @@
-"""Projection of a filter and of dynamic filters onto a table's indexes: which index evaluates which predicates.
+"""Projects a filter and dynamic filters onto a table's indexes, to decide which index evaluates which predicates.
 
-To the planner, an index on a term is like a partition field: the filter is projected onto it (`projection.py`), so that
-an index on `day(ts)` serves a range of `ts`, and an index on `bucket[16](id)` an equality. Functions that are not
-Iceberg's have their own projections (`formats/index/keys/functions.py`).
+The planner treats an index on a term like a partition field: the filter is projected onto it (`projection.py`), so that
+an index on `day(ts)` serves a range of `ts`, and an index on `bucket[16](id)` an equality. Functions that Iceberg does
+not define have their own projections (`formats/index/keys/functions.py`).
 """
 
 from __future__ import annotations
@@ -36,14 +36,17 @@ from seamark.metaserver.planner.pruning.semantics import ComparisonSemantics, ke
 from seamark.metaserver.planner.view.view import comparable
 
 FIRST_FIELD_ID = 1 << 31
-"""Ids of fields that represent indexed terms; column and partition field ids are at most 2^31 - 1."""
+"""The first id of fields that represent indexed terms. Ids of columns and partition fields are at most 2^31 - 1."""
 TRANSFORMED_MAX = 200_000
-"""Values that a plan may transform for indexed terms; predicates that exceed the rest of it skip the index."""
+"""The maximum number of values that a plan transforms for indexed terms.
+
+A predicate with more values than remain does not use the index.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeySetPredicate:
-    """A dynamic filter on the column of an index: the term's value is one of the keys."""
+    """A dynamic filter on an indexed column, which requires that the term's value is one of the keys."""
 
     definition: IndexDefinition
     dynamic_filter: DynamicFilter
@@ -53,12 +56,12 @@ class KeySetPredicate:
         return self.definition.id, id(self.dynamic_filter)
 
     def query(self) -> IndexQuery | None:
-        """Return None if the index prunes nothing for this many keys."""
+        """Return the query; None if the index prunes nothing for this many keys."""
         return KINDS[self.definition.kind].query_of_keys(self.dynamic_filter.keys)
 
 
 class IndexPredicate(NamedTuple):
-    """Predicates that an index evaluates together: one, or one for each term of a composite key."""
+    """Predicates that an index evaluates together: one predicate for each term of the index."""
 
     definition: IndexDefinition
     predicates: tuple[Bound, ...]
@@ -68,7 +71,7 @@ class IndexPredicate(NamedTuple):
         return self.definition.id, tuple(map(key_of_predicate, self.predicates))
 
     def query(self) -> IndexQuery | None:
-        """Return None if the index does not support the predicates."""
+        """Return the query; None if the index does not support the predicates."""
         key_ranges_by_term: list[KeyRanges] = []
         for term, predicate in zip(self.definition.terms, self.predicates, strict=True):
             ranges = key_ranges(predicate, term.kind, ComparisonSemantics.POSSIBLE)
@@ -82,16 +85,16 @@ class IndexPredicate(NamedTuple):
 class IndexProjection:
     """A filter projected onto the indexes of a table.
 
-    `expression` has fields in place of columns: one for each definition with one term, which `by_field` maps to it.
-    `composite` lists the definitions with several terms, each with the equalities on all of its terms that the filter
-    implies.
+    `expression` has fields instead of columns: one for each definition with one term. `by_field` maps each field to its
+    definition. `composite` lists the definitions with several terms, each with equalities on all of its terms that
+    follow from the filter.
     """
 
     expression: Expression
     by_field: Mapping[int, IndexDefinition]
     composite: tuple[tuple[IndexDefinition, tuple[Bound, ...]], ...] = ()
     key_set_predicates: tuple[KeySetPredicate, ...] = ()
-    """Dynamic filters on indexed columns, those with the fewest keys first."""
+    """Dynamic filters on indexed columns, in ascending order of their numbers of keys."""
 
     @cached_property
     def definitions(self) -> tuple[IndexDefinition, ...]:
@@ -155,8 +158,9 @@ class _Budget:
     values: int
 
     def allows(self, predicate: Bound, field: PartitionField) -> bool:
-        """Return whether the field's transform may be applied to the predicate's values; if so, the budget is
-        reduced.
+        """Return whether the field's transform may be applied to the predicate's values.
+
+        If it returns True, the method deducts the values from the budget.
         """
         cost = 0 if field.transform == IDENTITY else len(predicate.values)
         if cost > self.values:
@@ -193,8 +197,8 @@ def _project_predicate(
 def _has_values_of(predicate: Bound, term: Term) -> bool:
     """Return whether the predicate's values are valid for the term.
 
-    In an older schema the column may have another type: the days of a date are not the microseconds of the timestamp
-    that it was promoted to, and transforms overflow by type.
+    In an older schema the column may have another type. The days of a date are not the microseconds of the timestamp to
+    which it was promoted, and transforms overflow at different values for different types.
     """
     if predicate.kind == term.source:
         return True
@@ -202,7 +206,7 @@ def _has_values_of(predicate: Bound, term: Term) -> bool:
 
 
 def _project_function(predicate: Bound, term: Term, field_id: int, name: str) -> Expression:
-    """Return a condition on the term's indexed values that every matching row meets."""
+    """Return a condition on the term's indexed values that every matching row satisfies."""
     values = Bound(predicate.op, field_id, name, term.kind, IDENTITY, term.kind, ())
     return INDEXED_FUNCTIONS[term.transform].project(predicate, values)
 
@@ -213,7 +217,7 @@ def _keep_if_supported(predicate: Bound, by_field: Mapping[int, IndexDefinition]
 
 
 def _find_equalities(bound: Expression, definition: IndexDefinition) -> tuple[Bound, ...] | None:
-    """Return, for each term, a predicate that lists its values and that every matching row satisfies.
+    """Return, for each term, a predicate that lists values and that every matching row satisfies.
 
     None if a term has no such predicate.
     """
@@ -235,7 +239,7 @@ def _find_equalities(bound: Expression, definition: IndexDefinition) -> tuple[Bo
 
 
 def _values_of_term(predicate: Bound, term: Term) -> Bound | None:
-    """Return a predicate that lists the term's values in matching rows; None if this predicate lists none."""
+    """Return a predicate that lists the term's values in matching rows; None if they are not limited to a list."""
     if predicate.column_id != term.column_id or not _has_values_of(predicate, term):
         return None
     if term.transform in INDEXED_FUNCTIONS:

@@ -1,6 +1,6 @@
 """Selects and loads the index files that a plan may use, before it prunes.
 
-A plan waits for index files at most `wait_s`, and never fails because of an index. Index files that are not in memory
+A plan waits at most `wait_s` for index files, and never fails because of an index. Index files that are not in memory
 are fetched; a file that arrives too late serves the next plan. A plan that missed an index file is marked incomplete,
 so that it is not cached.
 """
@@ -48,7 +48,7 @@ class _RemoteHits(NamedTuple):
 
 
 def _take_result(task: asyncio.Task[T | None]) -> T | None:
-    """Return the result of a task; None for a task that is not done.
+    """Return the result of a task; None if the task is not done.
 
     An unexpected error is logged and does not fail the plan.
     """
@@ -64,7 +64,7 @@ def _take_result(task: asyncio.Task[T | None]) -> T | None:
 class IndexSelection:
     """Selects index files for plans.
 
-    Belongs to one event loop. `wait_s`: how long a plan waits for index files, seconds.
+    An instance belongs to one event loop. `wait_s` is the time that a plan waits for index files, in seconds.
     """
 
     def __init__(self, indexes: Indexes, usage: Usage, clock: Clock, *, wait_s: float) -> None:
@@ -73,13 +73,14 @@ class IndexSelection:
         self._clock = clock
         self._wait_s = wait_s
         self._definitions: OrderedDict[tuple[object, ...], tuple[object, Definitions]] = OrderedDict()
-        """Each with the schemas that it was read with: tables registered from one metadata file share a UUID and may
-        evolve differently.
+        """The definitions, with the schemas from which they were read: tables registered from one metadata file share
+        a UUID, but may evolve differently.
         """
 
     def definitions(self, metadata: TableMetadata, entry: Entry | None) -> tuple[IndexDefinition, ...]:
-        """Return the definitions that plans of the table may use: the enabled definitions, if the table has any
-        index file.
+        """Return the definitions that plans of the table may use.
+
+        These are the enabled definitions, or no definitions if the table has no index file.
         """
         if entry is None or entry.index_version == 0:
             return ()
@@ -100,7 +101,7 @@ class IndexSelection:
     ) -> Probe | None:
         """Return the probe of a plan; None if no index can prune.
 
-        Never raises.
+        The method never raises.
         """
         projection = await self._project(bound_scan, definitions)
         if projection is None:
@@ -128,14 +129,14 @@ class IndexSelection:
             for key, hits in of_file.hits.items():
                 hits_by_key.setdefault(key, {})[location] = hits
         late = any(file.location not in usable and not self._indexes.is_unsupported(file) for file in files)
-        # Remote index files are not probed with the keys of joins; once they are in memory, they are.
+        # Remote index files cannot evaluate the keys of joins. A later plan uses the keys with the fetched files.
         by_keys = {predicate.definition.id for predicate in projection.key_set_predicates}
         late = late or any(file.location in remote_hits and file.definition in by_keys for file in files)
         remote_indexes = {location: hits.remote for location, hits in remote_hits.items()}
         return Probe(view, projection, coverage, opened, hits_by_key, remote_indexes, files, until_s, late)
 
     def record(self, probe: Probe, entry: Entry) -> None:
-        """Record, after a plan, the usage of indexes, and schedule a check of index files that proved damaged."""
+        """Record the usage of indexes after a plan, and schedule a check of index files that the plan found damaged."""
         now_ms = self._clock.now_ms()
         for definition_id, (files_in, removed) in probe.counts.items():
             self._usage.note(entry.uuid, definition_id, files_in=files_in, files_removed=removed, now_ms=now_ms)
@@ -158,10 +159,9 @@ class IndexSelection:
     async def _open_files(
         self, projection: IndexProjection, files: Sequence[RegisteredIndexFile], until_s: float
     ) -> tuple[dict[str, OpenIndex], dict[str, _RemoteHits]]:
-        """Return (opened index files that are in memory in time, results of index files that were read remotely), by
-        location.
+        """Return the opened index files, and the results of index files that were read remotely, both by location.
 
-        The other files are still being fetched.
+        Files that do not arrive in time are missing from both; their fetches continue.
         """
         opened: dict[str, OpenIndex] = {}
         absent: list[RegisteredIndexFile] = []
@@ -176,7 +176,7 @@ class IndexSelection:
         large = [file for file in absent if self._indexes.supports_remote_reads(file)]
         fresh = not all(self._indexes.is_being_fetched(file) for file in large)
         tasks = {file.location: self._indexes.fetch(file) for file in absent}
-        if fresh:  # the local disk may have them, which takes little time
+        if fresh:  # a read from the local disk takes little time
             await asyncio.wait(tasks.values(), timeout=min(DISK_S, self._wait_s))
         remote_reads = {
             file.location: asyncio.create_task(self._read_remotely(projection, file), name="read-index-remotely")
@@ -196,8 +196,9 @@ class IndexSelection:
         return opened, {location: hits for location, hits in remote_hits.items() if location not in opened}
 
     async def _read_remotely(self, projection: IndexProjection, file: RegisteredIndexFile) -> _RemoteHits | None:
-        """Return the results of a large index file for all predicates of the plan; None if it cannot evaluate all of
-        them.
+        """Return the results of a large index file for all predicates of the plan.
+
+        None if the index file cannot evaluate all of them.
         """
         predicates = projection.predicates_for(file.definition)
         values = sum(len(bound.values) for predicate in predicates for bound in predicate.predicates)
@@ -215,10 +216,10 @@ class IndexSelection:
         return await self._indexes.read_remotely(file, probe_index)
 
     async def load_rows(self, probe: Probe) -> bool:
-        """Load, by range reads, the rows of data files that the plan did not find in bitmap indexes.
+        """Load, by range reads, the rows of data files that are in bitmap indexes but not in memory.
 
         Returns:
-            Whether it loaded any rows.
+            Whether any rows were loaded.
         """
         missing = {location: sorted(files) for location, files in probe.missing_rows.items()}
         if sum(map(len, missing.values())) > RANGES_MAX:

@@ -1,12 +1,12 @@
-"""Pruning by indexes: removes the files of a view in which bloom filters, bitmaps or record keys rule out a match.
+"""Prunes by indexes: removes files for which bloom filters, bitmaps or record keys prove that no row matches.
 
-A file is removed only if an index that describes this file (by its identity, `hashing.file_ids`) proves that no row
-matches for any client (`semantics.py`). Files without an index stay; so do all files if an index is damaged, has keys
-of another type, or if the time budget is over. Indexes ignore deletes, which only remove matches. `index_predicates.py`
-decides which index evaluates which predicate.
+A file is removed only if an index that covers the file (by its identity, `hashing.file_ids`) proves that no row matches
+for any client (`semantics.py`). Files without an index stay. All files stay if an index is damaged, has keys of another
+type, or if the time budget is used up. Indexes ignore deletes, which only remove matches. `index_predicates.py` decides
+which index evaluates which predicate.
 
-Bitmaps are exact by row within a file: a conjunction of predicates that each match some row of a file, but never the
-same row, removes the file. This step is last, and runs file by file on the files that are left.
+Bitmaps identify the matching rows of a file. If each predicate of a conjunction matches some row of a file, but no row
+matches all of them, the file is removed. This step is last, and checks each of the remaining files.
 """
 
 from __future__ import annotations
@@ -39,9 +39,8 @@ from seamark.metaserver.store.model import RegisteredIndexFile
 class Probe:
     """Applies indexes to one plan.
 
-    `coverage` is by definition id, `opened` by location.
-
-    An index file that is not in `opened` is ignored. `damaged` collects the reasons of files on which a probe failed.
+    `coverage` is by definition id, and `opened` is by location. An index file that is not in `opened` is ignored.
+    `damaged` collects the index files for which a probe failed, and the reasons.
     """
 
     view: TableView
@@ -49,27 +48,30 @@ class Probe:
     coverage: Mapping[str, Coverage]
     opened: Mapping[str, OpenIndex]
     remote_hits: Mapping[object, Mapping[str, Flags]] = field(default_factory=dict)
-    """Results of index files that are read remotely, by `IndexPredicate.key` and location."""
+    """The results of index files that are read remotely, by `IndexPredicate.key` and location."""
     remote: Mapping[str, RemoteIndexFile] = field(default_factory=dict)
     """The remote index files, by location."""
     listed: Sequence[RegisteredIndexFile] = ()
     """All index files that the plan might use."""
     until_s: float = 0.0
-    """The time, in monotonic seconds, up to which the plan may wait for index files."""
+    """The time until which the plan may wait for index files, in monotonic seconds."""
     late: bool = False
     """Whether an index file was not loaded in time."""
     damaged: dict[str, str] = field(default_factory=dict)
     counts: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """The number of files before each index and of files that it removed, by definition id, without pruning by rows."""
+    """By definition id: the number of files before the index, and the number of files that it removed.
+
+    The numbers exclude pruning by rows.
+    """
     missing_rows: dict[str, set[int]] = field(default_factory=dict)
-    """The data files whose rows a bitmap index has, but not in memory, by the location of the index file."""
+    """Data files whose rows are in a bitmap index, but not in memory, by location of the index file."""
     _counted: set[object] = field(default_factory=set)
     _kept: dict[object, Flags | None] = field(default_factory=dict)
     _queries: dict[object, IndexQuery | None] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
-        """Whether a later plan would not remove more files."""
+        """Whether the plan used all indexes, so that a later plan would not remove more files."""
         return not self.late and not self.damaged and not self.missing_rows
 
     def reset(self) -> None:
@@ -79,7 +81,7 @@ class Probe:
         self._counted.clear()
 
     def steps(self, expired: Expired) -> Iterator[tuple[str, Callable[[Selection], None]]]:
-        """Yield the steps that narrow a selection, with their names, the cheapest first."""
+        """Yield the steps that narrow a selection, with their names, in ascending order of cost."""
         used = {definition.kind for definition in self.projection.definitions}
         kinds: frozenset[str] = frozenset()
         for kind in KINDS:
@@ -99,9 +101,9 @@ class Probe:
         )
 
     def narrow(self, selection: Selection, kinds: frozenset[str], expired: Expired) -> None:
-        """Narrow by all indexes of these kinds.
+        """Narrow the selection by all indexes of these kinds.
 
-        These include the kinds of earlier steps, because the sides of a disjunction may need different kinds.
+        The kinds include those of earlier steps, because the sides of a disjunction may need different kinds.
         """
         self._narrow(selection, self.projection.expression, kinds, expired)
         for definition, equalities in self.projection.composite:
@@ -142,12 +144,13 @@ class Probe:
             before = selection.count()
             selection.intersect(kept_flags)
             files, removed = self.counts.get(definition_id, (0, 0))
-            # A later step, which includes this kind, applies the result again without a probe.
+            # A later step that includes this kind applies the result again without a probe.
             self.counts[definition_id] = files + before * first, removed + before - selection.count()
 
     def _flag_kept_files(self, predicate: IndexPredicate | KeySetPredicate, expired: Expired) -> Flags | None:
-        """Return uint8[files of the view]: 1 for files that the index does not describe, that may match, or that
-        there was no time for.
+        """Return uint8[files of the view]: 1 for files that are kept.
+
+        A file is kept if the index does not cover it, if a row may match, or if there was no time to check it.
         """
         coverage, query = self.coverage.get(predicate.definition.id), self._query(predicate)
         if coverage is None or query is None:
@@ -171,11 +174,11 @@ class Probe:
             self._queries[predicate.key] = predicate.query()
         return self._queries[predicate.key]
 
-    # By row
+    # Pruning by rows
 
     @property
     def by_row(self) -> bool:
-        """Whether rows can prune more than files: some conjunction has predicates on two bitmap indexes."""
+        """Whether pruning by rows can remove more files: some conjunction has predicates on two bitmap indexes."""
         has_bitmap = any(map(self._is_bitmap, predicates_of(self.projection.expression)))
         return has_bitmap + len(self._bitmap_key_sets) > 1 or _conjoins(self.projection.expression, self._is_bitmap)
 
@@ -191,7 +194,7 @@ class Probe:
         return KINDS[self.projection.by_field[predicate.column_id].kind].answers_rows
 
     def narrow_by_row(self, selection: Selection, expired: Expired) -> None:
-        """Remove, file by file, the files of which no row is in all bitmaps."""
+        """Remove each file that has no row in all bitmaps."""
         kept_flags = np.ones(self.view.file_count, dtype=np.uint8)
         conjuncts, remainder = self._conjuncts()
         for position in selection.positions().tolist():
@@ -202,7 +205,10 @@ class Probe:
         selection.intersect(kept_flags)
 
     def _conjuncts(self) -> tuple[list[Conjunct], Expression]:
-        """Return (key sets that bitmaps in memory look up, the narrowest first, the rest of the expression)."""
+        """Return (conjuncts for bitmaps in memory, the rest of the expression).
+
+        The conjuncts with the smallest share of keys are first.
+        """
         expression = self.projection.expression
         children = expression.children if isinstance(expression, And) else (expression,)
         wanted: list[tuple[IndexDefinition, WantedKeys]] = []
@@ -213,7 +219,7 @@ class Probe:
                 remainder.append(child)
             else:
                 wanted.append((self.projection.by_field[child.column_id], keys))
-                if not self._is_in_memory(wanted[-1][0]):  # for remote indexes, `_rows` determines which rows to load
+                if not self._is_in_memory(wanted[-1][0]):  # `_rows` decides which rows to load
                     remainder.append(child)
         wanted += [(predicate.definition, predicate.dynamic_filter.keys) for predicate in self._bitmap_key_sets]
         conjuncts = [
@@ -230,7 +236,7 @@ class Probe:
         return coverage is not None and all(part.location in self.opened for part in coverage.parts)
 
     def _find_wanted_keys(self, predicate: Bound) -> WantedKeys | None:
-        """Return the codes that match a predicate, if these alone match."""
+        """Return the codes that match a predicate; None if other rows may match, too."""
         query = self._query(IndexPredicate(self.projection.by_field[predicate.column_id], (predicate,)))
         if not isinstance(query, BitmapQuery):
             return None
@@ -244,7 +250,7 @@ class Probe:
         return None if points is None else KeySet(ranges.kind, Distinct(np.array(points, dtype=np.uint64)))
 
     def _rows(self, expression: Expression, position: int) -> Bits | None:
-        """Return rows of the file at a position in the view that may match; None for all."""
+        """Return the rows that may match in the file at a position in the view; None for all rows."""
         match expression:
             case And(children):
                 narrowest: Bits | None = None
@@ -283,9 +289,9 @@ class Probe:
             return None
 
     def _bitmap_at(self, predicate: IndexPredicate, position: int) -> tuple[str, int, Bitmap] | None:
-        """Return (location of the index file that describes the file, index of the file in it, its bitmaps).
+        """Return (location of the index file that covers the file, index of the file in it, its bitmaps).
 
-        None if there is none, or if its bitmaps are of another number of rows.
+        None if no index file covers the file, or if its bitmaps have another number of rows.
         """
         coverage = self.coverage.get(predicate.definition.id)
         location_and_file = None if coverage is None else coverage.file_at(position)
@@ -303,7 +309,7 @@ class Probe:
         return location, file, bitmap
 
     def _bitmap_of(self, location: str, file: int) -> Bitmap | None:
-        """Return the bitmaps that can return the rows of this data file."""
+        """Return the bitmaps that can give the rows of this data file; None if they are not available."""
         index, remote = self.opened.get(location), self.remote.get(location)
         if location in self.damaged:
             return None

@@ -1,7 +1,7 @@
-"""Resolves index files for lookups: the files of one definition, in memory or remote, and what they cover of a view.
+"""Resolves index files for lookups: the files of one definition, in memory or remote, and their coverage of a view.
 
-A lookup waits until its index files are loaded, except for a large file that a few range reads can answer: it is
-fetched in the background for later lookups.
+A lookup waits until its index files are loaded. The exception is a large file for which a few range reads suffice: it
+is fetched in the background for later lookups.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RemoteRows(NamedTuple):
 
 
 class RecordIndex(NamedTuple):
-    """The index files of a record index, `opened` or read remotely (`remote`), by location."""
+    """The index files of a record index, by location: in memory (`opened`), or read remotely (`remote`)."""
 
     coverage: Coverage
     opened: Mapping[str, OpenIndex]
@@ -61,7 +61,7 @@ class BitmapIndex:
 class IndexResolver:
     """Resolves index files.
 
-    Belongs to one event loop.
+    An instance belongs to one event loop.
     """
 
     def __init__(self, indexes: Indexes) -> None:
@@ -73,10 +73,8 @@ class IndexResolver:
         """Return the index files in which to look up keys.
 
         Args:
-            view: The view.
             definition: The record index.
-            entry: The table.
-            hashes: The halves of the keys' hashes if these are few enough for remote reads, otherwise None.
+            hashes: The two halves of the keys' hashes if there are few enough keys for remote reads, otherwise None.
         """
 
         async def probe_index(index: RemoteIndexFile) -> RemoteRows | None:
@@ -94,7 +92,7 @@ class IndexResolver:
         return RecordIndex(coverage, opened, {rows.location: rows for rows in usable if isinstance(rows, RemoteRows)})
 
     async def bitmaps(self, view: TableView, definition: IndexDefinition, entry: Entry) -> BitmapIndex:
-        """Return the bitmap index files, whose rows `load` loads."""
+        """Return the bitmap index files. Their rows are loaded by `load`."""
 
         async def probe_index(index: RemoteIndexFile) -> RemoteIndexFile:
             return index
@@ -109,7 +107,7 @@ class IndexResolver:
     async def load(self, index: BitmapIndex, positions: Iterable[int]) -> None:
         """Load the rows of the data files at these positions in the view.
 
-        Waits for index files that cannot be read by range; removes from `files` those that cannot be used.
+        The method waits for index files that cannot be read by range, and removes unusable index files from `files`.
         """
         missing: dict[str, list[int]] = {}
         for position in positions:
@@ -132,7 +130,7 @@ class IndexResolver:
     async def verify_sources(self, entry: Entry, damaged: Mapping[str, str]) -> None:
         """Schedule a check of damaged index files.
 
-        Never raises.
+        The method never raises.
         """
         if damaged:
             listed = await self._indexes.registry.files(entry)

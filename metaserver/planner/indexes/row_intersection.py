@@ -1,7 +1,8 @@
-"""Row intersection: whether a single row of a file satisfies several predicates, according to bitmap indexes.
+"""Row intersection: decides by bitmap indexes whether a single row of a file satisfies several predicates.
 
-Everything independent of the file is prepared before: the tables of keys, and the index file for each data file.
-Columns that a kernel can read are intersected together (`_rows.pyx`), the narrowest first, up to the first row left.
+Data that do not depend on the file are prepared first: the tables of keys, and the index file for each data file.
+Columns that a kernel can read are intersected together (`_rows.pyx`), in ascending order of their share of keys, until
+a common row is found.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from seamark.formats.index.kernels._rows import Column
 
 COLUMNS_MAX = 32
-"""The number of columns that `any_row` accepts. Omitting the widest columns beyond it can only keep more files."""
+"""The maximum number of columns of `any_row`. Without the widest columns, more files are kept, which is safe."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,7 +36,7 @@ class _Part:
 
 
 class Conjunct:
-    """The keys of one conjunct, the index files that can evaluate it, and which of them describes which data file."""
+    """The keys of one conjunct, the index files that can evaluate it, and the index file that covers each data file."""
 
     def __init__(
         self,
@@ -48,9 +49,9 @@ class Conjunct:
 
         Args:
             keys: The keys that match.
-            coverage: The files that the index files describe.
+            coverage: The files that the index files cover.
             opened: The index files in memory, by location.
-            damaged: Damaged index files, by location. Files that prove damaged are added to it, and not used again.
+            damaged: Damaged index files, by location. Files that are found damaged are added, and not used again.
         """
         self._keys = keys
         self._damaged = damaged
@@ -60,7 +61,7 @@ class Conjunct:
         """The approximate fraction of the existing keys that the conjunct selects."""
 
     def _part(self, location: str, opened: Mapping[str, OpenIndex]) -> _Part | None:
-        """Return the index file as a part; None if it cannot be used, or if the conjunct selects all of its keys."""
+        """Return the index file as a part; None if it is unusable, or if the conjunct selects all of its keys."""
         index = opened.get(location)
         if index is None or location in self._damaged or not isinstance(index.index, Bitmap):
             return None
@@ -77,18 +78,16 @@ class Conjunct:
         return any(part is not None for part in self.parts)
 
     def file_at(self, position: int) -> tuple[_Part, int] | None:
-        """Return the index file that describes the file at this position in the view, and the index of the file in
-        it.
-        """
+        """Return the index file that covers the file at this position in the view, and the index of the file in it."""
         number = self._part_of[position]
         part = None if number < 0 else self.parts[number]
         return None if part is None else (part, self._file_of[position])
 
     def column(self, part: _Part, file: int) -> Column | None:
-        """Return the column of a file, as `Bitmap.column`.
+        """Return the column of a file, as `Bitmap.column` does.
 
         Raises:
-            ValueError: If it is damaged or of another number of rows.
+            ValueError: The column is damaged or has another number of rows.
         """
         if part.bitmap.section(file).rows != part.records[file]:
             raise ValueError(
@@ -106,10 +105,10 @@ class Conjunct:
 
 
 def has_row(conjuncts: Sequence[Conjunct], position: int, find_other_rows: Callable[[], Bits | None]) -> bool:
-    """Return whether some row of the file at this position in the view may satisfy all conjuncts.
+    """Return whether a row of the file at this position in the view may satisfy all conjuncts.
 
     Args:
-        find_other_rows: Returns the rows that satisfy the rest of the expression, None for all.
+        find_other_rows: Returns the rows that satisfy the rest of the expression; None for all rows.
     """
     columns: list[Column] = []
     used: list[tuple[Conjunct, _Part]] = []
@@ -141,7 +140,7 @@ def has_row(conjuncts: Sequence[Conjunct], position: int, find_other_rows: Calla
         return among is None or bool(among.any())
     try:
         return any_row(columns[:COLUMNS_MAX], records, among)
-    except ValueError as error:  # the kernel does not report which column is damaged
+    except ValueError as error:  # The kernel does not report which column is damaged.
         for conjunct, part in used:
             conjunct.mark_damaged(part, str(error))
         return True

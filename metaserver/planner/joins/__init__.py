@@ -1,1 +1,1 @@
-"""Join conditions as dynamic filters: keys of dimension tables."""
+"""Join conditions as dynamic filters: the keys of dimension tables."""

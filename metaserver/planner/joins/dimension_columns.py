@@ -1,8 +1,8 @@
-"""Columns of a dimension table's data files in memory, and which of their rows may match a filter.
+"""Columns of a dimension table's data files in memory, and the rows that may match a filter.
 
 A column consists of its sorted distinct keys and the rank of each row's key, as in a bitmap index, so that predicates
 have the semantics of index pruning (`semantics.py`, POSSIBLE): a row is excluded only if it matches for no client. A
-predicate that cannot be evaluated is true. Pure.
+predicate that cannot be evaluated is true. The functions have no side effects.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from seamark.metaserver.planner.pruning.semantics import ComparisonSemantics, ke
 
 
 class DimensionColumn(NamedTuple):
-    """A column of a data file, with its current type."""
+    """A reference to a column of a data file, with its current type."""
 
     column_id: int
     kind: str
@@ -53,8 +53,8 @@ class FileColumn:
             distinct: The sorted distinct keys.
             ranks: The rank of each row's key; undefined for rows that are null or NaN, where `present` is False.
             codes: Whether the keys are codes.
-            present: The rows with a key; None for all.
-            nans: The rows that are NaN; None for none.
+            present: The rows with a key; None for all rows.
+            nans: The rows that are NaN; None for no rows.
         """
         self._form = CODES if codes else BYTES
         self._packed: Bytes = pack(distinct)
@@ -70,7 +70,7 @@ class FileColumn:
         """Return the column of an array.
 
         Raises:
-            ValueError: If the array has values of another type, or too many.
+            ValueError: The array has values of another type, or too many values.
         """
         if pa.types.is_dictionary(array.type) and array.num_chunks and not pa.types.is_primitive(array.type.value_type):
             return FileColumn._of_dictionary(array.unify_dictionaries(), kind)
@@ -84,9 +84,9 @@ class FileColumn:
 
     @staticmethod
     def _of_dictionary(array: pa.ChunkedArray, kind: str) -> FileColumn:
-        """Return a column of strings, each value stored once.
+        """Return a column of strings, with each value stored once.
 
-        It may have keys that no row has.
+        Some keys may occur in no row.
         """
         keys = keys_of(array.chunk(0).dictionary, kind)
         distinct, ranks = rank_keys(keys)
@@ -107,13 +107,13 @@ class FileColumn:
 
     @staticmethod
     def absent(schemas: Sequence[Schema], column_ref: DimensionColumn, rows: int, path: str) -> FileColumn:
-        """Return the column in a file written before the column was added: its initial default, or null.
+        """Return the column of a file that was written before the column was added: its initial default, or null.
 
         Args:
-            schemas: Newest first.
+            schemas: The schemas, newest first.
 
         Raises:
-            Unreadable: If the default belongs to a field of a struct, which may itself be null, or is not a valid key.
+            Unreadable: The default is not a valid key, or belongs to a field of a struct, which may itself be null.
         """
         column = next((candidate for schema in schemas if (candidate := schema.column(column_ref.column_id))), None)
         if column is None or column.initial_default is None:
@@ -148,15 +148,15 @@ class FileColumn:
         return mask
 
     def among(self, keys: KeySet) -> Mask:
-        """Return bool[rows]: the rows with one of the keys."""
+        """Return bool[rows]: the rows whose key is in `keys`."""
         return self._rows_with(keys.marks(distinct_of(self._opened)).view(np.bool_))
 
     def where(self, matching: Callable[[Distinct], Mask]) -> Mask:
-        """Return bool[rows]: the rows whose keys match, bool[keys]."""
+        """Return bool[rows]: the rows with matching keys. `matching` returns bool[keys]."""
         return self._rows_with(matching(distinct_of(self._opened)))
 
     def keys_of_rows(self, rows: Mask | None) -> Distinct:
-        """Return the distinct keys of these rows; None means all rows."""
+        """Return the distinct keys of these rows, or of all rows if `rows` is None."""
         present = self._present if rows is None else rows if self._present is None else rows & self._present
         distinct = distinct_of(self._opened)
         if present is None or present.all():
@@ -188,7 +188,7 @@ def iterate_filtered_columns(bound: Expression, dynamic_filters: Sequence[Dynami
 
 
 def find_rows_where(bound: Expression, dynamic_filters: Sequence[DynamicFilter], columns: Columns) -> Mask | None:
-    """Return bool[rows]: the rows that may match the expression and every dynamic filter; None for all."""
+    """Return bool[rows]: the rows that may match the expression and every dynamic filter; None for all rows."""
     mask = _find_rows(bound, columns)
     for dynamic_filter in dynamic_filters:
         matching = columns[DimensionColumn(dynamic_filter.column_id, dynamic_filter.kind)].among(dynamic_filter.keys)
@@ -197,7 +197,7 @@ def find_rows_where(bound: Expression, dynamic_filters: Sequence[DynamicFilter],
 
 
 def both_of(left: Mask | None, right: Mask | None) -> Mask | None:
-    """Return the rows that are in both; None is all rows."""
+    """Return the rows that are in both masks. None represents all rows."""
     return right if left is None else left if right is None else left & right
 
 
@@ -226,7 +226,7 @@ def _rows_of(predicate: Bound, columns: Columns) -> Mask | None:
 
 
 def _to_plain_condition(predicate: Bound) -> Expression | None:
-    """Return a condition that every matching row satisfies, in predicates on plain columns; None if there is none."""
+    """Return a condition on plain columns that every matching row satisfies; None if there is no such condition."""
     ranges = source_ranges(predicate)
     if any(bound.transform != IDENTITY or not has_keys(bound.kind) for bound in predicates_of(ranges)):
         return None

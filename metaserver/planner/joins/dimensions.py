@@ -1,9 +1,10 @@
-"""Key sets of dimension tables: which values their columns have in the rows that match a filter.
+"""Key sets of dimension tables: the values that their columns have in the rows that match a filter.
 
-A key set never lacks a key: deletes are not applied, and a predicate that cannot be evaluated is true. Caches are keyed
-by immutable objects: a column by its data file, so that a commit costs only its new files, and a key set by manifest
-list and filter. Rows, bytes and time of one table, and bytes of all tables, are bounded; above the bounds there are no
-keys (`DimensionSkipped`), and the plan does without. Work that finishes too late serves the next plan.
+A key set is always complete, but may have more keys than necessary: deletes are not applied, and a predicate that
+cannot be evaluated is true. Caches are keyed by immutable objects: a column by its data file, so that after a commit
+only its new files are read, and a key set by manifest list and filter. There are limits for the rows, bytes and time of
+one table, and for the bytes of all tables. Beyond a limit there are no keys (`DimensionSkipped`), and the plan does not
+use the join. Work that finishes too late serves the next plan.
 """
 
 from __future__ import annotations
@@ -48,15 +49,15 @@ from seamark.metaserver.store.model import Entry
 T = TypeVar("T")
 
 _FILES_CONCURRENT = 4
-"""Data files of one table that are read concurrently."""
+"""The maximum number of data files of one table that are read concurrently."""
 _TABLES_CONCURRENT = 2
-"""Tables that are read and evaluated concurrently; others wait, so that the memory is bounded."""
+"""The maximum number of tables that are read and evaluated concurrently. It limits the memory; other tables wait."""
 _KEYS_DIVISOR = 4
-"""Key sets get a quarter of the memory."""
+"""Key sets use a quarter of the memory."""
 
 
 class DimensionSkipped(Exception):
-    """A dimension table yields no keys, for `reason`."""
+    """A dimension table gives no keys. The reason is in `reason`."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -65,12 +66,12 @@ class DimensionSkipped(Exception):
 
 class DimensionLimits(NamedTuple):
     rows: int
-    """Row limit of one table, after its plan."""
+    """The maximum number of rows of one table that remain after its plan."""
     read_bytes: int
-    """Bytes that one request reads of one table's files."""
+    """The maximum number of bytes that one request reads of one table's files."""
     memory_bytes: int
     decoded_bytes: int
-    """Memory of the decoded columns of one table's files."""
+    """The maximum memory of the decoded columns of one table's files."""
 
 
 def limits_of(settings: Settings) -> DimensionLimits:
@@ -80,29 +81,29 @@ def limits_of(settings: Settings) -> DimensionLimits:
 
 
 class ListedFile(NamedTuple):
-    """A data file, as its manifest has it."""
+    """A data file as its manifest lists it."""
 
     path: str
     size: int
     records: int
     format: str
     identity: frozenset[int]
-    """Columns with identity partitioning, which the file may therefore lack."""
+    """The columns with identity partitioning. The data file may therefore lack them."""
 
 
 @dataclass(frozen=True)
 class DimensionRequest:
-    """Requests the values of columns in the rows that the scan matches, as keys of the type beside each column."""
+    """A request for values of columns in the rows that a scan matches, as keys of the type that follows each column."""
 
     bound_scan: BoundScan
     entry: Entry
     columns: tuple[tuple[DimensionColumn, str], ...]
     likes: tuple[AnyLike, ...] = ()
-    """The LIKE predicates, all of which are true for the rows."""
+    """LIKE predicates that are all true for the rows."""
 
     @property
     def read_columns(self) -> tuple[DimensionColumn, ...]:
-        """Each column that is read of a data file, once: those of the keys, of the filters, and of LIKE."""
+        """Return each column that is read from a data file once: columns of the keys, the filters, and LIKE."""
         return tuple(
             dict.fromkeys(
                 (
@@ -126,7 +127,7 @@ class DimensionRequest:
 class Dimensions:
     """Reads and caches key sets.
 
-    Belongs to one event loop.
+    An instance belongs to one event loop.
     """
 
     def __init__(self, planner: Planner, objects: ObjectStore, clock: Clock, limits: DimensionLimits) -> None:
@@ -145,10 +146,10 @@ class Dimensions:
     async def keys(self, request: DimensionRequest, until_s: float) -> tuple[KeySet, ...]:
         """Return the keys of each column, without null.
 
-        Waits until `until_s`, in monotonic seconds.
+        The method waits until `until_s`, in monotonic seconds.
 
         Raises:
-            DimensionSkipped: If there are none, or if they are not known in time.
+            DimensionSkipped: The keys cannot be determined, or not in time.
         """
         key = request.key
         cached = self._keys.get(key)
@@ -169,12 +170,12 @@ class Dimensions:
     async def condition(
         self, bound_scan: BoundScan, entry: Entry, read: Callable[[ScanPlan], Expression], until_s: float
     ) -> Expression:
-        """Return the condition that `read` finds in a plan, in a thread.
+        """Return the condition that `read` derives from a plan. `read` runs in a thread.
 
-        Waits until `until_s`, in monotonic seconds.
+        The method waits until `until_s`, in monotonic seconds.
 
         Raises:
-            DimensionSkipped: If there is none, or if it is not known in time.
+            DimensionSkipped: No condition can be derived, or not in time.
         """
 
         async def plan() -> Expression:
@@ -198,7 +199,7 @@ class Dimensions:
     def _forget_task(self, key: Hashable, task: asyncio.Task[tuple[KeySet, ...]]) -> None:
         del self._tasks[key]
         if not task.cancelled():
-            task.exception()  # the waiting request reported it
+            task.exception()  # the waiting request reports the error
 
     async def _compute_key_sets(self, request: DimensionRequest, key: Hashable) -> tuple[KeySet, ...]:
         scan = await self._planner.plan(request.bound_scan, request.entry)
@@ -250,7 +251,7 @@ class Dimensions:
 
 
 def list_files_at(scan: ScanPlan, entry_ids: Longs) -> list[ListedFile]:
-    """Return these data files of the view of a scan, in their order."""
+    """Return these data files of a scan's view, in the order of `entry_ids`."""
     columns = files_at(scan.view, entry_ids)
     paths, formats = (columns.texts(name).values() for name in ("file_path", "file_format"))
     sizes, records = (columns.longs(name).tolist() for name in ("file_size_in_bytes", "record_count"))
@@ -273,10 +274,10 @@ def _identity(metadata: TableMetadata, spec_id: int) -> frozenset[int]:
 def read_file_columns(
     rows: DataRows, metadata: TableMetadata, file: ListedFile, needed: Sequence[DimensionColumn]
 ) -> dict[DimensionColumn, FileColumn]:
-    """Read columns of a data file, in a thread.
+    """Read columns of a data file. The function is called in a thread.
 
     Raises:
-        Unreadable: If the file cannot be read within the budget of `rows`.
+        Unreadable: The file cannot be read within the budget of `rows`.
     """
     if file.format != "parquet":
         raise Unreadable(file.path, f"its format is {file.format or 'unknown'}, and only parquet is supported")
@@ -296,7 +297,7 @@ def read_file_columns(
                     columns[ref] = FileColumn.absent(schemas, ref, file.records, file.path)
             except ValueError as error:
                 raise Unreadable(file.path, str(error)) from None
-    for column in columns.values():  # the budget holds them until the keys of all files are computed
+    for column in columns.values():  # counted until the keys of all files exist
         rows.decoded.take(column.size_bytes, file.path)
     return columns
 
@@ -313,8 +314,8 @@ def _default_and_names(
 ) -> tuple[str, Hashable]:
     """Return the column's value in files that lack it, and its names in files without field ids.
 
-    They are part of cache keys, because tables registered from one metadata file share files and column ids, and may
-    define different defaults for a new column; a name mapping can change.
+    Both are part of cache keys. Tables registered from one metadata file share files and column ids, but may define
+    different defaults for a new column, and a name mapping can change.
     """
     columns = (schema.column(column_ref.column_id) for schema in _sort_newest_first(metadata))
     default = repr(next((column.initial_default for column in columns if column is not None), None))
@@ -327,5 +328,5 @@ def _keys_of(column_ref: DimensionColumn, kind: str, read: Sequence[Columns], ro
         key_set = KeySet(column_ref.kind, distinct_keys(parts, column_ref.kind)).of_kind(kind)
     except ValueError as error:
         raise DimensionSkipped(str(error)) from None
-    _ = key_set.digest  # computed here, off the event loop
+    _ = key_set.digest  # computes the digest off the event loop
     return key_set

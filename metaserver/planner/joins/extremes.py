@@ -1,8 +1,8 @@
 """Conditions on a column that equals the minimum or the maximum of another column, from statistics of files.
 
-`day = (SELECT max(day) FROM t)` requires that `day` is at least as great as any value of `t`. A file without deletes
-that has a value other than null has a value that is not less than its lower bound. So the greatest of these bounds is a
-limit, even where bounds are wider than the values. Pure.
+`day = (SELECT max(day) FROM t)` requires that `day` is at least as great as any value of `t`. If a file has no deletes
+and has a non-null value, then this value is not less than the lower bound of the file. So the greatest of these lower
+bounds is a limit for `day`, even if bounds are wider than the values. The functions have no side effects.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 
 EXTREMES = (MINIMUM, MAXIMUM)
 FILES_MAX = 10_000
-"""Files with the nearest bounds whose deletes are looked up."""
+"""The maximum number of files whose deletes are looked up. They are the files with the nearest bounds."""
 _KINDS = frozenset({"int", "long", "date", "timestamp", "timestamptz"})
-"""Types whose bounds are integers in the order of the values."""
+"""The types whose bounds are integers in the order of the values."""
 
 
 def has_extremes(kind: str, other: str) -> bool:
-    """Return whether a column of type `kind` may be limited by the extreme of a column of type `other`."""
+    """Return whether the extreme of a column of type `other` can limit a column of type `kind`."""
     return kind == other and kind in _KINDS
 
 
 def find_extreme_condition(
     column_id: int, name: str, extreme: str, other_id: int, kind: str, scan: ScanPlan
 ) -> Expression:
-    """Return the condition that a column is not beyond the extreme of another column in all rows of a scan.
+    """Return the condition that limits a column by the extreme of another column in all rows of a scan.
 
     Args:
-        column_id: The column.
+        column_id: The id of the column.
         name: Its full name.
         extreme: `MINIMUM` or `MAXIMUM`.
-        other_id: The column of the scan.
+        other_id: The id of the scan's column.
         kind: The type of both columns.
         scan: A plan of the other table without a filter.
 
     Raises:
-        ValueError: No file is known to have a live value.
+        ValueError: The statistics of no file prove that it has a row that is not deleted.
     """
     files = files_at(scan.view, scan.entry_ids)
     statistics = files.stats(RequestedColumn(other_id, kind))
@@ -55,7 +55,7 @@ def find_extreme_condition(
     deletes = scan.deletes_of(np.sort(scan.entry_ids[nearest]))
     live = np.sort(nearest)[[not of_file for of_file in deletes]]
     if not len(live):
-        raise ValueError("none of its files is known to have a live value")
+        raise ValueError("the statistics of its files do not show that any of them has a row that is not deleted")
     limit = int(bounds[live].max() if extreme == MAXIMUM else bounds[live].min())
     op = Op.GT_EQ if extreme == MAXIMUM else Op.LT_EQ
     return Bound(op, column_id, name, kind, IDENTITY, kind, (value_of(Form.INTEGERS, kind, limit),))

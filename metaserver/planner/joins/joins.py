@@ -1,12 +1,12 @@
-"""Dynamic filters from joins: which keys a row must have to join with a row of the other table.
+"""Dynamic filters from joins: the keys that a row needs in order to join with a row of the other table.
 
-A row is needed only if, for each join, the other table has a row that equals it in all columns of `on`, none of them
-null, and that may match the join's filter. Each of several columns has its own key set, which is a superset. Types
-whose equality differs from that of their keys, such as floats, produce no filter. A join that exceeds its time or
-limits is skipped, and its outcome reports that.
+A row is needed only if, for each join, the other table has a row that may match the join's filter and that has equal,
+non-null values in all columns of `on`. If `on` has several columns, each has its own key set, so together they admit a
+superset. Types whose equality differs from that of their keys, such as floats, give no filter. A join that exceeds its
+time or limits is skipped, and its outcome reports this.
 
-A join on the day, month, year or hour of a column becomes a condition on the column. Joins that are alternatives become
-a disjunction: a row is needed only if it has a partner in one of them.
+A join on the day, month, year or hour of a column becomes a condition on the column. Alternative joins become a
+disjunction: a row is needed only if it has a partner in one of them.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ IN_LOOP_VALUES = 200
 
 
 class Pair(NamedTuple):
-    """A column of the table that equals a column of the other table.
+    """A column of the table and the equal column of the other table.
 
-    `kind`s are canonical types.
+    The types are canonical names.
     """
 
     column_id: int
@@ -60,8 +60,8 @@ class RequestedJoin:
     """A join with another table.
 
     Attributes:
-        table: Its name in the request.
-        filter: Bound to the other table's columns.
+        table: The name of the other table in the request.
+        filter: The filter, bound to the other table's columns.
     """
 
     table: tuple[str, ...]
@@ -73,16 +73,19 @@ class RequestedJoin:
     joins: tuple[RequestedJoin, ...] = ()
     likes: tuple[AnyLike, ...] = ()
     transform: str = IDENTITY
-    """The other table has this period of the table's column (`periods.py`). With `MINIMUM` or `MAXIMUM`, the column has
-    the extreme of the other table's column (`extremes.py`)."""
+    """The function of the table's column that equals the other table's column.
+
+    It is a period such as the day (`periods.py`). With `MINIMUM` or `MAXIMUM`, the table's column equals the extreme of
+    the other table's column (`extremes.py`).
+    """
     any_of: int | None = None
-    """Joins with the same number are alternatives: a row needs one of them."""
+    """The number of a group of alternative joins: a row needs a partner in one join of the group."""
     unless: Expression = FALSE
-    """Bound to this table's columns: rows that may match it need no partner."""
+    """An expression on this table's columns: rows that may match it need no partner."""
 
     @property
     def is_filter(self) -> bool:
-        """Whether each row needs a partner with an equal value."""
+        """Whether a row needs a partner with an equal value."""
         return self.transform == IDENTITY and self.any_of is None and self.unless == FALSE
 
 
@@ -90,7 +93,7 @@ class JoinOutcome(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=Tru
     """The result of a join.
 
     Attributes:
-        keys: The number of keys, for several columns the smallest; None if the join was skipped.
+        keys: The number of keys; the smallest number if there are several columns. None if the join was skipped.
     """
 
     table: tuple[str, ...]
@@ -105,7 +108,7 @@ class JoinFilters(NamedTuple):
     outcomes: tuple[JoinOutcome, ...]
     """The outcomes in the order of the joins, depth first."""
     condition: Expression = TRUE
-    """A further condition, of joins that are no dynamic filters. Bound to the table's columns."""
+    """A condition on the table's columns, from joins that do not give dynamic filters."""
 
     def apply_to(self, bound_scan: BoundScan) -> BoundScan:
         if not self.dynamic_filters and self.condition == TRUE:
@@ -116,7 +119,7 @@ class JoinFilters(NamedTuple):
 async def join_filters(dimensions: Dimensions, joins: Sequence[RequestedJoin], until_s: float) -> JoinFilters:
     """Return the dynamic filters of a table's joins.
 
-    Waits until `until_s`, in monotonic seconds.
+    The function waits until `until_s`, in monotonic seconds.
     """
     results = await gather([partial(_filters_of, dimensions, join, until_s) for join in joins])
     pairs = list(zip(joins, results, strict=True))
@@ -137,8 +140,9 @@ async def join_filters(dimensions: Dimensions, joins: Sequence[RequestedJoin], u
 
 
 def _condition_of(alternatives: Sequence[tuple[RequestedJoin, JoinFilters]]) -> Expression:
-    """Return the condition that one of the alternatives requires of a row; TRUE for dynamic filters, which are
-    evaluated by themselves.
+    """Return the condition that a row satisfies if it has a partner in one of the alternatives.
+
+    TRUE for dynamic filters, which are evaluated separately.
     """
     if any(join.is_filter or not result.outcomes[0].used for join, result in alternatives):
         return TRUE
@@ -156,7 +160,7 @@ def _mark_unused(result: JoinFilters) -> JoinFilters:
 
 
 async def _filters_of(dimensions: Dimensions, join: RequestedJoin, until_s: float) -> JoinFilters:
-    """`condition`: on the column whose period the other table has."""
+    """Return the filters of one join. `condition` limits the column whose period the other table contains."""
     if join.transform in EXTREMES:
         return await _extreme_of(dimensions, join, until_s)
     nested = await join_filters(dimensions, join.joins, until_s)
@@ -192,12 +196,12 @@ async def _filters_of(dimensions: Dimensions, join: RequestedJoin, until_s: floa
 
 
 async def _extreme_of(dimensions: Dimensions, join: RequestedJoin, until_s: float) -> JoinFilters:
-    """Return the condition on the column that has the extreme of the other table's column."""
+    """Return the condition on the column that equals the extreme of the other table's column."""
     pair = join.on[0]
     condition: Expression = TRUE
     try:
         if join.filter != TRUE or join.joins or join.likes:
-            raise DimensionSkipped("statistics do not state the extreme of the rows that meet a condition")
+            raise DimensionSkipped("statistics have no extreme for the rows that match a condition")
         bound_scan = BoundScan.bind(join.metadata, ScanRequest(snapshot_id=join.snapshot_id))
 
         def read(scan: ScanPlan) -> Expression:
@@ -211,10 +215,10 @@ async def _extreme_of(dimensions: Dimensions, join: RequestedJoin, until_s: floa
 
 
 def _period_condition(pair: Pair, transform: str, keys: KeySet) -> Expression:
-    """Return the condition that the keys give for the column whose period the other table has.
+    """Return the condition on a column whose period is one of the keys.
 
     Raises:
-        DimensionSkipped: If the keys give none.
+        DimensionSkipped: No condition follows from the keys.
     """
     try:
         return make_period_condition(pair.column_id, pair.name, pair.kind, transform, keys)
@@ -223,9 +227,7 @@ def _period_condition(pair: Pair, transform: str, keys: KeySet) -> Expression:
 
 
 def is_comparable(kind: str, other: str) -> bool:
-    """Return whether equal values of the two types have equal keys, after `KeySet.of_kind` converts them to one
-    type.
-    """
+    """Return whether equal values of the two types have equal keys after `KeySet.of_kind` converts them to one type."""
     names = base_name(kind), base_name(other)
     if not all(is_primitive(primitive) and has_keys(primitive) for primitive in (kind, other)) or {
         "unknown",

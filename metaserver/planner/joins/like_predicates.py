@@ -1,9 +1,10 @@
 """LIKE predicates on the rows of a dimension table.
 
-Iceberg expressions have no LIKE but prefixes. A dimension's columns are in memory, so its rows are filtered by whole
-patterns, also of the column in lower or upper case. The rule of `dimension_columns.py` applies: a row is excluded only
-if it matches for no client. Engines convert characters beyond ASCII in different ways, so rows that have them are kept
-if the predicate converts; so are rows with truncated keys. Pure.
+Iceberg expressions support only LIKE patterns that are prefixes. A dimension's columns are in memory, so its rows are
+filtered by whole patterns, also for the column in lower or upper case. The rule of `dimension_columns.py` applies: a
+row is excluded only if it matches for no client. Engines convert non-ASCII characters in different ways, so if the
+predicate converts the case, rows with these characters are kept. Rows with truncated keys are kept, too. The functions
+have no side effects.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from seamark.metaserver.planner.joins.dimension_columns import Columns, Dimensio
 class LikePredicate(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True, forbid_unknown_fields=True):
     """`column LIKE pattern ESCAPE escape`, or NOT LIKE.
 
-    Null matches neither.
+    A null value satisfies neither.
     """
 
     column: str
     pattern: Annotated[str, msgspec.Meta(max_length=PATTERN_MAX)]
     escape: Annotated[str, msgspec.Meta(min_length=1, max_length=1)] | None = None
     function: Literal["lower", "upper"] | None = None
-    """Applied to the column."""
+    """The function that is applied to the column."""
     negated: bool = False
 
     @property
@@ -42,7 +43,7 @@ class LikePredicate(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=T
         """The pattern as a regular expression for RE2.
 
         Raises:
-            ValueError: If the escape character precedes another character than itself, % and _.
+            ValueError: The escape character precedes a character other than itself, % and _.
         """
         parts, characters = [], iter(self.pattern)
         for character in characters:
@@ -62,7 +63,7 @@ class BoundLike(NamedTuple):
 
 
 AnyLike = tuple[BoundLike, ...]
-"""At least one of these is true."""
+"""A disjunction of LIKE predicates."""
 
 
 def like_columns(likes: Sequence[AnyLike]) -> list[DimensionColumn]:
@@ -70,7 +71,7 @@ def like_columns(likes: Sequence[AnyLike]) -> list[DimensionColumn]:
 
 
 def rows_like(likes: Sequence[AnyLike], columns: Columns) -> Mask | None:
-    """Return bool[rows]: the rows that may match all of `likes`; None for all."""
+    """Return bool[rows]: the rows that may match all of `likes`; None for all rows."""
     mask: Mask | None = None
     for either in likes:
         matching = np.logical_or.reduce(
@@ -95,7 +96,7 @@ def _match_keys(predicate: LikePredicate, keys: Distinct) -> Mask:
         texts = (pc.ascii_lower if predicate.function == "lower" else pc.ascii_upper)(texts)
     try:
         matches: Mask = pc.match_substring_regex(texts, pattern=predicate.regex).to_numpy(zero_copy_only=False)
-    except pa.ArrowInvalid:  # the pattern needs more memory than RE2 allows
+    except pa.ArrowInvalid:  # The pattern needs more memory than RE2 allows.
         return np.ones(len(keys), dtype=np.bool_)
     matching: Mask = (matches != predicate.negated) | unknown
     return matching

@@ -1,7 +1,8 @@
 """Conditions on the day, month, year or hour of a column, from the values that it must equal in another table.
 
-`CAST(ts AS date) = d.day` requires that the day of `ts` is one of the days of the other table. Values that begin no
-period equal none. Days that follow each other become a range, and many ranges become fewer, wider ranges. Pure.
+`CAST(ts AS date) = d.day` requires that the day of `ts` is one of the days of the other table. A value that is not the
+start of a period equals no day. Consecutive days become a range, and if there are many ranges, they become fewer, wider
+ranges. The functions have no side effects.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _YEAR_KINDS = ("int", "long")
 
 
 def has_periods(transform: str, kind: str, other: str) -> bool:
-    """Return whether values of type `other` may identify the period of a column of type `kind`."""
+    """Return whether values of type `other` can identify the period of a column of type `kind`."""
     if not accepts(transform, kind) or kind not in ("date", "timestamp", "timestamptz"):
         return False
     if other in _YEAR_KINDS:
@@ -39,7 +40,7 @@ def make_period_condition(column_id: int, name: str, kind: str, transform: str, 
     """Return the condition that the transform of the column is the period of one of the keys.
 
     Raises:
-        ValueError: For too many keys, and for times beyond the years 1 to 9999.
+        ValueError: There are too many keys, or times beyond the years 1 to 9999.
     """
     if len(keys) > KEYS_MAX:
         raise ValueError(f"it has {len(keys):,} keys; the limit for days, months, years and hours is {KEYS_MAX:,}")
@@ -63,9 +64,9 @@ def make_period_condition(column_id: int, name: str, kind: str, transform: str, 
 
 
 def ranges(ordinals: Sequence[int]) -> list[tuple[int, int]]:
-    """Return at most `RANGES_MAX` ranges, both ends included, with all of the ascending ordinals.
+    """Return at most `RANGES_MAX` ranges, both ends included, that contain all of the ascending ordinals.
 
-    The ranges leave out the widest gaps between the ordinals.
+    The widest gaps between the ordinals are outside the ranges.
     """
     if not ordinals:
         return []
@@ -76,9 +77,12 @@ def ranges(ordinals: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _ordinal(value: int, kind: str, transform: str) -> int | None:
-    """Return the number of the period that begins at the value, or of the year; None if none begins there."""
+    """Return the number of the period that begins at the value. For years, the value may be the year itself.
+
+    None if no period begins at the value.
+    """
     if kind in _YEAR_KINDS:
-        if not 1 <= value <= _LAST_YEAR:  # a year that rows may have
+        if not 1 <= value <= _LAST_YEAR:  # rows may have this year
             raise ValueError(f"it has years beyond 1 to {_LAST_YEAR}")
         return value - _EPOCH_YEAR
     micros = value * _DAY_MICROS if kind == "date" else value

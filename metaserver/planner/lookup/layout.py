@@ -1,8 +1,8 @@
-"""The layout of a column: how the ranges of the data files lie over the column's values, in few numbers.
+"""The layout of a column: the distribution of the data files' ranges over the column's values, as a few numbers.
 
-A file's range is from its lower to its upper bound. Bounds are replaced by their ranks among all bounds, so that every
-type is computed with integers, and every count is exact. The size of the result depends on the requested numbers alone,
-not on the number of files.
+A file's range extends from its lower to its upper bound. Bounds are replaced by their ranks among all bounds, so that
+all types are computed with integers, and every count is exact. The size of the result depends only on the requested
+numbers, not on the number of files.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Key = int | float | bytes
 
 
 class Axis(NamedTuple):
-    """The values of a column that are a bound of some file, ascending, with a position from 0 to 1 each.
+    """The values of a column that are a bound of some file, ascending, each with a position from 0 to 1.
 
     Attributes:
         by_value: Whether positions are proportional to the values; otherwise they are proportional to the ranks.
     """
 
     keys: Any
-    """An array of numbers, or a list of bytes: as objects, the bounds of ten million files would take a gigabyte."""
+    """An array of numbers, or one list of bytes: objects for the bounds of ten million files would need a gigabyte."""
     positions: Positions
     by_value: bool
 
@@ -38,7 +38,7 @@ class Axis(NamedTuple):
         return key
 
     def ranks_at(self, count: int) -> Longs:
-        """Return the distinct ranks of the values at, or next below, `count` evenly spaced positions."""
+        """Return the distinct ranks of the values at `count` evenly spaced positions, or of the next lower values."""
         if not len(self.positions):
             return np.empty(0, dtype=np.int64)
         at = np.searchsorted(self.positions, np.linspace(0.0, 1.0, count), side="right") - 1
@@ -49,7 +49,7 @@ class Ranges(NamedTuple):
     """The ranges of the files of a snapshot: `lower` and `upper`, int64[bounded], are ranks on the axis.
 
     Attributes:
-        files: The number of all data files, with those that lack a bound.
+        files: The number of all data files, including files without a bound.
     """
 
     files: int
@@ -62,14 +62,15 @@ class Ranges(NamedTuple):
         return started - np.searchsorted(np.sort(self.upper), ranks, side="left")
 
     def mean_depth(self, axis: Axis) -> float | None:
-        """Return the mean number of files whose range contains a value, as a file has it.
+        """Return the mean depth of a file: the mean number of files whose range contains a value of the file.
 
-        The value is drawn evenly from the range of a file, and the mean is that of all files. None without files.
+        The values are evenly distributed over the range of the file. The result is the mean of all files; None if
+        there are no files.
         """
         if not len(self.lower):
             return None
         between = np.diff(axis.positions)
-        # Between two neighbouring values there are no bounds, so that the depth is the same.
+        # There are no bounds between two neighbouring values, so the depth is constant there.
         started = np.searchsorted(np.sort(self.lower), np.arange(len(between)), side="right")
         ended = np.searchsorted(np.sort(self.upper), np.arange(len(between)), side="right")
         areas = np.append(0.0, np.cumsum((started - ended) * between))
@@ -81,10 +82,10 @@ class Ranges(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """Files that follow one another by their ranges.
+    """Files with neighbouring ranges.
 
     Attributes:
-        low, high: The positions of the lowest lower and the highest upper bound.
+        low, high: The positions of the lowest lower bound and the highest upper bound.
         median: The position of the median upper bound.
     """
 
@@ -95,7 +96,7 @@ class Bar(NamedTuple):
 
 
 class SizeClass(NamedTuple):
-    """Files from `size_bytes`, a power of two or 0, up to the double."""
+    """Files with at least `size_bytes`, a power of two or 0, and less than twice that size."""
 
     size_bytes: int
     files: int
@@ -103,7 +104,7 @@ class SizeClass(NamedTuple):
 
 
 def read_layouts(snapshots: Sequence[FoundFiles], column: RequestedColumn, by_rank: bool) -> tuple[Axis, list[Ranges]]:
-    """Return the ranges in each of some snapshots on one axis.
+    """Return an axis, and the ranges of the files in each snapshot on this axis.
 
     `column` has a type with bounds.
     """
@@ -114,7 +115,7 @@ def read_layouts(snapshots: Sequence[FoundFiles], column: RequestedColumn, by_ra
 
 
 def bars_of(ranges: Ranges, axis: Axis, count: int) -> list[Bar]:
-    """Return at most `count` bars, by lower and then upper bound.
+    """Return at most `count` bars, ordered by lower and then by upper bound.
 
     If there are no more files than bars, each file is a bar.
     """
@@ -131,7 +132,7 @@ def bars_of(ranges: Ranges, axis: Axis, count: int) -> list[Bar]:
 
 
 def count_size_classes(data_files: FoundFiles) -> list[SizeClass]:
-    """Return the classes that have files, ascending."""
+    """Return the non-empty size classes in ascending order."""
     sizes = data_files.longs("file_size_in_bytes").clip(0)
     classes = np.frexp(sizes.astype(np.float64))[1]  # 2 ** (exponent - 1) <= size < 2 ** exponent; 0 for 0
     numbers, class_positions = np.unique(classes, return_inverse=True)
@@ -172,7 +173,7 @@ def _build_axis(sides: Sequence[Any], by_rank: bool) -> tuple[Axis, list[Longs]]
     values = keys.astype(np.float64)
     by_value = not by_rank and len(keys) > 1 and bool(np.isfinite(values[[0, -1]] / 2).all())
     if by_value:
-        halves = values / 2  # the difference of two doubles may exceed the largest double, that of their halves may not
+        halves = values / 2  # The difference of two doubles may overflow, but that of their halves may not.
         positions = (halves - halves[0]) / (halves[-1] - halves[0])
     else:
         positions = _evenly(len(keys))

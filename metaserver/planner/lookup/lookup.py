@@ -1,7 +1,7 @@
 """Lookups: columns of the files in some partitions, read from the blocks.
 
 A lookup reads only the blocks that contain a file of the partitions, and only the requested columns. It selects
-segments of the blocks' rows; columns are gathered into arrays when they are read, without an object per row
+segments of the blocks' rows. Columns are gathered into arrays when they are read, without an object per row
 (`_lookup.pyx`). Answers are exact: the values of the manifest, converted to the current type of the column.
 
     found = lookup(view, Prefix or EVERYTHING)
@@ -35,7 +35,7 @@ from seamark.metaserver.planner.view.view import (
 
 _NO_PICKS: Longs = np.empty(0, dtype=np.int64)
 _SIDES_MAX = 256
-"""Columns whose layouts are cached per view; 150 bytes per block each."""
+"""The maximum number of columns whose layouts are cached per view. Each takes 150 bytes per block."""
 _SIDES = frozenset({"lower", "upper"})
 _ABSENT_LONG = MISSING.to_bytes(8, "little", signed=True)
 _ABSENT_DOUBLE = np.full(1, np.nan).tobytes()
@@ -57,7 +57,7 @@ class Strings(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Rows of one block: those in `rows`, or if that is None `files` rows starting at `first`."""
+    """Rows of one block: the rows in `rows`, or if `rows` is None, `files` rows starting at `first`."""
 
     number: int
     block: Block
@@ -66,7 +66,7 @@ class Segment(NamedTuple):
     rows: Longs | None
 
     def local(self) -> Longs:
-        """Return int64[files], rows of the block."""
+        """Return int64[files], the rows in the block."""
         return np.arange(self.first, self.first + self.files) if self.rows is None else self.rows
 
 
@@ -79,7 +79,7 @@ class RequestedColumn:
 
 
 class FoundFiles:
-    """Files of a view, in its order.
+    """The found files of a view, in the order of the view.
 
     `segments` and `picks` are in the format of `_lookup.pyx`; no segment is empty.
     """
@@ -99,13 +99,13 @@ class FoundFiles:
         )
 
     def entry_ids(self) -> Longs:
-        """Return int64[files], entry ids of the view."""
+        """Return int64[files], the entry ids in the view."""
         return _lookup.rows(self.view.extents, self._table, self._picks)
 
     def longs(self, name: str) -> Longs:
-        """Return int64[files] of an integer field of manifest entries (see `Block.longs`); MISSING for null.
+        """Return int64[files], an integer field of manifest entries (see `Block.longs`); MISSING for null.
 
-        The array is read-only, like every array of a lookup: a constant column has one value in memory.
+        The array is read-only, like every array of a lookup: a constant column is stored as one value.
         """
         return self._read_longs(self._layouts.longs(self.view, name))
 
@@ -118,14 +118,16 @@ class FoundFiles:
         return np.repeat(np.array(values, dtype=np.int64), self._table[:, 2])
 
     def sequence_numbers(self) -> Longs:
-        """Return int64[files], data sequence numbers; entries without one inherit the manifest's (spec,
-        "Inheritance").
+        """Return int64[files], the data sequence numbers.
+
+        Entries without a sequence number inherit that of the manifest (spec, "Inheritance").
         """
         return self._inherit_longs("sequence_number", lambda manifest: manifest.sequence_number)
 
     def snapshot_ids(self) -> Longs:
-        """Return int64[files]: the id of the snapshot that added the file, or the manifest's for entries without
-        one.
+        """Return int64[files], the id of the snapshot that added each file.
+
+        Entries without an id inherit that of the manifest.
         """
         return self._inherit_longs("snapshot_id", lambda manifest: manifest.added_snapshot_id)
 
@@ -133,7 +135,7 @@ class FoundFiles:
         return FoundStatistics(self, column)
 
     def part(self, start: int, end: int) -> FoundFiles:
-        """Return the files from index `start` up to, but not including, `end`."""
+        """Return the files from index `start` (included) to `end` (excluded)."""
         if start <= 0 and end >= self.files:
             return self
         counts = self._table[:, 2]
@@ -141,7 +143,7 @@ class FoundFiles:
         low = np.clip(start - (ends - counts), 0, counts)
         high = np.clip(end - (ends - counts), low, counts)
         segments = self._table.copy()
-        # A segment of consecutive rows moves its first row, a segment of picked rows moves its position in `picks`.
+        # A segment of consecutive rows advances its first row. A segment of picked rows advances its start in `picks`.
         picked = segments[:, 3] >= 0
         segments[:, 1] += np.where(picked, 0, low)
         segments[:, 3] += np.where(picked, low, 0)
@@ -183,12 +185,12 @@ class FoundStatistics:
         self._files = found
         self.column = column
         self.form = form_of(column.kind)
-        """None for types without bounds."""
+        """The form of the bounds; None for types without bounds."""
 
     def read(self, names: Sequence[str]) -> list[Longs | npt.NDArray[np.float64] | Strings]:
         """Read several columns at once, which is faster than separate calls.
 
-        The names lower and upper select `bounds`, and every other name selects `counts`.
+        The names `lower` and `upper` select `bounds`; all other names select `counts`.
         """
         files = self._files
         view, cached, column_id = files.view, files._layouts, self.column.id
@@ -214,31 +216,27 @@ class FoundStatistics:
         return results
 
     def integer_counts(self, name: str) -> IntegerColumn:
-        """Return the column of `counts`, as a lazy column."""
+        """Return the result of `counts` as a lazy column."""
         files = self._files
         return IntegerColumn(files, _of_form(files._layouts.counts(files.view, name, self.column.id), Form.INTEGERS))
 
     def integer_bounds(self, side: str) -> IntegerColumn | None:
-        """Return the column of `bounds`, as a lazy column; None unless it consists of integers that need no
-        conversion.
-        """
+        """Return the result of `bounds` as a lazy column; None if the bounds are not integers or need a conversion."""
         if self.form is not Form.INTEGERS or (self.column.kind != "date" and self._may_have_dates()):
             return None
         files = self._files
         return IntegerColumn(files, _of_form(files._layouts.bounds(files.view, side, self.column.id), Form.INTEGERS))
 
     def counts(self, name: str) -> Longs:
-        """Return int64[files] of value_counts, null_value_counts, nan_value_counts or column_sizes; MISSING if
-        absent.
-        """
+        """Return int64[files], value_counts, null_value_counts, nan_value_counts or column_sizes; MISSING if absent."""
         return self._files._read_longs(self._files._layouts.counts(self._files.view, name, self.column.id))
 
     def bounds(self, side: str) -> Longs | npt.NDArray[np.float64] | Strings:
         """Return lower or upper bounds.
 
-        They are int64 (MISSING if absent), float64 (NaN if absent) or bytes, depending on `form`. The values are those
-        of `Block.bound`: dates in days, times and timestamps in the unit of the type, decimals unscaled; decimals with
-        more than 18 digits are 16 bytes, big-endian, of the unscaled value plus 2**127.
+        Depending on `form`, the bounds are int64 (MISSING if absent), float64 (NaN if absent) or bytes. The values are
+        those of `Block.bound`: dates in days, times and timestamps in the unit of the type, decimals unscaled. Decimals
+        with more than 18 digits are 16 bytes, the big-endian unscaled value plus 2**127.
         """
         files, kind = self._files, self.column.kind
         sides = files._layouts.bounds(files.view, side, self.column.id)
@@ -255,18 +253,14 @@ class FoundStatistics:
         return longs
 
     def _may_have_dates(self) -> bool:
-        """Return whether bounds may be dates: for date columns, and for timestamp columns that were promoted from
-        date.
-        """
+        """Return whether bounds may be dates: the column is a date, or a timestamp that was promoted from date."""
         column = self.column
         if column.kind not in UNITS_PER_DAY:
             return False
         return any(segment.block.kind(column.id) == "date" for segment in self._files.segments)
 
     def _promote_dates(self, longs: Longs) -> Longs:
-        """Convert bounds of a date column to the unit of the type that it was promoted to (spec, "Schema
-        Evolution").
-        """
+        """Convert bounds of a date column to the unit of its promoted type (spec, "Schema Evolution")."""
         if not self._may_have_dates():
             return longs
         files = self._files
@@ -285,8 +279,9 @@ class IntegerColumn:
         """Whether a value may be absent."""
 
     def write(self, values: memoryview, width: int, bits: memoryview) -> int:
-        """Fill `values` with 4 or 8 (`width`) bytes per value, and `bits` (empty unless `nullable`), in Arrow's
-        format.
+        """Fill `values` and `bits` in Arrow's format.
+
+        `values` has 4 or 8 (`width`) bytes per value. `bits` is empty unless the column is `nullable`.
 
         Returns the number of absent values.
         """
@@ -328,7 +323,7 @@ def _of_form(sides: tuple[BoundColumn, ...], form: Form) -> BoundColumn | None:
 
 
 def _widen_decimals(strings: Strings, longs: Longs) -> Strings:
-    """Return all decimals in the 16-byte form: those with at most 18 digits, and longer decimals."""
+    """Return all decimals in the 16-byte form: `longs` with at most 18 digits, and longer decimals, `strings`."""
     short_present = longs != MISSING
     rows = len(longs)
     matrix = np.zeros((rows, 16), dtype=np.uint8)
@@ -348,9 +343,8 @@ def _widen_decimals(strings: Strings, longs: Longs) -> Strings:
 class _Layouts:
     """The layouts of columns in the blocks of a view.
 
-    They depend only on the view, and are cached as long as it lives.
-
-    Each column has one side per form: a decimal column widened past 18 digits has two forms.
+    They depend only on the view, and are cached as long as it exists. Each column has one layout per form: a decimal
+    column that was widened past 18 digits has two forms.
     """
 
     def __init__(self, view: TableView) -> None:

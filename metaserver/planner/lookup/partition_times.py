@@ -1,4 +1,4 @@
-"""The times of the partitions of files: when the partitions end, and when the oldest does."""
+"""The end times of the partitions of files."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _TIMES_BYTES, _TIME_BYTES = 500, 300
 
 
 def find_oldest_end_ms(view: TableView, rows: Longs, metadata: TableMetadata) -> int | None:
-    """Return the end of the oldest partition of these rows, as time since the epoch; None if it is unknown for some.
+    """Return the end of the oldest partition of these rows, in milliseconds since the epoch.
 
-    Rows without a time do not count. If no row has a time, the result is far in the future.
+    None if the end of a partition is unknown. Rows without a time are ignored; if no row has a time, the result is far
+    in the future.
     """
     oldest = _FAR_MS
     for number, of_block in _ids_by_block(view, rows):
@@ -37,23 +38,23 @@ def find_oldest_end_ms(view: TableView, rows: Longs, metadata: TableMetadata) ->
         if column.packed.presence != NONE:
             values = values[values != MISSING]
         if len(values):
-            # Most plans keep few files: `min` of a list is faster then.
+            # Most plans keep few files, and `min` of a short list is faster.
             earliest = min(values.tolist()) if len(values) <= _LISTED_VALUES_MAX else int(values.min())
             oldest = min(oldest, partition_end_ms(time, earliest))
     return oldest
 
 
 def by_block(view: TableView, entry_ids: Longs) -> list[tuple[int, Longs]]:
-    """Return (block number, rows in the block) of entry ids, which are in order."""
+    """Return (block number, rows in the block) for each block of the ascending entry ids."""
     return [(number, of_block & ENTRY_MASK) for number, of_block in _ids_by_block(view, entry_ids)]
 
 
 def _ids_by_block(view: TableView, entry_ids: Longs) -> list[tuple[int, Longs]]:
-    """Return (block number, its entry ids)."""
+    """Return (block number, its entry ids) for each block."""
     if not len(entry_ids):
         return []
     first_id = int(entry_ids[0])
-    if (first_id ^ int(entry_ids[-1])) <= ENTRY_MASK:  # most plans keep few files, which are in one block
+    if (first_id ^ int(entry_ids[-1])) <= ENTRY_MASK:  # Most plans keep few files, all in one block.
         return [(view.number_of(first_id), entry_ids)]
     numbers, _ = view.split_entry_ids(entry_ids)
     firsts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist()]
@@ -62,9 +63,9 @@ def _ids_by_block(view: TableView, entry_ids: Longs) -> list[tuple[int, Longs]]:
 
 
 def find_partition_ends_ms(view: TableView, number: int, local: Longs, metadata: TableMetadata) -> Longs | None:
-    """Return int64[rows]: the end of the partition of each row of a block; MISSING for a partition without a time.
+    """Return int64[rows], the end of the partition of each row of a block; MISSING for a partition without a time.
 
-    None if the block's spec has no time, or several.
+    None if the block's spec partitions by no time, or by several times.
     """
     time_and_column = _find_time_column(view, number, metadata)
     if time_and_column is None:
@@ -79,7 +80,7 @@ def find_partition_ends_ms(view: TableView, number: int, local: Longs, metadata:
 def _find_time_column(
     view: TableView, number: int, metadata: TableMetadata
 ) -> tuple[TimeColumn, PackedColumn | None] | None:
-    """Return the time by which a block is partitioned, and its values; None in their place if all are null."""
+    """Return the time column by which a block is partitioned, and its values; None for the values if all are null."""
     block = view.blocks[number]
     derived = view.derived
     times = derived.get(_TimesOfView) or derived.keep(_TimesOfView())
@@ -91,7 +92,7 @@ def _find_time_column(
 
 
 class _TimesOfView:
-    """The time by which each spec partitions, for the metadata of the latest plan.
+    """The time column of each spec, for the metadata of the latest plan.
 
     The next plan nearly always uses the same metadata.
     """
@@ -102,12 +103,12 @@ class _TimesOfView:
 
     @property
     def size_bytes(self) -> int:
-        """The memory, without schemas and specs, which other metadata of the table share."""
+        """The memory, excluding schemas and specs, which are shared with other metadata of the table."""
         cached_times = self._known
         return _TIMES_BYTES if cached_times is None else _TIMES_BYTES + _TIME_BYTES * len(cached_times[3])
 
     def of_spec(self, metadata: TableMetadata, spec_id: int) -> TimeColumn | None:
-        """Return the time by which a spec partitions; None if it partitions by no time, or by several."""
+        """Return the time column by which a spec partitions; None if there is no such column, or several."""
         cached_times = self._known
         if (
             cached_times is None

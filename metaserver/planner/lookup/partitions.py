@@ -1,7 +1,7 @@
 """Groups found files by partition, without an object per file, and sums values per partition.
 
-Partitions are distinguished as in Iceberg (spec, "Scan Planning", note 3): by spec and values, floats by their bits
-except that all NaNs are equal.
+Partitions are distinguished as in Iceberg (spec, "Scan Planning", note 3): by spec and values. Floats are compared by
+their bits, except that all NaNs are equal.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from seamark.metaserver.planner.lookup.lookup import FoundFiles, Segment
 
 
 class PartitionFieldValue(NamedTuple):
-    """A value of a manifest, with the type that the field had when the manifest was written."""
+    """A partition value of a manifest, with the type of the field when the manifest was written."""
 
     field_id: int
     kind: str
@@ -33,14 +33,14 @@ class FilesByPartition(NamedTuple):
     """The partitions of files, in the order of their first files.
 
     Attributes:
-        numbers: The index into `partitions` of each file, int64[files].
+        numbers: int64[files], the index into `partitions` for each file.
     """
 
     numbers: Longs
     partitions: tuple[PartitionTuple, ...]
 
     def sums(self, values: Longs) -> list[int]:
-        """Return the sum of one value per file, for each partition; exact.
+        """Return the exact sum of `values` (one value per file) for each partition.
 
         Negative values count as 0.
         """
@@ -79,8 +79,7 @@ def _read_partition(segment: Segment, row: int) -> PartitionTuple:
 
 
 def _group_rows(segment: Segment) -> tuple[Longs, Longs]:
-    """Return (a row of the block for each of its partitions, int64[files]: the index in the first of each file's
-    partition).
+    """Return one row of the block per partition, and int64[files], the index of each file's partition in that list.
 
     Partitions are in the order of their first files.
     """
@@ -91,7 +90,7 @@ def _group_rows(segment: Segment) -> tuple[Longs, Longs]:
         if column is None or (column.packed.width == 0 and column.packed.presence == NONE):
             continue
         _, of_column = np.unique(_read_ordinals(column, rows), return_inverse=True)
-        # Renumbered after each column, so that the product stays below the square of the number of files.
+        # New numbers are assigned after each column: so the product stays below the square of the number of files.
         _, group_of = np.unique(group_of * (int(of_column.max(initial=0)) + 1) + of_column, return_inverse=True)
     _, first, group_of = np.unique(group_of, return_index=True, return_inverse=True)
     order = np.argsort(first)
@@ -101,7 +100,7 @@ def _group_rows(segment: Segment) -> tuple[Longs, Longs]:
 
 
 def _read_ordinals(column: PackedColumn, rows: Longs) -> Longs:
-    """Return int64[rows] that are equal if and only if the column's values are."""
+    """Return int64[rows], numbers that are equal if and only if the column's values are equal."""
     if column.packed.form == Form.STRINGS:
         ids: dict[bytes | None, int] = {}
         return np.array([ids.setdefault(text, len(ids)) for text in strings(column, rows)], dtype=np.int64)

@@ -1,18 +1,21 @@
 """Partition prefixes: values of some partition fields, as a client specifies them.
 
-There are two formats. A path, as in the locations of data files: `day=2024-01-01/bucket=3`, with percent-encoded names
-and values; years, months and hours are `2024`, `2024-01` and `2024-01-01-05`, bytes are base64 and `null` is null. Or a
-JSON object with values as in our answers: `{"day": "2024-01-01", "bucket": 3}`. Fields may be in any order; all must
-match.
+A prefix has one of two formats:
+
+- A path, as in the locations of data files: `day=2024-01-01/bucket=3`, with percent-encoded names and values. Years,
+  months and hours are `2024`, `2024-01` and `2024-01-01-05`, bytes are base64, and `null` is null.
+- A JSON object with values as in the server's answers: `{"day": "2024-01-01", "bucket": 3}`.
+
+Fields may be in any order; all must match.
 
 A field is identified by its name in any partition spec of the table, and by its id in every other spec, so that a
-prefix spans the evolution of specs. Files of a spec without one of the fields do not match.
+prefix also selects files of older specs. Files of a spec without one of the fields do not match.
 
-A prefix selects exactly the files of its partitions. Pruning keeps blocks that it cannot compare; here these are
-compared row by row.
+A prefix selects exactly the files of its partitions. Pruning keeps blocks that it cannot compare; here the rows of
+these blocks are compared one by one.
 
-Caches hold the parsed fields and some parsed prefixes of tables, and the blocks of each value per view, but no answers:
-a new prefix takes 10 µs longer than a cached one.
+Caches hold the parsed fields and some parsed prefixes of tables, and the blocks of each value per view, but no answers.
+A new prefix takes 10 µs longer than a cached prefix.
 """
 
 from __future__ import annotations
@@ -59,7 +62,7 @@ class _Raw(NamedTuple):
     """A value of the request.
 
     Attributes:
-        path: It is from a path, in the format of file locations.
+        path: Whether the value is from a path, in the format of file locations.
     """
 
     value: object
@@ -79,8 +82,8 @@ class Prefix:
     def find_whole_blocks(self, view: TableView) -> Longs | None:
         """Return the blocks whose files all match, if no other block contains a match; otherwise None.
 
-        The result is int64[n], ascending, and also None if the answer is unknown. This is the common case of manifests
-        written by partition, where each block has one value. It needs a lookup but no kernel.
+        The result is int64[n], ascending. It is also None if the answer is unknown. In the common case, manifests
+        are written by partition and each block has one value, so a lookup suffices and no kernel is needed.
         """
         if self.by_spec is None:
             return np.flatnonzero(view.extents[:, 4])
@@ -99,7 +102,7 @@ class Prefix:
         return matching[0] if len(matching) == 1 else np.sort(np.concatenate(matching)) if matching else _NO_BLOCKS
 
     def select(self, view: TableView) -> Selection:
-        """Return the data files of the view in these partitions, for any contents of its blocks."""
+        """Return the data files of the view in these partitions. Blocks may have any contents."""
         selection = Selection.everything(view)
         if self.by_spec is None:
             return selection
@@ -116,9 +119,9 @@ class Prefix:
 
 
 class _BlockValues:
-    """A partition field in the blocks of one spec: which blocks have a single value, and which value.
+    """The values of a partition field in the blocks of one spec that have a single value.
 
-    `complete` is False if this is unknown for some block: for floats, and for types that need a conversion.
+    `complete` is False if the values of some block are unknown: for floats, and for types that need a conversion.
     """
 
     def __init__(self, view: TableView, spec_id: int, field_id: int, kind: str) -> None:
@@ -147,7 +150,10 @@ class _BlockValues:
         self.size_bytes = longs + _KEY_BYTES * len(by_key) + sum(low.nbytes * 2 for _, low, _ in self._mixed)
 
     def blocks_with(self, predicate: Bound) -> Longs | None:
-        """Return int64[n], ascending: the blocks with this value; None if some block may contain it among others."""
+        """Return int64[n], ascending: the blocks with only this value.
+
+        None if a block may contain this value and others.
+        """
         if not self.complete:
             return None
         if predicate.op is Op.IS_NULL:
@@ -167,13 +173,13 @@ class _BlockValues:
 
 
 _KEY_BYTES = 250
-"""A key, its array without the values, and their place in a dict."""
+"""The memory of a key, its array without the values, and their entry in a dict."""
 _NO_BLOCKS: Longs = np.empty(0, dtype=np.int64)
 _Key = int | float | bytes | None
 
 
 class _KnownValues:
-    """The values of blocks by spec, partition field and type: at most as many as the table's specs have fields."""
+    """The values of blocks by spec, partition field and type, for at most as many fields as the table's specs have."""
 
     def __init__(self) -> None:
         self.by_field: dict[tuple[int, int, str], _BlockValues] = {}
@@ -199,7 +205,7 @@ def parse_prefix(text: str, metadata: TableMetadata, cache: PrefixCache | None =
     """Parse a prefix.
 
     Raises:
-        BadRequest: For an unknown field, a value that is invalid for its field, and malformed text.
+        BadRequest: The text is malformed, a field is unknown, or a value is invalid for its field.
     """
     return _read_prefix(text, _collect_table_fields(metadata)) if cache is None else cache.prefix(text, metadata)
 
@@ -223,9 +229,8 @@ def _read_prefix(text: str, table: _TableFields) -> Prefix:
 class _Field(NamedTuple):
     """A partition field in one spec.
 
-    `kind` is None if no schema defines the type of its values.
-
-    `base` is the type without its parameters; `written` is the type with which values are parsed.
+    `kind` is None if no schema defines the type of its values. `base` is the type without its parameters; `written` is
+    the type with which values are parsed.
     """
 
     id: int
@@ -237,11 +242,14 @@ class _Field(NamedTuple):
 
 
 _Fields = Mapping[str, Mapping[int, _Field | None]]
-"""The field of each name of a request in each of the table's specs; None if the spec lacks the field."""
+"""For each name in a request, its field in each of the table's specs; None if a spec lacks the field."""
 
 
 class _TableFields(NamedTuple):
-    """References `specs` and `schemas`, because the cache is keyed by their identities."""
+    """The parsed fields of a table version.
+
+    The object references `specs` and `schemas`, because the cache is keyed by their identities.
+    """
 
     specs: tuple[PartitionSpec, ...]
     schemas: tuple[Schema, ...]
@@ -249,13 +257,13 @@ class _TableFields(NamedTuple):
 
 
 _CACHED_TEXT_MAX = 200
-"""Characters of a cached prefix."""
+"""The maximum number of characters of a cached prefix."""
 
 
 class PrefixCache:
-    """Prefixes, and partition fields, by table version, within `budget_bytes`.
+    """The cache of prefixes and partition fields, by table version, within `budget_bytes`.
 
-    Specs and schemas are the metadata's.
+    It shares specs and schemas with the metadata.
     """
 
     def __init__(self, budget_bytes: int) -> None:
@@ -331,10 +339,10 @@ def _find_field(metadata: TableMetadata, spec: PartitionSpec, name: str) -> _Fie
         match = next((field for field in spec.fields if field.field_id in ids), None)
         if match is None:
             return None
-    assert match.field_id is not None  # metadata from storage always has field ids
+    assert match.field_id is not None  # metadata in storage always have field ids
     kind = field_kind(metadata, match)
     base = base_name(kind or "")
-    # `truncate` may increase a decimal by one digit more than the column's type allows.
+    # `truncate` may give a decimal one digit more than the column's type allows.
     written = f"decimal(38, {decimal_scale(kind or '')})" if base == "decimal" else kind or ""
     return _Field(match.field_id, match.name, name_of(canonical(match.transform)), kind, base, written)
 
@@ -373,10 +381,10 @@ def _make_predicate(field: _Field, raw: _Raw) -> Expression:
 
 
 def _parse_value(field: _Field, raw: _Raw) -> Value | None:
-    """Return None for a value that no value of the type equals.
+    """Parse a value of the request; None for a value that no value of the type equals.
 
     Raises:
-        ValueError: For an invalid value.
+        ValueError: The value is invalid.
     """
     raw_value = raw.value
     if isinstance(raw_value, str):
@@ -427,7 +435,7 @@ def _leaves(expression: Expression) -> tuple[Bound, ...]:
 
 
 def _matches(block: Block, row: int, predicates: tuple[Bound, ...]) -> bool:
-    """Compare one row where kernels cannot: for a field that the block lacks, or a date promoted to a timestamp."""
+    """Compare one row in Python, because kernels do not support a field that the block lacks, or promoted dates."""
     stored = dict(zip(block.partition_fields, block.partition(row), strict=True))
     values: dict[int, tuple[str, Any]] = {field_id: (kind, value) for (field_id, kind), value in stored.items()}
     for predicate in predicates:

@@ -1,6 +1,6 @@
-"""The cached views of snapshots with their plans, within a budget of memory, and the tables that were planned lately.
+"""A cache of snapshots' views with their plans, within a memory budget. It also lists the recently planned tables.
 
-For these tables the view of a new snapshot is made before the next plan (`preparation.py`).
+The view of a new snapshot of these tables is made before the next plan (`preparation.py`).
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.view import TableView
 
 _PLANS_BUDGET_DIVISOR = 64
-"""The part of the budget for the cached plans of one view: 1/64."""
+"""The cached plans of one view have at most 1/64 of the budget."""
 _VIEW_BYTES = 4000
-"""Memory of a view without manifests."""
+"""The memory of a view without manifests."""
 _DELETE_BYTES = 300
-"""Memory of the delete index for each delete file: path, position and the bounds that rule it out."""
+"""The memory of the delete index per delete file: path, position, and the bounds that exclude data files."""
 _HOLDER_BUDGET_DIVISOR = 2
-"""The part of the budget beyond which a principal gives up its own views: 1/2."""
+"""A principal whose views have more than half of the budget loses its own views first."""
 _EVICTED = -1
 _COMPARED_VIEWS_MAX = 16
-"""Views that are compared with a new view."""
+"""The maximum number of views that are compared with a new view."""
 
 
 class CachedView:
-    """A view and what was computed from it."""
+    """A view and the data that were computed from it."""
 
     __slots__ = ("_manifests_bytes", "charged_bytes", "checked", "deletes", "files", "holder", "plans", "view")
 
@@ -46,19 +46,18 @@ class CachedView:
         """Start without plans.
 
         Args:
-            view: The view.
-            deletes: The delete files of its data files.
-            files: The live files of the snapshot, including those of manifests that the view leaves out.
-            plans_bytes: The budget for its cached plans.
+            deletes: The delete files of the view's data files.
+            files: The number of live files of the snapshot, including files of manifests that the view leaves out.
+            plans_bytes: The budget for the view's cached plans.
         """
         self.view = view
         self.deletes = deletes
         self.files = files
         self.plans: MemoryCache[tuple[object, ...], ScanPlan] = MemoryCache(plans_bytes)
         self.checked: set[tuple[str, ...]] = set()
-        """The tables, and states of their allowed locations, for which `LocationChecker` has accepted the view."""
+        """The tables, with the state of their allowed locations, for which `LocationChecker` has accepted the view."""
         self.holder = current_principal()
-        """The principal whose request made it; empty for the server's own work."""
+        """The principal whose request made the view; empty for the server's own work."""
         self._manifests_bytes = object_bytes((view.manifests, view.delete_manifests))
         self.charged_bytes = 0
         """The part of `added_bytes` that the total of `CachedViews` includes; `_EVICTED` after eviction."""
@@ -69,26 +68,26 @@ class CachedView:
 
     @property
     def added_bytes(self) -> int:
-        """Memory in addition to the blocks, which other views of the table share."""
+        """The memory of the view besides the blocks, which other views of the table share."""
         own = self.view.size_bytes + self._manifests_bytes + _DELETE_BYTES * self.view.delete_file_count
         return _VIEW_BYTES + own + self.plans.used_bytes
 
 
 class _Held:
-    """The memory that the views of one principal take.
+    """The memory of one principal's views.
 
-    Blocks that several of them have count once, with their size at the last use of one of these views.
+    A block of several views counts once, with its size when one of the views was last used.
     """
 
     __slots__ = ("_blocks", "size_bytes", "views")
 
     def __init__(self) -> None:
         self.views: OrderedDict[ViewKey, CachedView] = OrderedDict()
-        """The least recently used first."""
+        """The views, with the least recently used first."""
         self.size_bytes = 0
-        """Of the blocks, and what views add to them."""
+        """The bytes of the blocks, and the bytes that views add to them."""
         self._blocks: dict[Block, list[int]] = {}
-        """For each block: how many of the views have it, and its bytes."""
+        """For each block, the number of views that contain it, and its bytes."""
 
     def put(self, key: ViewKey, cached: CachedView) -> None:
         self.views[key] = cached
@@ -98,7 +97,7 @@ class _Held:
             self._count(block, counted)
 
     def refresh(self, cached: CachedView) -> None:
-        """Count the present sizes of the blocks of one of the views."""
+        """Update the counted sizes of the view's blocks."""
         for block in cached.all_blocks:
             self._count(block, self._blocks[block])
 
@@ -108,7 +107,7 @@ class _Held:
         counted[1] = now_bytes
 
     def remove(self, key: ViewKey) -> None:
-        """Remove a view whose charge was taken back."""
+        """Remove a view that is no longer charged to the principal."""
         for block in self.views.pop(key).all_blocks:
             counted = self._blocks[block]
             counted[0] -= 1
@@ -123,13 +122,13 @@ class _Held:
 
 
 class CachedViews:
-    """A view references its blocks.
+    """The cached views. A view references its blocks.
 
-    When the memory of live blocks, views and plans exceeds the budget, the least recently used view is evicted. What
-    answers and lookups derive counts from the next plan on.
+    When the memory of live blocks, views and plans exceeds the budget, the least recently used view is evicted. Data
+    that answers and lookups derive from a view are counted from the next plan on.
 
     A principal that plans many tables does not evict all views of others: while its views have more than half of the
-    budget, the least recently used of them is evicted. Its last view is not, as it may be of one large table.
+    budget, its least recently used view is evicted first. Its last view stays, because it may be of one large table.
     """
 
     def __init__(self, blocks: Blocks, budget_bytes: int) -> None:
@@ -137,13 +136,14 @@ class CachedViews:
         self.budget_bytes = budget_bytes
         self.plans_bytes = budget_bytes // _PLANS_BUDGET_DIVISOR
         self.added_bytes = 0
-        """Of all views, updated after each new plan."""
+        """The added bytes of all views, updated after each new plan."""
         self._views: OrderedDict[ViewKey, CachedView] = OrderedDict()
         self._held: dict[str, _Held] = {}
-        """By principal. Kept up to date, because a reader can have tens of thousands of views, of parts of one table,
-        and each further plan evicts."""
+        """The memory by principal. It is kept up to date, because a reader can have tens of thousands of views of
+        parts of one table, and each further plan evicts one.
+        """
         self._wide: set[str] = set()
-        """The principals that hold more than their share."""
+        """The principals whose views exceed their share."""
 
     def __len__(self) -> int:
         return len(self._views)
@@ -152,7 +152,7 @@ class CachedViews:
         return key in self._views
 
     def get(self, key: ViewKey) -> CachedView | None:
-        """Return the view, which becomes the most recently used."""
+        """Return the view and make it the most recently used."""
         cached = self._views.get(key)
         if cached is not None:
             self._views.move_to_end(key)
@@ -165,17 +165,17 @@ class CachedViews:
 
     @property
     def room_bytes(self) -> int:
-        """The rest of the budget."""
+        """The unused part of the budget."""
         return self.budget_bytes - self._blocks.live_bytes - self.added_bytes
 
     def put(self, key: ViewKey, cached: CachedView) -> None:
-        self.evict(key)  # that of a concurrent request which loaded the same; its charge would stay
+        self.evict(key)  # A concurrent request may have loaded the same view.
         self._views[key] = cached
         self._held.setdefault(cached.holder, _Held()).put(key, cached)
         self.charge(cached)
 
     def charge(self, cached: CachedView) -> None:
-        """Add the growth of the view to the total; an evicted view is no longer part of it."""
+        """Add the growth of the view to the total, unless the view has been evicted."""
         if cached.charged_bytes != _EVICTED:
             added = cached.added_bytes
             self._add(cached, added - cached.charged_bytes)
@@ -197,12 +197,12 @@ class CachedViews:
         return [(key, cached.view) for key, cached in self._views.items() if not blocks.isdisjoint(cached.all_blocks)]
 
     def find_sharing(self, blocks: Sequence[Block]) -> TableView | None:
-        """Return a recently used view with the first or the last of these blocks: that of a snapshot nearby."""
+        """Return a recently used view of a neighbouring snapshot, which has the first or the last of these blocks."""
         edges = {*blocks[:1], *blocks[-1:]}
         return next((view for view in self._recent() if not edges.isdisjoint(view.edges)), None)
 
     def find_shared_blocks(self, manifests: Sequence[ManifestFile]) -> list[Block | None]:
-        """Return the blocks that the view of a snapshot nearby has of these manifests; None for the others."""
+        """Return the blocks that the view of a neighbouring snapshot has of these manifests; None for the others."""
         edges = {*map(id, manifests[:1]), *map(id, manifests[-1:])}
         for view in self._recent():
             if not edges.isdisjoint(map(id, (*view.manifests[:1], *view.manifests[-1:]))):
@@ -217,10 +217,10 @@ class CachedViews:
             self._evict(key)
 
     def evict_over_budget(self, used: CachedView) -> None:
-        """Evict views, the least recently used first, until the total fits the budget.
+        """Evict the least recently used views until the total fits the budget.
 
-        The caller still references `used`, so evicting it frees nothing yet. If it alone exceeds the budget, it is
-        evicted and the other views stay.
+        The caller still references `used`, so its eviction frees no memory yet. If `used` alone exceeds the budget, it
+        is evicted and the other views stay.
         """
         if self._blocks.live_bytes + self.added_bytes <= self.budget_bytes:
             return
@@ -271,17 +271,17 @@ class CachedViews:
 
 
 RECENTLY_PLANNED_S = 300.0
-"""The time after which a table without a plan is no longer planned in advance after a commit."""
+"""A table without a plan for this time is no longer planned in advance after a commit."""
 _PLANNED_TABLES_MAX = 1024
 
 
 class PlannedTable(msgspec.Struct, frozen=True):
-    """A table that was planned lately.
+    """A table that was planned recently.
 
     Attributes:
         key: The key of the newest view.
         prepared: Whether the view was made in advance, and no plan has used it since.
-        due_s: The time, in monotonic seconds, before which no view is made.
+        due_s: The earliest time of the next preparation, in monotonic seconds.
     """
 
     key: ViewKey
@@ -291,9 +291,9 @@ class PlannedTable(msgspec.Struct, frozen=True):
 
 
 class PlannedTables:
-    """The tables that were planned lately, by UUID.
+    """The tables that were planned recently, by UUID.
 
-    Belongs to one event loop.
+    An instance belongs to one event loop.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -303,7 +303,7 @@ class PlannedTables:
         """Set by each plan."""
 
     def note(self, uuid: str, key: ViewKey) -> None:
-        """Note that a plan used the view of the table's current snapshot."""
+        """Record that a plan used the view of the table's current snapshot."""
         self._tables[uuid] = PlannedTable(key, self._clock.monotonic())
         self._tables.move_to_end(uuid)
         if len(self._tables) > _PLANNED_TABLES_MAX:
@@ -311,18 +311,18 @@ class PlannedTables:
         self.noted.set()
 
     def get(self, uuid: str) -> PlannedTable | None:
-        """Return the table; None if it was not planned lately."""
+        """Return the table; None if it was not planned recently."""
         table = self._tables.get(uuid)
         return table if table is not None and self._is_recent(table) else None
 
     def prepare(self, uuid: str, before: PlannedTable, key: ViewKey, due_s: float) -> None:
-        """Note that a view was made in advance, from `before`; unless a plan has used another view meanwhile."""
+        """Record that a view was made in advance from `before`, unless a plan has used another view meanwhile."""
         if self._tables.get(uuid) is before:
             self._tables[uuid] = PlannedTable(key, before.planned_s, prepared=True, due_s=due_s)
 
     @property
     def is_empty(self) -> bool:
-        """Whether no table was planned lately."""
+        """Whether no table was planned recently."""
         return not any(self._is_recent(table) for table in reversed(self._tables.values()))
 
     def _is_recent(self, table: PlannedTable) -> bool:

@@ -6,10 +6,10 @@ compares the folders of its manifest lists, manifests and files with the locatio
 A file in a location that another table claims is refused, unless the table may name files there. A file in an unclaimed
 location may be read.
 
-The check is cheap: a block stores the common prefix of its paths, so one comparison covers all of them, and those of
-other blocks with the same folder, once for each view and table. The view of the next snapshot takes the folders of the
-blocks that did not change, and compares them with the claims of that time. Paths are compared one by one only
-where those of a block are both inside and outside a location.
+The check is cheap. A block stores the common prefix of its paths, so one comparison per view and table covers all
+blocks with the same folder. The view of the next snapshot reuses the folders of unchanged blocks, and compares them
+with the claims of that time. Paths are compared one by one only if some paths of a block are inside a location and some
+outside.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from seamark.metaserver.store.port import PointerStore
 
 _SHOWN_CHARS_MAX = 300
 _DOTS = "/.."
-"""A path with this may lead out of the location that it begins with."""
+"""A path that contains this may refer to a file outside the location with which it begins."""
 _MANIFEST, _FILES, _DOTTED, _MAY_HAVE_DOTS = range(4)
 """Columns of `_Folders.blocks`."""
 
@@ -46,7 +46,7 @@ class LocationChecker:
         """Check that no other table claims a location that the snapshot names.
 
         Raises:
-            Forbidden: If the snapshot names anything in a location that a table other than `uuid` claims.
+            Forbidden: The snapshot names a file in a location that a table other than `uuid` claims.
         """
         deletes = [manifest.manifest_path for manifest in view.delete_manifests]
         own, roots = await self.check_paths(uuid, metadata, (*lists, *deletes))
@@ -93,10 +93,10 @@ class LocationChecker:
         """Check one folder.
 
         Returns:
-            False if the folder contains locations of other tables, which only happens with `blocks`.
+            False if the folder contains locations of other tables. This happens only with `blocks`.
 
         Raises:
-            Forbidden: If the folder is in another table's location.
+            Forbidden: The folder is in another table's location.
         """
         try:
             key = await asyncio.to_thread(lambda: self._warehouse.key(parse_location(folder)))
@@ -105,7 +105,7 @@ class LocationChecker:
                 raise Forbidden(
                     f"The snapshot names files in {folder[:_SHOWN_CHARS_MAX]!r}; remove '..' and escapes from its paths"
                 ) from None
-            return not blocks  # not one of this server's stores; or the files are in several stores
+            return not blocks  # The folder is not in this server's stores, or the files are in several stores.
         if not own.isdisjoint(with_folders(key)):
             return True
         overlapping = await self._store.find_overlapping_claims([key], uuid, 1 if blocks else 0)
@@ -119,7 +119,10 @@ class LocationChecker:
 
 
 class _Folders:
-    """The folders of a view's data manifests and of their files, as writers spell them; independent of claims."""
+    """The folders of a view's data manifests and of their files, as writers spell them.
+
+    They do not depend on claims.
+    """
 
     __slots__ = ("blocks", "names")
 
@@ -127,7 +130,7 @@ class _Folders:
         """Read the folders of the blocks that the base lacks.
 
         Args:
-            of_base: Those of the view's base.
+            of_base: The folders of the view's base.
         """
         numbers: dict[bytes | None, int] = {} if of_base is None else {name: n for n, name in enumerate(of_base.names)}
         read = []
@@ -139,33 +142,34 @@ class _Folders:
             read.append((manifest, files, _DOTS in path, paths is not None and block.may_have_dots))
         blocks = np.array(read, dtype=np.int32).reshape(len(read), 4)
         self.blocks: npt.NDArray[np.int32] = view.with_base(blocks, None if of_base is None else of_base.blocks)
-        """int32[blocks, 4]: the folder of the manifest, the common folder of its files, whether the manifest's path has
-        dots, and whether a path of its files may have them. Folders are positions in `names`."""
+        """int32[blocks, 4]: the folder of the manifest, the common folder of its files, whether the manifest's path
+        has dots, and whether a path of its files may have dots. Folders are positions in `names`.
+        """
         used, positions = np.unique(self.blocks[:, :_DOTTED], return_inverse=True)
         self.blocks[:, :_DOTTED] = positions.reshape(len(self.blocks), _DOTTED)
         every = list(numbers)
         self.names: list[bytes | None] = [every[number] for number in used.tolist()]
-        """None: a block without paths."""
+        """The folders; None represents the files of blocks without paths."""
 
     @property
     def size_bytes(self) -> int:
         return 200 + self.blocks.nbytes + sum(60 + len(name or b"") for name in self.names)
 
     def _outside(self, prefixes: tuple[bytes, ...]) -> npt.NDArray[np.bool_]:
-        """Return bool[names], the folders that are outside of the prefixes.
+        """Return bool[names], the folders that are outside the prefixes.
 
-        A path begins with a prefix, which ends with a slash, if and only if its folder does.
+        A prefix ends with a slash, so a path begins with it if and only if its folder does.
         """
         return np.array([name is not None and not (name + b"/").startswith(prefixes) for name in self.names], np.bool_)
 
     def unsure_manifests(self, prefixes: tuple[bytes, ...]) -> set[str]:
-        """Return folders of manifests that are outside of the prefixes, or that a path may leave."""
+        """Return folders of manifests that are outside the prefixes, or whose paths may refer to other folders."""
         numbers = self.blocks[:, _MANIFEST]
         unsure = np.unique(numbers[self._outside(prefixes)[numbers] | (self.blocks[:, _DOTTED] != 0)])
         return {(self.names[number] or b"").decode("utf-8", "surrogatepass") for number in unsure.tolist()}
 
     def unsure_files(self, prefixes: tuple[bytes, ...]) -> dict[str, list[int]]:
-        """Return common folders outside of the prefixes, with the numbers of their blocks."""
+        """Return common folders outside the prefixes, with the numbers of their blocks."""
         numbers = self.blocks[:, _FILES]
         blocks_by_folder: dict[str, list[int]] = {}
         for block in np.flatnonzero(self._outside(prefixes)[numbers]).tolist():
@@ -183,7 +187,7 @@ def _folders(view: TableView) -> _Folders:
 
 
 def _roots(warehouse: Warehouse, metadata: TableMetadata, locations: set[str]) -> tuple[str, ...]:
-    """Return path prefixes within `locations`, spelled as this table's writers spell them."""
+    """Return path prefixes within `locations`, in the spelling of this table's writers."""
     named = [metadata.location, *(metadata.properties[name] for name in PATH_PROPERTIES if name in metadata.properties)]
     prefixes = []
     for location in named:

@@ -17,13 +17,13 @@ from seamark.metaserver.planner.pruning.manifest_pruning import SUMMARY_BYTES, M
 from seamark.metaserver.planner.scan.request import BoundScan, list_appends
 
 _TABLES_MAX = 1024
-"""Tables whose latest list is remembered."""
+"""The maximum number of tables whose latest list is remembered."""
 
 
 class SnapshotManifests:
     """The manifests of a snapshot, or of the appends of an incremental scan.
 
-    `decoded`: their list, if it is one.
+    `decoded` is the decoded manifest list, if the manifests are from a single list.
     """
 
     __slots__ = ("_summaries", "all", "data", "decoded")
@@ -40,7 +40,7 @@ class SnapshotManifests:
 
     @property
     def size_bytes(self) -> int:
-        """The memory, with the summaries of all partition fields, which plans decode later."""
+        """The memory, including the summaries of all partition fields, which plans decode later."""
         fields = sum(len(manifest.partitions or ()) for manifest in self.data)
         return object_bytes((self.decoded, self.all, self.data)) + SUMMARY_BYTES * fields
 
@@ -54,19 +54,20 @@ class SnapshotManifests:
 
 
 class ManifestLists:
-    """Belongs to one event loop.
+    """Reads and caches manifest lists.
 
-    Concurrent requests for the same list share one read.
+    An instance belongs to one event loop. Concurrent requests for the same list share one read.
     """
 
     def __init__(self, blocks: Blocks, budget_bytes: int) -> None:
-        """Start with an empty cache of lists, which plans use that need only some of their manifests."""
+        """Start with an empty cache of lists. Plans that need only some of a list's manifests use it."""
         self._blocks = blocks
         self._cache: MemoryCache[str, SnapshotManifests] = MemoryCache(budget_bytes, "manifest-lists")
         self._reading: SingleFlight[str, SnapshotManifests] = SingleFlight()
         self._latest: OrderedDict[str, str] = OrderedDict()
-        """The list that was read last, by the location of the table: the list of the next snapshot has most of its
-        manifests. What they share counts for both, because either may be evicted first."""
+        """The latest list, by the location of the table, because the list of the next snapshot has most of its
+        manifests. Memory that lists share counts for each of them, because either may be evicted first.
+        """
 
     @property
     def used_bytes(self) -> int:
@@ -127,12 +128,12 @@ def count_live_entries(manifest: ManifestFile) -> int:
 
 
 def count_entries(manifest: ManifestFile) -> int:
-    """Return the number of entries according to the manifest list, deleted entries included."""
+    """Return the number of entries, including deleted entries, according to the manifest list."""
     return count_live_entries(manifest) + (manifest.deleted_files_count or 0)
 
 
 def _describe_unlisted(path: str, snapshot_id: int) -> ManifestFile:
-    """Return a manifest that version 1 metadata lists by path alone."""
+    """Return the description of a manifest for which version 1 metadata has only the path."""
     return ManifestFile(
         manifest_path=path,
         manifest_length=0,

@@ -1,11 +1,11 @@
-"""Keeps Spark from a delete by metadata that Iceberg's library then refuses.
+"""Prevents Spark from choosing a metadata delete that Iceberg's library then refuses.
 
 Spark deletes whole files by metadata if all rows of each planned file match (Java: `SparkTable.canDeleteWhere`); that
 is also true of a plan without files. The library then examines the files of the table again, on the client, by
 partition values and column statistics alone (`ManifestFilterManager`). It refuses the delete if some rows of a file may
-match: "Cannot delete file where some, but not all, rows match". An index prunes files that these statistics keep.
+match: "Cannot delete file where some, but not all, rows match". An index can prune a file that these statistics keep.
 
-The plan then has one of these files in addition. Its rows do not all match, so Spark deletes by rows.
+So the plan gets one of these files in addition. Not all of its rows match, so Spark deletes by rows.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ from seamark.metaserver.planner.view.view import Expired, Selection
 
 _NEGATIVE = frozenset({Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH})
 _EXAMINED_FILES_MAX = 10_000
-"""A plan whose first files all match wholly counts as one whose files all do: it gets a file that it may not need."""
+"""The maximum number of files that are examined. If they all match completely, the others are assumed to match.
+
+So a plan may get an additional file that it does not need.
+"""
 
 
 def as_java_prunes(expression: Expression) -> Expression:
     """Return a bound expression whose column statistics prune at most the files that Java's statistics prune.
 
-    Java stops at lists of `IN_LIMIT` values (`InclusiveMetricsEvaluator`). Releases differ about negations and
-    transforms.
+    Java does not evaluate lists longer than `IN_LIMIT` (`InclusiveMetricsEvaluator`). Its releases differ in how they
+    evaluate negations and transforms.
     """
     return replace_predicates(expression, lambda predicate: predicate if _is_simple(predicate) else TRUE)
 
@@ -38,7 +41,7 @@ def as_java_prunes(expression: Expression) -> Expression:
 def file_against_metadata_delete(
     scan: ScanPlan, expression: Expression, by_spec: Mapping[int, Expression], expired: Expired
 ) -> int | None:
-    """Return the entry id of a file that keeps the client from a delete by metadata.
+    """Return the entry id of a file that prevents the client from deleting by metadata.
 
     Args:
         scan: The plan, without this file.
@@ -63,7 +66,7 @@ def _is_simple(predicate: Bound) -> bool:
 
 
 def _match_wholly(scan: ScanPlan) -> bool:
-    """Return whether all rows of all files match, by partition values; Spark has no statistics in the answer.
+    """Return whether all rows of all files match, by partition values. Spark receives no statistics in the answer.
 
     Files whose residual is false are not in the answer.
     """

@@ -1,14 +1,14 @@
 """A plan as a table: metadata with one snapshot, whose manifest list names the files that the plan keeps.
 
-It serves engines that plan from manifests alone. Everything else that a reader uses stays the same: the snapshot keeps
-its id, sequence number and statistics; delete manifests are listed unchanged, and so are data manifests that keep all
-of their live files. The kept files of the other manifests become EXISTING entries of new manifests, one for each
-partition spec. These entries state explicitly what the files inherit: snapshot, sequence numbers, first row id (Iceberg
-spec, "Sequence Number Inheritance", "First Row ID Inheritance").
+Plan tables are for engines that plan from manifests alone. Everything else that a reader uses stays the same: the
+snapshot keeps its id, sequence number and statistics. Delete manifests are listed unchanged, and so are data manifests
+that keep all of their live files. The kept files of the other manifests become EXISTING entries of new manifests, one
+for each partition spec. These entries state the values that the files inherit: snapshot, sequence numbers, first row
+id (Iceberg spec, "Sequence Number Inheritance", "First Row ID Inheritance").
 
-Manifests with metrics that some readers cannot use are written again, too, with the metrics corrected. For readers that
-leave out files in another way than Iceberg defines (`readers.py`), the plan hides what would mislead them: partition
-fields, and bounds of columns that may have NaN.
+Manifests with metrics that some readers cannot use are also written again, with the metrics corrected. Some readers
+leave out files by other rules than Iceberg defines (`readers.py`). For them, the plan hides what would mislead them:
+partition fields, and bounds of columns that may have NaN.
 """
 
 from __future__ import annotations
@@ -51,51 +51,54 @@ from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 
 GC_ENABLED = "gc.enabled"
 TESTS_NAN = "seamark.plan-tests-nan"
-"""Property of a plan table whose filter tests for NaN: a client that plans it itself leaves out files with NaN."""
+"""A property of a plan table whose filter tests for NaN.
+
+A client that plans such a table itself leaves out files with NaN.
+"""
 _MANIFESTS_IN_FLIGHT_MAX = 16
-"""Manifests that a plan reads and decodes concurrently."""
+"""The maximum number of manifests that a plan reads and decodes concurrently."""
 _IN_LOOP_ENTRIES_MAX = 50
-"""Larger numbers of entries of manifests or manifest lists are processed in a thread."""
+"""With more entries of manifests or manifest lists, the work is done in a thread."""
 
 
 class ManifestPart(NamedTuple):
     """A data manifest of which a plan keeps some files."""
 
     manifest: ManifestFile
-    """The manifest, with the partition spec id that the manifest itself states."""
+    """The manifest, with the partition spec id from the manifest file itself."""
     rows: Longs
-    """Its kept live entries, ascending."""
+    """The kept live entries of the manifest, ascending."""
 
 
 class KeptManifests(NamedTuple):
-    """The manifests and parts of manifests of a snapshot that a plan keeps."""
+    """The manifests of a snapshot of which a plan keeps all files, and those of which it keeps some."""
 
     whole: tuple[ManifestFile, ...]
     parts: tuple[ManifestPart, ...]
     deletes: tuple[ManifestFile, ...]
     hidden: bool = False
-    """Whether to hide what misleads readers that leave out files in their own way."""
+    """Whether to hide values that mislead readers with other rules than Iceberg's."""
     tests_nan: bool = False
     """Whether the filter of the plan tests for NaN."""
 
     @property
     def entries(self) -> int:
-        """Entries to write to new manifests."""
+        """The number of entries to write to new manifests."""
         return sum(len(part.rows) for part in self.parts)
 
 
 class PlanFiles(NamedTuple):
-    """The files to store, the metadata file last, and the metadata that it holds."""
+    """The files to store, with the metadata file last, and the metadata that it contains."""
 
     files: tuple[tuple[str, bytes], ...]
     metadata: TableMetadata
 
 
 def find_kept_manifests(scan: ScanPlan, format_version: int, *, hidden: bool = False) -> KeptManifests:
-    """Return which entries of each manifest of the scan's snapshot are kept.
+    """Return the entries of each manifest of the scan's snapshot that the plan keeps.
 
     Args:
-        hidden: As in `KeptManifests`.
+        hidden: See `KeptManifests`.
     """
     view = scan.view
     numbers, local = view.split_entry_ids(scan.entry_ids)
@@ -114,8 +117,9 @@ def find_kept_manifests(scan: ScanPlan, format_version: int, *, hidden: bool = F
 
 
 def _has_required_fields(manifest: ManifestFile, format_version: int) -> bool:
-    """Return whether the manifest list, possibly of an older format version, has all fields that a new list
-    requires.
+    """Return whether the entry of the manifest list has all fields that a new list requires.
+
+    The list may have an older format version.
     """
     required: tuple[int | None, ...] = (manifest.added_snapshot_id, manifest.manifest_length or None)
     if format_version > 1:
@@ -127,10 +131,8 @@ def _has_required_fields(manifest: ManifestFile, format_version: int) -> bool:
 class PlanWriter:
     """Writes plan tables.
 
-    Belongs to one event loop.
-
-    Caches decoded manifests within `budget_bytes`, because lookups of single rows of a table repeat. `limit_bytes` is
-    the limit of one manifest.
+    An instance belongs to one event loop. It caches decoded manifests within `budget_bytes`, because clients often
+    look up several single rows of a table. `limit_bytes` is the maximum size of one manifest.
     """
 
     def __init__(self, objects: ObjectStore, *, budget_bytes: int, limit_bytes: int) -> None:
@@ -145,10 +147,10 @@ class PlanWriter:
         """Encode the plan table's files, named `{location}-{plan_id}…`, without storing them.
 
         Raises:
-            Corrupt: If a manifest cannot be read; the message has its path.
+            Corrupt: A manifest cannot be read; the message names it.
         """
         entries: list[ManifestEntry] = []
-        # In batches: all decoded manifests of a large table do not fit in memory.
+        # The work is done in batches, because all decoded manifests of a large table do not fit into memory.
         for at in range(0, len(manifests.parts), _MANIFESTS_IN_FLIGHT_MAX):
             parts = manifests.parts[at : at + _MANIFESTS_IN_FLIGHT_MAX]
             decoded = await asyncio.gather(*(self._manifest(part.manifest) for part in parts))
@@ -174,7 +176,7 @@ class PlanWriter:
         except ObjectMissing:
             raise Corrupt.missing("manifest", path) from None
         if len(data) < manifest.manifest_length:
-            # Avro does not detect this: a file that ends between two of its blocks is valid.
+            # Avro does not detect a truncated file that ends between two of its blocks.
             raise Corrupt(f"Manifest {path} has {len(data)} bytes; the manifest list states {manifest.manifest_length}")
         return await asyncio.to_thread(decode_manifest, data, path)
 
@@ -208,11 +210,11 @@ def plan_files(
 ) -> PlanFiles:
     """Return the files of a plan table, without input or output.
 
-    `entries` are those of `manifests.parts`, with inherited fields.
+    `entries` are the entries of `manifests.parts`, with inherited fields.
     """
     version = metadata.format_version
     if version >= ROW_LINEAGE_MIN_FORMAT_VERSION and snapshot.first_row_id is None:
-        version -= 1  # a snapshot from before the table's upgrade: its files have no row ids, and get none
+        version -= 1  # The snapshot is older than the table's upgrade, so its files have no row ids.
     files = list(_write_new_manifests(entries, msgspec.structs.replace(metadata, format_version=version), snapshot))
     paths = [f"{location}-{plan_id}-m{number}.avro" for number in range(len(files))]
     listed = [
@@ -254,22 +256,22 @@ def plan_files(
 def _write_new_manifests(
     entries: list[ManifestEntry], metadata: TableMetadata, snapshot: Snapshot
 ) -> Iterator[tuple[ManifestFile, bytes]]:
-    """Yield one manifest for each partition spec, without a path."""
+    """Yield one manifest for each partition spec. Its path is empty."""
     by_spec: defaultdict[int, list[ManifestEntry]] = defaultdict(list)
     for entry in entries:
         by_spec[entry.file.spec_id].append(msgspec.structs.replace(entry, status=EXISTING))
     for spec_id, mine in sorted(by_spec.items()):
         written = write_manifest(mine, metadata=metadata, spec_id=spec_id, content=DATA_MANIFEST)
         described = written.described("", snapshot_id=snapshot.snapshot_id, sequence_number=snapshot.sequence_number)
-        # Every entry has its own; version 3 also requires the field of the manifest.
+        # Every entry has its own first row id. Version 3 also requires the field of the manifest.
         ids = [entry.file.first_row_id for entry in mine if entry.file.first_row_id is not None]
         yield msgspec.structs.replace(described, first_row_id=min(ids, default=None)), written.data
 
 
 def plan_metadata(metadata: TableMetadata, snapshot: Snapshot, location: str) -> TableMetadata:
-    """Return the table's metadata with this snapshot alone, as the current snapshot.
+    """Return the table's metadata with this snapshot as the only and current snapshot.
 
-    Its location is an empty folder, and `gc.enabled` is false: an engine that removes orphan files would otherwise
+    Its location is an empty folder, and `gc.enabled` is false. Otherwise an engine that removes orphan files would
     remove the files that the plan leaves out.
     """
     snapshot_id = snapshot.snapshot_id

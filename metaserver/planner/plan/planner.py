@@ -1,9 +1,9 @@
-"""The planner: from a table's metadata and a filter to the files that can hold a matching row.
+"""The planner: finds the files that can contain a matching row, from a table's metadata and a filter.
 
 A plan depends only on immutable inputs (manifest list, filter, schema), so plans are cached with the view of their
 snapshot and evicted with it. A view references its blocks. When the memory of live blocks, views and plans exceeds the
-budget, the least recently used view is evicted; nothing else references a block for longer than one request. Concurrent
-requests for the same view or plan share one computation.
+budget, the least recently used view is evicted. No other object references a block for longer than one request.
+Concurrent requests for the same view or plan share one computation.
 
 A plan has a time budget, checked between predicates. Files that are not checked in time are kept.
 """
@@ -62,21 +62,21 @@ T = TypeVar("T")
 log = structlog.get_logger()
 
 _IN_LOOP_FILES_MAX = 100_000
-"""Larger views are pruned in a thread: the kernels release the GIL, and the event loop must not wait for them."""
+"""Views with more files are pruned in a thread: the kernels release the GIL, and the event loop must not wait."""
 _MANIFESTS_IN_FLIGHT_PER_THREAD = 16
-"""Manifests read or decoded concurrently, for each decoding thread."""
+"""The maximum number of manifests that are read or decoded concurrently, for each decoding thread."""
 _QUICK_COMPARISONS_MAX = 2_500_000
-"""Rows times literals; a comparison takes about a nanosecond."""
+"""The maximum of rows times literals for a quick plan. A comparison takes about a nanosecond."""
 _PARTIAL_VIEW_MAX_FRACTION = 0.5
-"""A plan that needs a larger fraction of a snapshot's manifests loads all of them, for the plans that follow."""
+"""A plan that needs a larger fraction of a snapshot's manifests loads all of them, for later plans."""
 _LISTS_BUDGET_DIVISOR = 64
-"""The part of the planner's memory for manifest lists: 1/64."""
+"""Manifest lists use at most 1/64 of the planner's memory."""
 _DECODED_BYTES_PER_BYTE = 8
-"""Bytes of memory that are expected for each byte of a manifest, before it is decoded."""
+"""The expected memory of a decoded manifest, in bytes per byte of the file."""
 _PENDING_BYTES_MIN = 256 << 20
-"""Blocks that may wait to be written to the local disk, for any memory budget."""
+"""At least this many bytes of blocks may wait to be written to the local disk, even if the memory budget is smaller."""
 _EXPRESSION_BYTES_PER_CHARACTER = 8
-"""Memory of a bound filter for each character of its text, including the text; rounded up."""
+"""The memory of a bound filter for each character of its text, including the text, rounded up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +84,9 @@ class PlannerStats:
     """The memory that the planner uses.
 
     Attributes:
-        live_bytes: Memory of blocks, including mapped files.
-        added_bytes: Memory of views and plans in addition.
-        lists_bytes: Memory of manifest lists.
+        live_bytes: The memory of blocks, including mapped files.
+        added_bytes: The memory of views and plans, without blocks.
+        lists_bytes: The memory of manifest lists.
     """
 
     views: int
@@ -102,7 +102,10 @@ class PlannerStats:
 
 
 class Planner:
-    """Belongs to one event loop."""
+    """Plans scans, with caches of views and plans.
+
+    An instance belongs to one event loop.
+    """
 
     def __init__(
         self,
@@ -114,7 +117,10 @@ class Planner:
         index_selection: IndexSelection | None = None,
         location_checker: LocationChecker | None = None,
     ) -> None:
-        """Without `index_selection` no index is used; without `location_checker` a table may name any file."""
+        """Create the planner.
+
+        Without `index_selection`, no index is used. Without `location_checker`, a table may name any file.
+        """
         self._location_checker = location_checker
         self._blocks = blocks
         self._index_selection = index_selection
@@ -135,13 +141,11 @@ class Planner:
         """Bind a request to its snapshot and plan it.
 
         Args:
-            metadata: The table's metadata.
-            request: The scan.
-            entry: The table's entry in the catalog; without it no index is used.
+            entry: The table's entry in the catalog. Without it, no index is used.
 
         Raises:
-            BadRequest: If the filter or the snapshot id is invalid.
-            Corrupt, Forbidden: As `plan` does.
+            BadRequest: The filter or the snapshot id is invalid.
+            Corrupt, Forbidden: See `plan`.
         """
         return await self.plan(BoundScan.bind(metadata, request), entry)
 
@@ -149,14 +153,14 @@ class Planner:
         """Plan a bound scan.
 
         Raises:
-            Corrupt: If a file of the table is damaged.
-            Forbidden: If the snapshot names files in a location that another table claims.
+            Corrupt: A file of the table is damaged.
+            Forbidden: The snapshot names files in a location that another table claims.
         """
         return await self._repeat_if_damaged(partial(self._plan, bound_scan, entry))
 
     async def _repeat_if_damaged(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `work`, which is repeated after the removal of blocks that it found to be damaged."""
-        if self._blocks.has_damaged:  # found by an answer, or a lookup
+        """Return the result of `work`. If it finds damaged blocks, remove them and run `work` again."""
+        if self._blocks.has_damaged:  # An answer or a lookup found the damage.
             await self._remove_damaged()
         try:
             return await work()
@@ -169,8 +173,8 @@ class Planner:
     async def _remove_damaged(self) -> None:
         """Remove damaged blocks and the views that contain them.
 
-        All blocks of these views are verified: a disk that damages one file damages more, and each would fail another
-        plan.
+        All blocks of these views are verified: a disk that has damaged one file has often damaged others, and each
+        would make another plan fail.
         """
         views = self._views.containing(self._blocks.find_damaged())
         suspects = [block for _, view in views for block in (*view.blocks, *view.delete_blocks)]
@@ -185,8 +189,8 @@ class Planner:
         is_current = bound_scan.snapshot_id == metadata.current_snapshot_id and not options.is_incremental
         if entry is not None and is_current and bound_scan.view_key in self._views:
             self.planned.note(entry.uuid, bound_scan.view_key)
-        # The current schema is part of the key because the answer formats partitions and columns by it; the name
-        # mapping, because data files are read by that of the scan.
+        # The answer formats partitions and columns by the current schema, and data files are read by the scan's name
+        # mapping, so both are part of the key.
         schemas = (bound_scan.schema.id, metadata.current_schema_id, metadata.properties.get(NAME_MAPPING))
         index_access = self._index_access(bound_scan, entry)
         key: tuple[object, ...] = (
@@ -209,9 +213,7 @@ class Planner:
             self._plan_hits += 1
             return cached_plan
         try:
-            if index_access is None and _is_quick(
-                cached.view, bound_scan
-            ):  # completes before another request can join it
+            if index_access is None and _is_quick(cached.view, bound_scan):  # no other request can join it
                 scan = prune(cached, bound_scan, self._deadline(), self._clock)
             else:
                 scan = await self._planning.run(
@@ -245,7 +247,7 @@ class Planner:
     ) -> ScanPlan:
         """Make a new plan.
 
-        `loaded_us`, the time to load the manifests, turns on the counts of files and bytes in its stages.
+        `loaded_us` is the time to load the manifests. If it is given, the stages count files and bytes.
         """
         probe = None if index_access is None else await index_access.prepare(cached.view, bound_scan)
 
@@ -269,14 +271,12 @@ class Planner:
         return cached.view
 
     async def explain(self, bound_scan: BoundScan, entry: Entry | None = None) -> ScanPlan:
-        """Plan as `plan` does, without the plan cache, and count files and bytes in each stage."""
+        """Plan like `plan`, but without the plan cache, and count files and bytes in each stage."""
         return await self._repeat_if_damaged(partial(self._explain, bound_scan, entry))
 
     async def _explain(self, bound_scan: BoundScan, entry: Entry | None) -> ScanPlan:
         before_s = self._clock.monotonic()
-        cached = await self._load_checked_view(
-            bound_scan, entry, whole=True
-        )  # files in unread manifests cannot be counted
+        cached = await self._load_checked_view(bound_scan, entry, whole=True)  # counts need all manifests
         loaded_us = int((self._clock.monotonic() - before_s) * 1e6)
         scan = await self._make(cached, bound_scan, self._index_access(bound_scan, entry), loaded_us=loaded_us)
         self._views.evict_over_budget(cached)
@@ -287,14 +287,14 @@ class Planner:
     ) -> ViewKey | None:
         """Make the view of the current snapshot in advance, with the columns of the view of `planned`.
 
-        The new view replaces a view that was prepared and that no plan has used.
+        If no plan has used the previously prepared view, the new view replaces it.
 
         Returns:
-            Its key; None if the view exists, if `planned` is no longer in memory, or if its manifests that are not in
-            memory have more than `limit_bytes` or no room in the budget.
+            The key of the view. None if the view exists, if the view of `planned` is no longer in memory, or if the
+            missing manifests have more than `limit_bytes` or do not fit the budget.
 
         Raises:
-            Corrupt, Forbidden: As `plan` does.
+            Corrupt, Forbidden: See `plan`.
         """
         bound_scan = BoundScan.bind(metadata, ScanRequest())
         key, former = bound_scan.view_key, self._views.peek(planned.key)
@@ -303,7 +303,7 @@ class Planner:
         await self.check_paths(metadata, uuid_of(entry, metadata), list_locations(bound_scan))
         missing = self._blocks.missing((await self._lists.manifests(bound_scan)).all)
         sizes = [manifest.manifest_length for manifest in missing]
-        if sum(sizes) > limit_bytes or 0 in sizes:  # version 1 metadata may not state the length
+        if sum(sizes) > limit_bytes or 0 in sizes:  # version 1 metadata may lack the length
             return None
         if _DECODED_BYTES_PER_BYTE * sum(sizes) + former.added_bytes > self._views.room_bytes:
             return None
@@ -313,7 +313,7 @@ class Planner:
             await asyncio.to_thread(prepared.view.assemble, former.view)
             return prepared
 
-        with answering(former.holder):  # the new view is of the same principal
+        with answering(former.holder):  # the same principal holds the new view
             prepared = await self._repeat_if_damaged(make)
         self._prepared += 1
         if planned.prepared:
@@ -323,7 +323,7 @@ class Planner:
         return key
 
     async def entries_to_decode(self, bound_scan: BoundScan) -> int:
-        """Return about how many manifest entries must be decoded before the plan can begin; 0 if all are in memory."""
+        """Estimate how many manifest entries must be decoded before the plan can begin; 0 if all are in memory."""
         if bound_scan.view_key in self._views:
             return 0
         manifests = await self._lists.manifests(bound_scan)
@@ -348,7 +348,7 @@ class Planner:
         """Check the locations of manifests and manifest lists.
 
         Raises:
-            Forbidden: If one is in a location that another table claims.
+            Forbidden: A path is in a location that another table claims.
         """
         if self._location_checker is not None:
             await self._location_checker.check_paths(uuid, metadata, paths)
@@ -356,10 +356,10 @@ class Planner:
     async def _load_checked_view(
         self, bound_scan: BoundScan, entry: Entry | None, *, whole: bool = False
     ) -> CachedView:
-        """Load the view as `_load_view` does, and check the locations of its files.
+        """Load the view with `_load_view`, and check the locations of its files.
 
         Raises:
-            Forbidden: If the snapshot names files in a location that another table claims.
+            Forbidden: The snapshot names files in a location that another table claims.
         """
         cached = self._views.get(bound_scan.view_key)
         if self._location_checker is None or bound_scan.snapshot is None:
@@ -370,15 +370,15 @@ class Planner:
             await self._location_checker.check_paths(uuid, metadata, lists)
             cached = await self._load_view(bound_scan, whole=whole)
         key = (uuid, metadata.location, metadata.properties.get(ALLOWED_LOCATIONS, ""))
-        if key not in cached.checked:  # the view is cached for all tables that name the lists
+        if key not in cached.checked:  # The cached view is shared by all tables that name the lists.
             await self._location_checker.check(uuid, metadata, lists, cached.view)
             cached.checked.add(key)
         return cached
 
     async def _load_view(self, bound_scan: BoundScan, *, whole: bool = False) -> CachedView:
-        """Load the view of the snapshot, which is not in memory.
+        """Load the snapshot's view, which is not in memory.
 
-        If `whole` is False, it consists of the manifests that the filter needs.
+        If `whole` is False, the view has only the manifests that the filter needs.
         """
         metadata = bound_scan.metadata
         key = bound_scan.view_key
@@ -390,7 +390,7 @@ class Planner:
             if len(needed_ordinals) <= len(data) * _PARTIAL_VIEW_MAX_FRACTION:
                 ordinals = needed_ordinals
                 key = (*key, "part", *map(str, ordinals))
-        for made_key in (bound_scan.view_key, key):  # another request may have made it meanwhile
+        for made_key in (bound_scan.view_key, key):  # Another request may have made it.
             cached = self._views.get(made_key)
             if cached is not None:
                 return cached
@@ -406,7 +406,7 @@ class Planner:
             blocks = [next(remaining) if block is None else block for block in shared_blocks] + loaded[len(missing) :]
             if deletes and not await asyncio.to_thread(
                 _verify_all, blocks[count:]
-            ):  # the index of deletes reads all of them
+            ):  # the delete index reads all of them
                 raise CacheDamaged("The local copy of a delete manifest is damaged; repeat the request")
             base = self._views.find_sharing(blocks[:count])
             view = TableView(chosen, blocks[:count], deletes, blocks[count:], ordinals=ordinals, base=base)
@@ -424,7 +424,7 @@ class Planner:
             return work()
         return await asyncio.to_thread(
             work
-        )  # not in the decoders' pool: loading one table must not delay planning on another
+        )  # The decoders' pool is not used, because loading one table must not delay planning on another.
 
     def _deadline(self) -> Callable[[], bool]:
         monotonic = self._clock.monotonic
@@ -432,13 +432,13 @@ class Planner:
         return lambda: monotonic() >= until_s
 
     def check_invariants(self) -> None:
-        """Check, for tests, that the account of memory is right."""
+        """Check, for tests, that the counted memory is correct."""
         self._views.check_invariants()
 
 
 def _verify_all(blocks: Sequence[Block]) -> bool:
     """Verify each block, and return whether all are valid."""
-    valid = [block.is_valid() for block in blocks]  # without a stop at the first that is not
+    valid = [block.is_valid() for block in blocks]  # The list verifies all blocks, also after an invalid block.
     return all(valid)
 
 
@@ -447,14 +447,14 @@ def _is_small(view: TableView) -> bool:
 
 
 def _is_quick(view: TableView, bound_scan: BoundScan) -> bool:
-    """Return whether a plan takes at most a few milliseconds, so that a thread costs more than it saves."""
+    """Return whether a plan takes at most a few milliseconds, less than the cost of a thread."""
     if bound_scan.is_long:
         return False
     comparisons = 0
     for predicate in bound_scan.predicates:
         column = view.cheap_stats(predicate.column_id, predicate.kind)
         if column is None and not _is_small(view):
-            return False  # its statistics are assembled first
+            return False  # The statistics must be assembled first.
         comparisons += (view.file_count if column is None else column.rows_read) * max(1, len(predicate.values))
     return comparisons <= _QUICK_COMPARISONS_MAX
 
@@ -462,7 +462,7 @@ def _is_quick(view: TableView, bound_scan: BoundScan) -> bool:
 def _has_same_schemas(cached_plan: ScanPlan, metadata: TableMetadata) -> bool:
     """Return whether a cached plan was made with the same schemas and specs.
 
-    Tables registered from one metadata file share snapshots, and may evolve differently afterwards.
+    Tables registered from one metadata file share snapshots, but may evolve differently afterwards.
     """
     planned = cached_plan.metadata
     return planned.schemas == metadata.schemas and planned.partition_specs == metadata.partition_specs
@@ -483,12 +483,12 @@ async def open_planner(
 
     Args:
         settings: The settings.
-        objects: The storage.
+        objects: The storage, possibly with caches.
         clock: The clock.
-        stored: The storage itself, without the caches that `objects` may have; by default `objects`.
-        indexes: The indexes; without them the planner uses no index.
-        usage: The counts of how indexes are used.
-        location_checker: Checks which files a table may name; without it a table may name any file.
+        stored: The storage without caches; by default `objects`.
+        indexes: The indexes. Without them, the planner uses no index.
+        usage: Counts how indexes are used.
+        location_checker: Checks the files that a table names. Without it, a table may name any file.
     """
     index_selection = None
     if indexes is not None:
@@ -498,14 +498,14 @@ async def open_planner(
     decoding = Decoders(executor, decoders)
     folder = Path(settings.plan_disk_folder) if settings.plan_disk_folder else settings.home / "cache" / "blocks"
     blocks_in: AbstractAsyncContextManager[Stack[Block]] = open_stack(
-        MemoryCache(0),  # views keep blocks alive, see Blocks
+        MemoryCache(0),  # Views keep blocks alive; see `Blocks`.
         weigh=lambda block: block.size_bytes,
         pending_bytes_max=max(settings.plan_memory_bytes, _PENDING_BYTES_MIN),
         folder=folder,
         disk_bytes=settings.plan_disk_bytes,
-        check_mapped=False,  # blocks verify their columns, when they are used
+        check_mapped=False,  # Blocks verify their columns on use.
         on_mapped=Block.count_mapped,
-        threads=decoders,  # not the decoders' threads, which would wait while the disk writes what they decoded
+        threads=decoders,  # The decoders' own threads would wait for disk writes.
         name="planner-disk",
     )
     try:

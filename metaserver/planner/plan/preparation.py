@@ -1,12 +1,16 @@
-"""Makes the view of a new snapshot before the next plan, so that a plan after a commit does not wait until the
-manifests of the commit are read and decoded.
+"""Makes the view of a new snapshot before the next plan.
 
-Commits of this server and of others are found on the timeline, which is followed only while tables are planned. The
-rules: only the current snapshot of tables that were planned lately, and only while the view of that plan is in memory;
-only a commit whose new manifests are small, and have room in the budget, so that nothing is evicted for it; one table
-at a time, the newest commit of each. A view that no plan has used is replaced by the next, and a table whose commits
-are more frequent than its plans takes at most a tenth of the time. A plan that comes meanwhile joins the work. What
-fails here is tried again by the plan, which reports it.
+So a plan after a commit does not wait until the manifests of the commit are read and decoded. Commits of this server
+and of others are found on the timeline, which is followed only while tables are planned. The rules are:
+
+- A view is made only for the current snapshot of a recently planned table, while the view of that plan is in memory.
+- The new manifests of the commit must be small and fit the budget, so that nothing is evicted for them.
+- One table is prepared at a time, for its newest commit.
+- A prepared view that no plan has used is replaced by the next. A table with more frequent commits than plans takes at
+  most a tenth of the time.
+
+A plan that arrives during a preparation waits for its result. If a preparation fails, the next plan repeats the work
+and reports the error.
 """
 
 from __future__ import annotations
@@ -29,14 +33,15 @@ from seamark.metaserver.timeline.timeline import Timeline
 
 _BATCH_TABLES_MAX = 500
 _PAUSE_FACTOR = 9
-"""Times the duration of a preparation that no plan has used yet, before the next of that table."""
+"""After a preparation that no plan has used yet, the next one of the same table waits this many times its duration."""
 _log = structlog.get_logger("seamark.planner")
 
 
 class Preparation:
-    """Belongs to one event loop.
+    """Follows commits and makes views in advance.
 
-    `load` reads a metadata file. `limit_bytes`: of the new manifests of a commit.
+    An instance belongs to one event loop. `load` reads a metadata file. `limit_bytes` is the maximum size of the new
+    manifests of a commit.
     """
 
     def __init__(
@@ -57,11 +62,11 @@ class Preparation:
         self._clock = clock
         self._limit_bytes = limit_bytes
         self._waiting: OrderedDict[str, tuple[NamespacePath, str]] = OrderedDict()
-        """Names of tables that have changed, by UUID; at most as many as are known to be planned."""
+        """Names of recently planned tables that have changed, by UUID."""
         self._news = asyncio.Event()
 
     async def follow(self) -> None:
-        """Note the commits to tables that were planned lately, until cancelled."""
+        """Follow the timeline until cancelled, and record the commits to recently planned tables."""
         while True:
             await self._planned.noted.wait()
             self._planned.noted.clear()
@@ -93,11 +98,14 @@ class Preparation:
                     await self._news.wait()
 
     def _choose_next_table(self) -> tuple[str | None, float]:
-        """Return the table that is due first, the longest waiting of several, and the seconds until then."""
+        """Return the table that is due first, and the seconds until then.
+
+        If several tables are due, it is the table that has waited longest.
+        """
         now_s, first, least_s = self._clock.monotonic(), None, 0.0
         for uuid in list(self._waiting):
             planned = self._planned.get(uuid)
-            if planned is None:  # not planned for long
+            if planned is None:  # not planned recently
                 del self._waiting[uuid]
                 continue
             wait_s = max(0.0, planned.due_s - now_s)
@@ -111,7 +119,7 @@ class Preparation:
             return
         try:
             entry = await self._store.entry(EntryKind.TABLE, namespace, name)
-            if entry is None or entry.uuid != uuid:  # dropped, renamed or replaced
+            if entry is None or entry.uuid != uuid:  # The table was dropped, renamed or replaced.
                 return
             metadata = await self._load(entry.metadata_location)
             key = await self._planner.prepare(metadata, planned, entry, limit_bytes=self._limit_bytes)

@@ -1,15 +1,15 @@
-"""What misleads readers that leave out files in another way than Iceberg defines, and how a plan table hides it.
+"""Hides, in plan tables, values that mislead readers that leave out files by other rules than Iceberg's.
 
 DuckDB 1.5.5 is such a reader of plan tables:
 
-- It truncates months and days before 1970 towards zero, and cuts texts by what is shown as one character. Its decimals
-  of many digits, and its integers at the end of their range, overflow when they are truncated.
-- It orders NaN as the greatest value, and compares with bounds, which have no NaN.
-- It applies the equality deletes of one partition to all partitions of the spec, and ends with a segmentation fault for
-  those by a column that was dropped and added again.
+- It truncates months and days before 1970 towards zero, and truncates texts by displayed characters. Its decimals with
+  many digits, and its integers at the end of their range, overflow when they are truncated.
+- It orders NaN as the greatest value, but compares it with bounds, which exclude NaN.
+- It applies the equality deletes of one partition to all partitions of the spec. If an equality delete has a column
+  that was dropped and added again, it ends with a segmentation fault.
 
-The plan of the server has left out files already, so hidden partitions cost such a reader nothing. Identity fields
-stay: a file may lack a column of which its partition has the value.
+The plan of the server has left out files already, so such a reader loses nothing if partitions are hidden. Identity
+fields stay: a file may lack a column whose value is in the partition.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.planner.view.view import TableView
 
 _ALL_ROWS = 1
-"""The flag of `ColumnEntry` that the property holds for all rows."""
+"""The flag of `ColumnEntry` for a property of all rows."""
 _APPLIED_BY = "`seamark run compact` applies them"
 
 
 def is_misleading(view: TableView, metadata: TableMetadata) -> bool:
-    """Return whether such a reader may leave out files of the snapshot that have rows of its query."""
+    """Return whether a reader with other rules may leave out files of the snapshot that its query needs."""
     if any(block.has_unusable_bounds or may_have_nan(block) for block in view.blocks):
         return True
     specs = {block.spec_id for block in view.blocks}
@@ -72,8 +72,9 @@ def void_partition_fields(metadata: TableMetadata) -> TableMetadata:
     """Return the metadata with partition specs that mislead no reader.
 
     Identity fields of present columns stay. Each other field becomes a void field with an id that no manifest has, so
-    its value is null. It is not left out: DuckDB 1.5.5 ends the process if manifests have partition values and the
-    specs have no field."""
+    its value is null. The field is not removed, because DuckDB 1.5.5 ends the process if manifests have partition
+    values but the specs have no field.
+    """
     first_id = max((spec.last_field_id for spec in metadata.partition_specs), default=0) + 1
     ids = count(max(first_id, metadata.last_partition_id + 1))
     specs = tuple(
@@ -89,15 +90,15 @@ def void_partition_fields(metadata: TableMetadata) -> TableMetadata:
 
 
 def misread_deletes(view: TableView, metadata: TableMetadata) -> str:
-    """Return why such a reader would apply the snapshot's equality deletes wrongly.
+    """Return why a reader with other rules would apply the snapshot's equality deletes wrongly.
 
-    Empty if it applies them well.
+    Empty if the reader applies them correctly.
     """
     sources = {
         spec.spec_id: {source for field in spec.fields for source in field.sources} for spec in metadata.partition_specs
     }
     for block, columns in _list_equality_deletes(view):
-        # Keys with all columns of the partition delete no row of another partition.
+        # A delete whose keys include all partition columns deletes no row of another partition.
         if not sources.get(block.spec_id, set()).issubset(columns):
             return (
                 f"it has equality deletes of single partitions, which DuckDB applies to all partitions; {_APPLIED_BY}"

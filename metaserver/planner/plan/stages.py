@@ -1,7 +1,7 @@
-"""The pruning stages of one plan, which narrow a view's files to those that can hold a matching row.
+"""The pruning stages of one plan, which narrow a view's files to those that can contain a matching row.
 
-The cheapest stage runs first, each on the files that the previous stage left; a stage that the filter does not need is
-left out. Files that are not checked within the time budget are kept.
+Stages run in ascending order of cost, each on the files that the previous stage kept. A stage that the filter does not
+need is omitted. Files that are not checked within the time budget are kept.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ from seamark.metaserver.planner.view.view import Selection, TableView
 
 _NOT_COUNTED = (-1, -1)
 _LAST_STAGE = "column_stats"
-"""The last stage of a plan without indexes and joins: it also lists the rows, for which comparisons wait, those of
-earlier stages too unless stages are counted."""
+"""The last stage of a plan without indexes and joins.
+
+It also lists the kept rows. This evaluates its own comparisons and, unless stages are counted, those of earlier
+stages.
+"""
 
 
 def prune(
@@ -44,9 +47,10 @@ def prune(
     probe: Probe | None = None,
     loaded_us: int | None = None,
 ) -> ScanPlan:
-    """Run the stages, and return a plan of the files left.
+    """Run the stages, and return a plan of the remaining files.
 
-    `loaded_us`, the time to load the manifests, adds a first stage and turns on the counts of files and bytes.
+    `loaded_us` is the time to load the manifests. If it is given, there is a first stage for it, and the stages count
+    files and bytes.
     """
     counted = loaded_us is not None
     selection = Selection.everything(cached.view)
@@ -82,7 +86,7 @@ def prune(
     )
     if bound_scan.options.may_delete_files:
         java = as_java_prunes(bound_scan.bound)
-        if probe is not None or java != bound_scan.bound:  # otherwise the plan has all files that Java keeps
+        if probe is not None or java != bound_scan.bound:  # Otherwise no further file is needed.
             added = file_against_metadata_delete(scan, java, _partition_filters(cached.view, bound_scan), expired)
             if added is not None:
                 return scan.with_file(added)
@@ -90,7 +94,7 @@ def prune(
 
 
 def _partition_filters(view: TableView, bound_scan: BoundScan) -> dict[int, Expression]:
-    """Return the conditions on partition values, for the specs that files of the view have."""
+    """Return the conditions on partition values for the view's specs."""
     return {
         spec_id: expression for spec_id, expression in bound_scan.partition_filters.items() if spec_id in view.specs
     }
@@ -99,11 +103,11 @@ def _partition_filters(view: TableView, bound_scan: BoundScan) -> dict[int, Expr
 def _list_stages(
     view: TableView, bound_scan: BoundScan, expired: Callable[[], bool], probe: Probe | None
 ) -> Iterator[tuple[str, Callable[[Selection], None]]]:
-    """Yield the stages that narrow the selection, with their names, the cheapest first."""
+    """Yield the stages that narrow the selection, with their names, in ascending order of cost."""
     if bound_scan.options.is_incremental:
         ids = {snapshot.snapshot_id for snapshot in list_appends(bound_scan.metadata, bound_scan.options)}
         yield "appended", partial(keep_appended, snapshot_ids=ids)
-    if bound_scan.is_unfiltered:  # a filter that is true for all rows still leaves out files without rows
+    if bound_scan.is_unfiltered:  # Files without rows are still left out.
         return
     by_spec = _partition_filters(view, bound_scan)
     if any(expression != TRUE for expression in by_spec.values()):
@@ -126,5 +130,5 @@ def _narrow_by_keys(
 
 
 def _drop_history(metadata: TableMetadata) -> TableMetadata:
-    """Return metadata for cached plans, without the history, which may have thousands of snapshots."""
+    """Return the metadata without the history, for cached plans. The history may have thousands of snapshots."""
     return msgspec.structs.replace(metadata, snapshots=(), snapshot_log=(), metadata_log=(), refs={})

@@ -1,8 +1,8 @@
-"""Dynamic filters (Trino's term): the condition, from a join, that a column's value is one of a set of keys.
+"""Dynamic filters (Trino's term): conditions from joins that a column's value is one of a set of keys.
 
 They are separate from the filter expression, because an expression compares, hashes and writes its values one by one,
 which is too slow for a hundred thousand keys. A filter with few keys becomes an `IN` predicate, which every index kind,
-transform and statistic supports; one with many keys is evaluated in bulk. All dynamic filters are conjuncts of the
+transform and statistic supports; a filter with many keys is evaluated in bulk. All dynamic filters are conjuncts of the
 filter. Null is never a key.
 """
 
@@ -25,7 +25,7 @@ from seamark.metaserver.planner.pruning.file_pruning import pack_key
 FEW = 200
 """Dynamic filters with at most this many keys become a predicate."""
 LISTED_MAX = 5_000
-"""At most this many keys are listed as a condition on partitions; of more, their range is used."""
+"""At most this many keys are listed in a condition on partitions. If there are more keys, their range is used."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,15 +44,15 @@ class DynamicFilter:
 
     @property
     def text(self) -> str:
-        """Identifies the filter, for cache keys."""
+        """A text that identifies the filter in cache keys."""
         return f"{self.column_id} {self.keys.digest}"
 
     @cached_property
     def spanned(self) -> Expression:
-        """A condition that every matching row satisfies: the keys themselves or, for very many keys, their range."""
+        """A condition that every matching row satisfies: a list of the keys, or for very many keys, their range."""
         try:
             return self._to_spanned_expression()
-        except UnicodeDecodeError:  # nothing validates strings in data files as UTF-8
+        except UnicodeDecodeError:  # Strings in data files may be invalid UTF-8.
             return self._predicate(Op.NOT_NULL)
 
     def _to_spanned_expression(self) -> Expression:
@@ -63,7 +63,7 @@ class DynamicFilter:
         if len(self.keys) <= LISTED_MAX:
             # Keys ascend, and values of these types have the order of their keys.
             return self._predicate(Op.IN, *(self._value(position) for position in range(len(self.keys))))
-        if self.kind == "uuid":  # clients differ about the order of UUIDs
+        if self.kind == "uuid":  # Clients order UUIDs differently.
             return self._predicate(Op.NOT_NULL)
         low, high = self._value(0), self._value(len(self.keys) - 1)
         return all_of(self._predicate(Op.GT_EQ, low), self._predicate(Op.LT_EQ, high))
@@ -84,8 +84,9 @@ class DynamicFilter:
 
 
 def split_by_size(dynamic_filters: Iterable[DynamicFilter]) -> tuple[Expression, tuple[DynamicFilter, ...]]:
-    """Return (filters with few keys as an expression, the other filters), both in an order independent of the
-    input's.
+    """Return (filters with few keys as an expression, the other filters).
+
+    The order of both does not depend on the order of the input.
     """
     ordered = sorted(dynamic_filters, key=lambda dynamic_filter: dynamic_filter.text)
     few = [dynamic_filter.spanned for dynamic_filter in ordered if len(dynamic_filter.keys) <= FEW]
@@ -93,5 +94,5 @@ def split_by_size(dynamic_filters: Iterable[DynamicFilter]) -> tuple[Expression,
 
 
 def narrowest_first(dynamic_filters: Sequence[DynamicFilter]) -> tuple[DynamicFilter, ...]:
-    """Return the filters, those with the fewest keys first."""
+    """Return the filters in ascending order of their numbers of keys."""
     return tuple(sorted(dynamic_filters, key=lambda dynamic_filter: len(dynamic_filter.keys)))

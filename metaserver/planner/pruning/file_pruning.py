@@ -1,12 +1,13 @@
 """Narrows a selection of files by partition values, by column statistics, or by the snapshots that added files.
 
-A file is removed only if its partition values or statistics prove that none of its rows matches for any client: where
+A file is removed only if its partition values or statistics prove that none of its rows matches for any client. If
 clients order zeros or UUIDs differently, the proof holds in both orders. A value that is missing, of another type, or
 not reached within the time budget proves nothing.
 
-Everything reduces to one-sided comparisons in kernels (`formats/index/kernels/_scan.pyx`), such as: the column's
-minimum may be at most x. The result never keeps fewer files than Iceberg Java's InclusiveMetricsEvaluator, except for
-zeros. A conjunction narrows by one child after another; a disjunction is the union of narrowed copies.
+Every test is a combination of one-sided comparisons in kernels (`formats/index/kernels/_scan.pyx`), for example: the
+column's minimum may be at most x. The result keeps at least the files that Iceberg Java's InclusiveMetricsEvaluator
+keeps, except for zeros. A conjunction narrows by its children in sequence; a disjunction is the union of narrowed
+copies.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from seamark.metaserver.planner.view.view import (
 LE, LT, GE, GT = 0, 1, 2, 3
 COMPARISONS = {Op.LT_EQ: LE, Op.LT: LT, Op.GT_EQ: GE, Op.GT: GT}
 IN_LIMIT = 200
-"""Longer lists of strings are replaced by their range; lists of numbers have no limit."""
+"""A longer list of strings is replaced by its range. Lists of numbers have no limit."""
 Key = int | float | bytes
 BoundColumns = tuple[BoundColumn, ...]
 
@@ -51,7 +52,7 @@ BoundColumns = tuple[BoundColumn, ...]
 def narrow(
     selection: Selection, expression: Expression, leaf: Callable[[Selection, Bound], None], expired: Expired
 ) -> None:
-    """Narrow by each child of a conjunction in turn, and to the union of what the children of a disjunction keep."""
+    """Narrow by each child of a conjunction in turn, or to the union of what a disjunction's children keep."""
     if expired():
         return
     if isinstance(expression, Always):
@@ -98,13 +99,13 @@ def run_comparison(selection: Selection, side: BoundColumn, op: int, key: Key, *
 
 
 def run_membership(selection: Selection, lower: BoundColumn, upper: BoundColumn, bound: Bound) -> None:
-    """Keep files whose range, lower to upper, contain one of the integers that `bound` lists."""
+    """Keep files whose range, lower to upper, contains one of the integers that `bound` lists."""
     keys = np.array(sorted({int(key_of(Form.INTEGERS, bound.kind, value)) for value in bound.values}), dtype=np.int64)
     _scan.narrow_longs_in(lower.layout, upper.layout, lower.low, upper.high, selection.state, selection.mask, keys)
 
 
 def narrow_to_prefix(selection: Selection, lower: BoundColumns, upper: BoundColumns, value: Value) -> None:
-    """Narrow by STARTS_WITH: some value between lower and upper has the prefix `value`."""
+    """Narrow by STARTS_WITH: a value between lower and upper may have the prefix `value`."""
     prefix = _text(value)
     compare_keys(selection, upper, GE, prefix)
     if following := end_of_prefix(prefix):
@@ -114,7 +115,7 @@ def narrow_to_prefix(selection: Selection, lower: BoundColumns, upper: BoundColu
 def conditions_outside_prefix(
     lower: BoundColumns, upper: BoundColumns, value: Value
 ) -> list[Callable[[Selection], None]]:
-    """Return the conditions of NOT_STARTS_WITH: some value between lower and upper lacks the prefix `value`."""
+    """Return the conditions of NOT_STARTS_WITH: a value between lower and upper may lack the prefix `value`."""
     prefix = _text(value)
     conditions: list[Callable[[Selection], None]] = [partial(compare_keys, sides=lower, op=LT, key=prefix)]
     if following := end_of_prefix(prefix):
@@ -208,7 +209,7 @@ def _narrow_values_in(selection: Selection, column: PartitionValues, bound: Boun
 
 
 def _narrow_values_out(selection: Selection, column: PartitionValues, bound: Bound) -> None:
-    """Narrow by NOT_EQ or NOT_IN; null matches both."""
+    """Narrow by NOT_EQ or NOT_IN. Null matches both."""
     if len(bound.values) > IN_LIMIT:
         return
     for value in bound.values:
@@ -237,9 +238,10 @@ def _keep_nulls(selection: Selection, column: PartitionValues, *, nulls: bool) -
 
 
 def _narrow_floats(selection: Selection, column: PartitionValues, bound: Bound) -> None:
-    """Narrow by partition values of float and double, which are rare: numpy evaluates them block by block.
+    """Narrow by partition values of type float or double.
 
-    NaN is greater than every number, as in Java; the two zeros are equal.
+    They are rare, so numpy evaluates them block by block. NaN is greater than every number, as in Java, and the two
+    zeros are equal.
     """
     for number in np.flatnonzero(selection.state).tolist():
         packed = column.packed[number]
@@ -278,7 +280,7 @@ def _float_matches(
 
 
 _POSITIVE = frozenset({*COMPARISONS, Op.EQ, Op.IN, Op.STARTS_WITH})
-"""Operators that match only values near the literals."""
+"""The operators that only values near the literals satisfy."""
 _NEGATIVE = frozenset({Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH})
 
 
@@ -293,7 +295,7 @@ def narrow_by_stats(selection: Selection, expression: Expression, expired: Expir
 def _narrow_by_record_count(selection: Selection) -> Selection | None:
     """Remove files without rows.
 
-    Returns the files with an unknown record count (-1 in imported Avro files), which are kept.
+    Returns the files with an unknown record count (-1 in imported Avro files). These files are kept.
     """
     uncounted: Selection | None = None
     for number in selection.view.blocks_with_empty_files:
@@ -312,7 +314,7 @@ def _narrow_by_record_count(selection: Selection) -> Selection | None:
 
 def _stats_leaf(selection: Selection, bound: Bound) -> None:
     if bound.kind in ("list", "map"):
-        return  # statistics count elements of lists and maps, not rows
+        return  # statistics of lists and maps count elements, not rows
     if bound.transform != IDENTITY:
         ranges = source_ranges(bound)
         if not (isinstance(ranges, Bound) and ranges.transform != IDENTITY):
@@ -359,8 +361,9 @@ def _nans_only(values: Longs, nulls: Longs, nans: Longs) -> Truths:
 
 
 def _drop(selection: Selection, column: ColumnStatistics, flags: Flags | None, test: CountTest) -> None:
-    """Remove the files for which `test` is true; `flags` states for which rows of a block: none (0), all (1), some
-    (2).
+    """Remove the files for which `test` is true.
+
+    `flags` states, for each block, the rows to which the test applies: none (0), all (1), or some (2).
     """
     if flags is None:
         return
@@ -404,17 +407,17 @@ def _compare(selection: Selection, column: ColumnStatistics, op: int, kind: str,
 
 
 def _conditions_across_orders(column: ColumnStatistics) -> list[Callable[[Selection], None]]:
-    """Return the conditions under which the bounds of UUIDs may be in another order than a reader's.
+    """Return the conditions under which the bounds of UUIDs may be in another order than the reader's.
 
-    This is so if exactly one bound has the first bit set, or if exactly one exists. Values between two such bounds in
-    one order may be outside them in the other order.
+    One of them is true if exactly one of the two bounds has its first bit set, or if only one bound exists. Values
+    between two such bounds in one order may be outside them in the other order.
     """
 
     def compare_bounds(selection: Selection, lower: int, upper: int) -> None:
         compare_keys(selection, column.lower, lower, b"\x80")
         compare_keys(selection, column.upper, upper, b"\x80")
 
-    # Files without a bound: no UUID is less than the first key, and none is greater than the second.
+    # These conditions select files without a bound: no UUID is less than the first key or greater than the second.
     unbounded = [
         partial(compare_keys, sides=column.lower, op=LT, key=b""),
         partial(compare_keys, sides=column.upper, op=GE, key=b"\xff" * 17),
@@ -423,9 +426,10 @@ def _conditions_across_orders(column: ColumnStatistics) -> list[Callable[[Select
 
 
 def _compare_zero(selection: Selection, side: BoundColumn, op: int, zero: float) -> None:
-    """Compare with a zero: keep a file if it matches in SQL, where -0.0 equals 0.0, or in Iceberg, which orders them.
+    """Narrow by a comparison with a zero.
 
-    x < 0.0 may match a row with -0.0, and x > -0.0 a row with 0.0.
+    A file is kept if it matches in SQL, where -0.0 equals 0.0, or in Iceberg, where -0.0 is less than 0.0. So x < 0.0
+    may match a row with -0.0, and x > -0.0 a row with 0.0.
     """
     strict = (op == LT and not math.copysign(1, zero) < 0) or (op == GT and math.copysign(1, zero) < 0)
     if not strict:
@@ -447,7 +451,7 @@ def _compare_zero(selection: Selection, side: BoundColumn, op: int, zero: float)
 def _narrow_by_exclusion(selection: Selection, column: ColumnStatistics, bound: Bound) -> None:
     """Narrow by NOT_EQ, NOT_IN or NOT_STARTS_WITH.
 
-    Removes only files without null and NaN whose rows all have an excluded value.
+    A file is removed only if it has neither null nor NaN and all of its rows have an excluded value.
     """
     if len(bound.values) > IN_LIMIT or bound.kind == "uuid":
         return
@@ -474,9 +478,9 @@ def _narrow_by_exclusion(selection: Selection, column: ColumnStatistics, bound: 
 
 
 def _conditions_unlike(column: ColumnStatistics, bound: Bound, value: Value) -> list[Callable[[Selection], None]]:
-    """Return the conditions under which the bounds show a value other than `value`.
+    """Return the conditions under which the bounds prove a value other than `value`.
 
-    For NOT_STARTS_WITH it is a value without the prefix.
+    For NOT_STARTS_WITH, it is a value without the prefix.
     """
     if bound.op is not Op.NOT_STARTS_WITH:
         return [
@@ -487,7 +491,7 @@ def _conditions_unlike(column: ColumnStatistics, bound: Bound, value: Value) -> 
 
 
 def _narrow_to_members(selection: Selection, column: ColumnStatistics, bound: Bound) -> None:
-    """Narrow by IN: some listed value is between the bounds."""
+    """Narrow by IN: a listed value must be between the bounds."""
     values = bound.values
     if bound.kind != "uuid" or _have_one_order(values):
         _compare(selection, column, LE, bound.kind, values[-1])
@@ -502,7 +506,7 @@ def _narrow_to_members(selection: Selection, column: ColumnStatistics, bound: Bo
 
 
 def _integer_sides(column: ColumnStatistics) -> tuple[BoundColumn, BoundColumn] | None:
-    """Return the lower and upper bounds, if all of them are integers."""
+    """Return the lower and upper bounds; None unless all of them are integers."""
     if len(column.lower) != 1 or len(column.upper) != 1:
         return None
     lower, upper = column.lower[0], column.upper[0]
@@ -512,7 +516,7 @@ def _integer_sides(column: ColumnStatistics) -> tuple[BoundColumn, BoundColumn] 
 def narrow_to_keys(selection: Selection, column_id: int, kind: str, keys: KeySet) -> None:
     """Keep the files that may contain one of the keys, by bounds and null counts.
 
-    There is at least one key.
+    There must be at least one key.
     """
     column = selection.view.stats(column_id, kind)
     _drop(selection, column, column.nulls_only, _nulls_only)
@@ -532,18 +536,19 @@ def narrow_to_keys(selection: Selection, column_id: int, kind: str, keys: KeySet
 
 
 def pack_key(key: int | bytes, kind: str) -> int | bytes:
-    """Return an index key as column statistics encode it."""
+    """Return an index key in the encoding of column statistics."""
     return key if isinstance(key, bytes) else key - _bias(kind)
 
 
 def _bias(kind: str) -> int:
-    """Return the offset of integer codes from their values (`keys.py`)."""
+    """Return the difference between integer codes and their values (`keys.py`)."""
     return 0 if kind == "boolean" else 1 << 63
 
 
 def _have_one_order(uuids: Sequence[Value]) -> bool:
-    """Return whether the first is the least and the last the greatest also in the order of signed halves, in which
-    some writers compute bounds.
+    """Return whether the first UUID is the least, and the last the greatest, also in the order of signed halves.
+
+    Some writers compute bounds in that order.
     """
     return len({(uuid[0] >> 7, uuid[8] >> 7) for uuid in uuids if isinstance(uuid, bytes)}) == 1
 
@@ -554,7 +559,10 @@ def _equal(selection: Selection, column: ColumnStatistics, kind: str, value: Val
 
 
 def keep_appended(selection: Selection, snapshot_ids: set[int]) -> None:
-    """Keep the entries that one of the snapshots added; an entry without a snapshot id inherits its manifest's."""
+    """Keep the entries that one of the snapshots added.
+
+    An entry without a snapshot id inherits that of its manifest.
+    """
     view = selection.view
     appended_ids = np.array(sorted(snapshot_ids), dtype=np.int64)
     for number in np.flatnonzero(selection.state).tolist():

@@ -1,10 +1,10 @@
 """Manifest pruning by the partition summaries of the manifest list (Java: ManifestEvaluator).
 
-Plans on snapshots that are not in memory do not read a manifest that its summaries rule out. A summary that is missing
-or does not decode rules out nothing.
+If a snapshot is not in memory, its plans do not read a manifest whose summaries prove that it has no match. A summary
+that is missing or cannot be decoded proves nothing.
 
-A list may have 100,000 manifests, and each plan selects those that it needs. The summaries of a field of numbers are
-therefore decoded once for all plans, into arrays; those of other fields for each plan.
+A list may have 100,000 manifests, and each plan selects the manifests that it needs. The summaries of a number field
+are therefore decoded into arrays, once for all plans. Those of other fields are decoded for each plan.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ Flags = npt.NDArray[np.bool_]
 FieldPositions = Mapping[int | None, int]
 
 SUMMARY_BYTES = 32
-"""Memory of `ManifestSummaries` for each manifest and partition field, at most."""
+"""The maximum memory of `ManifestSummaries` for each manifest and partition field."""
 _NO, _YES, _UNKNOWN = 0, 1, 2
 _EMPTY_SUMMARY = FieldSummary(None, None, None, None)
 _MATCHED_BY_NULL = (Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH)
-"""The operators that null satisfies, beside IS_NULL."""
+"""The operators besides IS_NULL that null satisfies."""
 
 
 class ManifestSummaries:
     """The partition summaries of some manifests.
 
-    Threads may share it.
+    Several threads may share an instance.
     """
 
     def __init__(self, manifests: Sequence[ManifestFile]) -> None:
@@ -59,7 +59,7 @@ class ManifestSummaries:
         return numbers_needed
 
     def _of_specs(self) -> dict[int, Longs]:
-        """Return the manifests that have summaries, int64[manifests], by spec id."""
+        """Return int64[manifests], the manifests that have summaries, by spec id."""
         if not self._numbers:
             numbers: dict[int, list[int]] = {}
             fields: dict[int, int] = {}
@@ -73,7 +73,7 @@ class ManifestSummaries:
         return self._numbers
 
     def _may_hold(self, expression: Expression, spec_id: int, positions: FieldPositions, keys: _Keys) -> Flags:
-        """Return bool[manifests of the spec]."""
+        """Return bool[manifests of the spec]: whether each manifest may contain a match."""
         if isinstance(expression, (And, Or)):
             first, *other_flags = (self._may_hold(child, spec_id, positions, keys) for child in expression.children)
             for other in other_flags:
@@ -97,7 +97,7 @@ class ManifestSummaries:
                 for number in self._numbers[spec_id].tolist()
             ]
             column = _Column(summaries, kind)
-            if len(self._columns) >= self._columns_max:  # tables that share the list may have fields of other types
+            if len(self._columns) >= self._columns_max:  # Tables that share the list may have other types.
                 self._columns.clear()
             self._columns[key] = column
         return column
@@ -110,17 +110,17 @@ class _Keys:
         self._cached: dict[int, list[Any]] = {}
 
     def sorted_keys(self, bound: Bound, form: Form) -> list[Any]:
-        keys = self._cached.get(id(bound))  # the caller keeps the predicate alive, so its id is unique
+        keys = self._cached.get(id(bound))  # The caller keeps the predicate alive, so its id is unique.
         if keys is None:
             keys = self._cached[id(bound)] = sorted(key_of(form, bound.kind, value) for value in bound.values)
         return keys
 
 
 class _Column:
-    """The summaries of one field, with bounds of type `kind`: None for a manifest that has none of the field.
+    """The summaries of one field, with bounds of type `kind`. A summary is None if the manifest has none of the field.
 
-    `nulls` and `nans`, uint8[manifests]: whether there are any. `unbounded`: no bound is stated. `is_known`: both
-    bounds are decoded, in `low` and `high`; only of fields of numbers.
+    `nulls` and `nans`, uint8[manifests]: whether there are nulls or NaNs. `unbounded`: whether the summary has no
+    bounds. `is_known`: whether `low` and `high` contain both bounds; only for number fields.
     """
 
     __slots__ = ("form", "high", "is_known", "kind", "low", "nans", "nulls", "summaries", "unbounded")
@@ -150,9 +150,9 @@ class _Column:
             flags = ~self.is_known | self._overlaps(bound.op, keys.sorted_keys(bound, self.form))
         elif self.summaries:
             flags = np.array([_may_match(bound, one, keys) for one in self.summaries], dtype=np.bool_)
-        else:  # NaN, the zeros and the order of UUIDs: only the values themselves decide
+        else:  # floats and UUIDs: bounds decide nothing
             return np.ones(len(self.nulls), dtype=np.bool_)
-        if bound.op not in _MATCHED_BY_NULL:  # writers omit both bounds if every value is null
+        if bound.op not in _MATCHED_BY_NULL:  # Writers omit both bounds if all values are null.
             flags &= ~(self.unbounded & (self.nulls == _YES))
         return flags
 
@@ -183,7 +183,7 @@ def _sides(summaries: Sequence[FieldSummary]) -> tuple[list[bytes | None], list[
 
 
 def _may_match(bound: Bound, summary: FieldSummary | None, keys: _Keys) -> bool:
-    """Return whether a manifest may have a match, by a summary of texts or bytes."""
+    """Return whether a manifest may have a match, by a summary of strings or bytes."""
     if summary is None:
         return True
     low, high = (_read_key(Form.STRINGS, bound.kind, data) for data in (summary.lower, summary.upper))

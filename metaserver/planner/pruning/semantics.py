@@ -1,11 +1,11 @@
-"""The meaning of a predicate for index keys: which key ranges match, and whether null and NaN match.
+"""The meaning of a predicate for index keys: the key ranges that match, and whether null and NaN match.
 
 Clients differ about zeros, NaN and UUIDs (`iceberg/expressions/evaluation.py`). An index answers ranges over ordered
 keys exactly; the caller chooses the semantics of the comparison:
 
-- POSSIBLE, for pruning: everything that matches for any client. What it excludes matches for none.
-- ICEBERG, as Java's evaluator: -0.0 is less than 0.0, NaN is greater than every number.
-- SQL, as IEEE 754 and Trino: the zeros are equal, NaN is unordered and equal to nothing.
+- POSSIBLE, for pruning: all values that match for any client. Excluded values match for no client.
+- ICEBERG, as in Java's evaluator: -0.0 is less than 0.0, and NaN is greater than every number.
+- SQL, as in IEEE 754 and Trino: the zeros are equal, and NaN is unordered and equal to nothing.
 
 Null follows Iceberg in all three: `not-eq`, `not-in`, `not-starts-with` and `not-nan` match it. The conversion from SQL
 (`sql.py`) adds a `not-null` to a negation.
@@ -34,8 +34,8 @@ class ComparisonSemantics(Enum):
 def key_ranges(predicate: Bound, kind: str, semantics: ComparisonSemantics) -> KeyRanges | None:
     """Return the keys of type `kind` that match a predicate on a term of that type or a comparable type.
 
-    None if ranges cannot express it: comparisons of UUIDs, whose order differs between clients, and values that keys of
-    this type cannot represent (a decimal column that was widened since).
+    None if ranges cannot express the predicate: a comparison of UUIDs, whose order differs between clients, or
+    values that keys of this type cannot represent, for example after a decimal column was widened.
     """
     try:
         return _key_ranges(predicate, kind, semantics)
@@ -69,7 +69,7 @@ def _key_ranges(predicate: Bound, kind: str, semantics: ComparisonSemantics) -> 
 def _both_zeros(semantics: ComparisonSemantics, *, inside: bool) -> bool:
     """Return whether a zero among the values also represents the other zero.
 
-    For equality it does if any client treats them as equal; for inequality only if every client does.
+    For equality it does if any client treats the zeros as equal; for inequality, only if every client does.
     """
     return semantics is ComparisonSemantics.SQL or (semantics is ComparisonSemantics.POSSIBLE and inside)
 

@@ -1,8 +1,8 @@
-"""Reads columns of data files by Iceberg field id, for some of their rows, with range reads.
+"""Reads columns of some rows of data files, by Iceberg field id, with range reads.
 
-A column is identified by the field ids in the file, or by the table's name mapping in a file without them; without
-both the file is `Unreadable`. Costs are bounded: only the column chunks of row groups with a requested row are fetched,
-and the budgets of a request limit the fetched and the decoded bytes.
+A column is identified by the field ids in the file, or in a file without them, by the table's name mapping. A file
+without both is `Unreadable`. The costs are limited: only the column chunks of row groups with a requested row are
+fetched, and the budgets of a request limit the fetched and the decoded bytes.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from seamark.formats.runtime.errors import BadRequest, StorageError
 from seamark.metaserver.objects.port import ObjectStore
 
 _WAIT_S = 120.0
-"""Timeout of one range read, in seconds; storage times out earlier."""
+"""The timeout of one range read, in seconds. The timeout of the storage is shorter."""
 
 
 class _Ranges:
-    """An object as a file that pyarrow reads in a thread, while the store runs on the event loop."""
+    """An object as a file. pyarrow reads it in a thread, while the store runs on the event loop."""
 
     closed = False
 
@@ -104,11 +104,9 @@ class DataRows:
         """Create a reader for one request.
 
         Args:
-            objects: The storage.
-            loop: The event loop.
             mapping: The table's name mapping.
-            limit_bytes: The number of bytes that one request may fetch.
-            decoded_bytes: The number of bytes that it may hold in memory.
+            limit_bytes: The maximum number of bytes that the request may fetch.
+            decoded_bytes: The maximum memory of the request's decoded columns.
         """
         self._objects, self._loop, self._mapping = objects, loop, mapping
         self._fetched = Budget(limit_bytes, "reading rows of data files, one request would fetch")
@@ -121,7 +119,7 @@ class DataRows:
         """Read the columns at these rows of the file, int64[n] ascending.
 
         Raises:
-            Unreadable: If the file differs from its manifest entry, lacks a column, or exceeds the remaining budget.
+            Unreadable: The file differs from its manifest entry, lacks a column, or exceeds the remaining budget.
         """
 
         def read(file: BoundedParquet) -> dict[int, pa.ChunkedArray]:
@@ -138,10 +136,10 @@ class DataRows:
     def read_all(
         self, path: str, size: int, records: int, column_ids: Sequence[int]
     ) -> Iterator[dict[int, pa.ChunkedArray]]:
-        """Read all rows of the columns that the file has.
+        """Read all rows of the requested columns that the file has.
 
         Raises:
-            Unreadable: As in `read`, except for a missing column.
+            Unreadable: See `read`. A missing column is not an error here.
         """
 
         def read(file: BoundedParquet) -> dict[int, pa.ChunkedArray]:
@@ -158,7 +156,7 @@ class DataRows:
     def _read(
         self, path: str, size: int, records: int, read: Callable[[BoundedParquet], dict[int, pa.ChunkedArray]]
     ) -> Iterator[dict[int, pa.ChunkedArray]]:
-        """Read a file; the decoded columns count towards the budget until the caller has consumed them."""
+        """Read a file. The decoded columns count towards the budget until the caller has consumed them."""
         source = _Ranges(self._objects, self._loop, path, size, self._fetched)
         with BudgetShare(self.decoded) as budget:
             yield self._decode_file(source, path, records, read, budget)
@@ -174,11 +172,11 @@ class DataRows:
         try:
             file = BoundedParquet(pa.PythonFile(source, mode="r"), path, budget)
             if file.rows != records:
-                raise Unreadable(path, f"it has {file.rows} rows; its manifest states {records}")
+                raise Unreadable(path, f"it has {file.rows} rows, but its manifest states {records}")
             return read(file)
         except AmbiguousColumn as error:
             raise Unreadable(path, str(error)) from None
-        except (BadRequest, StorageError) as error:  # outside of the warehouse, missing, or not permitted
+        except (BadRequest, StorageError) as error:  # missing, outside the warehouse, or denied
             raise Unreadable(path, error.message) from None
-        except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: names that are not UTF-8
+        except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: a name is not UTF-8
             raise Unreadable(path, f"it cannot be read: {(str(error).splitlines() or [''])[0][:200]}") from None

@@ -1,11 +1,12 @@
 """Parses the keys of a lookup, one for each term of a record index, from JSON or Arrow into the index's form.
 
-A JSON value is parsed like a filter literal (`literals.py`). A value that the column cannot hold, such as 5.5 for an
-integer, is valid and matches no row. Null matches rows where the column is null; "NaN" in a float column matches NaN.
-Arrow columns have the names and types of the terms.
+A JSON value is parsed like a filter literal (`literals.py`). A value that the column's type cannot represent, such as
+5.5 for an integer, is valid and matches no row. Null matches rows where the column is null; "NaN" in a float column
+matches NaN. Arrow columns have the names and types of the terms.
 
-For a term with a transform, such as `bucket[16](id)`, the key is the transformed value. For `lower(name)` it is a text
-in any case, because the index has one key for all texts that differ in case alone. Pure.
+For a term with a transform, such as `bucket[16](id)`, the key is the transformed value. For `lower(name)`, the key may
+be in upper or lower case, because the index has one key for all texts that differ in case alone. The functions have no
+side effects.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ _SHOWN_CHARS_MAX = 80
 
 
 def keys_of_json(terms: Sequence[Term], rows: Sequence[Any]) -> tuple[list[Keys], Mask | None]:
-    """Return (columns, bool[rows]: the rows that can exist, None for all).
+    """Return (columns, bool[rows]: the keys that can exist; None for all keys).
 
     Each row is a list of values in the order of the terms, an object with their names or, for one term, its value.
 
     Raises:
-        BadRequest: With the number of the invalid key.
+        BadRequest: A key is invalid; the message gives its number.
     """
     possibleble = np.ones(len(rows), dtype=np.bool_)
     values = _transpose_keys(terms, rows)
@@ -44,12 +45,12 @@ def keys_of_json(terms: Sequence[Term], rows: Sequence[Any]) -> tuple[list[Keys]
 
 
 def arrays_of(terms: Sequence[Term], table: pa.Table) -> tuple[list[pa.Array], int]:
-    """Return (the column of each term in one piece, the bytes that shared values take with a copy for each row).
+    """Return (the column of each term in one piece, the memory of shared values if each row had a copy).
 
-    A request of a megabyte can share one value among its million rows, in any number of batches.
+    In a request of a megabyte, a million rows in any number of batches can share one value.
 
     Raises:
-        BadRequest: With the name of a column that is missing, there several times, or cannot be one piece.
+        BadRequest: A column is missing, exists several times, or cannot be combined; the message names it.
     """
     texts = [term.text for term in terms]
     missing = [text for text in texts if text not in table.column_names]
@@ -77,7 +78,7 @@ def keys_of_arrays(terms: Sequence[Term], arrays: Sequence[pa.Array]) -> list[Ke
     """Return keys from the columns of the terms.
 
     Raises:
-        BadRequest: With the name of a column of another type.
+        BadRequest: A column has another type; the message names it.
     """
     columns = []
     for term, array in zip(terms, arrays, strict=True):
@@ -85,7 +86,7 @@ def keys_of_arrays(terms: Sequence[Term], arrays: Sequence[pa.Array]) -> list[Ke
         try:
             values = array if function is None else function.values(pa.chunked_array([array]))
             columns.append(keys_of(values, term.kind))
-        except (ValueError, pa.ArrowException) as error:  # Arrow expands no dictionaries of views, for example
+        except (ValueError, pa.ArrowException) as error:  # e.g. Arrow cannot expand dictionaries of views
             raise _invalid(term, error) from None
     return columns
 
@@ -122,7 +123,7 @@ def _transpose_keys(terms: Sequence[Term], rows: Sequence[Any]) -> list[list[Any
 
 
 def _column(term: Term, values: list[Any], possible: Mask) -> Keys:
-    """Clear `possible` for values that no row can have."""
+    """Return the keys of one column, and clear `possible` for values that no row can have."""
     limits = _INTEGERS.get(term.kind)
     if limits and all(type(value) is int for value in values):
         low, high = limits
@@ -150,7 +151,7 @@ def _column(term: Term, values: list[Any], possible: Mask) -> Keys:
 
 
 def _convert_key(term: Term, value: Any, number: int) -> Key | None:
-    """Return None if no row can have the value."""
+    """Return the key of a value; None if no row can have the value."""
     try:
         literal: Literal = parse_literal(term.kind, value)
     except BadRequest as error:

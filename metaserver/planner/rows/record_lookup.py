@@ -1,10 +1,10 @@
-"""Record lookup: from keys and a snapshot to data file, position, and whether the row may be deleted.
+"""Record lookup: from keys and a snapshot to the data file and the position of each row, and whether it may be deleted.
 
 The result has only rows of files that are live in the snapshot, each once, without rows known to be deleted. Files that
-the index does not describe may contain more rows: they are counted and listed, so that the client knows that the answer
-is incomplete. A row that may be deleted is returned and marked.
+the index does not cover may contain more rows. These files are counted and listed, so that the client can see that the
+answer is incomplete. A row that may be deleted is returned and marked.
 
-Key equality is that of the index: null equals null, NaN equals NaN, and -0.0 differs from 0.0. Keys are hashes of 128
+Keys are equal as in the index: null equals null, NaN equals NaN, and -0.0 differs from 0.0. Keys are hashes of 128
 bits (`record.py`).
 """
 
@@ -42,21 +42,21 @@ from seamark.metaserver.store.model import Entry
 
 KEYS_MAX = 1_000_000
 ROWS_MAX = 4_000_000
-"""Row limit of one lookup, including deleted rows and rows of other snapshots."""
+"""The maximum number of rows of one lookup, including deleted rows and rows of other snapshots."""
 _KEYS_AT_ONCE = 1 << 16
 _THREADS = max(1, len(os.sched_getaffinity(0)))
 _IN_LOOP_KEYS_MAX = 200
 _QUICK_BYTES = 64 << 10
-"""Up to this number, and these bytes, keys are looked up on the event loop; a thread would take longer."""
+"""Up to this number of keys and bytes, keys are looked up on the event loop, because a thread would take longer."""
 
 
 @dataclass(frozen=True)
 class LocatedRows:
     """Rows in the order of their keys, with arrays of one entry per row.
 
-    `query` is the index of the key, `data_file` the position of the file in the view, `position` the row in the file;
-    `undecided` states that the row may be deleted. `uncovered` are the positions of live files that the index does not
-    describe.
+    `query` is the index of the key, `data_file` the position of the file in the view, `position` the row in the file.
+    `undecided` states whether the row may be deleted. `uncovered` are the positions of live files that the index does
+    not cover.
     """
 
     query: Longs
@@ -71,7 +71,7 @@ class LocatedRows:
 class Locator:
     """Locates rows by key.
 
-    Belongs to one event loop.
+    An instance belongs to one event loop.
     """
 
     def __init__(self, resolver: IndexResolver, deleted: RowDeletes, usage: Usage, clock: Clock) -> None:
@@ -86,18 +86,16 @@ class Locator:
         """Locate the rows of keys in a scan of a whole snapshot.
 
         Args:
-            scan: The scan.
             definition: The record index.
             columns: The keys, one column for each term of the record index.
-            asked: The keys that can exist, bool[keys]; None for all.
-            entry: The table.
+            asked: The keys that can exist, bool[keys]; None for all keys.
         """
         view = scan.view
         keys = _LookupKeys(columns, asked)
         work = _Search(await self._resolver.records(view, definition, entry, await keys.few()), keys)
         evaluator = self._deleted.evaluator_of(scan, _find_column_keys(definition, columns))
         parts = [_nothing()]
-        # In batches, so that no step holds the GIL for long.
+        # The keys are looked up in batches, so that no step holds the GIL for long.
         for start in range(0, keys.count, _KEYS_AT_ONCE):
             query, data_file, position = work.run(start) if keys.is_quick else await work.run_in_threads(start)
             deletion = await evaluator.evaluate(data_file, position, query)
@@ -122,7 +120,7 @@ class Locator:
 def _combine_parts(
     parts: Sequence[tuple[Longs, Longs, Longs, Mask]], uncovered: npt.NDArray[np.uint8]
 ) -> tuple[LocatedRows, int]:
-    """Return (the located rows, the number of files that the index rules out)."""
+    """Return (the located rows, the number of files that the index excludes)."""
     query, data_file, position, undecided = (np.concatenate(column) for column in zip(*parts, strict=True))
     hit = uncovered != 0
     hit[data_file] = True
@@ -153,7 +151,7 @@ class _OfPart(NamedTuple):
 
 
 class _LookupKeys:
-    """The keys of one request: `columns`, and which keys can exist, bool[keys], None for all."""
+    """The keys of one request: `columns`, and bool[keys], the keys that can exist; None for all keys."""
 
     def __init__(self, columns: Sequence[Keys], possible: Mask | None) -> None:
         self._columns, self._possible = columns, possible
@@ -163,13 +161,13 @@ class _LookupKeys:
         self.is_quick = self.count <= _IN_LOOP_KEYS_MAX and heap_bytes <= _QUICK_BYTES
 
     async def few(self) -> tuple[Hashes, Hashes] | None:
-        """Return the halves of all hashes if the keys fit one batch and are few, otherwise None."""
+        """Return the two halves of all hashes if the keys are few and fit one batch, otherwise None."""
         if self.count > REMOTE_KEYS_MAX:
             return None
         return (self.part(0) if self.is_quick else await asyncio.to_thread(self.part, 0))[1:]
 
     def part(self, start: int) -> tuple[Longs, Hashes, Hashes]:
-        """Return (indexes of keys, the halves of their hashes) of one batch, from `start` on."""
+        """Return (indexes of keys, the two halves of their hashes) of the batch that begins at `start`."""
         if self._hashes is None:
             self._hashes = hash_halves(self._columns)
         numbers = np.arange(start, min(start + _KEYS_AT_ONCE, self.count))
@@ -181,7 +179,7 @@ class _LookupKeys:
 class _Search:
     """Looks up the keys of one request in all index files, batch by batch.
 
-    `damaged` collects index files that failed; from then on their data files are `uncovered`, uint8[files of the view].
+    `damaged` collects index files that failed. From then on their data files are `uncovered`, uint8[files of the view].
     """
 
     def __init__(self, index: RecordIndex, keys: _LookupKeys) -> None:
@@ -196,7 +194,10 @@ class _Search:
         return self._merge_results([self._of_parts(range(len(self._coverage.parts)), *self._keys.part(start))])
 
     async def run_in_threads(self, start: int) -> _Rows:
-        """Return the same, with several index files in parallel: a lookup mostly waits for memory, without the GIL."""
+        """Return the result of `run`, with several index files in parallel.
+
+        A lookup mostly waits for memory, without the GIL.
+        """
         part = await asyncio.to_thread(self._keys.part, start)
         count = len(self._coverage.parts)
         threads = min(_THREADS, count)
@@ -214,7 +215,7 @@ class _Search:
             try:
                 query, data_file, position = self._of_part(number, high, low)
             except ValueError as error:
-                # Its answers for earlier keys are valid: every page is verified before use.
+                # The answers for earlier keys stay valid, because every page is verified before use.
                 results.append(_OfPart(number, None, str(error)))
                 continue
             results.append(_OfPart(number, (numbers[query], data_file, position)))
@@ -244,7 +245,7 @@ class _Search:
         query, file, position = self._look_up_file(part.location, high, low)
         data_file = part.positions[file]
         live = data_file >= 0
-        # If two index files describe a data file, the rows of one are used.
+        # If two index files cover a data file, only the rows of one are used.
         live[live] = (part_of[data_file[live]] == number) & (file_of[data_file[live]] == file[live])
         return query[live], data_file[live], position[live].astype(np.int64)
 
@@ -259,10 +260,10 @@ class _Search:
 
 
 def _refuse_many(record: Record, high: Hashes) -> None:
-    """Refuse, before rows are gathered, keys with very many rows.
+    """Refuse keys with very many rows before their rows are gathered.
 
     Raises:
-        TooLarge: If the rows of keys fill whole pages.
+        TooLarge: The rows of the keys fill whole pages.
     """
     spans = stretches(record.fences.first, np.sort(high))
     pages = int((spans[:, 1] - spans[:, 0]).sum())

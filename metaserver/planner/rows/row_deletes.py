@@ -1,9 +1,9 @@
-"""Evaluates which of the given rows of a snapshot's data files are deleted.
+"""Decides which of the given rows of a snapshot's data files are deleted.
 
-Every row is live, deleted, or undecided with a reason; a row is never live because a read failed. Position deletes and
-deletion vectors apply by position. Equality deletes apply by the row's values: those that the caller knows (a lookup by
-key knows the key columns), otherwise values read from the data file for these rows, within a bound. Clients differ
-about 0.0 = -0.0: a row that is deleted only under this equality is undecided.
+Every row is live, deleted, or undecided with a reason. If a read fails, a row is undecided, never live. Position
+deletes and deletion vectors apply by position. Equality deletes apply by the row's values: values that the caller has
+(a lookup by key has the key columns), otherwise values read from the data file for these rows, up to a limit. Clients
+differ about 0.0 = -0.0: a row that is deleted only under this equality is undecided.
 """
 
 from __future__ import annotations
@@ -43,14 +43,17 @@ from seamark.metaserver.planner.rows.data_columns import DataRows
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 
 DELETES_LIMIT_BYTES = 256 << 20
-"""Limit of the delete files that one request reads; rows that further delete files apply to are undecided."""
+"""The maximum size of the delete files that one request reads.
+
+Rows are undecided if further delete files apply to them.
+"""
 CONTENTS_LIMIT_BYTES = 512 << 20
-"""Memory limit of the decoded delete files of one request."""
+"""The maximum memory of the decoded delete files of one request."""
 DATA_LIMIT_BYTES = 256 << 20
-"""Limit of the bytes of data files that one request fetches."""
+"""The maximum number of bytes of data files that one request fetches."""
 PROBLEMS_MAX = 100
 _IN_LOOP_ROWS_MAX = 200
-"""Up to this number, rows are evaluated on the event loop; a thread would take longer."""
+"""Up to this number of rows, evaluation runs on the event loop, because a thread would take longer."""
 
 _Pair = tuple[Hashes, Hashes]
 _Groups = list[tuple[int, Longs]]
@@ -60,7 +63,7 @@ _Groups = list[tuple[int, Longs]]
 class RowDeletion(NamedTuple):
     """The deleted and the undecided rows, bool[n] each.
 
-    A row that is both, because not everything could be read, is deleted.
+    A row that is in both is deleted; the data that could not be read do not matter then.
     """
 
     deleted: Mask
@@ -70,14 +73,13 @@ class RowDeletion(NamedTuple):
 class RowDeletes:
     """Evaluates deletes of rows.
 
-    Belongs to one event loop.
+    An instance belongs to one event loop.
     """
 
     def __init__(self, objects: ObjectStore, decoded_bytes: int) -> None:
         """Create the evaluator of deletes.
 
         Args:
-            objects: The storage.
             decoded_bytes: The memory limit of one decoded delete file, and of decoded data files for one request.
         """
         self._objects = objects
@@ -88,7 +90,7 @@ class RowDeletes:
         """Return the evaluator of one request.
 
         Args:
-            known: Columns whose values the caller knows for the rows, by column id.
+            known_keys: The columns whose values the caller has for the rows, by column id.
         """
         mapping = name_mapping_of(scan.metadata.properties)
         loop = asyncio.get_running_loop()
@@ -99,7 +101,7 @@ class RowDeletes:
 class DeleteEvaluator:
     """Evaluates rows in batches, within the limits of one request.
 
-    `problems`: the first reasons for undecided rows, by file.
+    `problems` has the first reasons for undecided rows, by file.
     """
 
     def __init__(self, scan: ScanPlan, files: DeleteFiles, data: DataRows, known: Mapping[int, Keys]) -> None:
@@ -117,10 +119,10 @@ class DeleteEvaluator:
         self.problems: dict[str, str] = {}
 
     async def evaluate(self, data_files: Longs, positions: Longs, keys: Longs | None = None) -> RowDeletion:
-        """Return the deletion of rows, each given by the position of its data file in the view, its position in the
-        file and, with known columns, its index in those, int64[n] each.
+        """Return which rows are deleted.
 
-        Calls must not overlap.
+        A row is given by the position of its data file in the view, its position in the file and, with known columns,
+        its index in these columns, int64[n] each. Calls must not overlap.
         """
         deletion = RowDeletion(np.zeros(len(data_files), dtype=np.bool_), np.zeros(len(data_files), dtype=np.bool_))
         if not len(data_files) or not self.view.delete_file_count:
@@ -135,7 +137,7 @@ class DeleteEvaluator:
         ):
             work.run(groups, applying)
         else:
-            await asyncio.to_thread(work.run, groups, applying)  # evaluation may read data files
+            await asyncio.to_thread(work.run, groups, applying)  # Evaluation may read data files.
         return deletion
 
     def _deletes_of(
@@ -166,7 +168,7 @@ class DeleteEvaluator:
     def hashes_of(self, columns: Columns, rows: Longs) -> tuple[_Pair, _Pair | None] | None:
         """Return the hash of these columns in these rows, and the hash with both zeros merged.
 
-        None if the values are not known.
+        None if the values are unknown.
         """
         if not all(column_id in self._known for column_id, _ in columns):
             return None
@@ -279,7 +281,7 @@ def _at(pair: _Pair, at: Longs) -> _Pair:
 
 
 def _among(values: Longs, ascending: Longs) -> npt.NDArray[np.bool_]:
-    """Return bool[n]: which values are among the ascending values."""
+    """Return bool[n]: whether each value is among the ascending values."""
     if not len(ascending):
         return np.zeros(len(values), dtype=np.bool_)
     at = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)

@@ -1,12 +1,11 @@
-"""Evaluates which rows of a data file satisfy a predicate, by bitmap indexes, with the semantics that the caller
-chooses.
+"""Finds the rows of a data file that satisfy a predicate, by bitmap indexes. The caller chooses the semantics.
 
-The result is exact, or a superset that is marked as such. A predicate on a term without a bitmap for the file, or that
-key ranges cannot express, may match any row; the other conjuncts still narrow the result. Predicates that the file's
-partition decides for every client are evaluated as decided (`residuals.py`).
+The result is exact, or a superset that is marked as such. A predicate may match any row if the file has no bitmap for
+its term, or if key ranges cannot express it; the other conjuncts still narrow the result. A predicate that the file's
+partition decides for every client is not looked up (`residuals.py`).
 
 SQL engines differ about NaN in comparisons. An expression that was parsed from SQL includes NaN (`sql.py`): in a file
-with a NaN in a compared column the rows are not exact.
+with a NaN in a compared column, the rows are not exact.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from seamark.metaserver.planner.indexes.resolver import BitmapIndex
 from seamark.metaserver.planner.pruning.semantics import ComparisonSemantics, key_ranges
 
 _ROWS_MAX = 1 << 32
-"""Row limit of one file: indexes and answers have positions of 32 bits, but a manifest may state more rows."""
+"""The maximum number of rows of a file. Positions in indexes and answers have 32 bits."""
 
 
 class MatchingRows(NamedTuple):
-    """The rows that may match, None for all rows.
+    """The rows that may match; None for all rows.
 
-    If `exact`, just these match.
+    If `exact` is true, all of these rows match.
     """
 
     bits: Bits | None
@@ -44,11 +43,11 @@ class MatchingRows(NamedTuple):
 class PredicateMatcher:
     """Evaluates one expression on any number of files.
 
-    `damaged` collects index files on which an evaluation failed.
+    `damaged` collects index files for which an evaluation failed.
 
     Attributes:
-        indexes: By column id and transform of their term.
-        from_sql: The expression was parsed from SQL.
+        indexes: The bitmap indexes, by column id and transform of their term.
+        from_sql: Whether the expression was parsed from SQL.
     """
 
     indexes: Mapping[tuple[int, str], BitmapIndex]
@@ -60,7 +59,7 @@ class PredicateMatcher:
     def match_rows(self, expression: Expression, position: int, records: int) -> MatchingRows:
         """Return the matching rows of the file at this position in the view, which has `records` rows.
 
-        The expression is bound: the residual for the file's partition.
+        The expression is bound: it is the residual for the file's partition.
         """
         if records > _ROWS_MAX:
             return MatchingRows(None, False)

@@ -30,9 +30,9 @@ from seamark.formats.runtime.memoization import computed_once
 from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter, split_by_size
 
 LONG_FILTER_BYTES = 64 << 10
-"""The length of a filter in JSON; shorter filters take milliseconds."""
+"""The length of a JSON filter from which it counts as long. Shorter filters take milliseconds."""
 _LONG_TEXT_CHARACTERS = 30_000
-"""The length of a bound filter's text; some hundreds of values, about a millisecond of work."""
+"""The length of a bound filter's text from which it counts as long: some hundreds of values, about 1 ms of work."""
 
 
 ViewKey = tuple[str, ...]
@@ -41,8 +41,8 @@ ViewKey = tuple[str, ...]
 class ScanOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of a scan apart from its filter: its snapshots, and the meaning of names and comparisons.
 
-    A scan reads one snapshot (by default the current one), or is incremental: it reads the files that appends added
-    after `start_snapshot_id` up to and including `end_snapshot_id`.
+    A scan reads one snapshot (by default the current one). An incremental scan reads the files that appends added after
+    `start_snapshot_id`, up to and including `end_snapshot_id`.
     """
 
     snapshot_id: int | None = None
@@ -51,9 +51,9 @@ class ScanOptions(msgspec.Struct, frozen=True, kw_only=True):
     case_sensitive: bool = True
     use_snapshot_schema: bool = False
     nan_above: bool = False
-    """NaN matches `>` and `>=` of floats, as in Spark and DuckDB (`add_nan`)."""
+    """Whether NaN matches `>` and `>=` of floats, as in Spark and DuckDB (`add_nan`)."""
     may_delete_files: bool = False
-    """The client may delete the files of the plan by metadata (`plan/metadata_deletes.py`)."""
+    """Whether the client may delete the files of the plan by metadata (`plan/metadata_deletes.py`)."""
 
     @property
     def is_incremental(self) -> bool:
@@ -67,33 +67,33 @@ class ScanRequest(ScanOptions, frozen=True, kw_only=True):
 
 
 class PinnedRequest(ScanOptions, frozen=True, kw_only=True, array_like=True):
-    """A scan that a client requests, with everything pinned that could change before the client returns.
+    """A scan that a client requests, with everything fixed that could change before the client continues it.
 
     Plan tasks and plan ids contain it (`tokens.py`). An incremental scan has no `snapshot_id`.
     """
 
     schema_id: int
-    """The table's current schema at planning time: names keep their meaning after a rename."""
+    """The id of the table's current schema at planning time, so that names keep their meaning after a rename."""
     filter_json: bytes = b""
-    """JSON as the client sent it; empty without a filter."""
+    """The filter in JSON as the client sent it; empty without a filter."""
     stats_fields: tuple[str, ...] = ()
     residuals: bool = True
     sequence_numbers: bool = False
     may_rewrite_files: bool = False
-    """The client may write the rows of the files again, so its reader must skip none of them."""
+    """Whether the client may write the rows of the files again. Then its reader must not skip rows."""
     functions: bool = False
-    """The filter may have functions of SQL (`formats/iceberg/types/functions.py`)."""
+    """Whether the filter may have SQL functions (`formats/iceberg/types/functions.py`)."""
 
     @property
     def has_long_filter(self) -> bool:
-        """Whether work on the filter belongs in a thread: a filter may list two hundred thousand values."""
+        """Whether work on the filter must run in a thread: a filter may list two hundred thousand values."""
         return len(self.filter_json) > LONG_FILTER_BYTES
 
     def bind(self, metadata: TableMetadata) -> BoundScan:
-        """Parse the filter and bind it as `bind_for_java` does.
+        """Parse the filter and bind it with `bind_for_java`.
 
         Raises:
-            BadRequest: If the filter is invalid.
+            BadRequest: The filter is invalid.
         """
         filter: Expression = TRUE
         if self.filter_json:
@@ -105,7 +105,8 @@ class PinnedRequest(ScanOptions, frozen=True, kw_only=True, array_like=True):
 class BoundScan(msgspec.Struct, frozen=True, dict=True):
     """A scan bound to one table: the results of binding and projecting its filter, each computed once.
 
-    A filter may list a hundred thousand values: if `is_long`, work on it belongs in a thread, not on the event loop.
+    A filter may list a hundred thousand values. If `is_long` is true, work on it must run in a thread, not on the event
+    loop.
     """
 
     metadata: TableMetadata
@@ -116,14 +117,14 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
     is_unfiltered: bool = False
     """Whether the scan returns all files, even those without rows: its filter is the constant TRUE."""
     dynamic_filters: tuple[DynamicFilter, ...] = ()
-    """Dynamic filters with many keys; those with few are part of `bound`."""
+    """The dynamic filters with many keys. Those with few keys are part of `bound`."""
 
     @classmethod
     def bind(cls, metadata: TableMetadata, request: ScanRequest) -> BoundScan:
-        """Bind a request to its snapshot and that snapshot's schema, or the current one.
+        """Bind a request to its snapshot, and to the snapshot's schema or the current schema.
 
         Raises:
-            BadRequest: If the filter or the snapshot id is invalid.
+            BadRequest: The filter or the snapshot id is invalid.
         """
         snapshot = resolve_snapshot(metadata, request)
         return cls.bind_by(resolve_schema(metadata, snapshot, request), metadata, request, snapshot, request.filter)
@@ -140,7 +141,7 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
         """Bind a filter by the schema and the snapshot that the options resolve to."""
         bound = bind_filter(metadata, schema, options, filter)
         bound_scan = cls(metadata, options, snapshot, schema, bound, filter == TRUE)
-        _ = bound_scan.text  # computed here: callers bind long filters in a thread
+        _ = bound_scan.text  # Compute it here, because callers bind long filters in a thread.
         return bound_scan
 
     def join_with(self, dynamic_filters: Sequence[DynamicFilter], condition: Expression = TRUE) -> BoundScan:
@@ -153,7 +154,7 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
     def text(self) -> str:
         """Return the bound filter and the dynamic filters as text, for cache keys.
 
-        Not the expression itself: 0.0 and -0.0 are equal as values, but their plans differ.
+        The expression itself is not used, because 0.0 and -0.0 are equal as values, but their plans differ.
         """
         bound = repr(self.bound)
         if not self.dynamic_filters:
@@ -188,7 +189,7 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
 
     @computed_once
     def partition_filters(self) -> dict[int, Expression]:
-        """The condition on partition values that the filter and the dynamic filters imply, by spec id."""
+        """The condition on partition values that follows from the filter and the dynamic filters, by spec id."""
         partition_filters = {spec_id: projected.possible for spec_id, projected in self.filter_projections.items()}
         if self.dynamic_filters:
             for spec in self.metadata.partition_specs:
@@ -198,15 +199,15 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
 
 
 def bind_for_java(metadata: TableMetadata, options: ScanOptions, filter: Expression) -> BoundScan:
-    """Bind a filter as Iceberg's Java library means it.
+    """Bind a filter with the meaning that Iceberg's Java library gives it.
 
-    The library asks for the snapshot's schema whenever it names a snapshot. But while a snapshot is the head of a
+    The library requests the snapshot's schema whenever it names a snapshot. But while a snapshot is the head of a
     branch, Spark uses the column names of the table's schema at that time. In the snapshot's schema these names may
     belong to other columns, or to columns of a type that the literals do not fit. A part of the filter that the schemas
     bind differently prunes no file.
 
     Raises:
-        BadRequest: If no schema can bind the filter, or if two schemas bind a part differently and that part selects
+        BadRequest: No schema can bind the filter. Or two schemas bind a part differently, and that part selects
             partitions alone: Spark does not filter rows by such a part, so the plan must be exact.
     """
     snapshot = resolve_snapshot(metadata, options)
@@ -225,11 +226,12 @@ def bind_for_java(metadata: TableMetadata, options: ScanOptions, filter: Express
         elif not any(_selects_partitions(reading, metadata) for reading in bound.values()):
             if isinstance(conjunct, Unbound) and conjunct.op is not Op.IS_NULL:
                 filtered.add(conjunct.name)
-        elif len(bound) == 1:  # no other schema binds it
+        elif len(bound) == 1:  # only one schema binds it
             sure += bound.values()
         else:
             ambiguous.append(conjunct)
-    # Spark adds a not-null predicate to each comparison, and filters rows by the comparison.
+    # Spark adds a not-null predicate to each comparison, and filters rows by the comparison. So a not-null predicate
+    # on a compared column need not be exact.
     if any(
         not (isinstance(conjunct, Unbound) and conjunct.op is Op.NOT_NULL and conjunct.name in filtered)
         for conjunct in ambiguous
@@ -243,10 +245,9 @@ def bind_for_java(metadata: TableMetadata, options: ScanOptions, filter: Express
 
 
 def names_are_ambiguous(metadata: TableMetadata) -> bool:
-    """Return whether a filter on the current snapshot may use a name that its own schema gives to another column, or
-    lacks.
+    """Return whether a filter on the current snapshot may use an ambiguous name.
 
-    `bind_for_java` cannot resolve such a name.
+    The snapshot's own schema gives this name to another column, or lacks it. `bind_for_java` cannot resolve it.
     """
     snapshot = metadata.current_snapshot
     snapshot_schema = None if snapshot is None or snapshot.schema_id is None else metadata.schema(snapshot.schema_id)
@@ -267,7 +268,7 @@ def _ids_by_folded_name(schema: Schema) -> dict[str, set[int]]:
 def find_schemas_while_head(metadata: TableMetadata, snapshot: Snapshot | None, schema: Schema) -> list[Schema]:
     """Return the other schemas that the table may have had while the snapshot was the head of a branch.
 
-    These are the schemas from the snapshot's own to the current one, or to the one of the next snapshot.
+    They follow the snapshot's own schema, up to the current schema or to the schema of the next snapshot.
     """
     if snapshot is None or len(metadata.schemas) == 1:
         return []
@@ -287,8 +288,9 @@ class _Reading(msgspec.Struct, frozen=True):
     bound: Expression | None
     """The bound filter; None if the schema cannot bind it."""
     terms: tuple[tuple[int, str, str], ...] | None
-    """Column, transform and type family of each predicate; two schemas with equal terms give the part the same
-    meaning.
+    """The column, transform and type family of each predicate.
+
+    Two schemas with equal terms give the part the same meaning.
     """
 
     @classmethod
@@ -303,15 +305,16 @@ class _Reading(msgspec.Struct, frozen=True):
 
 
 def _family(kind: str) -> str:
-    """Return the type family: equal for types of one column over time, in which a literal means the same."""
+    """Return the type family: a literal means the same for all types of a family that a column can have over time."""
     if kind.startswith("decimal"):
         return f"decimal of scale {decimal_scale(kind)}"
     return {"int": "long", "float": "double"}.get(kind, kind)
 
 
 def _selects_partitions(bound: Expression, metadata: TableMetadata) -> bool:
-    """Return whether partition values decide the expression for all rows in every spec (Java:
-    ExpressionUtil.selectsPartitions).
+    """Return whether partition values decide the expression for all rows in every spec.
+
+    Java: ExpressionUtil.selectsPartitions.
     """
     return bool(predicates_of(bound)) and all(_is_exact(project(bound, spec)) for spec in metadata.partition_specs)
 
@@ -324,7 +327,7 @@ def resolve_snapshot(metadata: TableMetadata, options: ScanOptions) -> Snapshot 
     """Return the snapshot to read; None for a table without snapshots.
 
     Raises:
-        BadRequest: If the snapshot id is unknown.
+        BadRequest: The snapshot id is unknown.
     """
     if options.is_incremental:
         if options.snapshot_id is not None:
@@ -352,7 +355,7 @@ def list_appends(metadata: TableMetadata, options: ScanOptions) -> list[Snapshot
     """Return the append snapshots of an incremental scan, oldest first (Java: BaseIncrementalAppendScan).
 
     Raises:
-        BadRequest: Unless the start is an ancestor of the end, or the parent of an ancestor whose metadata has expired.
+        BadRequest: The start is neither an ancestor of the end, nor the expired parent of an ancestor.
     """
     end = _require_snapshot(metadata, options.end_snapshot_id, "end-snapshot-id")
     start = options.start_snapshot_id
@@ -370,20 +373,20 @@ def list_appends(metadata: TableMetadata, options: ScanOptions) -> list[Snapshot
 
 
 def find_expired_ancestor(metadata: TableMetadata, end_snapshot_id: int | None) -> int | None:
-    """Return the nearest ancestor that has expired, where an incremental scan without a start begins.
+    """Return the nearest ancestor that has expired. An incremental scan without a start begins there.
 
     Returns:
         Its id; None if the metadata has all ancestors.
 
     Raises:
-        BadRequest: As `list_appends` does.
+        BadRequest: See `list_appends`.
     """
     *_, oldest = _walk_ancestors(metadata, _require_snapshot(metadata, end_snapshot_id, "end-snapshot-id"))
     return oldest.parent_snapshot_id
 
 
 def _walk_ancestors(metadata: TableMetadata, end: Snapshot) -> Iterator[Snapshot]:
-    """Yield the snapshot and its ancestors, newest first, as far as the metadata has them."""
+    """Yield the snapshot and its ancestors, newest first, as long as the metadata has them."""
     seen: set[int] = set()
     current: Snapshot | None = end
     while current is not None:
@@ -402,7 +405,7 @@ def _name_list(snapshot: Snapshot) -> str:
 
 
 def resolve_schema(metadata: TableMetadata, snapshot: Snapshot | None, options: ScanOptions) -> Schema:
-    """Return the snapshot's own schema if the request asks for it and the metadata has it, else the current schema."""
+    """Return the snapshot's own schema if the request uses it and the metadata has it, otherwise the current schema."""
     if options.use_snapshot_schema and snapshot is not None and snapshot.schema_id is not None:
         return metadata.schema(snapshot.schema_id) or metadata.current_schema
     return metadata.current_schema

@@ -22,7 +22,7 @@ from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
 from seamark.metaserver.planner.view.view import TableView, comparable
 
 _RESIDUALS_MAX = 1024
-"""Cached residuals of one plan. A spec usually has few partitions compared with files."""
+"""The maximum number of cached residuals of one plan. A spec usually has far fewer partitions than files."""
 _RESIDUAL_BYTES = 400
 
 
@@ -38,7 +38,7 @@ class IndexUse(msgspec.Struct, frozen=True, gc=False):
 class PruningStage(msgspec.Struct, frozen=True, gc=False):
     """One stage of a plan: files and bytes before and after it, and its duration.
 
-    Files and bytes are -1 unless the request asks for them: counting visits every file, and summing reads its size.
+    Files and bytes are -1 unless the request asks for them, because counting visits every file and reads its size.
     """
 
     name: str
@@ -48,11 +48,11 @@ class PruningStage(msgspec.Struct, frozen=True, gc=False):
     bytes_left: int
     microseconds: int
     complete: bool = True
-    """False if the time budget ended during the stage; files that were not checked are kept."""
+    """Whether the stage ended within the time budget. Otherwise the files that were not checked are kept."""
 
 
 class ScanPlan:
-    """A plan.
+    """The result of planning one scan.
 
     `entry_ids`, int64[files], are the files to read, in the order of the manifest list (`view.py`). Immutable except
     for caches.
@@ -74,10 +74,10 @@ class ScanPlan:
         indexes: tuple[IndexUse, ...] = (),
         projected: Mapping[int, ProjectedExpression] = MappingProxyType({}),
     ) -> None:
-        """Keep the inputs.
+        """Store the inputs.
 
         Args:
-            projected: `bound` projected onto the metadata's specs, by spec id, as far as computed.
+            projected: `bound` projected onto the metadata's specs, by spec id, for the specs that are computed already.
         """
         self.view = view
         self.entry_ids = entry_ids
@@ -89,7 +89,7 @@ class ScanPlan:
         self.indexes = indexes
         self.snapshot_id = snapshot_id
         self.considered = considered
-        """Live files of the snapshot, including those of manifests that were not read."""
+        """The number of live files of the snapshot, including files of manifests that were not read."""
         self.metadata = metadata
         """The table's metadata at planning time; partition specs are looked up in it."""
         self._projections = dict(projected)
@@ -104,7 +104,7 @@ class ScanPlan:
 
     @property
     def size_bytes(self) -> int:
-        """Memory that the plan adds to its view, including full caches."""
+        """The memory of the plan besides its view, including full caches."""
         return int(self.entry_ids.nbytes) + _RESIDUAL_BYTES * min(self.files, _RESIDUALS_MAX) + 2000
 
     def with_file(self, entry_id: int) -> ScanPlan:
@@ -116,8 +116,8 @@ class ScanPlan:
     def find_first_with_rows(self, min_rows: int, files_max: int) -> Longs:
         """Return the first files that certainly contain `min_rows` matching rows in total.
 
-        These are files without residual and without deletes. Returns all files if the first `files_max` do not suffice:
-        the hint is used only when that is cheap.
+        Only files without residual and without deletes count. If the first `files_max` files have too few rows, all
+        files are returned, because examining more files would cost too much.
         """
         sure = 0
         for count, entry_id in enumerate(self.entry_ids[:files_max].tolist(), start=1):
@@ -140,8 +140,8 @@ class ScanPlan:
         residuals = self._residuals_of(spec_id) if self.deciding(spec_id) else None
         if residuals is None:
             return self.bound
-        # The key has the text: 0.0 and -0.0 are equal as values, but their residuals differ. Few partitions have
-        # either.
+        # The key has the text of zeros: 0.0 equals -0.0, but their residuals differ. Few partitions have
+        # zeros.
         zero = any(value == 0 and isinstance(value, float) for value in partition)
         key = (spec_id, fields, repr(partition) if zero else partition)
         residual = self._residuals.get(key)
@@ -153,8 +153,9 @@ class ScanPlan:
         return residual
 
     def may_match(self, spec_id: int, fields: tuple[tuple[int, str], ...], partition: tuple[Value | None, ...]) -> bool:
-        """Return whether the partition can hold a matching row, by its values alone: False means that the residual
-        is FALSE.
+        """Return whether the partition can contain a matching row, by its values alone.
+
+        False means that the residual is FALSE.
         """
         spec = self.metadata.spec(spec_id)
         if spec is None:
@@ -180,9 +181,9 @@ class ScanPlan:
         }
 
     def deciding(self, spec_id: int) -> Mapping[int, str]:
-        """Return the partition fields whose values decide parts of the filter: by id, the type of their values.
+        """Return the partition fields whose values decide parts of the filter: the type of their values, by field id.
 
-        Empty if no partition value decides anything, or if the metadata has no such spec.
+        Empty if no partition value decides anything, or if the metadata do not have the spec.
         """
         kinds = self._kinds.get(spec_id)
         if kinds is None:
@@ -203,5 +204,5 @@ class ScanPlan:
         return self._deletes.deletes_for_file(entry_id)
 
     def deletes_of(self, entry_ids: Longs) -> list[tuple[int, ...]]:
-        """Return the same as `deletes`, for many data files."""
+        """Return the result of `deletes` for many data files."""
         return self._deletes.deletes_for(entry_ids)

@@ -1,9 +1,9 @@
 """Plan tasks and plan ids: stateless, signed tokens that contain the plan request.
 
-A token holds the request (snapshot, filter, schema) and, for a plan task, the range of entry ids that it covers.
-So any worker and replica can answer it, also after a restart. The range counts *entries of the view*, not files of the
-plan: a view is the same on every replica, while one plan may keep a file that another plan, with more time, leaves out.
-Pages that counted kept files could overlap, or lose files between them.
+A token contains the request (snapshot, filter, schema) and, for a plan task, a range of entry ids. So any worker and
+replica can answer it, also after a restart. The range counts *entries of the view*, not files of the plan: a view is
+the same on every replica, while one plan may keep a file that another plan, with more time, leaves out. If pages
+counted kept files, they could overlap or miss files.
 
 Layout, before base64: version (1 byte), id of the signing key (8), HMAC-SHA256 truncated to 16 bytes (RFC 2104, section
 5), first row and end row (8 bytes each, big-endian), deflated msgpack of `PinnedRequest`. The MAC also covers the
@@ -28,9 +28,9 @@ from seamark.metaserver.planner.scan.request import PinnedRequest
 VERSION = 3
 _PURPOSE = "scan-planning"
 TOKENS_BYTES_MAX = 1 << 20
-"""Size limit of all plan tasks of one answer together."""
+"""The maximum total size of the plan tasks of one answer."""
 ROWS_MAX = 2**63 - 1
-"""End of the last page: all remaining rows."""
+"""The end of the last page, which includes all remaining rows."""
 
 _MAC_BYTES = 16
 _ROWS = struct.Struct(">qq")
@@ -112,7 +112,8 @@ def page_count(files: int, packed_bytes: int, *, inline_limit: int, page_size: i
     """Return the number of plan tasks for a plan of `files` files; 0 means that the answer is inline.
 
     A plan above `inline_limit` has at least two pages, so that a client can fetch them in parallel. Each token contains
-    the filter: if that is long (an IN list of thousands), pages grow instead of the tokens' total size.
+    the filter. With a long filter (an IN list of thousands of values), there are fewer and larger pages, so that the
+    total size of the tokens does not grow.
     """
     if files <= inline_limit:
         return 0

@@ -1,7 +1,7 @@
 """The files of a snapshot in columns (`TableView`), and selections of them (`Selection`), which pruning narrows.
 
 A view has the blocks of a snapshot in sequence, with one row of summaries for each block and queried column. Nothing is
-copied: a side of a column holds the addresses of the blocks' arrays, which kernels read. A column is assembled at the
+copied: a side of a column has the addresses of the blocks' arrays, which kernels read. A column is assembled for the
 first predicate on it and cached; the view of the next snapshot reuses the blocks.
 
 An entry id consists of the ordinal of a manifest in the manifest list and of an entry in the manifest: `ordinal << 32 |
@@ -34,15 +34,16 @@ _LAYOUT_FIELDS = 15
 _FORM, _WIDTH, _ROWS, _FIRST, _BASE, _SKETCH = 0, 1, 4, 5, 6, 13
 """Columns of a layout row."""
 _SKETCHED_ROWS_MIN = 100_000
-"""A side has sketches if one comparison may read at least this many rows."""
+"""A column gets sketches if one comparison may read at least this many rows."""
 ENTRY_BITS = 32
 ENTRY_MASK = (1 << ENTRY_BITS) - 1
-"""The bits of an entry id that number the entry in its manifest."""
+"""The bits of an entry id with the number of the entry in its manifest."""
 
 
 class BoundColumn:
-    """One side of a column in one form: `layout`, int64[blocks, 15], in the format of `_scan.pyx`; summaries `low`,
-    `high`.
+    """The lower or upper bounds of a column in one form.
+
+    `layout`, int64[blocks, 15], is in the format of `_scan.pyx`. `low` and `high` are summaries.
     """
 
     __slots__ = ("form", "high", "layout", "low", "packed")
@@ -53,7 +54,6 @@ class BoundColumn:
         Args:
             form: The form of the values.
             packed: object[blocks], the packed columns; None for a block without values in this form.
-            view: The view.
             of_base: The same column of the view's base, in all forms; None if the base has not read it.
         """
         dtype = (np.int64, np.float64, np.uint64)[form]
@@ -90,7 +90,7 @@ class BoundColumn:
             self.high[positions] = np.array(high, dtype=self.high.dtype)
 
     def add_sketches(self, view: TableView) -> None:
-        """Add sketches of the blocks whose codes take longer to read."""
+        """Add sketches to the blocks whose codes take longer to read than a sketch."""
         layout = self.layout
         rows_min = STRING_ROWS_MIN if self.form is Form.STRINGS else ROWS_MIN
         wide = (layout[:, _FORM] >= 0) & (layout[:, _WIDTH] >= WIDTH_MIN) & (layout[:, _ROWS] >= rows_min)
@@ -137,11 +137,11 @@ class ColumnStatistics:
         """Read the statistics of the blocks that the base lacks.
 
         Args:
-            of_base: Those of the view's base.
+            of_base: The statistics of the view's base.
         """
         read = [_usable(view.blocks[number].entry(column_id), kind) for number in view.blocks_to_compute(of_base)]
         self.entries: Objects = view.with_base(objects(read), None if of_base is None else of_base.entries)
-        """object[blocks]: `ColumnEntry`, or None."""
+        """object[blocks]: the `ColumnEntry` of each block, or None."""
         flags = np.zeros((len(read), 4), dtype=np.uint8)
         for number, entry in enumerate(read):
             if entry is not None:
@@ -163,7 +163,7 @@ class ColumnStatistics:
             view, self._bounds[1], None if of_base is None else of_base.upper
         )
         self.rows_read = max(sum(side.rows_read() for side in sides) for sides in (self.lower, self.upper))
-        """The maximum for one comparison."""
+        """The maximum number of rows that a comparison reads."""
         for side in (*self.lower, *self.upper):
             if side.rows_read() >= _SKETCHED_ROWS_MIN:
                 side.add_sketches(view)
@@ -176,9 +176,8 @@ class ColumnStatistics:
 class PartitionValues:
     """The exact values of one partition field.
 
-    `known`, bool[blocks]: whether the block's spec has the field.
-
-    `nulls`, uint8[blocks]: how many values are null: 0 none, 1 all, 2 some. `has_nulls`: whether any entry is not 0.
+    `known`, bool[blocks]: whether the block's spec has the field. `nulls`, uint8[blocks]: 0 if no value is null, 1 if
+    all are null, 2 if some are. `has_nulls`: whether any item of `nulls` is not 0.
     """
 
     __slots__ = ("has_nulls", "is_known", "known", "nulls", "packed", "sides")
@@ -187,7 +186,7 @@ class PartitionValues:
         """Read the values of the blocks that the base lacks.
 
         Args:
-            of_base: Those of the view's base.
+            of_base: The values of the view's base.
         """
         stored = [view.blocks[number].partition_column(field_id) for number in view.blocks_to_compute(of_base)]
         usable = [entry if entry is not None and comparable(entry[0], kind) else None for entry in stored]
@@ -210,10 +209,10 @@ class PartitionValues:
 
 
 class TableView:
-    """The data files of a snapshot, or those of some of its manifests.
+    """The data files of a snapshot, or the files of some of its manifests.
 
     `blocks[i]` is the block of `manifests[i]`, the data manifest at `ordinals[i]` of the snapshot (ascending; by
-    default all). `delete_blocks` and `delete_manifests` are those of all delete manifests.
+    default all). `delete_blocks` are the blocks of `delete_manifests`, which are all delete manifests.
     """
 
     def __init__(
@@ -228,8 +227,8 @@ class TableView:
     ) -> None:
         """Put the blocks in sequence.
 
-        `base` is a view that shares blocks, as that of the previous snapshot. Columns are assembled from it while it is
-        in memory.
+        `base` is a view that shares blocks, such as that of the previous snapshot. While it is in memory, its columns
+        are reused.
         """
         self.manifests = tuple(manifests)
         self.blocks = tuple(blocks)
@@ -241,11 +240,11 @@ class TableView:
         self._identities = _identities(self.blocks)
         self._base = None if base is None else weakref.ref(base)
         self.shared_blocks = _find_shared(self._identities, None if base is None else base._identities)
-        """int64[shared] each: the numbers of the blocks that the base has too, here and there."""
+        """int64[shared] each: the numbers of the blocks that the base also has, in this view and in the base."""
         is_new = np.ones(len(self.blocks), dtype=np.bool_)
         is_new[self.shared_blocks[0]] = False
         self.new_blocks: list[int] = np.flatnonzero(is_new).tolist()
-        """The numbers of the other blocks."""
+        """The numbers of the blocks that are not shared."""
         heads = [_read_head(self.blocks[number]) for number in self.blocks_to_compute(base)]
         self._heads: Longs = self.with_base(
             np.array(heads, dtype=np.int64).reshape(len(heads), 3), None if base is None else base._heads
@@ -258,17 +257,17 @@ class TableView:
         self._stats: dict[tuple[int, str], ColumnStatistics] = {}
         self._partition: dict[tuple[int, str], PartitionValues] = {}
         self.extents: Longs = np.zeros((len(self.blocks), _LAYOUT_FIELDS), dtype=np.int64)
-        """A layout with only row counts, first positions and, as base, first entry ids: for kernels that read no
+        """A layout with only row counts, first positions and, as base, first entry ids, for kernels that read no
         column.
         """
         self.extents[:, _ROWS] = self._heads[:, 0]
         self.extents[:, _FIRST] = ends - self._heads[:, 0]
         self.extents[:, _BASE] = self.ordinals << ENTRY_BITS
         self.blocks_with_empty_files: list[int] = np.flatnonzero(self._heads[:, 2]).tolist()
-        """Blocks with files whose record count is 0 or unknown."""
+        """The blocks that have files whose record count is 0 or unknown."""
         self._size_cache = (0, 0)
         self.derived = Derived()
-        """What other modules compute from the view."""
+        """Data that other modules compute from the view."""
 
     @property
     def file_count(self) -> int:
@@ -277,12 +276,12 @@ class TableView:
 
     @property
     def base(self) -> TableView | None:
-        """The view that it was made from, while that is in memory."""
+        """The view from which this view was made; None if it is no longer in memory."""
         return None if self._base is None else self._base()
 
     @property
     def edges(self) -> frozenset[Block]:
-        """The first and the last block, one of which a neighbouring snapshot keeps."""
+        """The first and the last block. A neighbouring snapshot usually keeps one of them."""
         return frozenset({*self.blocks[:1], *self.blocks[-1:]})
 
     @property
@@ -291,18 +290,18 @@ class TableView:
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the view with what is derived from it, without its blocks."""
+        """The memory of the view and of the data derived from it, without its blocks."""
         columns, size = self._size_cache
         computed = len(self._stats) + len(self._partition)
         if computed != columns:
-            # Copies, because plans in other threads may add a column concurrently.
+            # Iterate over copies, because plans in other threads may add a column concurrently.
             size = sum(column.size_bytes for column in list(self._stats.values()))
             size += sum(column.size_bytes for column in list(self._partition.values()))
             self._size_cache = computed, size
         return self.extents.nbytes + 400 * len(self.blocks) + size + self.derived.size_bytes
 
     def blocks_of(self, manifests: Sequence[ManifestFile]) -> list[Block | None]:
-        """Return the blocks of those manifests that are in the view as the same objects, and None for the others."""
+        """Return the view's block of each manifest, if the view has the same manifest object; otherwise None."""
         here, of_view = _find_shared(_identities(manifests), _identities(self.manifests))
         blocks = np.full(len(manifests), None, dtype=np.object_)
         blocks[here] = objects(self.blocks)[of_view]
@@ -314,7 +313,7 @@ class TableView:
         return self.blocks[self._numbers[entry_id >> ENTRY_BITS]], entry_id & ENTRY_MASK
 
     def number_of(self, entry_id: int) -> int:
-        """Return the number of the block of an entry id."""
+        """Return the number of the block that contains an entry id."""
         number: int = self._numbers[entry_id >> ENTRY_BITS]
         return number
 
@@ -332,7 +331,7 @@ class TableView:
         return positions
 
     def entry_ids_at(self, positions: Longs) -> Longs:
-        """Return int64[n], the entry ids at positions: the inverse of `positions_of`."""
+        """Return int64[n], the entry ids at these positions. This is the inverse of `positions_of`."""
         starts = np.array(self.starts[:-1], dtype=np.int64)
         numbers = np.searchsorted(starts, positions, side="right") - 1
         entry_ids: Longs = (self.ordinals[numbers] << ENTRY_BITS) + positions - starts[numbers]
@@ -344,7 +343,7 @@ class TableView:
         return np.arange(first, first + self.blocks[number].rows, dtype=np.int64)
 
     def locate_delete(self, row: int) -> tuple[Block, int]:
-        """Return (block, row in the block) of a row of the delete blocks."""
+        """Return (block, row in the block) for a row of the delete blocks."""
         number = bisect_right(self.delete_starts, row) - 1
         return self.delete_blocks[number], row - self.delete_starts[number]
 
@@ -385,7 +384,7 @@ class TableView:
     def assemble(self, other: TableView) -> None:
         """Compute the columns that another view has computed.
 
-        Runs in any thread.
+        The method may run in any thread.
         """
         for column_id, kind in list(other._stats):
             self.stats(column_id, kind)
@@ -393,11 +392,11 @@ class TableView:
             self.partition(field_id, kind)
 
     def blocks_to_compute(self, of_base: object) -> Sequence[int]:
-        """Return the numbers of the blocks for which a value must be computed: all if the base has none (None)."""
+        """Return the numbers of the blocks for which a value must be computed: all blocks if `of_base` is None."""
         return range(len(self.blocks)) if of_base is None else self.new_blocks
 
     def with_base(self, computed: Array, of_base: Array | None) -> Array:
-        """Return one row per block: what was computed for `blocks_to_compute`, and what the base has for the others."""
+        """Return one row per block: computed for `blocks_to_compute`, and from the base for the other blocks."""
         if of_base is None:
             return computed
         merged = np.empty((len(self.blocks), *of_base.shape[1:]), dtype=of_base.dtype)
@@ -415,7 +414,7 @@ def _starts(blocks: Sequence[Block]) -> list[int]:
 
 
 def _layout(block: Block, packed: Packed) -> tuple[int, ...]:
-    """Return a row of a layout, with 0 as first position and without a sketch."""
+    """Return a layout row without a sketch, whose first position is 0."""
     address = block.address
 
     def at(offset: int) -> int:
@@ -443,7 +442,7 @@ def _layout(block: Block, packed: Packed) -> tuple[int, ...]:
 def compute_bound_columns(
     view: TableView, packed: Objects, of_base: Sequence[BoundColumn] | None
 ) -> tuple[BoundColumn, ...]:
-    """Return the column in each of its forms: a decimal column widened past 18 digits has two.
+    """Return the column in each of its forms. A decimal column widened past 18 digits has two forms.
 
     Args:
         of_base: The same column of the view's base.
@@ -463,7 +462,7 @@ def compute_bound_columns(
 
 
 def _select(values: Objects, is_selected: npt.NDArray[np.bool_]) -> Objects:
-    """Return the values, with None in the place of those that `is_selected` does not select."""
+    """Return the values where `is_selected` is True, and None elsewhere."""
     selected = np.full(len(values), None, dtype=np.object_)
     selected[is_selected] = values[is_selected]
     return selected
@@ -477,21 +476,21 @@ def objects(values: Sequence[object]) -> Objects:
 
 
 def _read_head(block: Block) -> tuple[int, int, bool]:
-    """Return (rows, spec id, whether a record count is 0 or unknown)."""
+    """Return (rows, spec id, whether any record count is 0 or unknown)."""
     counts = block.packed_longs("record_count")
     return block.rows, block.spec_id, counts is None or counts.low <= 0
 
 
 def _identities(values: Sequence[object]) -> Longs:
-    """Return int64[objects].
+    """Return int64[objects], the identities of the objects.
 
-    Equal numbers are the same object, as long as both are alive.
+    As long as two objects are alive, equal numbers mean the same object.
     """
     return np.fromiter(map(id, values), dtype=np.int64, count=len(values))
 
 
 def _find_shared(identities: Longs, of_base: Longs | None) -> tuple[Longs, Longs]:
-    """Return the positions of equal numbers in both."""
+    """Return the positions of equal numbers in both arrays."""
     if of_base is None or not len(of_base):
         nothing = np.empty(0, dtype=np.int64)
         return nothing, nothing
@@ -503,7 +502,7 @@ def _find_shared(identities: Longs, of_base: Longs | None) -> tuple[Longs, Longs
 
 
 def _usable(entry: ColumnEntry | None, kind: str) -> ColumnEntry | None:
-    """Return the entry, without its bounds if values of its type cannot be compared as `kind`."""
+    """Return the entry. Its bounds are removed if values of its type cannot be compared as `kind`."""
     if entry is None or comparable(entry.kind, kind):
         return entry
     return ColumnEntry(
@@ -520,8 +519,7 @@ def _usable(entry: ColumnEntry | None, kind: str) -> ColumnEntry | None:
 
 
 def comparable(stored: str, kind: str) -> bool:
-    """Return whether the types are equal, or Iceberg promotes one to the other without changing the meaning of
-    values.
+    """Return whether the types are equal, or Iceberg promotes one to the other without changing the meaning of values.
 
     A date promoted to a timestamp (format version 3) changes its unit, so its bounds are not comparable.
     """
@@ -532,17 +530,17 @@ def comparable(stored: str, kind: str) -> bool:
 
 Expired = Callable[[], bool]
 _WAITING_MAX = 16
-"""Comparisons that kernels do together."""
+"""The maximum number of comparisons that kernels evaluate together."""
 
 
 class Selection:
     """The selected rows of a view.
 
-    `state`, uint8[blocks], is 0 if no row of the block is selected, 1 if every row is, and 2 if the rows are selected
-    whose byte in `mask`, uint8[rows], is 1.
+    `state`, uint8[blocks], is 0 if no row of the block is selected, 1 if all rows are selected, and 2 if the rows are
+    selected whose byte in `mask`, uint8[rows], is 1.
 
-    Comparisons wait until the selection is read. Then they are done together, block by block: a plan of millions of
-    files waits for memory more than for anything else, and the rest of a block after one comparison is still in the
+    Comparisons are queued until the selection is read. Then they are evaluated together, block by block. A plan of
+    millions of files mostly waits for memory, and after one comparison, the data of the block are still in the
     processor's cache for the next. If only the rows are read, no mask is made.
     """
 
@@ -551,7 +549,7 @@ class Selection:
     def __init__(
         self, view: TableView, state: npt.NDArray[np.uint8], mask: npt.NDArray[np.uint8] | None = None
     ) -> None:
-        """Without a mask no block has state 2."""
+        """Create a selection. Without a mask, no block may have state 2."""
         self.view = view
         self._state = state
         self._mask = mask
@@ -572,26 +570,26 @@ class Selection:
         return self._mask
 
     def compare(self, side: BoundColumn, op: int, literal: float | bytes) -> None:
-        """Keep rows whose value passes `op` of the kernels, or is absent."""
+        """Keep rows whose value is absent or passes the kernels' comparison `op`."""
         if len(self._waiting) == _WAITING_MAX:
             self.apply_waiting()
         self._waiting.append((side.layout, side.low, side.high, op, literal))
 
     def apply_waiting(self) -> None:
-        """Apply the comparisons that wait."""
+        """Apply the queued comparisons."""
         waiting, self._waiting = self._waiting, []
         if waiting:
             _scan.narrow_all(waiting, self.view.extents, self._state, self.mask)
 
     @property
     def is_empty(self) -> bool:
-        """Whether no row is selected, by what is done of the comparisons."""
-        state = self._state.tobytes()  # searched in a fraction of the time that `any` takes
+        """Whether no row is selected, without the queued comparisons."""
+        state = self._state.tobytes()  # much faster than `any`
         return b"\1" not in state and b"\2" not in state
 
     @classmethod
     def everything(cls, view: TableView) -> Selection:
-        # As `np.ones`, in a third of the time where its code is not in the processor's cache.
+        # The result is that of `np.ones`, in a third of the time if its code is not in the processor's cache.
         return cls(view, np.frombuffer(bytearray(b"\1" * len(view.blocks)), dtype=np.uint8))
 
     def copy(self) -> Selection:
@@ -614,7 +612,7 @@ class Selection:
         return _scan.count(self.view.extents, self.state, self.mask)
 
     def file_bytes(self) -> int:
-        """Return the total size of the selected files in bytes; this reads every size."""
+        """Return the total size of the selected files in bytes. This reads the size of every file."""
         total = 0
         for number in np.flatnonzero(self.state).tolist():
             sizes = self.view.blocks[number].longs("file_size_in_bytes")
@@ -624,7 +622,7 @@ class Selection:
         return total
 
     def size(self) -> tuple[int, int]:
-        """Return (files, bytes) selected."""
+        """Return the number of selected files, and their total bytes."""
         return self.count(), self.file_bytes()
 
     def clear(self) -> None:
@@ -664,11 +662,11 @@ def never() -> bool:
 def narrow_to_any(
     selection: Selection, branches: Iterable[Callable[[Selection], None]], expired: Expired = never
 ) -> None:
-    """Narrow to the union of what each branch narrows to."""
+    """Narrow to the union of the files that the branches keep."""
     union: Selection | None = None
     for branch in branches:
         if expired():
-            return  # the remaining branches might keep everything, and each would copy the mask
+            return  # Without the other branches, all rows must be kept.
         part = selection.copy()
         branch(part)
         if union is None:
@@ -677,4 +675,4 @@ def narrow_to_any(
             union.add(part)
     selection.clear()
     if union is not None:
-        selection.add(union)  # merges only its own blocks: selections of other blocks may share the mask
+        selection.add(union)  # merges only its own blocks, because the mask may be shared

@@ -1,1 +1,1 @@
-"""Where jobs run: worker processes and Spark."""
+"""Launchers, which run jobs in worker processes and on Spark."""

@@ -1,7 +1,7 @@
-"""The job that shows whether the jobs of this server can work: it reaches the server, and the storage of the warehouse.
+"""A job that checks whether the jobs of this server can reach the server and the storage of the warehouse.
 
-It runs as they do: in a worker process, with its variables, its login and its keys. So what it meets is what they meet:
-no keys, wrong keys, an address or a certificate that the process cannot use.
+It runs like other jobs: in a worker process, with its variables, its login and its keys. So it fails for
+the same reasons: missing keys, wrong keys, or an address or a certificate that the process cannot use.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from seamark.metaserver.settings.settings import Settings
 PROBE_S = 60.0
 NO_ANSWER = f"a worker process did not reach the server and the storage within {PROBE_S:g} s"
 _NAMESPACE = ("seamark:access-check",)
-"""The token of the job is for this namespace, in which there are no tables."""
+"""The namespace of the job's token. It has no tables."""
 
 
 def access_probe(settings: Settings, clock: Clock) -> Job:
@@ -32,17 +32,17 @@ def access_probe(settings: Settings, clock: Clock) -> Job:
 
 
 def probe_arguments(settings: Settings, clock: Clock) -> dict[str, Any]:
-    """Return what the job writes, reads and deletes, or the address that it reaches in place of it."""
+    """Return the object that the job writes, reads and deletes, or the address that it reaches instead."""
     root = parse_location(settings.warehouse_uri())
     return SERVER_STORAGES[root.scheme].access_check(root, settings, f"seamark-access-check-{clock.uuid4()}")
 
 
 async def storage_problem(settings: Settings, clock: Clock, job_worker: str) -> str:
-    """Return why a worker process that these settings configure cannot use the storage; empty if it can.
+    """Return why a worker process with these settings cannot use the storage; empty if it can.
 
     Args:
-        settings: Those of the server.
-        clock: Names the job and the object that it writes.
+        settings: The settings of the server.
+        clock: Supplies the names of the job and of the object that it writes.
         job_worker: The module of the worker process.
     """
     storage = storage_of(settings.warehouse_uri())

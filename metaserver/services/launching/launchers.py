@@ -1,9 +1,11 @@
-"""Where a job runs: a worker process of the server, Spark on this machine, or Spark on a cluster.
+"""Launchers of jobs: a worker process of the server, Spark on this machine, or Spark on a cluster.
 
-The setting `services_launchers` says which of them may be used, because a table's writer must not choose what the
-server spends. Among those a table's property `seamark.services.launcher` decides, or the bytes that the job will read:
-a JVM takes longer to start than the worker process needs for a small job. All run the same job as a client of the HTTP
-interface, with a token for the namespace of its table and the fencing number of the lease under which it was started.
+The setting `services_launchers` lists the permitted launchers, because a table's writer must not decide
+what the server spends. Among the permitted launchers, a table's property `seamark.services.launcher`
+decides, or else the bytes that the job will read: for a small job, a JVM takes longer to start than the
+worker process takes for the job. All launchers run the same job, which is a client of the HTTP interface.
+It has a token for the namespace of its table, and the fencing number of the lease under which it was
+started.
 """
 
 from __future__ import annotations
@@ -41,23 +43,25 @@ class JobRequest(msgspec.Struct, frozen=True):
     url: str
     token: str | None
     folders: tuple[str, ...] | None
-    """Local folders of the warehouse: the process opens no other local files. None: all."""
+    """The local folders of the warehouse. The process opens no other local files. None allows all files."""
     umask: int
-    """The umask of the files of tables."""
+    """The umask for the files of tables."""
     fence: int | None = None
     arguments: dict[str, Any] = {}
-    """Further arguments of the job, for one that a user starts."""
+    """Additional arguments of a job that a user starts."""
     storage: dict[str, str] = {}
-    """Keys of S3 for tables that the catalog hands out without keys, as properties of a FileIO. The process gives them
-    to no machine but its own."""
+    """S3 keys for tables whose keys the catalog does not send, as properties of a FileIO.
+
+    The process does not send them to other machines.
+    """
     certificates: str = ""
-    """The certificates of the server (PEM), if it is reached at an address that its certificate may not name."""
+    """The certificates of the server (PEM), if its certificate may not name the address at which it is reached."""
 
 
 class JobAnswer(msgspec.Struct, frozen=True):
-    """The totals, or why it failed.
+    """The totals of a job, or why it failed.
 
-    With `progress`: that of the job, which still runs.
+    If `progress` is set, the job is still running, and this is its progress.
     """
 
     totals: dict[str, Any] = {}
@@ -67,14 +71,14 @@ class JobAnswer(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class JobLogin:
-    """How jobs reach the server and the storage.
+    """The login of jobs to the server and the storage.
 
-    `issue` makes a token for a namespace; None: the server requires none. None: jobs use what the catalog hands out, or
-    their own keys.
+    `issue` makes a token for a namespace; None if the server requires no token. If `keys` is None, jobs use
+    the keys that the catalog sends, or their own keys.
 
     Attributes:
-        keys: As `JobRequest.storage`; it may wait for a service of AWS.
-        certificates: As in `JobRequest`.
+        keys: Returns `JobRequest.storage`; it may wait for a service of AWS.
+        certificates: See `JobRequest`.
     """
 
     url: str
@@ -116,13 +120,13 @@ def has_local_spark() -> bool:
 
 
 def launcher_of(properties: Mapping[str, str]) -> str:
-    """Return the launcher that the property names; `auto` for an invalid value."""
+    """Return the launcher that the property names; `auto` if its value is invalid."""
     chosen = properties.get(PROPERTY, AUTO)
     return chosen if chosen in CHOICES else AUTO
 
 
 def why_ignored(launcher: str, permitted: Sequence[str]) -> str | None:
-    """Return why the value of the property is ignored, and jobs run as with `auto`; None if it is not."""
+    """Return why the property is ignored, so that jobs run as with `auto`; None if it is not ignored."""
     if launcher not in CHOICES:
         return f"it must be one of {', '.join(CHOICES)}"
     if launcher == AUTO or launcher in permitted:
@@ -131,9 +135,9 @@ def why_ignored(launcher: str, permitted: Sequence[str]) -> str | None:
 
 
 class LauncherChoice:
-    """A `JobRunner` that passes each job to one of its launchers by name; WORKER is one.
+    """A `JobRunner` that passes each job to one of its launchers by name. One of them is WORKER.
 
-    `spark_bytes`: from this size on a job runs on Spark if there is one; 0: never automatically.
+    With Spark, a job of at least `spark_bytes` runs on Spark; 0 disables this.
     """
 
     def __init__(self, launchers: Mapping[str, Launcher], *, spark_bytes: int) -> None:
@@ -160,7 +164,7 @@ class LauncherChoice:
 def bytes_since(metadata: TableMetadata, mark: str) -> int:
     """Return the bytes that commits have added since the last snapshot whose summary has the key `mark`.
 
-    The next rewrite reads about as much. If no snapshot has the key, these are all bytes of the table.
+    The next rewrite reads about as many bytes. If no snapshot has the key, all bytes of the table are returned.
     """
     snapshot: Snapshot | None = metadata.current_snapshot
     total = 0 if snapshot is None else count_of(snapshot.summary_map(), "total-files-size", 0)

@@ -1,10 +1,12 @@
-"""Runs a job by `spark-submit`: on this machine, or on a cluster of any kind that Spark supports.
+"""Runs a job with `spark-submit`: on this machine, or on a cluster of any kind that Spark supports.
 
-The driver runs in its own process, which Spark starts here (client mode). It finds its request in a file of a
-private folder and leaves its answer there, because the output belongs to Spark, and arguments and variables of a
-process are visible to others. On this machine each process of the job has a memory limit. The folder has a pipe whose
-other end this process keeps open: a driver ends when the server ends, however that happens. A killed driver has
-committed whole batches; its other files are orphans, which table services remove.
+The driver runs in its own process, which Spark starts on this machine (client mode). Request and answer
+are files in a private folder: the output belongs to Spark, and other users can see arguments and
+variables of a process. On this machine, each process of the job has a memory limit.
+
+The folder has a pipe whose other end this process keeps open. So a driver ends when the server ends, for
+any reason. A killed driver has committed whole batches; its other files are orphans, which table services
+remove.
 """
 
 from __future__ import annotations
@@ -33,19 +35,22 @@ REQUEST, ANSWER, PROGRESS, ALIVE = "request.json", "answer.json", "progress.json
 _OUTPUT_BYTES = 4000
 _NICE = 10
 _POLL_S = 1.0
-"""Between two looks at the progress of the driver."""
+"""The time between two reads of the driver's progress."""
 _LOOPBACK = ("spark.driver.host=127.0.0.1", "spark.driver.bindAddress=127.0.0.1")
 _PROCESS_BYTES_MIN = 1 << 30
-"""A JVM with Spark, and a task, need about as much."""
+"""The approximate memory that a JVM with Spark, and a task, need at least."""
 _HEAP = 0.6
-"""Part of the memory of the JVM that is its heap; the rest is for classes, threads and buffers."""
+"""The fraction of the JVM's memory that is heap. The rest is for classes, threads and buffers."""
 _KEY_VARIABLES = ("SEAMARK_PARQUET_KEY_FILE", "SEAMARK_PARQUET_KMS")
-"""The variables with which the driver decrypts files. All readers of the table see the failure of a job."""
+"""The variables with which the driver decrypts files.
+
+If one is set, failures do not quote the driver's output, because all readers of the table can see failures.
+"""
 _QUIET = ("spark.ui.enabled=false", "spark.ui.showConsoleProgress=false", "spark.log.level=ERROR")
 
 
 def submit_program() -> str | None:
-    """Return the path of spark-submit: of SPARK_HOME, of PySpark, or in the PATH; None without any."""
+    """Return the path of spark-submit, from SPARK_HOME, PySpark or the PATH; None if it is not installed."""
     homes = [os.environ.get("SPARK_HOME", "")]
     if (spec := importlib.util.find_spec("pyspark")) is not None and spec.origin:
         homes.append(str(Path(spec.origin).parent))
@@ -60,7 +65,7 @@ class LocalLimits(NamedTuple):
     """The limits of a job on this machine.
 
     Attributes:
-        process_bytes: The memory limit of each process; 0: none.
+        process_bytes: The memory limit of each process; 0 for no limit.
     """
 
     master: str
@@ -68,8 +73,10 @@ class LocalLimits(NamedTuple):
 
 
 def local_limits(memory_bytes: int) -> LocalLimits:
-    """Divide the memory among the JVM, the driver and as many tasks as there are CPUs, or fewer tasks if the memory
-    does not suffice for them. 0: no limit."""
+    """Divide the memory among the JVM, the driver and one task per CPU.
+
+    If the memory does not suffice, there are fewer tasks. 0 means no limit.
+    """
     if not memory_bytes:
         return LocalLimits("local[*]", 0)
     tasks = max(1, min(len(os.sched_getaffinity(0)), memory_bytes // _PROCESS_BYTES_MIN - 2))
@@ -77,10 +84,11 @@ def local_limits(memory_bytes: int) -> LocalLimits:
 
 
 class SparkSubmit:
-    """A `Launcher` that runs each job by spark-submit.
+    """A `Launcher` that runs each job with spark-submit.
 
-    `options`: further options of spark-submit, as words of a shell. `environment`: the variables of the driver.
-    `driver`: the module whose `main` runs the job. `process_bytes`: as in `LocalLimits`.
+    `options` are additional options of spark-submit, as words of a shell. `environment` has the variables of
+    the driver. `driver` is the module whose `main` runs the job. `process_bytes` is the limit of
+    `LocalLimits`.
     """
 
     def __init__(
@@ -105,12 +113,12 @@ class SparkSubmit:
         if program is None:
             raise JobFailed("spark-submit is not installed; pip install 'seamark[spark]', or set SPARK_HOME")
         request = await self._login.request(job)
-        with tempfile.TemporaryDirectory(prefix="seamark-job-") as name:  # readable by its owner only
+        with tempfile.TemporaryDirectory(prefix="seamark-job-") as name:  # only the owner can read it
             folder = Path(name)
             (folder / "job.py").write_text(self._script)
             (folder / REQUEST).write_bytes(msgspec.json.encode(request))
             os.mkfifo(folder / ALIVE, 0o600)
-            # For reading too: to open only the writing end would wait for the driver.
+            # The pipe is also opened for reading: otherwise, opening it would wait for the driver.
             alive = os.open(folder / ALIVE, os.O_RDWR | os.O_CLOEXEC)
             try:
                 async with asyncio.timeout(JOB_S_MAX):
@@ -126,7 +134,7 @@ class SparkSubmit:
         return answer.totals
 
     async def close(self) -> None:
-        """Do nothing: each job has its own driver."""
+        """Do nothing, because each job has its own driver."""
 
     def _command(self, program: str, folder: Path) -> list[str]:
         local = self._master.startswith("local")
@@ -145,7 +153,7 @@ class SparkSubmit:
         if self._process_bytes:
             resource.prlimit(pid, resource.RLIMIT_DATA, (self._process_bytes,) * 2)
         os.setpriority(os.PRIO_PROCESS, pid, _NICE)
-        Path(f"/proc/{pid}/autogroup").write_text(str(_NICE))  # of its session, see `job_worker.yield_to_requests`
+        Path(f"/proc/{pid}/autogroup").write_text(str(_NICE))  # for its session; see `job_worker.yield_to_requests`
 
     async def _drive(self, program: str, folder: Path, report: Report) -> JobAnswer:
         with (folder / "output").open("wb") as output:
@@ -162,7 +170,7 @@ class SparkSubmit:
                     self._limit(process.pid)
                 code = await _wait_for_end(process, folder / PROGRESS, report)
             finally:
-                with suppress(ProcessLookupError):  # also the driver, which is a child of Spark's launcher
+                with suppress(ProcessLookupError):  # This includes the driver, a child of Spark's launcher.
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
         try:
@@ -176,9 +184,9 @@ class SparkSubmit:
 
 
 async def _wait_for_end(process: asyncio.subprocess.Process, progress: Path, report: Report) -> int:
-    """Return the code with which the process ends.
+    """Return the exit code of the process.
 
-    Until then, report the progress that the driver writes.
+    Until the process ends, report the progress that the driver writes.
     """
     while True:
         with suppress(TimeoutError):

@@ -1,10 +1,11 @@
-"""Runs jobs in a process of our own, which uses Arrow and starts no JVM.
+"""Runs jobs in a process of the server, which uses Arrow and starts no JVM.
 
-The worker reads one job a line from its standard input and answers with one line on its standard output, both JSON;
-lines with the progress of the job come before. It ends with its input, so it never outlives the server. Each job brings
-a token for the namespace of its table, and the server's keys of S3 unless the catalog hands out keys for the table. The
-process gets no other secrets of the server, except AWS's variables if tables are on S3. It runs at a lower CPU priority
-and within a memory limit, because the data files that it decodes are untrusted.
+The worker reads one job per line from its standard input, and answers with one line on its standard
+output, both JSON; lines with the progress of the job precede the answer. The worker ends when its input
+ends, so it never outlives the server. Each job has a token for the namespace of its table, and the
+server's S3 keys unless the catalog sends keys for the table. The process gets no other secrets of the
+server, except AWS's variables if tables are on S3. It runs at a lower CPU priority and within a memory
+limit, because the data files that it decodes are untrusted.
 """
 
 from __future__ import annotations
@@ -39,24 +40,24 @@ _VARIABLES = frozenset(
         *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
     )
 )
-"""The variables of the server's environment that a worker gets; the environment may contain secrets."""
+"""The variables of the server's environment that a worker receives. The other variables may contain secrets."""
 _PREFIXES = ("LC_", "OMP_", "ARROW_", "MALLOC_", "SEAMARK_PARQUET_")
 _END_S = 2.0
-"""A worker has this long to end before it is killed."""
+"""The time that a worker has to end before it is killed."""
 
 
 def job_variables(storages: Iterable[ServerStorage]) -> dict[str, str]:
-    """Return the variables of the server that processes of jobs get.
+    """Return the variables of the server that job processes receive.
 
     Args:
-        storages: Those of the tables, whose libraries may need variables, such as AWS's provider chain.
+        storages: The storages of the tables. Their libraries may need variables, such as AWS's provider chain.
     """
     prefixes = (*_PREFIXES, *(prefix for storage in storages for prefix in storage.variable_prefixes))
     return {name: value for name, value in os.environ.items() if name in _VARIABLES or name.startswith(prefixes)}
 
 
 class WorkerProcess:
-    """A `Launcher`: the default, for all jobs that need no cluster."""
+    """The default `Launcher`, for all jobs that need no cluster."""
 
     def __init__(
         self,
@@ -99,7 +100,7 @@ class WorkerProcess:
         process, self._process = self._process, None
         if process is None or process.returncode is not None:
             return
-        # At the end of its input a worker ends its job and removes the files of the job.
+        # When its input ends, a worker ends its job and removes the files of the job.
         if process.stdin is not None:
             process.stdin.close()
         try:
@@ -131,7 +132,7 @@ class WorkerProcess:
         if self._process is None or self._process.returncode is not None:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                "-P",  # the working directory is no place to import modules from
+                "-P",  # do not import modules from the working directory
                 "-m",
                 self._module,
                 str(self._memory_bytes),
@@ -139,6 +140,6 @@ class WorkerProcess:
                 stdout=asyncio.subprocess.PIPE,
                 limit=_ANSWER_BYTES_MAX,
                 env=dict(self._environment),
-                start_new_session=True,  # `job_worker.yield_to_requests` says why
+                start_new_session=True,  # see `job_worker.yield_to_requests`
             )
         return self._process
