@@ -466,7 +466,7 @@ class TableBuilder:
             log = []
             for entry in self.snapshot_log:
                 if entry.snapshot_id not in self.snapshots and self._removed_snapshots:
-                    # The snapshot that was current before the gap is unknown: time travel before the gap would be wrong.
+                    # The snapshot that was current before the gap is unknown: time travel into it would be wrong.
                     log.clear()
                 elif entry.snapshot_id not in intermediate:
                     log.append(entry)
