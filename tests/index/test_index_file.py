@@ -182,7 +182,7 @@ def test_a_version_that_is_not_known_is_named_and_is_no_damage(name: str) -> Non
         (lambda _, said: said.update({"more": "than there was"}), "does not match its checksum"),
         (lambda _, said: said.pop("seamark.checksum"), "does not match its checksum"),
         (lambda _, said: said.pop("seamark.rows"), r"lacks seamark\.rows"),
-        (lambda blobs, _: blobs.__setitem__(1, Blob(blobs[1].type, blobs[1].parts, (3,))), "not of the same fields"),
+        (lambda blobs, _: blobs.__setitem__(1, Blob(blobs[1].type, blobs[1].parts, (3,))), "have different fields"),
         (lambda blobs, _: blobs.__setitem__(1, Blob(blobs[1].type, blobs[1].parts, (3, 7), "zstd")), "compressed"),
     ],
 )

@@ -130,7 +130,7 @@ class TableBuilder:
         self._passed_main: set[int] = set()
         self._removed_snapshots = False
         self._names_of: dict[int, set[str]] | None = None
-        """The references to each snapshot; a commit may remove each of 10,000 snapshots by an update."""
+        """The names of the references to each snapshot, cached: a commit may remove 10,000 snapshots one by one."""
         self._comparisons = ComparisonBudget()
 
     def assign_uuid(self, uuid: str) -> None:

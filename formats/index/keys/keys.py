@@ -180,7 +180,8 @@ def _fill_bounds(key_range: KeyRange) -> KeyRange:
 def _close_range(key_range: KeyRange) -> KeyRange | None:
     """Return the same keys with closed bounds if the bound's key has a neighbour; None for an empty range.
 
-    The successor of a bytes key is the key and a zero; only keys that end in a zero have a predecessor.
+    The successor of a bytes key is the key followed by a zero byte. Only keys that end in a zero byte have a
+    predecessor.
     """
     low, high, low_open, high_open = key_range
     if low is not None and low_open:
@@ -204,17 +205,17 @@ def has_codes(kind: str) -> bool:
     """Return whether keys of the Iceberg type are codes, not bytes.
 
     Raises:
-        ValueError: For a type without keys.
+        ValueError: The type has no keys.
     """
     name = base_name(kind)
     if name == "decimal":
         return decimal_precision(kind) <= _CODE_DIGITS_MAX
     if name == "string" or name in _RAW:
         return False
-    # a column of type unknown has only nulls, and their code is 0
+    # A column of type unknown has only nulls, whose code is 0.
     if name in ("boolean", "unknown") or name in INTS or name in LONGS or name in FLOATS:
         return True
-    raise ValueError(f"values of type {kind} have no order, so they have no keys: they cannot be indexed")
+    raise ValueError(f"values of type {kind} cannot be indexed: they have no order, and therefore no keys")
 
 
 def has_keys(kind: str) -> bool:
@@ -227,7 +228,10 @@ def has_keys(kind: str) -> bool:
 
 
 def family(kind: str) -> str:
-    """Return one name for all types with the same keys: an index stays valid when a column is promoted within it."""
+    """Return the name of the family of a type: all types with the same keys.
+
+    An index stays valid when a column is promoted to another type of the family.
+    """
     name = base_name(kind)
     if name == "decimal":
         digits = _CODE_DIGITS_MAX if has_codes(kind) else _DIGITS_MAX
@@ -239,7 +243,7 @@ def key_of(value: Value, kind: str) -> Key:
     """Return the key of a literal (`expression.py`).
 
     Raises:
-        ValueError: For NaN, which has none, and for a value of another type.
+        ValueError: The value is NaN, which has no key, or is not a value of the type.
     """
     match value:
         case bool() if kind == "boolean":
@@ -263,12 +267,12 @@ def key_of(value: Value, kind: str) -> Key:
 
 
 def mask_of(bits: Bits, rows: int) -> Mask:
-    """Return bool[rows] of packed bits."""
+    """Return packed bits as bool[rows]."""
     return np.unpackbits(bits.view(np.uint8), count=rows, bitorder="little").view(np.bool_)
 
 
 def bits_of(mask: Mask) -> Bits:
-    """Packed bits of bool[rows]."""
+    """Return bool[rows] as packed bits."""
     packed = np.zeros(-(-len(mask) // 64) * 8, dtype=np.uint8)
     packed[: -(-len(mask) // 8)] = np.packbits(mask, bitorder="little")
     return packed.view(np.uint64)

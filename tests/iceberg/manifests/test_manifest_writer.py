@@ -458,7 +458,9 @@ def test_a_manifest_that_is_not_what_its_list_says_is_corrupt_and_named() -> Non
         with pytest.raises(Corrupt, match=rf"^m\.avro.*{told}"):
             read_entries(data, msgspec.structs.replace(manifest, **changed), case.metadata)
     other = table(2, [(2, "identity", "n")])
-    with pytest.raises(Corrupt, match=r"^m\.avro: partition field n: the stored type long .* cannot be converted to uuid"):
+    with pytest.raises(
+        Corrupt, match=r"^m\.avro: partition field n: the stored type long .* cannot be converted to uuid"
+    ):
         read_entries(made.data, manifest, other.metadata)
 
 
