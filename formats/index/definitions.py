@@ -5,14 +5,14 @@ The property `seamark.index.<name>` contains JSON, as the catalog writes it:
     {"kind": "bloom", "columns": ["user_id"], "field-ids": [3], "fpp": 0.001, "state": "paused"}
 
 or a short form that users set through any engine: `bloom(user_id, fpp=0.001)`, `bitmap(lower(name))`,
-`record(a, bucket[16](b))`. Field ids, if present, identify the columns; otherwise names do. Definitions are checked
-before they are written. Any engine may set the property, so an invalid value is reported as a problem and defines no
-index; it makes no plan fail.
+`record(a, bucket[16](b))`. Field ids, if present, identify the columns; otherwise names do. Definitions
+are checked before they are written. Any engine may set the property, so an invalid value is reported as a
+problem and defines no index; no plan fails because of it.
 
-A definition's id consists of its content (kind, terms by field id, parameters) without its name: an index that is
-dropped and created again uses the index files that were built for it, which contain the id. The names by which the
-table's name mapping finds the columns in files without field ids are a part of the content, so a mapping that changes
-them makes another index. Pure.
+A definition's id consists of its content (kind, terms by field id, parameters) without its name. If an
+index is dropped and created again, it uses the index files that were built for it, which contain the id.
+The id also contains the names by which the table's name mapping finds the columns in files without field
+ids, so that a mapping with other names makes another index. This module is pure.
 """
 
 from __future__ import annotations
@@ -47,12 +47,14 @@ ENABLED, PAUSED = "enabled", "paused"
 STATES = (ENABLED, PAUSED)
 BUCKET = "bucket"
 BUCKET_PREFIX = "bucket:"
-"""Prefix of the names of indexes that a partition spec defines; other names contain no colon."""
+"""The prefix of the names of indexes that a partition spec defines; other names do not contain a colon."""
 _MAPPING = "name-mapping"
 _MAPPING_MAX = 4096
-"""Maximum length of a name mapping in a definition; with a longer one, files without field ids are not indexed."""
+"""The maximum length of a name mapping in a definition. If it is longer, files without field ids are not
+indexed.
+"""
 DEFINITIONS_MAX = 256
-"""Maximum definitions of a table; further properties are not read."""
+"""The maximum number of definitions of a table; further properties are not read."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
 _SHORT = re.compile(r"\s*([A-Za-z]+)\s*\((.*)\)\s*", re.DOTALL)
@@ -61,10 +63,11 @@ _OPTION = re.compile(r"\s*([A-Za-z][A-Za-z-]*)\s*=\s*([^\s`()]+)\s*")
 
 @dataclass(frozen=True)
 class IndexDefinition:
-    """`parameters`: the parameters of the kind, by name.
+    """The definition of an index.
 
     Attributes:
-        mapping: The table's name mapping of the columns.
+        parameters: The parameters of the kind, by name.
+        mapping: The part of the table's name mapping for the columns of the index.
     """
 
     name: str
@@ -76,7 +79,9 @@ class IndexDefinition:
 
     @cached_property
     def id(self) -> str:
-        """Canonical JSON with field ids; it is stored in index files and identifies the definition in the registry."""
+        """Canonical JSON with field ids. Index files contain the id, and it identifies the definition in the
+        registry.
+        """
         terms = [{"field-id": term.column_id, "transform": term.transform, "keys": _keys(term)} for term in self.terms]
         content = {"kind": self.kind, "terms": terms, **dict(sorted(self.parameters.items()))}
         if self.mapping is not None:
@@ -89,7 +94,7 @@ class IndexDefinition:
 
     @property
     def text(self) -> str:
-        """The short form."""
+        """The short form of the definition."""
         options = [f"{name}={value:g}" for name, value in sorted(self.parameters.items())]
         return f"{self.kind}({', '.join([*(term.text for term in self.terms), *options])})"
 
@@ -112,7 +117,7 @@ class Definitions:
     """The indexes that a table's properties define, by name.
 
     Attributes:
-        problems: Why the other properties are invalid.
+        problems: Name → the reason why a property is invalid.
     """
 
     by_name: Mapping[str, IndexDefinition]
@@ -120,7 +125,7 @@ class Definitions:
 
     @property
     def enabled(self) -> tuple[IndexDefinition, ...]:
-        """The indexes that are built and that plans use; of several with the same id, the first."""
+        """The indexes that are built and that plans use. If several have the same id, only the first is included."""
         enabled: dict[str, IndexDefinition] = {}
         for definition in self.by_name.values():
             if definition.enabled:
@@ -132,10 +137,11 @@ _NONE = Definitions({}, {})
 
 
 def _keys(term: Term) -> str:
-    """Return what determines the term's keys: the type, or the form of a function's keys.
+    """Return the name of the form of the term's keys: a type, or the form of a function's keys.
 
-    If a column is promoted to a type with other keys, the index is another index: beyond its family, or, for a
-    transform, to any other type, because the bucket of a date differs from the bucket of the timestamp.
+    If a column is promoted to a type with other keys, the index becomes another index. For a column this is a
+    type of another family. For a transform it is any other type: the bucket of a date differs from the bucket
+    of the timestamp.
     """
     if function := INDEXED_FUNCTIONS.get(term.transform):
         return function.keys
@@ -143,10 +149,7 @@ def _keys(term: Term) -> str:
 
 
 def read_definitions(metadata: TableMetadata) -> Definitions:
-    """Return the definitions of a table.
-
-    Never raises.
-    """
+    """Return the definitions of a table. The function never raises."""
     names = sorted(key.removeprefix(PREFIX) for key in metadata.properties if key.startswith(PREFIX))
     if not names:
         return _NONE
@@ -164,7 +167,7 @@ def read_definitions(metadata: TableMetadata) -> Definitions:
 
 
 def with_name_mapping(definition: IndexDefinition, metadata: TableMetadata) -> IndexDefinition:
-    """Return the definition as an index of this table."""
+    """Return the definition with the table's name mapping of its columns."""
     return _with_mapping(definition, name_mapping_of(metadata.properties))
 
 
@@ -189,7 +192,7 @@ def bucket_definitions(metadata: TableMetadata) -> tuple[IndexDefinition, ...]:
                 term = resolve_id(
                     partition_field.transform, partition_field.sources[0], metadata.current_schema, metadata.schemas
                 )
-            except BadRequest:  # a column of a type that this server does not know
+            except BadRequest:  # The column has a type that this server does not support.
                 continue
             name = BUCKET_PREFIX + partition_field.name
             if name in definitions and definitions[name].terms != (term,):
@@ -212,7 +215,7 @@ def define(
     Columns are terms, or texts that are resolved in the current schema.
 
     Raises:
-        BadRequest: If it is invalid.
+        BadRequest: The definition is invalid.
     """
     check_name(name)
     if len(columns) > COLUMNS_MAX:
@@ -222,12 +225,17 @@ def define(
 
 
 def check_name(name: str) -> str:
-    """BadRequest if the name is invalid for an index."""
+    """Return the name.
+
+    Raises:
+        BadRequest: The name is invalid for an index.
+    """
     if name.startswith(BUCKET_PREFIX):
-        raise BadRequest(f"{name[:100]!r} is an index that the table's partition spec makes; change the spec instead")
+        raise BadRequest(f"{name[:100]!r} is an index that the table's partition spec defines; change the spec instead")
     if not _NAME.fullmatch(name):
         raise BadRequest(
-            f"{name[:100]!r} cannot name an index: up to 128 letters, digits, '_', '-' and '.', not '-' or '.' first"
+            f"{name[:100]!r} cannot name an index: use up to 128 letters, digits, '_', '-' and '.', "
+            "but not '-' or '.' first"
         )
     return name
 
@@ -236,14 +244,14 @@ def of_id(definition_id: str, schema: Schema, older: Iterable[Schema] = (), *, n
     """Return the definition with the id in an index file.
 
     Raises:
-        BadRequest: If it is not a definition for this table.
+        BadRequest: The id is not a definition for this table.
     """
     content = _object(definition_id)
     terms = content.pop("terms", None)
     kind = content.pop("kind", None)
     mapping = content.pop(_MAPPING, None)
     if not isinstance(terms, list) or not all(_is_term(item) for item in terms):
-        raise BadRequest("The definition has no terms, each of a field-id, a transform and keys")
+        raise BadRequest("The definition has no terms; each term has a field-id, a transform and keys")
     resolved = [resolve_id(item["transform"], item["field-id"], schema, older) for item in terms]
     definition = _build_definition(name, kind, resolved, content, ENABLED)
     if mapping is not None:
@@ -252,7 +260,7 @@ def of_id(definition_id: str, schema: Schema, older: Iterable[Schema] = (), *, n
         except ValueError as error:
             raise BadRequest(f"The definition has an invalid name mapping: {error}") from None
     if definition.id != definition_id:
-        raise BadRequest(f"The definition is not spelled as {definition.id}")
+        raise BadRequest(f"The definition is not in its canonical form, which is {definition.id}")
     return definition
 
 
@@ -272,7 +280,7 @@ def _build_definition(
     index_kind = KINDS.get(kind) if isinstance(kind, str) else None
     if index_kind is None:
         hint = "; the table's partition spec makes those" if kind == BUCKET else ""
-        raise BadRequest(f"There is no index of kind {_show_value(kind)}: it is {', '.join(KINDS)}{hint}")
+        raise BadRequest(f"There is no index kind {_show_value(kind)}; the kinds are {', '.join(KINDS)}{hint}")
     _check_terms(index_kind, terms)
     if state not in STATES:
         raise BadRequest(f"The state of an index is {' or '.join(STATES)}, not {_show_value(state)}")
@@ -283,9 +291,9 @@ def _check_terms(kind: IndexKind[Any, Any], terms: Sequence[Term]) -> None:
     if not terms:
         raise BadRequest(f"A {kind.name} index needs a column")
     if len(terms) > kind.columns_max == 1:
-        raise BadRequest(f"A {kind.name} index is on one column, not on {len(terms)}; define one for each")
+        raise BadRequest(f"A {kind.name} index is on one column, not on {len(terms)}; define an index for each column")
     if len(terms) > kind.columns_max or len({(term.column_id, term.transform) for term in terms}) < len(terms):
-        raise BadRequest(f"A {kind.name} index is on at most {kind.columns_max} columns, each named once")
+        raise BadRequest(f"A {kind.name} index is on at most {kind.columns_max} columns, and each is named once")
     for term in terms:
         if not kind.supports_type(term.kind):
             raise BadRequest(f"A {kind.name} index cannot be on {term.text}, of type {term.kind}")
@@ -296,7 +304,9 @@ def _parameters(kind: IndexKind[Any, Any], values: Mapping[str, Any]) -> dict[st
     unknown = sorted(str(name) for name in values if name not in parameter_names)
     if unknown:
         accepted = ", ".join(parameter_names) or "no parameters"
-        raise BadRequest(f"A {kind.name} index accepts {accepted} besides its columns, not {_show_value(unknown[0])}")
+        raise BadRequest(
+            f"A {kind.name} index accepts {accepted} in addition to its columns, not {_show_value(unknown[0])}"
+        )
     return {
         parameter.name: _number(parameter, values.get(parameter.name, parameter.default))
         for parameter in kind.parameters
@@ -307,31 +317,32 @@ def _number(parameter: IndexParameter, value: Any) -> float:
     minimum, maximum = parameter.minimum, parameter.maximum
     if isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value <= maximum:
         raise BadRequest(
-            f"{parameter.name}, {parameter.meaning}, is from {minimum:g} to {maximum:g}, not {_show_value(value)}"
+            f"{parameter.name}, {parameter.meaning}, must be between {minimum:g} and {maximum:g}, "
+            f"not {_show_value(value)}"
         )
     return float(value)
 
 
 def _read(name: str, text: str, schema: Schema, schemas: tuple[Schema, ...]) -> IndexDefinition:
     if len(text) > TEXT_MAX:
-        raise BadRequest(f"{len(text)} characters are too long for a definition; {TEXT_MAX} are the most")
+        raise BadRequest(f"The definition has {len(text)} characters; the limit is {TEXT_MAX} characters")
     if not text.lstrip().startswith("{"):
         return _read_short(name, text, schema, schemas)
     content = _object(text)
     kind, columns, ids = content.pop("kind", None), content.pop("columns", None), content.pop("field-ids", None)
     state = content.pop("state", ENABLED)
     if not isinstance(columns, list) or not all(isinstance(column, str) for column in columns):
-        raise BadRequest('columns is to be a list of texts, as in {"kind": "bitmap", "columns": ["c"]}')
+        raise BadRequest('columns must be a list of texts, such as {"kind": "bitmap", "columns": ["c"]}')
     if ids is None:
         terms = [resolve(column, schema, schemas) for column in columns]
     elif isinstance(ids, list) and len(ids) == len(columns) and all(isinstance(number, int) for number in ids):
-        # By id, because another column may have the name now.
+        # Columns are resolved by id, because another column may have the name now.
         terms = [
             resolve_id(parse_term(column)[0], number, schema, schemas)
             for column, number in zip(columns, ids, strict=True)
         ]
     else:
-        raise BadRequest(f"field-ids is to be a list of {len(columns)} numbers, one for each of columns")
+        raise BadRequest(f"field-ids must be a list of {len(columns)} numbers, one for each column in columns")
     return _build_definition(name, kind, terms, content, state)
 
 
@@ -346,7 +357,7 @@ def _read_short(name: str, text: str, schema: Schema, schemas: tuple[Schema, ...
         if option is None:
             terms.append(resolve(part, schema, schemas))
         elif option[1] in options:
-            raise BadRequest(f"{option[1]} is said twice")
+            raise BadRequest(f"{option[1]} is set twice")
         else:
             options[option[1].lower()] = _option(option[2])
     state = options.pop("state", ENABLED)
@@ -366,7 +377,7 @@ def _object(text: str) -> dict[str, Any]:
     except (msgspec.DecodeError, RecursionError) as error:
         raise BadRequest(f"The definition is not JSON: {error}") from None
     if not isinstance(content, dict):
-        raise BadRequest("The definition is to be a JSON object")
+        raise BadRequest("The definition must be a JSON object")
     return content
 
 

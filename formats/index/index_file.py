@@ -1,12 +1,13 @@
 """An index file: the entries of an index for some data files, in a self-describing Puffin file.
 
 Blob 0 is the files table: the data files, in the order of blob 1. Blob 1 has the format of the index kind
-(`index/kinds`). Properties contain the table and the definition, so the list of index files in the pointer store can be
-rebuilt from the files.
+(`index/kinds`). Properties contain the table and the definition, so that the list of index files in the
+pointer store can be rebuilt from the files.
 
-The footer and the files table are checked against their checksums and lengths; a violation is Corrupt, with the file's
-location. The kind's blob has its own checks. An unknown version, written by a newer server, is not damage and has a
-separate error. `docs/reference/index-format.md` specifies every byte. Pure.
+The checksums and lengths of the footer and of the files table are checked; a violation is Corrupt, with
+the file's location. The kind's blob has its own checks. An unknown version, which a newer server wrote,
+is not damage and has a separate error. `docs/reference/index-format.md` specifies every byte. This module
+is pure.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ Mask = npt.NDArray[np.bool_]
 
 FILES_TYPE = "seamark-files-v1"
 PATHS_LIMIT_BYTES = 1 << 30
-"""Maximum size of a files table, decompressed."""
+"""The maximum decompressed size of a files table."""
 
 _CREATED_BY = "created-by"
 _TABLE_UUID, _DEFINITION = "seamark.table-uuid", "seamark.definition"
@@ -50,37 +51,48 @@ _CHECKSUM = "seamark.checksum"
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 _TYPE = re.compile(r"seamark-([a-z]+)-v([0-9]+)")
 _HEAD = struct.Struct("<QQQQII16x")
-"""Files, rows, bytes of the paths decompressed and stored, CRC-32 of the arrays and of the stored paths, zeros."""
+"""The number of files and rows, the size of the paths decompressed and stored, CRC-32 of the arrays and of
+the stored paths, zeros.
+"""
 _CHECK = struct.Struct("<I")
-"""CRC-32 of the head before it. With the file's magic the head fills a cache line, so that the arrays are aligned."""
+"""CRC-32 of the preceding head. Together with the file's magic, the head fills a cache line, so that the
+arrays are aligned.
+"""
 _HEAD_BYTES = _HEAD.size + _CHECK.size
 
 
 class UnknownVersion(ValueError):
-    """Written by a newer server: the file is valid but cannot be read, so its data files are not pruned."""
+    """A newer server wrote the file. The file is valid but cannot be read, so its data files are not pruned."""
 
 
 @dataclass(frozen=True, eq=False)
 class FilesTable:
-    """Data files in the order of the kind's blob: `ids` uint64[n, 2] (`hashing.file_ids`), `records` uint64[n] row
-    counts, `sizes` uint64[n] in bytes, and the paths, which are decompressed at the first access."""
+    """Data files in the order of the kind's blob.
+
+    Attributes:
+        ids: uint64[n, 2], the ids of the files (`hashing.file_ids`).
+        records: uint64[n], the row counts.
+        sizes: uint64[n], the sizes in bytes.
+
+    The paths are decompressed at the first access.
+    """
 
     ids: Words
     records: Words
     sizes: Words
     stored_paths: memoryview
-    """One zstd frame with uint32[n] lengths and the UTF-8 of all paths."""
+    """One zstd frame with the lengths, uint32[n], and the UTF-8 of all paths."""
     paths_bytes: int
-    """Decompressed size."""
+    """The decompressed size of the paths."""
     location: str
-    """Location of the index file, for messages."""
+    """The location of the index file, for messages."""
 
     @staticmethod
     def of(ids: Words, records: Words, sizes: Words, paths: Sequence[str]) -> FilesTable:
         """Return a table of these data files.
 
         Raises:
-            ValueError: If the lengths differ.
+            ValueError: The lengths differ.
         """
         raw = [path.encode() for path in paths]
         lengths = np.array([len(path) for path in raw], dtype="<u4")
@@ -97,7 +109,7 @@ class FilesTable:
         if not len(table.ids) == len(table.records) == len(table.sizes) == len(raw):
             raise ValueError(
                 f"{len(table.ids)} ids, {len(table.records)} record counts, {len(table.sizes)} sizes and {len(raw)}"
-                " paths are not of the same data files"
+                " paths cannot belong to the same data files"
             )
         return table
 
@@ -110,13 +122,17 @@ class FilesTable:
 
     @cached_property
     def paths(self) -> list[str]:
-        """Corrupt if the decompressed data contradict the table."""
+        """The paths of the data files.
+
+        Raises:
+            Corrupt: The decompressed data contradict the table.
+        """
         try:
             heap = memoryview(pa.Codec("zstd").decompress(self.stored_paths, self.paths_bytes, asbytes=True))
             lengths = np.frombuffer(heap, dtype="<u4", count=len(self))
             ends = (4 * len(self) + np.cumsum(lengths, dtype=np.int64)).tolist()
             if len(heap) != (ends[-1] if ends else 0):
-                raise ValueError(f"{len(heap)} bytes where the lengths say {ends[-1] if ends else 0}")
+                raise ValueError(f"they have {len(heap)} bytes, but the lengths state {ends[-1] if ends else 0}")
             starts = [4 * len(self), *ends]
             return [str(heap[start:end], "utf-8") for start, end in zip(starts, ends, strict=False)]
         except (OSError, ValueError) as error:
@@ -124,7 +140,11 @@ class FilesTable:
 
     @staticmethod
     def merge(parts: Iterable[tuple[FilesTable, Mask]]) -> FilesTable:
-        """Return the kept files of each table, in order; `keep` is bool[n]."""
+        """Return a table with some files of each table, in order.
+
+        Args:
+            parts: (table, the files to keep as bool[n]).
+        """
         rows_of_tables = [(table, np.flatnonzero(keep)) for table, keep in parts]
         none = np.empty(0, dtype="<u8")
         return FilesTable.of(
@@ -135,9 +155,9 @@ class FilesTable:
         )
 
     def encode(self, alignment: int) -> list[Part]:
-        """Blob 0.
+        """Return blob 0.
 
-        It is zero-padded, so that the next blob begins at a multiple of `alignment` in the file.
+        It is padded with zeros, so that the next blob begins at a multiple of `alignment` in the file.
         """
         arrays = [array.reshape(-1).view(np.uint8).data for array in (self.ids, self.records, self.sizes)]
         checksum = 0
@@ -151,14 +171,14 @@ class FilesTable:
 
     @staticmethod
     def decode(blob: Part, location: str) -> FilesTable:
-        """Decode the bytes of blob 0, which the table keeps alive.
+        """Decode the bytes of blob 0. The table keeps them alive.
 
         Raises:
-            Corrupt: For a wrong length or checksum.
+            Corrupt: A length or a checksum is wrong.
         """
         data = memoryview(blob)
         if len(data) < _HEAD_BYTES:
-            raise Corrupt(f"{location}: {len(data)} bytes are no files table")
+            raise Corrupt(f"{location}: {len(data)} bytes are not a files table")
         if _CHECK.unpack_from(data, _HEAD.size)[0] != isal_zlib.crc32(data[: _HEAD.size]):
             raise Corrupt(f"{location}: the head of the files table does not match its checksum")
         files, rows, paths_bytes, stored_bytes, arrays_sum, paths_sum = _HEAD.unpack_from(data)
@@ -194,11 +214,11 @@ class IndexHeader:
     files: int
     created_by: str
     size_bytes: int
-    """Size of the whole file."""
+    """The size of the whole file."""
     files_offset: int
     files_length: int
     offset: int
-    """Position of the kind's blob."""
+    """The position of the kind's blob."""
     length: int
 
 
@@ -207,7 +227,7 @@ class IndexFile:
     header: IndexHeader
     files: FilesTable
     blob: memoryview
-    """The kind's blob, a slice of the opened memory, at `header.offset` of the file."""
+    """The kind's blob, a slice of the opened memory at `header.offset` of the file."""
 
 
 def assemble(
@@ -220,10 +240,10 @@ def assemble(
     field_ids: Sequence[int],
     level: int = 0,
 ) -> Iterator[Part]:
-    """Return the file in parts.
+    """Yield the parts of an index file.
 
     Args:
-        blob: The parts of the kind's blob, which are consumed lazily.
+        blob: The parts of the kind's blob; they are consumed while the file is written.
     """
     kind_type, fields = f"seamark-{kind}-v{KINDS[kind].version}", tuple(field_ids)
     properties = {
@@ -241,23 +261,32 @@ def assemble(
 
 @cache
 def _writer() -> str:
-    """To look the version up parses the distribution's metadata, which takes as long as to write a small file."""
+    """Return the name and version of the writer.
+
+    The result is cached: reading the version parses the distribution's metadata, which takes as long as
+    writing a small file.
+    """
     return f"Seamark {importlib.metadata.version('seamark')}"
 
 
 def _checksum(properties: dict[str, str], kind_type: str, fields: tuple[int, ...]) -> str:
-    """CRC-32, 8 hexadecimal digits, of the footer's content except offsets and lengths, which are checked by
-    themselves."""
+    """Return the CRC-32 of the footer's content, as 8 hexadecimal digits.
+
+    Offsets and lengths are not included, because they are checked separately.
+    """
     values = [f"{key}={properties[key]}" for key in sorted(properties) if key != _CHECKSUM]
     text = "\n".join([*values, kind_type, ",".join(map(str, fields))])
     return f"{isal_zlib.crc32(text.encode()):08x}"
 
 
 def read_header(tail: Part, file_size: int, location: str) -> IndexHeader:
-    """Read the header from the last `puffin.footer_size_bytes` of a file, or more.
+    """Read the header of an index file.
+
+    Args:
+        tail: The last bytes of the file, at least `puffin.footer_size_bytes`.
 
     Raises:
-        Corrupt: The bytes are no footer of an index file.
+        Corrupt: The bytes are not the footer of an index file.
         UnknownVersion: A later version wrote the file.
     """
     footer = read_footer(tail, file_size, location)
@@ -300,50 +329,56 @@ def _kind_of(table: PuffinBlobMetadata, blob: PuffinBlobMetadata, location: str)
             1 if candidate is table and kind == "files" else _version_of(kind) if candidate is blob else None
         )
         if supported_version is None:
-            raise Corrupt(f"{location}: a blob of type {candidate.type!r} has no place in an index file")
+            raise Corrupt(f"{location}: a blob of type {candidate.type!r} does not belong in an index file")
         if version != supported_version:
             raise UnknownVersion(
-                f"{location}: {candidate.type!r} is of version {version}; this server reads version {supported_version}"
+                f"{location}: {candidate.type!r} has version {version}; this server reads version {supported_version}"
             )
     return kind
 
 
 def _version_of(kind: str) -> int | None:
-    """Return None for an unknown kind."""
+    """Return the supported version of a blob type, or None if the type is unknown."""
     return KINDS[kind].version if kind in KINDS else None
 
 
 def _check_layout(footer: Footer, footer_offset: int, location: str) -> None:
-    """Corrupt unless the two blobs fill the file from the magic to the footer, uncompressed and with equal fields."""
+    """Check that the two blobs fill the file from the magic to the footer, without compression and with equal
+    fields.
+
+    Raises:
+        Corrupt: The file has another layout.
+    """
     table, blob = footer.blobs
     edges = (table.offset, table.offset + table.length, blob.offset + blob.length)
     if edges != (len(MAGIC), blob.offset, footer_offset):
         raise Corrupt(f"{location}: its blobs do not fill it from byte {len(MAGIC)} to the footer at {footer_offset}")
     if table.compression_codec or blob.compression_codec or table.fields != blob.fields:
-        raise Corrupt(f"{location}: its blobs are compressed, or not of the same fields")
+        raise Corrupt(f"{location}: its blobs are compressed, or have different fields")
 
 
 def _number(properties: dict[str, str], name: str, location: str) -> int:
     if not _NUMBER.fullmatch(properties[name]):
-        raise Corrupt(f"{location}: {name} is no number: {properties[name]!r}")
+        raise Corrupt(f"{location}: {name} is not a number: {properties[name]!r}")
     return int(properties[name])
 
 
 def read_files(blob: Part, header: IndexHeader) -> FilesTable:
-    """Return the files table from the bytes of blob 0, compared with the footer."""
+    """Return the files table from the bytes of blob 0, after comparing it with the footer."""
     table = FilesTable.decode(blob, header.location)
     if (len(table), table.rows) != (header.files, header.rows):
         counts = f"{len(table)} files of {table.rows} rows"
         raise Corrupt(
-            f"{header.location}: the files table has {counts}, but the footer states {header.files} of {header.rows}"
+            f"{header.location}: the files table has {counts}, but the footer states "
+            f"{header.files} files of {header.rows} rows"
         )
     return table
 
 
 def open_index_file(data: Part, location: str) -> IndexFile:
-    """Return a whole file, as bytes or memory-mapped; it is kept alive.
+    """Open a whole file, as bytes or memory-mapped. The result keeps it alive.
 
-    Reads only the footer and the files table.
+    Only the footer and the files table are read.
     """
     memory = memoryview(data).cast("B")
     header = read_header(memory, len(memory), location)

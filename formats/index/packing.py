@@ -1,14 +1,18 @@
-"""Packed columns: one value per row in the fewest bytes that keep the order, so that a scan compares codes in place.
+"""Packed columns: one value per row in the fewest bytes that keep the order, so that a scan compares codes
+in place.
 
 Every Iceberg type has one of three forms:
 
-    integers  boolean, int, long, date, time, timestamps, decimals of up to 18 digits: unsigned codes over a base
+    integers  boolean, int, long, date, time, timestamps, decimals of up to 18 digits: unsigned codes over
+        a base
     floats    float, double: 4 bytes if that is exact, otherwise 8
-    strings   string, binary, fixed, uuid, longer decimals (biased to 16 bytes): after the column's common prefix,
+    strings   string, binary, fixed, uuid, longer decimals (biased to 16 bytes): after the column's common
+    prefix,
               the first bytes as a big-endian code, with length and tail to resolve ties
 
-An absent value keeps its row in every scan (an unknown bound excludes nothing): it is the minimum code in a column of
-lower bounds, the maximum in a column of upper bounds, and NaN for floats. A bitmap marks absent values.
+A row with an absent value stays in every scan, because an unknown bound excludes nothing: the value is
+the minimum code in a column of lower bounds, the maximum code in a column of upper bounds, and NaN for
+floats. A bitmap marks absent values.
 
 The scan (`_scan.pyx`) reads these arrays; offsets are relative to the block's memory.
 """
@@ -26,7 +30,9 @@ from seamark.formats.iceberg.types.values import Value, decimal_precision
 from seamark.formats.index.kernels._pack import SOURCES
 
 MISSING = -(1 << 63)
-"""Represents an absent number in int64 arrays; the number itself counts as absent, which prunes less, never more."""
+"""Represents an absent number in int64 arrays. If this number is a real value, it counts as absent: this can
+only prune less.
+"""
 ALIGNMENT = 64
 LONG_MAX = (1 << 63) - 1
 _BIAS = 1 << 127
@@ -62,12 +68,17 @@ _FORMS = {
 
 
 _NARROW = frozenset({"int", "long", "date"})
-"""Types whose values may have four bytes; a long's were written before it was widened."""
+"""Types whose values may have four bytes: a long's values may have been written before the column was
+widened.
+"""
 NO_ORDER = -1
 
 
 def form_of(kind: str) -> Form | None:
-    """Return the packed form of an Iceberg type; None for types without an order (variant, geometry, unknown)."""
+    """Return the packed form of an Iceberg type.
+
+    Return None for types without an order (variant, geometry, unknown).
+    """
     form = _FORMS.get(kind)
     if form is not None:
         return form
@@ -77,7 +88,10 @@ def form_of(kind: str) -> Form | None:
 
 
 def source_of(kind: str) -> int:
-    """Return the packer's code for single-value binaries of an Iceberg type; NO_ORDER for types without an order."""
+    """Return the packer's code for single-value binaries of an Iceberg type.
+
+    Return NO_ORDER for types without an order.
+    """
     form = form_of(kind)
     if form is None:
         return NO_ORDER
@@ -105,7 +119,7 @@ def key_of(form: Form, kind: str, value: Value) -> int | float | bytes:
 
 
 def value_of(form: Form, kind: str, key: int | float | bytes) -> Value:
-    """Return the inverse of `key_of`."""
+    """Return the value from which `key_of` returns the key."""
     if kind == "boolean":
         return bool(key)
     if form is not Form.STRINGS:
@@ -119,33 +133,32 @@ def value_of(form: Form, kind: str, key: int | float | bytes) -> Value:
 
 
 class Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The position of one column.
+    """The position of one packed column.
 
-    Widths are in bytes; width 0 means that all values are equal.
-
-    `low` and `high` bound the values; if a value is absent, the bound on the side that keeps its row is the form's
-    minimum or maximum. Strings: `low` and `high` are 8-byte big-endian prefixes of whole values.
+    Widths are in bytes; width 0 means that all values are equal. `low` and `high` bound the values. If a
+    value is absent, the bound on the side that keeps its row is the form's minimum or maximum. For strings,
+    `low` and `high` are 8-byte big-endian prefixes of whole values.
     """
 
     form: int
     width: int
     codes: int
     presence: int
-    """Offset of a bitmap, least significant bit first; NONE if no value is absent."""
+    """The offset of a bitmap, least significant bit first; NONE if no value is absent."""
     low: int | float
     high: int | float
     base: int = 0
     common: bytes = b""
     common_at: int = NONE
-    """Offset of the same bytes, for the scan."""
+    """The offset of the common prefix, for the scan."""
     lengths: int = NONE
-    """Strings: offset of the lengths after the common prefix."""
+    """For strings: the offset of the lengths after the common prefix."""
     lengths_width: int = 0
     ends: int = NONE
-    """Strings: offset of uint32[rows], the ends of the tails; NONE if no value is longer than its code."""
+    """For strings: the offset of uint32[rows], the ends of the tails; NONE if no value is longer than its code."""
     tails: int = NONE
     start: int = 0
-    """Offset of the column's arrays, which have `size` bytes together and the checksum `crc` (CRC-32)."""
+    """The offset of the column's arrays. Together they have `size` bytes and the checksum `crc` (CRC-32)."""
     size: int = 0
     crc: int = 0
 
@@ -161,18 +174,18 @@ class PackedColumn:
         self.rows = rows
 
     def array(self, offset: int, dtype: str, count: int) -> npt.NDArray[Any]:
-        """Return `count` values of the column's memory, from one of `packed`'s offsets on."""
+        """Return `count` values of the column's memory, from an offset of `packed` on."""
         return np.frombuffer(self._memory, dtype=dtype, count=count, offset=offset)
 
     def present(self) -> npt.NDArray[np.bool_]:
-        """Return bool[rows]."""
+        """Return whether each row has a value, bool[rows]."""
         if self.packed.presence == NONE:
             return np.ones(self.rows, dtype=np.bool_)
         bits = self._memory[self.packed.presence : self.packed.presence + (self.rows + 7) // 8]
         return np.unpackbits(bits, count=self.rows, bitorder="little").view(np.bool_)
 
     def longs(self) -> Longs:
-        """Return integers widened to int64[rows]; MISSING if absent."""
+        """Return the integers, widened to int64[rows]; MISSING if absent."""
         packed = self.packed
         if packed.width == 0:
             return np.full(self.rows, packed.base, dtype=np.int64)
@@ -183,11 +196,11 @@ class PackedColumn:
         return values
 
     def doubles(self) -> npt.NDArray[np.float64]:
-        """Return float64[rows]; NaN if absent."""
+        """Return the numbers, float64[rows]; NaN if absent."""
         return self.array(self.packed.codes, f"<f{self.packed.width}", self.rows).astype(np.float64)
 
     def key(self, row: int) -> int | float | bytes | None:
-        """Return the value of one row in the form of `key_of`; None if absent."""
+        """Return the value of one row in the form of `key_of`, or None if it is absent."""
         packed = self.packed
         if packed.presence != NONE and not self._memory[packed.presence + row // 8] >> (row % 8) & 1:
             return None
@@ -203,14 +216,16 @@ class PackedColumn:
     def may_have_dots(self) -> bool:
         """Return whether a string may contain two dots in a row; False is certain.
 
-        Cheaper than reading every value.
+        This is cheaper than reading every value.
         """
         packed = self.packed
         if packed.common.endswith(b".") or b".." in packed.common:
             return True
         if packed.width == 0:
             return False
-        heads = self._memory[packed.codes : packed.codes + packed.width * self.rows]  # each in reverse
+        heads = self._memory[
+            packed.codes : packed.codes + packed.width * self.rows
+        ]  # The bytes of each number are reversed.
         if b".." in heads.tobytes() or bool((heads[:: packed.width] == ord(".")).any()):
             return True
         if packed.ends == NONE or not self.rows:

@@ -1,4 +1,7 @@
-"""Wire formats, pure: JSON, namespace strings, page tokens. Every decoder raises BadRequest for invalid input."""
+"""Wire formats: JSON, namespace strings, page tokens. Every decoder raises BadRequest for invalid input.
+
+This module is pure.
+"""
 
 from __future__ import annotations
 
@@ -14,45 +17,61 @@ from seamark.formats.runtime.decoding import from_json
 from seamark.formats.runtime.errors import BadRequest
 
 NAMESPACE_SEPARATOR = "\x1f"
-"""Separator of namespace levels in a URL, always accepted (Iceberg REST spec, parameter `namespace`)."""
+"""The separator of namespace levels in a URL, which is always accepted (Iceberg REST spec, parameter
+`namespace`).
+"""
 INDEX_FOLDER = "_seamark/index"
-"""Folder of index files below a table's location. It contains nothing else, so a purge deletes all of it. Spark's
-`remove_orphan_files` skips folders whose names begin with an underscore (Iceberg's `HiddenPathFilter`)."""
+"""The folder of index files below a table's location. It contains nothing else, so a purge deletes all of
+it. Spark's `remove_orphan_files` skips folders whose names begin with an underscore (Iceberg's
+`HiddenPathFilter`).
+"""
 FORMER_INDEX_FOLDER = "metadata/seamark-index"
-"""Where earlier versions stored index files, and where Spark's `remove_orphan_files` deletes them. Merges move them."""
+"""The folder in which earlier versions stored index files. Spark's `remove_orphan_files` deletes files
+there; merges move them.
+"""
 INDEX_FILES_MAX = 1000
-"""Limit for one change of a table."""
+"""The maximum number of index files of one change of a table."""
 PRODUCER_KEY, SEQUENCE_KEY = "seamark.producer-id", "seamark.producer-sequence"
 """In a snapshot's summary: the producer of the change, and its sequence number."""
 
 PROXY_ENGINE = "seamark-trino-proxy"
-"""In scan reports of the Trino proxy, as the name of the engine."""
+"""The name of the engine in scan reports of the Trino proxy."""
 PLANS_FOLDER = "_seamark/plans"
-"""Folder of plan tables' files below the location of a table or view."""
+"""The folder of plan tables' files below the location of a table or view."""
 FORMER_PLANS_FOLDER = "plans"
-"""The same of earlier versions, below the metadata folder."""
+"""The folder of plan tables' files in earlier versions, below the metadata folder."""
 CLOCK_FOLDER = "_seamark/clock"
-"""Folder below a table's location for objects by which the server reads the storage's clock, and which it deletes."""
+"""The folder below a table's location for objects with which the server reads the storage's clock. The
+server deletes them.
+"""
 PLAN_MARK = "~plan~"
-"""Part of a plan table's name, between the table's name and a digest; reserved for plan tables."""
+"""A part of a plan table's name, between the table's name and a digest; reserved for plan tables."""
 RECHECK_AFTER = "recheck_after_s"
-"""A name in the totals of a job: seconds after which it is worth another run, though the table may not change."""
+"""The name of a value in the totals of a job: the seconds after which another run is worthwhile, even if the
+table does not change.
+"""
 ACCESS_CHECK = "access-check"
-"""The name of the job that checks whether worker processes reach the server and the storage. It has no table."""
+"""The name of the job that checks whether worker processes can reach the server and the storage. It has no
+table.
+"""
 MINIMUM, MAXIMUM = "min", "max"
 """In place of the transform of a join: the column has the least or the greatest value of the other table's column."""
 LIKES_MAX, PATTERN_MAX = 16, 1_000
 """Limits of LIKE predicates for one dimension, and of the characters of a pattern."""
 NAME_MAX = 255
-"""In characters."""
+"""The maximum length of a name, in characters."""
 LEVELS_MAX = 1000
-"""Of a namespace."""
+"""The maximum number of levels of a namespace."""
 PATH_CHARACTERS_MAX = 6000
-"""Of all levels of a namespace, as a URL has them: no request could name a longer namespace."""
+"""The maximum number of characters of all levels of a namespace in a URL. No request could name a longer
+namespace.
+"""
 _SHORT = PATH_CHARACTERS_MAX // 12
-"""Text of this length has at most `PATH_CHARACTERS_MAX` characters in a URL."""
+"""A text of this length has at most `PATH_CHARACTERS_MAX` characters in a URL."""
 _FOLDED_CHARACTERS = 64
-"""Characters of a name that are folded together: more than any name that the server looks for."""
+"""The number of characters of a name that are folded together: more than the length of any name for which
+the server looks.
+"""
 _PLAN_NAME = re.compile(r"(?s:.+)~plan~[0-9a-f]{32}")
 
 T = TypeVar("T")
@@ -61,10 +80,10 @@ encode_json = msgspec.json.encode
 
 
 def decode_json(body: bytes, subject: str) -> Any:
-    """Any JSON value.
+    """Return the value of any JSON.
 
     Raises:
-        BadRequest: With `subject` and the position of the error.
+        BadRequest: The body is not JSON; the message has `subject` and the position of the error.
     """
     try:
         return msgspec.json.decode(body)
@@ -73,10 +92,10 @@ def decode_json(body: bytes, subject: str) -> Any:
 
 
 def decode_as(body: bytes, shape: type[T], subject: str) -> T:
-    """JSON of the msgspec type `shape`.
+    """Return the value of JSON that has the msgspec type `shape`.
 
     Raises:
-        BadRequest: With `subject` and the invalid field.
+        BadRequest: The body does not have this type; the message has `subject` and the invalid field.
     """
     try:
         return from_json(body, shape)
@@ -85,10 +104,11 @@ def decode_as(body: bytes, shape: type[T], subject: str) -> T:
 
 
 def fold_name(name: str) -> str:
-    """Return a name as a reader sees it who ignores case, surrounding blanks and the width of letters (NFKC).
+    """Return a name without differences in case, surrounding blanks and the width of letters (NFKC).
 
-    `unicodedata` sorts a run of combining marks by insertion, so its time grows with the square of the run. This
-    function folds the name in parts. The result can differ from NFKC of the whole name only in marks, not in letters.
+    `unicodedata` sorts a run of combining marks by insertion, so its time grows with the square of the run.
+    This function folds the name in parts. The result can differ from NFKC of the whole name only in marks,
+    not in letters.
     """
     name = name.strip()
     parts = range(0, len(name), _FOLDED_CHARACTERS)
@@ -97,9 +117,10 @@ def fold_name(name: str) -> str:
 
 
 def fold_path(path: str) -> str:
-    """Return a path of files as a file system sees it that ignores case and the composition of letters.
+    """Return a path of files without differences in case and in the composition of letters.
 
-    A segment with more than 255 characters stays unchanged: it is the name of no file.
+    Some file systems ignore these differences. A segment with more than 255 characters stays unchanged,
+    because no file can have this name.
     """
     return "/".join(
         unicodedata.normalize("NFC", unicodedata.normalize("NFC", segment).casefold())
@@ -115,15 +136,20 @@ def to_base64url(data: bytes) -> str:
 
 
 def from_base64url(text: str) -> bytes:
-    """ValueError for other text, also if it has characters outside the alphabet, which Python would ignore."""
+    """Decode a text without padding.
+
+    Raises:
+        ValueError: The text is not base64url. Characters outside the alphabet, which Python would ignore, are
+            also refused.
+    """
     return base64.b64decode(text.encode("ascii") + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
 
 
 def parse_namespace(text: str) -> tuple[str, ...]:
-    """Return a namespace from a URL, already percent-decoded.
+    """Return the namespace in a URL, which is already percent-decoded.
 
     Raises:
-        BadRequest: For an invalid level.
+        BadRequest: A level is invalid.
     """
     return check_namespace(tuple(text.split(NAMESPACE_SEPARATOR)))
 
@@ -139,37 +165,51 @@ def check_namespace(path: tuple[str, ...]) -> tuple[str, ...]:
         encoded = len(quote(NAMESPACE_SEPARATOR.join(path), safe=""))
         if encoded > PATH_CHARACTERS_MAX:
             raise BadRequest(
-                f"The namespace has {encoded:,} characters in a URL; the limit is {PATH_CHARACTERS_MAX:,}, as servers "
-                "and proxies refuse longer URLs"
+                f"The namespace has {encoded:,} characters in a URL; the limit is {PATH_CHARACTERS_MAX:,}, because "
+                "servers and proxies refuse longer URLs"
             )
     return path
 
 
 def check_name(name: str, subject: str) -> str:
-    """Return a name of a table, view, function or namespace level: 1 to 255 characters, no control characters, no
-    dot segment.
+    """Return a valid name of a table, view, function or namespace level.
+
+    A name has 1 to 255 characters, no control characters, and is not a dot segment.
+
+    Raises:
+        BadRequest: The name is invalid.
     """
     if not name:
-        raise BadRequest(f"Empty {subject}: give it a name")
+        raise BadRequest(f"The {subject} is empty: give it a name")
     if len(name) > NAME_MAX:
         raise BadRequest(f"The {subject} {name[:40]!r}… has {len(name)} characters; the limit is {NAME_MAX} characters")
     if any(ch < " " or ch == "\x7f" or "\ud800" <= ch <= "\udfff" for ch in name):
-        raise BadRequest(f"The {subject} {name!r} holds a control character; remove it")
+        raise BadRequest(f"The {subject} {name!r} contains a control character; remove it")
     if name in (".", ".."):
         raise BadRequest(f"Invalid {subject} {name!r}: HTTP clients remove it from URLs")
     return name
 
 
 def check_new_name(name: str, subject: str) -> str:
-    """Return the same as `check_name`, for new names, which must not have the form of a plan table's name."""
+    """Return a valid new name, which must not have the form of a plan table's name.
+
+    Raises:
+        BadRequest: The name is invalid.
+    """
     check_name(name, subject)
     if PLAN_MARK in name.lower():
-        raise BadRequest(f"The {subject} {name!r} holds {PLAN_MARK}, which marks names of plan tables; choose another")
+        raise BadRequest(
+            f"The {subject} {name!r} contains {PLAN_MARK}, which is reserved for plan tables; choose another name"
+        )
     return name
 
 
 def check_changeable(name: str) -> str:
-    """BadRequest for a plan table's name, because plan tables are read-only."""
+    """Return the name of an entry that can be changed.
+
+    Raises:
+        BadRequest: The name is a plan table's name, because plan tables are read-only.
+    """
     if is_plan_name(name):
         raise BadRequest(f"{name} is a plan table, which is read-only; change its source table")
     return name
@@ -181,5 +221,5 @@ def is_plan_name(name: str) -> bool:
 
 
 def show(path: tuple[str, ...], name: str | None = None) -> str:
-    """Return the name in messages: levels and name joined by dots."""
+    """Return the form of a name for messages: levels and name joined by dots."""
     return ".".join((*path, name) if name is not None else path)

@@ -1,4 +1,5 @@
-"""Time and randomness as a port, so that a simulation replays from its seed. Only this file reads the wall clock.
+"""Time and randomness as a port, so that a simulation can be repeated from its seed. Only this file reads
+the wall clock.
 
 A server uses `SystemClock`; a `SimulatedClock` advances only through `advance` and `jump`.
 """
@@ -23,10 +24,13 @@ class Clock(Protocol):
 
     @property
     def machine(self) -> str:
-        """Identify the machine and its start: readings of `monotonic` are comparable where this is equal."""
+        """Return the identity of the machine and its start.
+
+        Readings of `monotonic` are comparable if this text is equal.
+        """
 
     def random_bytes(self, count: int) -> bytes:
-        """Return `count` random bytes; cryptographically strong on the system clock."""
+        """Return `count` random bytes, which are cryptographically strong on the system clock."""
 
     def uuid4(self) -> uuid.UUID:
         """Return a random UUID (RFC 9562, version 4)."""
@@ -34,7 +38,7 @@ class Clock(Protocol):
     def uuid7(self) -> uuid.UUID:
         """Return a UUID that sorts by time (RFC 9562, version 7): its first 48 bits are `now_ms()`.
 
-        UUIDs of the same millisecond sort in the order in which the clock has made them.
+        UUIDs of the same millisecond sort in the order in which the clock created them.
         """
 
 
@@ -43,14 +47,16 @@ def _uuid4(rand: bytes) -> uuid.UUID:
 
 
 class _Uuid7Sequence:
-    """Makes UUIDs of version 7, with a counter in the 12 bits after the time (RFC 9562, section 6.2, method 1)."""
+    """Creates UUIDs of version 7, with a counter in the 12 bits after the time (RFC 9562, section 6.2, method
+    1).
+    """
 
     def __init__(self) -> None:
         self._last_ms = 0
         self._counter = 0
 
     def generate(self, now_ms: int, rand: bytes) -> uuid.UUID:
-        """Return the next UUID, with 62 of the random bits."""
+        """Return the next UUID, which contains 62 of the random bits."""
         self._counter = min(self._counter + 1, _COUNTER_MAX) if now_ms == self._last_ms else 0
         self._last_ms = now_ms
         time_bits = (now_ms & (1 << 48) - 1) << 80
@@ -59,7 +65,7 @@ class _Uuid7Sequence:
 
 
 _COUNTER_MAX = (1 << 12) - 1
-"""Further UUIDs of the same millisecond have no order among them."""
+"""The maximum of the counter. Further UUIDs of the same millisecond are not in order."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -68,15 +74,15 @@ def _machine() -> str:
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
-        return secrets.token_hex(16)  # only this process can compare its readings then
+        return secrets.token_hex(16)  # In this case only this process can compare its readings.
 
 
 class SystemClock:
     _uuids = _Uuid7Sequence()
-    """One sequence for the process."""
+    """The sequence of the process."""
 
     monotonic = staticmethod(time.monotonic)
-    """Not a Python function: a plan reads it twenty times."""
+    """A built-in function and not a Python function, because a plan reads it twenty times."""
 
     @property
     def machine(self) -> str:
@@ -96,7 +102,9 @@ class SystemClock:
 
 
 class SimulatedClock:
-    """Deterministic: the same seed and the same calls give the same times and the same UUIDs."""
+    """A deterministic clock: with the same seed and the same calls, it returns the same times and the same
+    UUIDs.
+    """
 
     machine = "simulated"
 
@@ -110,7 +118,7 @@ class SimulatedClock:
         self._now_ms += ms
 
     def jump(self, ms: int) -> None:
-        """Set the clock ahead, or back, without any time passing."""
+        """Set the clock forward or back. No monotonic time passes."""
         self._now_ms += ms
         self._jumped_ms += ms
 

@@ -1,12 +1,18 @@
-"""Limits of connections before and between requests, below the handlers; used by the server and by the proxy for Trino.
+"""Limits of connections before and between requests, below the handlers; used by the server and by the proxy
+for Trino.
 
-aiohttp's protocol has one timer, for idle connections. This module adds time limits for the header and for a client
-that does not read its answer; size limits of the whole header; limits on the number of connections, in total and per
-address; and answers to requests that are not HTTP. With TLS, a connection counts before its handshake. At a limit, the
-connection that has waited longest without a request is closed, otherwise the connection that has been idle longest;
-requests in flight are never cut off. So a flood of silent connections cannot exclude clients.
+aiohttp's protocol has one timer, for idle connections. This module adds:
 
-Nothing that a client sent is logged here: a header that cannot be parsed may contain a token.
+- time limits for the header, and for a client that does not read its answer;
+- a limit on the size of the whole header;
+- limits on the number of connections, in total and per address;
+- answers to requests that are not HTTP.
+
+With TLS, a connection counts before its handshake. At a limit, the connection that has waited longest
+without a request is closed. If there is none, the connection that has been idle longest is closed.
+Requests in flight are never cut off. Therefore a flood of silent connections cannot exclude clients.
+
+This module does not log data from clients: a header that cannot be parsed may contain a token.
 """
 
 from __future__ import annotations
@@ -35,20 +41,19 @@ CONNECTIONS_MAX = 10_000
 _CONNECTIONS_MIN = 4
 _NOTICE_INTERVAL_S = 10.0
 _LINGERING_S = 2.0
-"""How long the rest of a body is read and discarded after an early answer, so that the client reads the answer."""
+"""The time in which the rest of a body is read and discarded after an early answer, so that the client reads
+the answer.
+"""
 _LEAVING_S = 0.5
 _PROGRESS_BYTES = 64 << 10
-"""What a client has to take of an answer within `send_timeout_s`."""
+"""The number of bytes of an answer that a client has to read within `send_timeout_s`."""
 _REMEMBERED = 256
-"""Number of idle connections that a search caches."""
+"""The number of idle connections that a search caches."""
 _log = structlog.get_logger("seamark.connections")
 
 
 def raise_descriptor_limit() -> int:
-    """Raise the soft limit on open files to the hard limit.
-
-    Returns the new limit.
-    """
+    """Raise the soft limit on open files to the hard limit, and return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -60,15 +65,18 @@ class ConnectionLimits:
     connections: int
     per_address: int
     header_bytes: int
-    """Maximum size of the request line and all headers of a request."""
+    """The maximum size of the request line and all headers of a request."""
     header_timeout_s: float
     send_timeout_s: float
 
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers without a handler: `respond` makes an answer from status, type and message; `unreadable` counts a
-    request that is not HTTP.
+    """Answers that are sent without a handler.
+
+    Attributes:
+        respond: Returns an answer with a status, a type and a message.
+        unreadable: Counts a request that is not HTTP.
     """
 
     respond: Callable[[int, str, str], web.Response]
@@ -76,12 +84,13 @@ class Answers:
 
 
 def connections_max(limit: int, *, files_each: int, minimum: int) -> int:
-    """Return the limit of connections.
+    """Return the maximum number of connections.
 
     Args:
-        limit: The limit of the settings; 0: as many as take half of the files that this process may still open.
-        files_each: Files that a connection needs.
-        minimum: A warning is logged if fewer files are free.
+        limit: The limit of the settings. 0: the connections may use half of the files that this process may
+            still open.
+        files_each: The number of files that a connection needs.
+        minimum: A warning is logged if this process may open fewer files.
     """
     if limit:
         return limit
@@ -89,7 +98,9 @@ def connections_max(limit: int, *, files_each: int, minimum: int) -> int:
     free = CONNECTIONS_MAX * 2 * files_each if files == resource.RLIM_INFINITY else files - _open_files()
     limit = max(_CONNECTIONS_MIN, min(CONNECTIONS_MAX, free // (2 * files_each)))
     if free < minimum:
-        _log.warning("few files may be opened: raise the limit (ulimit -n)", files=files, connections=limit)
+        _log.warning(
+            "this process may open only a few files: raise the limit (ulimit -n)", files=files, connections=limit
+        )
     return limit
 
 
@@ -121,7 +132,11 @@ class Connection(RequestHandler):
     )
 
     def __init__(self, guard: Connections, handshake: Handshake | None, **options: Any) -> None:
-        """`handshake` is counted instead of the connection until it is complete."""
+        """Create a connection.
+
+        Args:
+            handshake: The handshake that is counted instead of the connection until it is complete.
+        """
         super().__init__(guard, **options)
         self._handshake = handshake
         self.address = ""
@@ -129,14 +144,15 @@ class Connection(RequestHandler):
         self._leaving = False
         self._guard = guard
         self._header_bytes = 0
-        # Of the last request that the parser began. While it is incomplete, the next bytes are not those of a header.
+        # The body of the last request that the parser began. While it is incomplete, the next bytes are not a
+        # header.
         self._last_body: StreamReader | None = None
         self._header_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
 
     @property
     def idle_since(self) -> float | None:
-        """The time of the last answer, by the base class's timer; None while a request is in flight."""
+        """The time of the last answer, by the base class's timer, or None while a request is in flight."""
         waits = self._waiter is not None and not self._waiter.done()
         return self._next_keepalive_close_time if waits else None
 
@@ -166,13 +182,16 @@ class Connection(RequestHandler):
         waiter, task = self._waiter, self._task_handler
         super().connection_lost(exc)
         if waiter is not None and waiter.done() and task is not None:
-            task.cancel()  # woken for a request, which the base class can no longer make: its task would fail
+            # The task was woken for a request, but the base class can no longer create it: the task would fail.
+            task.cancel()
 
     def data_received(self, data: bytes) -> None:
         if self._leaving:
             return
         before, last = self._request_count, self._last_body
-        in_header = bool(data) and (last is None or last.is_eof())  # each request also comes here without data
+        in_header = bool(data) and (
+            last is None or last.is_eof()
+        )  # For each request, this is also called without data.
         try:
             super().data_received(data)
         except Exception as error:  # noqa: BLE001  the event loop would log the message, which may quote a header
@@ -194,7 +213,11 @@ class Connection(RequestHandler):
                 self._arm()
 
     def _in_flight(self) -> bool:
-        """False also between the moment in which a request is taken from the queue and the begin of its task."""
+        """Return whether a request is in flight.
+
+        The result is also False between the moment in which a request is taken from the queue and the start of
+        its task.
+        """
         return self._current_request is not None or bool(self._messages)
 
     def pause_writing(self) -> None:
@@ -208,7 +231,7 @@ class Connection(RequestHandler):
             self._send_timer = None
 
     def leave_unread(self) -> None:
-        """Stop reading the body, without discarding the rest; the client has a short time to read the answer."""
+        """Stop reading the body, and do not discard the rest. The client has a short time to read the answer."""
         self._leaving = True
         self._lingering_time = _LEAVING_S
         self._pause_transport_reading()
@@ -220,9 +243,9 @@ class Connection(RequestHandler):
     def handle_error(
         self, request: BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """Return the answer if no handler made one.
+        """Return the answer to a request for which no handler returned an answer.
 
-        It has no text of the exception, which may quote the request.
+        The answer has no text of the exception, which may quote the request.
         """
         if status == 400:
             self._guard.unreadable(self, exc)
@@ -238,7 +261,7 @@ class Connection(RequestHandler):
         return response
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """Replace the log entry of the base class, which has the exception's text."""
+        """Log an exception without its text, which the base class would log."""
         _log.error("connection failed", **_trace_error(kw.get("exc_info")))
 
     def _arm(self) -> None:
@@ -249,14 +272,17 @@ class Connection(RequestHandler):
         self._header_timer = None
         if count != self._request_count or self.transport is None:
             return
-        if self._in_flight():  # the header after a request that is in flight
+        if self._in_flight():  # The header after a request in flight is not late.
             self._arm()
             return
         self._refuse("header too slow", self._guard.slow)
         self.force_close()
 
     def _leave_header(self) -> None:
-        """Discard further input for a short time: a close with unread input would discard the answer."""
+        """Discard further input for a short time.
+
+        If a connection is closed with unread input, the client does not receive the answer.
+        """
         self._leaving = True
         self._refuse("header too large", self._guard.too_large)
         if self._header_timer is not None:
@@ -277,7 +303,10 @@ class Connection(RequestHandler):
         return 0 if self.transport is None else self.transport.get_write_buffer_size()
 
     def _check_sent(self, before: int) -> None:
-        """Aborts, unless the client is slow, but takes bytes: large writes may need several times the limit."""
+        """Abort the connection, unless the client has read a part of the answer.
+
+        A slow client is not cut off: it may need several times the limit for a large answer.
+        """
         self._send_timer = None
         if self._count_buffered_bytes() <= before - _PROGRESS_BYTES:
             self._await_client()
@@ -288,9 +317,10 @@ class Connection(RequestHandler):
 
 
 class Handshake(SSLProtocol):
-    """The TLS of one connection, which counts from before its handshake: the event loop's own TLS reports a
-    connection only after the handshake, so clients that never begin a handshake could keep any number of files
-    open.
+    """The TLS of one connection, which counts from before its handshake.
+
+    The event loop's own TLS reports a connection only after the handshake. Therefore clients that never begin
+    a handshake could keep any number of files open.
     """
 
     idle_since: float | None = None
@@ -305,7 +335,7 @@ class Handshake(SSLProtocol):
             tls,
             cast(Any, None),
             server_side=True,
-            ssl_handshake_timeout=cast(int, guard.limits.header_timeout_s),  # fractions of seconds are allowed
+            ssl_handshake_timeout=cast(int, guard.limits.header_timeout_s),  # A float is allowed.
         )
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -330,7 +360,8 @@ class Handshake(SSLProtocol):
 class Connections(web.Server):
     """All connections of one worker.
 
-    `inner` has the request handler and aiohttp's options.
+    Args:
+        inner: The server with the request handler and aiohttp's options.
     """
 
     def __init__(
@@ -340,12 +371,13 @@ class Connections(web.Server):
 
         async def refuse() -> web.StreamResponse:
             refused = answers.respond(417, EXPECTATION_FAILED, "Expect may only be 100-continue (RFC 9110, 10.1.1)")
-            refused.force_close()  # its body, which was not read, may not come
+            refused.force_close()  # The client may never send the body, which was not read.
             refused.headers["Server"] = "seamark"
             return refused
 
         def handle(request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
-            # aiohttp answers this before any handler and middleware, with its version, and quotes the header.
+            # aiohttp would answer this before any handler and middleware. Its answer has its version, and quotes the
+            # header.
             expected = request.headers.get("Expect")
             is_usual = expected is None or expected.strip().lower() in ("", "100-continue")
             return inner.request_handler(request) if is_usual else refuse()
@@ -367,9 +399,9 @@ class Connections(web.Server):
         self._addresses: Counter[str] = Counter()
         self._open: set[Connection | Handshake] = set()
         self._silent: dict[Connection | Handshake, None] = {}
-        """Connections that have not sent a request, oldest first."""
+        """Connections that have not sent a request, the oldest first."""
         self._idle: dict[str | None, deque[tuple[float, Connection | Handshake]]] = {}
-        """The longest idle connections of an address (None: of all addresses), with the start of the idle time."""
+        """Address → (start of the idle time, connection) of the longest idle connections. None: of all addresses."""
         self._notices: dict[str, tuple[float, int]] = {}
 
     def __call__(self) -> RequestHandler:
@@ -381,7 +413,7 @@ class Connections(web.Server):
         return Connection(self, handshake, loop=self._loop, **self._kwargs)
 
     async def shutdown(self, timeout: float | None = None) -> None:
-        self.is_shut = True  # what was accepted just before would stay open
+        self.is_shut = True  # Otherwise a connection that was just accepted would stay open.
         for handshake in [connection for connection in self._open if isinstance(connection, Handshake)]:
             handshake.force_close()
         await super().shutdown(timeout)
@@ -391,8 +423,9 @@ class Connections(web.Server):
         return len(self._open)
 
     def admit(self, connection: Connection | Handshake) -> bool:
-        """Return whether the connection is accepted; at a limit, another connection without a request in flight is
-        closed.
+        """Return whether the connection is accepted.
+
+        At a limit, another connection without a request in flight is closed.
         """
         address = connection.address
         if self.is_shut:
@@ -411,7 +444,7 @@ class Connections(web.Server):
         return True
 
     def proven(self, connection: Connection | Handshake) -> None:
-        """The connection has sent the header of a request."""
+        """Record that the connection has sent the header of a request."""
         self._silent.pop(connection, None)
 
     def release(self, connection: Connection | Handshake) -> None:
@@ -457,9 +490,10 @@ class Connections(web.Server):
         return head.encode() + body
 
     def _make_room(self, address: str | None) -> bool:
-        """Close one connection, of `address` unless it is None.
+        """Close one connection and return True, or return False if all connections have requests in flight.
 
-        False if all have requests in flight.
+        Args:
+            address: Only connections of this address are closed. None: of any address.
         """
         silent = (connection for connection in self._silent if address in (None, connection.address))
         victim = next(silent, None) or self._longest_idle(address)
@@ -472,9 +506,9 @@ class Connections(web.Server):
     def _longest_idle(self, address: str | None) -> Connection | Handshake | None:
         """Return the connection that has been idle longest.
 
-        A search through all connections for each new connection would allow a client with many idle connections to
-        block the event loop, so the result of a search is cached. Connections that became idle later are not among the
-        longest.
+        The result of a search is cached: with a search through all connections for each new connection, a client
+        with many idle connections could block the event loop. Connections that became idle later are not among
+        the longest.
         """
         for is_fresh in (False, True):
             if is_fresh:
@@ -493,10 +527,7 @@ class Connections(web.Server):
 
 
 class ConnectionRunner(web.AppRunner):
-    """An application's runner with limited connections.
-
-    The connections start TLS, not the site.
-    """
+    """Runs an application with limited connections. The connections start TLS, not the site."""
 
     __slots__ = ("_answers", "_limits", "_tls")
 

@@ -1,8 +1,9 @@
-"""JSON, MessagePack and plain values as typed values, in any thread.
+"""Converts JSON, MessagePack and plain values to typed values, in any thread.
 
-msgspec examines a type when it is first used, and publishes what it has found so far before it is complete: a second
-thread that decodes the same struct meanwhile ends the process with a segmentation fault (msgspec 0.22,
-`StructInfo_Convert`). So all types are examined here, one at a time. A finished decoder is safe in all threads.
+msgspec examines a type when it is first used, and publishes the result before it is complete. If a second
+thread decodes the same struct at this time, the process ends with a segmentation fault (msgspec 0.22,
+`StructInfo_Convert`). Therefore all types are examined here, one at a time. A complete decoder is safe in
+all threads.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ Part = bytes | bytearray | memoryview
 _examining = Lock()
 _json: dict[Any, msgspec.json.Decoder[Any]] = {}
 _msgpack: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
-"""By type. The types are those that the code names, so the number of decoders is bounded."""
+"""The decoders by type. The types are those that the code names, so the number of decoders is bounded."""
 
 
 @overload
@@ -26,7 +27,11 @@ def from_json(data: Part | str, kind: type[T]) -> T: ...
 @overload
 def from_json(data: Part | str, kind: Any) -> Any: ...
 def from_json(data: Part | str, kind: Any) -> Any:
-    """msgspec.DecodeError, UnicodeDecodeError or RecursionError if `data` is not JSON of this type."""
+    """Return the value of JSON of this type.
+
+    Raises:
+        msgspec.DecodeError, UnicodeDecodeError, RecursionError: `data` is not JSON of this type.
+    """
     decoder = _json.get(kind)
     if decoder is None:
         with _examining:
@@ -39,7 +44,7 @@ def from_msgpack(data: Part, kind: type[T]) -> T: ...
 @overload
 def from_msgpack(data: Part, kind: Any) -> Any: ...
 def from_msgpack(data: Part, kind: Any) -> Any:
-    """Raise the same errors as `from_json`."""
+    """Return the value of MessagePack of this type. The errors are those of `from_json`."""
     return _msgpack_decoder(kind).decode(data)
 
 
@@ -48,8 +53,12 @@ def from_values(value: object, kind: type[T]) -> T: ...
 @overload
 def from_values(value: object, kind: Any) -> Any: ...
 def from_values(value: object, kind: Any) -> Any:
-    """`value`, made of dicts, lists and scalars, as this type. msgspec.ValidationError, or RecursionError."""
-    _msgpack_decoder(kind)  # examines the type
+    """Convert a value of dicts, lists and scalars to this type.
+
+    Raises:
+        msgspec.ValidationError, RecursionError: The value does not have this type.
+    """
+    _msgpack_decoder(kind)  # This examines the type.
     return msgspec.convert(value, kind)
 
 

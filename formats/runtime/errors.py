@@ -19,14 +19,14 @@
     │   ├── NamespaceNotEmpty       409
     │   ├── RequestTimeout          408  the body took too long to arrive
     │   ├── TooLarge                413
-    │   ├── UnsupportedMediaType    415  the body's Content-Encoding is none that is read here
+    │   ├── UnsupportedMediaType    415  the server does not support the body's Content-Encoding
     │   ├── Unprocessable           422  well formed, but contradicts itself or an earlier request
     │   └── ClientGone              499  disconnected during its request; only in metrics and logs
     ├── CommitConflict          409  another commit was first: refresh and retry
     ├── CommitUnknown           500  unknown outcome: do not retry blindly, do not clean up
     ├── RetryLater              503  a limit is reached or a component is unavailable; retry later
     │   ├── TooManyRequests         429  a limit of this client is reached
-    │   ├── StorageFull                  a disk or database has no room; only an operator can make some
+    │   ├── StorageFull                  a disk or database is full; only an operator can free space
     │   └── CacheDamaged                 a file of the local cache is damaged, and was removed
     ├── StorageError            500  object storage failed, and the client cannot fix it
     │   ├── ObjectMissing                no object exists at the location
@@ -35,7 +35,7 @@
     └── ConfigError             –    the operator has to change a setting; the server stops
 
 `kind` is stable and part of the API; `code` and `type` are fields of the Iceberg REST error model.
-Messages are sent to clients: they state what is wrong and what to do, and never contain a secret.
+Messages are sent to clients: they state the problem and the solution, and never contain a secret.
 """
 
 from __future__ import annotations
@@ -44,9 +44,11 @@ from typing import ClassVar
 
 
 class SeamarkError(Exception):
-    """Base of the tree.
+    """Base class of the tree.
 
-    `code` is the HTTP status, `type` the Iceberg exception name on the wire.
+    Attributes:
+        code: The HTTP status.
+        type: The name of the Iceberg exception in the answer.
     """
 
     kind: ClassVar[str] = "internal"
@@ -187,7 +189,11 @@ class CommitUnknown(SeamarkError):
 
 
 class RetryLater(SeamarkError):
-    """`retry_after_s` is the Retry-After header, in whole seconds."""
+    """A limit is reached, or a component is unavailable.
+
+    Attributes:
+        retry_after_s: The value of the Retry-After header, in whole seconds.
+    """
 
     kind = "retry_later"
     code = 503
@@ -205,9 +211,9 @@ class TooManyRequests(RetryLater):
 
 
 class StorageFull(RetryLater):
-    """A disk or database without room.
+    """A disk or database is full.
 
-    Clients do not repeat the request: only an operator can make room.
+    Clients do not repeat the request, because only an operator can free space.
     """
 
     kind = "storage_full"
@@ -218,7 +224,7 @@ class StorageFull(RetryLater):
 
 
 class CacheDamaged(RetryLater):
-    """Reads are repeated by the server itself."""
+    """A file of the local cache is damaged. The server repeats the read itself."""
 
     kind = "cache_damaged"
 
@@ -242,9 +248,9 @@ class Corrupt(SeamarkError):
 
     @classmethod
     def missing(cls, subject: str, location: str) -> Corrupt:
-        """Return the error for a `subject`, such as a manifest, that is not in the storage.
+        """Return the error for a file that is not in the storage; `subject` is its kind, such as a manifest.
 
-        An engine on another machine writes local files there.
+        The message mentions a likely cause: an engine on another machine writes local files to its own disk.
         """
         hint = "; engines that write file:// locations must run on the server's machine"
         return cls(f"The {subject} {location} is not in storage{hint if location.startswith('file:') else ''}")

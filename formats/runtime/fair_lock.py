@@ -1,7 +1,8 @@
-"""A lock for long work on what clients sent: one piece at a time, in a thread, and clients in turn.
+"""A lock for long work on input from clients: it runs in a thread, one task at a time, and clients
+alternate.
 
-Such work is Python and shares the interpreter with the event loop: several threads of it would leave the loop little
-time, and take the threads that all other work of the server needs.
+The work is Python code and shares the interpreter with the event loop. Several threads of this work would
+leave the loop little time, and use the threads that all other work of the server needs.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from weakref import WeakValueDictionary
 T = TypeVar("T")
 
 FREED_IN_LOOP = 10_000
-"""Freeing fewer objects takes a few milliseconds, which is not worth a thread."""
+"""The number of objects that are freed in the event loop: it takes a few milliseconds, too little for a
+thread.
+"""
 _FREED_IN_STEP = 1000
 _in_thread = asyncio.to_thread
 
 
 class FairLock:
-    """A lock for one piece of work at a time, in whose queue each holder has one place.
+    """A lock for one task at a time. Each holder has only one place in its queue.
 
     A client that sends many requests waits for its earlier requests. The lock belongs to one event loop.
     """
@@ -40,13 +43,14 @@ class FairLock:
     async def run(self, holder: str, work: Callable[[], T], *, within: str | None = None) -> T:
         """Run `work` in a thread, and return its result.
 
-        The lock is held until the thread ends, also if the caller is cancelled before: a thread cannot be stopped, and
-        a client that disconnects early must not have several of them.
+        The lock is held until the thread ends, even if the caller is cancelled earlier: a thread cannot be
+        stopped, and a client that disconnects early must not have several threads.
 
         Args:
             holder: The client.
             work: The work.
-            within: A group of holders, such as those of an address; a group has one place in the queue, too.
+            within: A group of holders, such as all holders of an address. A group also has only one place in the
+                queue.
         """
         names = dict.fromkeys((holder,) if within is None else (holder, within))
         slots = [*(self._own.setdefault(name, asyncio.Lock()) for name in names), self._all]
@@ -64,18 +68,16 @@ class FairLock:
 
     @property
     def is_free(self) -> bool:
-        """Whether no work runs or waits.
-
-        For tests.
-        """
+        """Whether no work runs or waits. Only tests use this."""
         return not self._all.locked() and not any(own.locked() for own in self._own.values())
 
 
 def free_later(*collections: Collection[object]) -> None:
     """Free the elements of large collections in a thread, some at a time.
 
-    For hundreds of thousands of objects this takes a tenth of a second, in which the event loop would serve no client.
-    The thread begins after this step of the loop, in which the caller drops its own references.
+    For hundreds of thousands of objects this takes a tenth of a second, in which the event loop could not
+    serve clients. The thread begins after this step of the loop, in which the caller drops its own
+    references.
     """
     large = [collection for collection in collections if len(collection) > FREED_IN_LOOP]
     if large:
@@ -86,7 +88,7 @@ def free_later(*collections: Collection[object]) -> None:
 def _free(collections: list[Collection[object]]) -> None:
     while collections:
         objects = list(collections.pop())
-        while objects:  # between the steps the interpreter may run other threads
+        while objects:  # Between these steps the interpreter may run other threads.
             del objects[-_FREED_IN_STEP:]
 
 

@@ -1,8 +1,8 @@
 """Modules that are imported on first use.
 
-Imports take most of the start-up time of a server or a command, and some large libraries serve rare requests: AWS's
-keys, SQL predicates, JWTs, PostgreSQL. The user of such a library defers it at the head of its module, in a form that
-mypy and import-linter understand:
+Imports take most of the start-up time of a server or a command. Only rare requests need some large
+libraries: AWS's keys, SQL predicates, JWTs, PostgreSQL. A module that uses such a library defers the
+import at its head, in a form that mypy and import-linter support:
 
     if TYPE_CHECKING:
         import pyarrow.compute as pc
@@ -28,17 +28,17 @@ class LazyModule:
         self._is_loaded = False
 
     def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith("__"):  # requested by copy, pickle or inspection, not by code that uses the module
+        if attribute.startswith("__"):  # Copy, pickle or inspection reads such a name, not code that uses the module.
             raise AttributeError(attribute)
         value = getattr(importlib.import_module(self._name), attribute)
-        setattr(self, attribute, value)  # later accesses bypass __getattr__
+        setattr(self, attribute, value)  # Later accesses bypass __getattr__.
         return value
 
 
 async def load(*modules: object) -> None:
-    """Import those of the modules that are lazy, in a thread.
+    """Import those modules that are lazy, in a thread.
 
-    A parser of SQL takes a tenth of a second, in which an event loop would serve no client.
+    The import of an SQL parser takes a tenth of a second, in which the event loop could not serve clients.
     """
     for module in modules:
         if isinstance(module, LazyModule) and not module._is_loaded:
@@ -49,12 +49,12 @@ async def load(*modules: object) -> None:
 def exports(package: str, names: Mapping[str, Sequence[str]], *, extra: str | None = None) -> Callable[[str], object]:
     """Return the `__getattr__` (PEP 562) of a package that offers names of other modules.
 
-    A module is imported when one of its names is first used. The ModuleNotFoundError for a missing library names the
-    command that installs it.
+    A module is imported when one of its names is first used. If a library is missing, the ModuleNotFoundError
+    names the command that installs it.
 
     Args:
         package: The name of the package.
-        names: By module, the names that it offers.
+        names: Module → the names that it offers.
         extra: The extra of the distribution that installs the libraries of these modules.
     """
     modules = {name: module for module, exported in names.items() for name in exported}

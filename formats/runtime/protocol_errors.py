@@ -1,4 +1,4 @@
-"""Answers to requests that are not HTTP, which no handler sees. They quote nothing of the request."""
+"""Answers to requests that are not HTTP and never reach a handler. The answers do not quote the request."""
 
 from __future__ import annotations
 

@@ -1,21 +1,25 @@
 """Access to files below a folder, without symbolic links.
 
-Tenants with their own accounts can write to a local warehouse, and replace a file or folder by a symbolic link at any
-moment. A check of a path does not help, because the path may lead elsewhere when it is used. So every access names a
-root, which the operator chooses, and a path below it, and the kernel refuses a symbolic link in that path:
+Tenants with their own accounts can write to a local warehouse, and replace a file or folder by a symbolic
+link at any moment. Checking a path is not enough, because the path may lead to another place when it is
+used. Therefore every access names a root, which the operator chooses, and a path below it, and the kernel
+refuses a symbolic link in that path:
 
 - Linux 5.6 and later: one openat2(2) with RESOLVE_NO_SYMLINKS, from the root's path without links.
-- Otherwise, also where a container forbids openat2: one openat(2) with O_NOFOLLOW for each component.
+- Otherwise, also if a container forbids openat2: one openat(2) with O_NOFOLLOW for each component.
 
-Files are then created, renamed and deleted by their names in the descriptor of their folder, which stays the same
-folder even if another takes its name. A path has no `..`, so that it cannot leave the root.
+Files are then created, renamed and deleted by their names in the descriptor of their folder. The
+descriptor stays the same folder even if another folder gets its name. A path has no `..`, so that it
+cannot leave the root.
 
-The root itself may be a symbolic link, or be behind one, because operators move warehouses in this way. It is resolved
-once, when the object is made. Bind mounts below the root are followed: only the operator can make them.
+The root itself, or a folder above it, may be a symbolic link, because operators move warehouses in this
+way. It is resolved once, when the object is created. Bind mounts below the root are followed: only the
+operator can create them.
 
-A hard link to another tenant's file is not refused. Linux lets an account link only files that it owns or can both read
-and write (fs.protected_hardlinks), and object stores create files by link(2) themselves, so that a file may have two
-names for a moment. `docs/explanation/security.md` describes what operators must set.
+A hard link to another tenant's file is not refused. Linux lets an account link only files that the
+account owns, or can both read and write (fs.protected_hardlinks). Object stores create files by link(2)
+themselves, so that a file may have two names for a moment. `docs/explanation/security.md` describes what
+operators must set.
 """
 
 from __future__ import annotations
@@ -30,16 +34,18 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
-"""A file that a tenant may replace: without O_NONBLOCK, opening a named pipe waits for its writer."""
+"""Flags for reading a file that a tenant may replace. Without O_NONBLOCK, opening a named pipe would wait
+for its writer.
+"""
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY
 
 _OPENAT2 = 437
-"""The same number on all architectures."""
+"""The number of the system call, the same on all architectures."""
 _AT_FDCWD = -100
 _RESOLVE_NO_SYMLINKS = 0x04
 _HOW = struct.Struct("=QQQ")
 _ABSENT = frozenset((errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.E2BIG))
-"""Errors of openat2 for the folder `/`: a kernel without it, or a container that forbids it."""
+"""Errors of openat2 for the folder `/` if the kernel does not have openat2, or a container forbids it."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -49,7 +55,8 @@ _libc.syscall.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_char_p, ctypes.
 class SymbolicLinkError(OSError):
     """A path below a root leads through a symbolic link.
 
-    `is_last`: a link is in the place of the file, not of a folder on the way to it.
+    Attributes:
+        is_last: Whether the link is in the place of the file, not of a folder above it.
     """
 
     def __init__(self, path: str, *, is_last: bool) -> None:
@@ -67,8 +74,11 @@ class NotPlainFileError(OSError):
 class RootFolder:
     """A folder whose content is accessed without symbolic links.
 
-    Paths below it have no leading slash; the empty path is the root itself. Every method raises SymbolicLinkError for a
-    link in the path, and ValueError for a path that could leave the root.
+    Paths below it have no leading slash; the empty path is the root itself.
+
+    Raises:
+        SymbolicLinkError: The path contains a link. All methods may raise this error.
+        ValueError: The path could leave the root. All methods may raise this error.
     """
 
     __slots__ = ("path", "real_path")
@@ -78,7 +88,7 @@ class RootFolder:
         self.real_path = os.path.realpath(self.path)
 
     def path_below(self, path: str) -> str | None:
-        """Return the part of an absolute path below this root; None for a path elsewhere."""
+        """Return the part of an absolute path below this root, or None if the path is not below it."""
         if path == self.path:
             return ""
         prefix = self.path if self.path == "/" else f"{self.path}/"
@@ -101,7 +111,7 @@ class RootFolder:
         """Return a descriptor for reading.
 
         Raises:
-            NotPlainFileError: For anything but a plain file.
+            NotPlainFileError: The path is not a plain file.
         """
         descriptor = self.open(below, READ_FLAGS)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -110,13 +120,17 @@ class RootFolder:
         return descriptor
 
     def open_folder(self, below: str) -> int:
-        """Return a descriptor for reading and syncing; NotADirectoryError for a file."""
+        """Return a descriptor for reading and syncing.
+
+        Raises:
+            NotADirectoryError: The path is a file.
+        """
         return self.open(below, FOLDER_FLAGS)
 
     def is_file(self, below: str) -> bool:
-        """Return whether a plain file is there.
+        """Return whether the path is a plain file.
 
-        False for a symbolic link as the last component.
+        A symbolic link as the last component is not a plain file.
         """
         try:
             descriptor = self.open(below, os.O_PATH | os.O_NOFOLLOW)
@@ -129,9 +143,9 @@ class RootFolder:
 
     @contextlib.contextmanager
     def folder_of(self, below: str) -> Iterator[tuple[int, str]]:
-        """Yield the descriptor of the folder of a path, and the name in it.
+        """Open the folder of a path, and yield its descriptor and the name in it.
 
-        The descriptor is for names only (O_PATH).
+        The descriptor is only for operations on names (O_PATH).
         """
         folder, _, name = below.rpartition("/")
         _check(below)
@@ -142,7 +156,7 @@ class RootFolder:
             os.close(descriptor)
 
     def make_folders(self, below: str) -> None:
-        """Create a folder and those that contain it, if they are missing."""
+        """Create a folder and the folders that contain it, if they are missing."""
         with contextlib.suppress(FileNotFoundError):
             os.close(self.open(below, os.O_PATH | os.O_DIRECTORY))
             return
@@ -156,20 +170,23 @@ class RootFolder:
         """Delete a file or a symbolic link.
 
         Raises:
-            FileNotFoundError: If there is none.
+            FileNotFoundError: The path does not exist.
         """
         with self.folder_of(below) as (folder, name):
             os.unlink(name, dir_fd=folder)
 
     def check_links(self, below: str) -> None:
-        """SymbolicLinkError for a link at the path or on the way to it.
+        """Check that the path has no symbolic links.
 
         The path may end before a missing folder.
+
+        Raises:
+            SymbolicLinkError: The path, or a folder above it, is a link.
         """
         try:
             descriptor = self.open(below, os.O_PATH | os.O_NOFOLLOW)
         except (FileNotFoundError, NotADirectoryError):
-            return  # a link on the way would have been reported
+            return  # The kernel would have reported a link above the file.
         try:
             if stat.S_ISLNK(os.fstat(descriptor).st_mode):
                 raise SymbolicLinkError(below, is_last=True)
@@ -177,7 +194,7 @@ class RootFolder:
             os.close(descriptor)
 
     def _open_each(self, below: str, flags: int, mode: int) -> int:
-        """Return the same as `open`, by one call for each component."""
+        """Return the descriptor that `open` returns, with one call for each component."""
         if not below:
             return os.open(self.real_path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
         *folders, last = below.split("/")
@@ -210,7 +227,7 @@ def open_child(folder: int, name: str, flags: int, mode: int = 0o666) -> int:
     """Open a name in a folder.
 
     Raises:
-        SymbolicLinkError: For a link, also with O_DIRECTORY, for which Linux says ENOTDIR.
+        SymbolicLinkError: The name is a link. With O_DIRECTORY, Linux reports ENOTDIR for a link.
     """
     try:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=folder)
@@ -221,9 +238,7 @@ def open_child(folder: int, name: str, flags: int, mode: int = 0o666) -> int:
 
 
 def descriptor_path(descriptor: int) -> str:
-    """Return a path that libraries can open in the place of a descriptor: it names the same file, also after a
-    rename.
-    """
+    """Return a path that libraries can open instead of a descriptor; it names the same file even after a rename."""
     return f"/proc/self/fd/{descriptor}"
 
 
@@ -234,7 +249,7 @@ def _is_link(folder: int, name: str) -> bool:
 
 
 def _check(below: str) -> None:
-    # Most paths have no dot after a slash, so that this is two searches.
+    # Most paths have no dot after a slash, so that this check needs only two searches.
     if below.startswith((".", "/")) or "/." in below or "//" in below or below.endswith("/"):
         parts = below.split("/")
         if "" in parts or "." in parts or ".." in parts:
@@ -243,7 +258,7 @@ def _check(below: str) -> None:
 
 @lru_cache(maxsize=1)
 def has_openat2() -> bool:
-    """Return whether the kernel has openat2 and lets this process call it."""
+    """Return whether the kernel has openat2 and allows this process to call it."""
     try:
         os.close(_openat2("/", os.O_PATH | os.O_DIRECTORY, 0))
     except OSError as error:

@@ -1,8 +1,10 @@
-"""TLS: a server certificate that is reloaded while the server runs, and the authorities that Seamark's clients trust.
+"""TLS: a server certificate that is reloaded while the server runs, and the authorities that Seamark's
+clients trust.
 
-A certificate is renewed by replacing its files. They are checked every few seconds, and immediately on SIGHUP. New
-handshakes use the new certificate once certificate and key match; open connections continue. Files that do not match
-are logged, and the previous certificate stays in use.
+An operator renews a certificate by replacing its files. The server checks the files every few seconds,
+and immediately on SIGHUP. New handshakes use the new certificate when certificate and key match; open
+connections continue. If the files do not match, this is logged, and the previous certificate stays in
+use.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ import structlog
 from seamark.formats.runtime.errors import ConfigError
 
 CA_VARIABLE = "SEAMARK_CA"
-"""The environment variable for a PEM file with authorities that our clients trust in addition to the system's."""
+"""The environment variable for a PEM file with authorities that Seamark's clients trust in addition to the
+system's.
+"""
 RELOAD_S = 5.0
 _PEM_END = "-----END CERTIFICATE-----"
 _log = structlog.get_logger("seamark.tls")
@@ -30,7 +34,8 @@ _log = structlog.get_logger("seamark.tls")
 class Certificate:
     """A server's certificate chain and key, both PEM.
 
-    ConfigError, with the file, if one is unusable.
+    Raises:
+        ConfigError: A file is unusable; the message names it.
     """
 
     def __init__(self, certificate: Path, key: Path) -> None:
@@ -38,30 +43,30 @@ class Certificate:
         self._seen = self._state()
         self._current = _server_context(certificate, key)
         self._leaves = [_leaf(certificate)]
-        """The certificate that new connections get, and before it the certificate that it replaced."""
+        """The previous certificate, and then the certificate for new connections."""
         self.context = _server_context(certificate, key)
-        """For servers; it presents the current certificate."""
+        """The context for servers; it presents the current certificate."""
         self.context.sni_callback = self._present
 
     def _present(self, connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
         connection.context = self._current
 
     def reload(self) -> None:
-        """Load the current files."""
+        """Load the current files. If they are unusable, the previous certificate stays in use."""
         self._seen = self._state()
         try:
             self._current = _server_context(*self._files)
         except ConfigError as error:
-            _log.error("the certificate stays as it was", error=error.message)
+            _log.error("the new certificate cannot be used; the previous certificate stays in use", error=error.message)
         else:
             self._leaves = [self._leaves[-1], _leaf(self._files[0])]
-            _log.info("the certificate is loaded again", file=str(self._files[0]))
+            _log.info("the certificate was loaded again", file=str(self._files[0]))
 
     def leaves(self) -> str:
-        """Return the certificates, without their chains, that workers of this server may present now, as PEM.
+        """Return all certificates that workers of this server may present now, as PEM, without their chains.
 
-        Workers load a renewed certificate within `RELOAD_S` of each other. So these are the current certificate, the
-        former certificate, and that of the file.
+        All workers load a renewed certificate within `RELOAD_S`. Therefore the result has the current
+        certificate, the previous certificate, and the certificate of the file.
         """
         leaves = list(self._leaves)
         with suppress(OSError):
@@ -85,7 +90,7 @@ class Certificate:
 
 
 def _leaf(path: Path) -> str:
-    """Return the first certificate of a PEM file; empty if it has none.
+    """Return the first certificate of a PEM file, or "" if it has none.
 
     Raises:
         OSError: The file cannot be read.
@@ -97,14 +102,17 @@ def _leaf(path: Path) -> str:
 def server_tls(certificate: Path, key: Path) -> ssl.SSLContext:
     """Return the TLS context of a server, with the current files.
 
-    OSError (including ssl.SSLError) for files that cannot be read or do not match; ConfigError for a key with a
-    passphrase.
+    Raises:
+        OSError: A file cannot be read, or the files do not match (ssl.SSLError).
+        ConfigError: The key has a passphrase.
     """
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
 
     def refuse_passphrase() -> str:
-        raise ConfigError(f"The TLS key {key} has a passphrase; give one without, that only the server can read")
+        raise ConfigError(
+            f"The TLS key {key} has a passphrase; use a key without a passphrase that only the server can read"
+        )
 
     context.load_cert_chain(certificate, key, password=refuse_passphrase)
     return context
@@ -126,11 +134,13 @@ def _server_context(certificate: Path, key: Path) -> ssl.SSLContext:
 
 
 def build_client_context(authorities: str | None = None) -> ssl.SSLContext | None:
-    """Return the context with which clients verify servers: authorities of the given file or of SEAMARK_CA; None for
-    the system's.
+    """Return the context with which clients verify servers.
+
+    It trusts the authorities of the given file, or of SEAMARK_CA. Return None to trust only the system's
+    authorities.
 
     Raises:
-        ValueError: For a file without certificates.
+        ValueError: The file has no certificates.
     """
     path = authorities or os.environ.get(CA_VARIABLE)
     if not path:
@@ -146,8 +156,8 @@ def build_client_context(authorities: str | None = None) -> ssl.SSLContext | Non
 def only_these(certificates: str) -> ssl.SSLContext:
     """Return a client's context that accepts a server with one of these certificates (PEM), and no other server.
 
-    It is for processes that a server starts on its own machine. They reach the server at an address that its
-    certificate need not name, and they know its certificate. So the name is not compared.
+    It is for processes that a server starts on its own machine. They have the server's certificate, and reach
+    the server at an address that the certificate need not name. Therefore the name is not compared.
 
     Raises:
         ValueError: The text has no certificates.
@@ -155,7 +165,7 @@ def only_these(certificates: str) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.check_hostname = False
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the certificate itself is trusted, not who signed it
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # The certificate itself is trusted, not its issuer.
     try:
         context.load_verify_locations(cadata=certificates)
     except ssl.SSLError as error:
@@ -165,10 +175,11 @@ def only_these(certificates: str) -> ssl.SSLContext:
 
 @cache
 def authorities_file() -> str | None:
-    """Return the file of authorities by which this process verifies an S3 store; None for the system's.
+    """Return the file of authorities with which this process verifies an S3 store, or None for the system's.
 
-    AWS_CA_BUNDLE names it. Otherwise the authorities of SEAMARK_CA count beside the system's, because the store may be
-    behind the objects gateway, whose certificate is that of the server. They are then in one new temporary file.
+    If AWS_CA_BUNDLE is set, it names the file. Otherwise, if SEAMARK_CA is set, the file is a new temporary
+    file with the authorities of SEAMARK_CA and of the system: the store may be behind the objects gateway,
+    which has the server's certificate.
     """
     named, ours = os.environ.get("AWS_CA_BUNDLE"), os.environ.get(CA_VARIABLE)
     if named or not ours:

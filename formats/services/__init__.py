@@ -1,1 +1,1 @@
-"""Table services: what the server and the clients both know about each."""
+"""Table services: the declarations that the server and the clients share."""

@@ -1,9 +1,10 @@
-"""A table service: one object with everything that the other modules need to know about it.
+"""A table service: one object with everything that the other modules need from it.
 
-A service is a `TableService` in `services.py`, and two behaviours that are registered by its name. The server proposes
-its jobs and reports the problems that it corrects (`metaserver/services/proposers.py`). A client runs its jobs
-(`connector/jobs/jobs.py`). The server never imports a client, so each side has its half. Settings, policies, rights,
-launchers, commands and the documentation read the declaration and contain no names of services.
+A service is a `TableService` in `services.py`, and two behaviours that are registered by its name. The
+server proposes its jobs and reports the problems that it corrects (`metaserver/services/proposers.py`). A
+client runs its jobs (`connector/jobs/jobs.py`). The server never imports a client, so each side has its
+half. Settings, policies, rights, launchers, commands and the documentation read the declaration and
+contain no names of services.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 Requirement = Callable[[Mapping[str, str]], str | None]
-"""Returns what the value of a property must be, if it is something else; None for a valid value. It receives the
-properties of the policy that are checked together, and raises `BadRequest` where the property has a parser."""
+"""Returns a text that describes the valid values of a property if its value is invalid, otherwise None. It
+receives the properties of the policy that are checked together. If the property has a parser, an invalid
+value raises `BadRequest`.
+"""
 
 
 @dataclass(frozen=True)
@@ -23,10 +26,10 @@ class ServiceProperty:
 
     name: str
     default: str
-    """The value that holds without the property. Empty: no limit, or no columns."""
+    """The value if the property is not set. Empty: no limit, or no columns."""
     requirement: Requirement
     empty: str = "no limit"
-    """What an empty value means, as `seamark policy` shows it."""
+    """The meaning of an empty value, as `seamark policy` shows it."""
 
 
 def is_whole_number(name: str) -> Requirement:
@@ -52,7 +55,7 @@ def is_boolean(name: str) -> Requirement:
 def is_parsed_by(parse: Callable[[Mapping[str, str]], object]) -> Requirement:
     """Return the requirement that `parse` accepts the properties.
 
-    It raises `BadRequest` for others.
+    `parse` raises `BadRequest` for invalid properties.
     """
 
     def require(properties: Mapping[str, str]) -> None:
@@ -70,37 +73,41 @@ class TableService:
     command: str
     """The subcommand of `seamark run` that runs one job."""
     summary: str
-    """What the service does: a verb and its object, for the documentation and the help of the command."""
+    """The task of the service: a verb and its object, for the documentation and the help of the command."""
     condition: str = "the table's policy enables it"
-    """When the service works on a table, for the documentation."""
+    """The condition under which the service works on a table, for the documentation."""
     page: str = ""
-    """The page of the documentation that describes what the service maintains, from `docs/how-to/`."""
+    """The page of the documentation about the objects that the service maintains, from `docs/how-to/`."""
     priority: int = 5
-    """Jobs with a lower number run first. A number below that of another service has a reason, which its declaration
-    states."""
+    """The priority of jobs: jobs with a lower number run first. If the number is lower than the number of
+    another service, the declaration states the reason.
+    """
 
     enabled_by_default: bool | None = False
-    """The default of the setting that enables the service for tables without its switch. None: the service has neither
-    a switch nor a setting."""
+    """The default of the setting that enables the service for tables without its switch. None: the service has
+    neither a switch nor a setting.
+    """
     setting_help: str = ""
     """The description of this setting."""
     properties: tuple[ServiceProperty, ...] = ()
     """The properties that the service follows, except its switch."""
     prefixes: tuple[str, ...] = ()
-    """Prefixes of the properties of the service. Empty: `seamark.<name>.`."""
+    """The prefixes of the properties of the service. Empty: `seamark.<name>.`."""
     is_inherited: bool = True
-    """Whether the properties of a namespace hold for its tables."""
+    """Whether the properties of a namespace apply to its tables."""
     steered_by: tuple[str, ...] = ()
-    """Names of the other services whose properties also steer its jobs. Who set them needs the right to
-    change the table."""
+    """The names of the other services whose properties also affect its jobs. The user who set these properties
+    needs the right to change the table.
+    """
 
     rewrites_files: bool = False
-    """Whether a job rewrites data files. One such job of a table runs at a time, under the table's rewrite lease,
-    because two would rewrite the same files."""
+    """Whether a job rewrites data files. Only one such job of a table runs at a time, under the table's rewrite
+    lease, because two jobs would rewrite the same files.
+    """
     runs_on_spark: bool = False
-    """Whether a job may run on Spark. It then accepts the argument `runner`."""
+    """Whether a job may run on Spark. If True, the job accepts the argument `runner`."""
     ignores_windows: bool = False
-    """Whether jobs run at any time, also outside of the table's windows."""
+    """Whether jobs run at any time, also outside the table's windows."""
     reads_joined_tables: bool = False
     """Whether a job reads the tables that `seamark.clustering.joins` names."""
 
@@ -122,7 +129,7 @@ class TableService:
     def policy(self) -> tuple[ServiceProperty, ...]:
         """Return the properties of the service, the switch first.
 
-        The setting decides about the default of the switch.
+        The setting determines the default of the switch.
         """
         if self.switch is None:
             return self.properties

@@ -1,1 +1,1 @@
-"""The storages that Seamark knows: their schemes, and how their locations are parsed and compared."""
+"""The storages that Seamark supports: their schemes, and how their locations are parsed and compared."""

@@ -1,7 +1,7 @@
 """Normalised storage locations.
 
-A parsed location means the same for every reader, including readers that decode percent escapes, replace backslashes
-or resolve dots. Locations with these are rejected, not repaired.
+A parsed location means the same for every reader, including readers that decode percent escapes, replace
+backslashes or resolve dots. Locations that contain any of these are rejected, not repaired.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from seamark.formats.runtime.memoization import memoize
 from seamark.formats.storage.storages import LOCAL, STORAGES, normalize_path, rules_of
 
 LOCATION_CHARS_MAX = 4096
-"""Maximum length of a location: a Linux path's limit, and four times that of an S3 key."""
+"""The maximum length of a location: a Linux path's limit, and four times the limit of an S3 key."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # a loop over characters cost 10 µs, three times a request
+_CONTROL = re.compile(
+    "[\x00-\x1f\x7f-\x9f\ud800-\udfff]"
+)  # A loop over the characters took 10 µs, and each request parses three locations.
 _DECODE_ROUNDS = 8
 
 
@@ -38,12 +40,12 @@ class Location:
         return f"{self.scheme}://{self.bucket}/{self.path}".rstrip("/") if self.path else self.root()
 
     def root(self) -> str:
-        """Return the location of the bucket; of a storage without buckets, the location of everything in it."""
+        """The location of the bucket. For a storage without buckets, the location that contains everything."""
         return f"{self.scheme}://{self.bucket}" if self.bucket else f"{self.scheme}:///"
 
     @property
     def is_local(self) -> bool:
-        """Whether this is a file of this machine."""
+        """Whether this is a location of files of this machine."""
         return self.scheme == LOCAL
 
     @property
@@ -62,7 +64,7 @@ _REFUSED_IN_KEYS = (("\\", "a backslash"),)
 _REFUSED_MARKS = (("?", "a query"), ("#", "a fragment"), *_REFUSED_IN_KEYS)
 
 
-@memoize(8192)  # each load of a table parses its location three times
+@memoize(8192)  # Each load of a table parses its location three times.
 def parse_location(text: str, subject: str = "The location") -> Location:
     """Return the normalised location: a trailing slash is dropped, `file:/p` becomes `file:///p`, `s3a` becomes `s3`.
 
@@ -83,10 +85,10 @@ def parse_object(text: str, subject: str = "The location") -> Location:
 
 def _parse(text: str, subject: str, refused: tuple[tuple[str, str], ...]) -> Location:
     if len(text) > LOCATION_CHARS_MAX:
-        raise BadRequest(f"{subject} has {len(text)} characters; at most {LOCATION_CHARS_MAX} are allowed")
+        raise BadRequest(f"{subject} has {len(text)} characters; the limit is {LOCATION_CHARS_MAX} characters")
     shown = repr(text if len(text) <= 200 else text[:200] + "…")
     if _CONTROL.search(text):
-        raise BadRequest(f"{subject} {shown} holds a control character; remove it")
+        raise BadRequest(f"{subject} {shown} contains a control character; remove it")
     matched = _SCHEME.fullmatch(text)
     if matched is None:
         forms = " or ".join(rules.form for rules in STORAGES.values())
@@ -94,11 +96,11 @@ def _parse(text: str, subject: str, refused: tuple[tuple[str, str], ...]) -> Loc
     scheme, rest = matched[1].lower(), matched[2]
     for mark, name in refused:
         if mark in rest:
-            raise BadRequest(f"{subject} {shown} holds {name} ({mark}); a location is a plain path")
+            raise BadRequest(f"{subject} {shown} contains {name} ({mark}); a location is a plain path")
     rules = rules_of(scheme)
     if rules is None:
         stored_on = " and ".join(f"{known}://" for known in STORAGES)
-        raise BadRequest(f"{subject} {shown} has the scheme {scheme!r}; this server stores on {stored_on}")
+        raise BadRequest(f"{subject} {shown} has the scheme {scheme!r}; this server supports {stored_on}")
     bucket, path = rules.split(rest, subject, shown)
     path = path.rstrip("/")
     _check_segments(path, subject, shown)
@@ -109,13 +111,13 @@ def _check_segments(path: str, subject: str, shown: str) -> None:
     if not path:
         return
     if "" in path.split("/"):
-        raise BadRequest(f"{subject} {shown} holds an empty path segment (//); write single slashes")
+        raise BadRequest(f"{subject} {shown} contains an empty path segment (//); write single slashes")
     decoded = path
     for _ in range(_DECODE_ROUNDS):
         if any(part in (".", "..") for part in decoded.replace("\\", "/").split("/")):
-            raise BadRequest(f"{subject} {shown} holds a '.' or '..' segment; write the path out")
+            raise BadRequest(f"{subject} {shown} contains a '.' or '..' segment; write the path without these segments")
         if "\x00" in decoded:
-            raise BadRequest(f"{subject} {shown} holds an encoded NUL; remove it")
+            raise BadRequest(f"{subject} {shown} contains an encoded NUL; remove it")
         further = unquote(decoded)
         if further == decoded:
             return
@@ -126,9 +128,9 @@ def _check_segments(path: str, subject: str, shown: str) -> None:
 def location_key(location: Location) -> str:
     """Return a canonical key of a location, equal for all spellings that any reader treats as the same.
 
-    Percent escapes are decoded; for files, symbolic links are resolved and letters are composed and case-folded,
-    because some file systems ignore these differences. Reads the file system. For files below a root of the warehouse
-    use `Warehouse.key`, because no link below a root is followed.
+    Percent escapes are decoded. For files, symbolic links are resolved, and letters are composed and
+    case-folded, because some file systems ignore these differences. The function reads the file system. For
+    files below a root of the warehouse use `Warehouse.key`, because no link below a root is followed.
     """
     return canonical_key(location, STORAGES[location.scheme].resolve(location.path))
 
@@ -145,8 +147,8 @@ def canonical_key(location: Location, path: str) -> str:
 def normalize_location(text: str) -> str:
     """Return a text that is equal for all spellings that a reader may treat as one location.
 
-    Unlike `location_key` it is defined for any text, and does not read the file system. Different locations may have
-    the same plain form.
+    Unlike `location_key`, the function accepts any text and does not read the file system. Different
+    locations may have the same result.
     """
     matched = _SCHEME.fullmatch(text)
     scheme, path = (matched[1].lower(), matched[2]) if matched is not None else (LOCAL, text)
@@ -157,7 +159,7 @@ def normalize_location(text: str) -> str:
 
 
 def spellings(text: str) -> list[str]:
-    """Return the location unchanged, and as other writers usually spell it."""
+    """Return the location unchanged, and in the spellings that other writers usually use."""
     matched = _SCHEME.fullmatch(text)
     if matched is None:
         return [text, f"file:{text}", f"file://{text}"]

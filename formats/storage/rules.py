@@ -1,7 +1,7 @@
-"""The declaration of a storage that server and clients share: its schemes, and how its locations are read.
+"""The declaration of a storage that server and clients share: its schemes, and how its locations are parsed.
 
-The server declares what it does with a storage in `metaserver/objects/storage.py`, and clients in
-`connector/client/file_systems.py`. Both register it under the same scheme.
+The server declares its part of a storage in `metaserver/objects/storage.py`, and clients declare theirs
+in `connector/client/file_systems.py`. Both register it under the same scheme.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
 class StorageRules:
     """Rules of a storage whose locations are `scheme://bucket/key`; other storages override the methods.
 
-    Checks that hold for every storage, such as those of segments and control characters, are in `parse_location`.
+    `parse_location` contains the checks that apply to every storage, such as those of segments and control
+    characters.
     """
 
     scheme: str
@@ -26,13 +27,13 @@ class StorageRules:
     has_links: bool = False
     """Whether a location can be, or can be behind, a symbolic link."""
     ignores_case: bool = False
-    """Whether the storage may take names that differ only in case, or in the composition of letters, as one."""
+    """Whether the storage may treat names as equal that differ only in case, or in the composition of letters."""
     property_families: tuple[str, ...] = ()
     """First segments of the properties that configure a client's access; no table may have such properties."""
 
     @property
     def form(self) -> str:
-        """How a location looks, for error messages."""
+        """The form of a location, for error messages."""
         return f"{self.scheme}://bucket/path"
 
     @property
@@ -44,7 +45,7 @@ class StorageRules:
 
         Args:
             address: The location after the colon of its scheme.
-            subject: What the location is, for error messages.
+            subject: The name of the location in error messages.
             shown: The location, shortened for error messages.
 
         Raises:
@@ -54,20 +55,17 @@ class StorageRules:
             raise BadRequest(f"{subject} {shown} has no bucket; write {self.form}")
         bucket, _, key = address[2:].partition("/")
         if "@" in bucket:
-            raise BadRequest(f"{subject} carries user information before '@'; write {self.form}")
+            raise BadRequest(f"{subject} contains user information before '@'; write {self.form}")
         if not _BUCKET.fullmatch(bucket) or ".." in bucket:
             raise BadRequest(f"{subject} {shown} has the invalid bucket {bucket!r}; correct its name")
         return bucket, key
 
     def resolve(self, path: str) -> str:
-        """Return the path without symbolic links.
-
-        This may read the storage.
-        """
+        """Return the path without symbolic links. This may read the storage."""
         return path
 
     def normalize(self, address: str) -> str:
-        """Return a text that is equal for all spellings that a reader may take as one location.
+        """Return a text that is equal for all spellings that a reader may treat as one location.
 
         Args:
             address: The location after the colon of its scheme, with percent escapes decoded.
@@ -75,5 +73,5 @@ class StorageRules:
         return f"{self.scheme}:{address}"
 
     def spellings(self, text: str, address: str) -> list[str]:
-        """Return the location as given, and as other writers usually spell it."""
+        """Return the location as given, and in the spellings that other writers usually use."""
         return [text, *(f"{scheme}:{address}" for scheme in sorted(self.schemes))]

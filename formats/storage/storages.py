@@ -1,7 +1,8 @@
-"""The storages that Seamark knows.
+"""The storages that Seamark supports.
 
-A new storage is a class with `StorageRules` and an entry of `STORAGES`. The server's part of it is registered in
-`metaserver/objects/storages.py`, and the part of clients in `connector/client/file_systems.py`.
+A new storage is a class with `StorageRules` and an entry of `STORAGES`. Its part of the server is
+registered in `metaserver/objects/storages.py`, and its part of the clients in
+`connector/client/file_systems.py`.
 """
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ class S3(StorageRules):
 
 
 STORAGES: dict[str, StorageRules] = {rules.scheme: rules for rules in (LocalFiles(), S3())}
-"""By the scheme of normalised locations."""
+"""The storages by the scheme of normalised locations."""
 
 
 def rules_of(scheme: str) -> StorageRules | None:
-    """Return the storage with this scheme or alias, in lower case; None for a scheme that is not known."""
+    """Return the storage with this scheme or alias, in lower case, or None if the scheme is unknown."""
     storage = STORAGES.get(scheme)
     if storage is not None:
         return storage
@@ -68,7 +69,7 @@ def rules_of(scheme: str) -> StorageRules | None:
 
 
 def is_remote(location: str) -> bool:
-    """Return whether the location has the scheme of a storage that is not this machine's files."""
+    """Return whether the location has the scheme of a storage other than the files of this machine."""
     rules = rules_of(location.partition(":")[0].lower())
     return rules is not None and rules.scheme != LOCAL
 

@@ -144,7 +144,7 @@ def test_a_page_whose_values_exceed_32_bits_is_refused() -> None:
     page, end = thrift.read(data, 4)
     fields = page[5][1]
     fields[1] = I32, fields[1][1] + (1 << 32)
-    with pytest.raises(ValueError, match="claims 4294967596 values"):
+    with pytest.raises(ValueError, match="states 4294967596 values"):
         page_sizes(thrift.write(page) + data[end:], ROWS)
 
 

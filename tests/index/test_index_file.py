@@ -162,7 +162,7 @@ def renamed(blobs: list[Blob], at: int, name: str) -> None:
 @pytest.mark.parametrize("name", ["seamark-record-v2", "seamark-bloom-v17", "seamark-bitmap-v0"])
 def test_a_version_that_is_not_known_is_named_and_is_no_damage(name: str) -> None:
     raw = other_footer(written(files_table(2)), lambda blobs, _: renamed(blobs, 1, name))
-    with pytest.raises(UnknownVersion, match=rf"a\.puffin: '{name}' is of version \d+; this server reads version 1"):
+    with pytest.raises(UnknownVersion, match=rf"a\.puffin: '{name}' has version \d+; this server reads version 1"):
         open_index_file(raw, "a.puffin")
     raw = other_footer(written(files_table(2)), lambda blobs, _: renamed(blobs, 0, "seamark-files-v2"))
     with pytest.raises(UnknownVersion, match="seamark-files-v2"):
@@ -174,7 +174,7 @@ def test_a_version_that_is_not_known_is_named_and_is_no_damage(name: str) -> Non
     [
         (lambda blobs, _: blobs.pop(), "two blobs, not 1"),
         (lambda blobs, _: blobs.append(blobs[1]), "two blobs, not 3"),
-        (lambda blobs, _: blobs.reverse(), "has no place in an index file"),
+        (lambda blobs, _: blobs.reverse(), "does not belong in an index file"),
         (lambda blobs, _: renamed(blobs, 1, "deletion-vector-v1"), "'deletion-vector-v1' has no place"),
         (lambda blobs, _: renamed(blobs, 1, "seamark-files-v1"), "'seamark-files-v1' has no place"),
         (lambda blobs, _: renamed(blobs, 1, "seamark-bitmap-v1"), "does not match its checksum"),
@@ -182,7 +182,7 @@ def test_a_version_that_is_not_known_is_named_and_is_no_damage(name: str) -> Non
         (lambda _, said: said.update({"more": "than there was"}), "does not match its checksum"),
         (lambda _, said: said.pop("seamark.checksum"), "does not match its checksum"),
         (lambda _, said: said.pop("seamark.rows"), r"lacks seamark\.rows"),
-        (lambda blobs, _: blobs.__setitem__(1, Blob(blobs[1].type, blobs[1].parts, (3,))), "not of the same fields"),
+        (lambda blobs, _: blobs.__setitem__(1, Blob(blobs[1].type, blobs[1].parts, (3,))), "have different fields"),
         (lambda blobs, _: blobs.__setitem__(1, Blob(blobs[1].type, blobs[1].parts, (3, 7), "zstd")), "compressed"),
     ],
 )
@@ -202,7 +202,7 @@ def test_a_number_that_is_none_is_refused_even_with_its_checksum(name: str, text
         sealed = "\n".join([*lines, "seamark-record-v1", "3,7"]).encode()
         said["seamark.checksum"] = f"{isal_zlib.crc32(sealed):08x}"
 
-    with pytest.raises(Corrupt, match=f"{name} is no number"):
+    with pytest.raises(Corrupt, match=f"{name} is not a number"):
         open_index_file(other_footer(written(files_table(2)), change), "a")
 
 

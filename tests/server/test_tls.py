@@ -140,12 +140,12 @@ def test_a_certificate_that_was_renewed_is_presented_without_a_restart(
     authority.issue("second")
     if told:
         os.kill(served.process.pid, signal.SIGHUP)
-    served.wait_until_logged(b"the certificate is loaded again")
+    served.wait_until_logged(b"the certificate was loaded again")
     assert {name_presented(served, authority) for _ in range(8)} == {"second"}
     # Half a renewal changes nothing.
     authority.issue("third", key_too=False)
     os.kill(served.process.pid, signal.SIGHUP)
-    served.wait_until_logged(b"the certificate stays as it was")
+    served.wait_until_logged(b"the new certificate cannot be used")
     assert {name_presented(served, authority) for _ in range(8)} == {"second"}
     assert served.process.running()
 

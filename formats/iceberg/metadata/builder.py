@@ -130,7 +130,7 @@ class TableBuilder:
         self._passed_main: set[int] = set()
         self._removed_snapshots = False
         self._names_of: dict[int, set[str]] | None = None
-        """The references to each snapshot; a commit may remove each of 10,000 snapshots by an update."""
+        """The names of the references to each snapshot, cached: a commit may remove 10,000 snapshots one by one."""
         self._comparisons = ComparisonBudget()
 
     def assign_uuid(self, uuid: str) -> None:
@@ -466,7 +466,7 @@ class TableBuilder:
             log = []
             for entry in self.snapshot_log:
                 if entry.snapshot_id not in self.snapshots and self._removed_snapshots:
-                    # The snapshot that was current before the gap is unknown: time travel before the gap would be wrong.
+                    # The snapshot that was current before the gap is unknown: time travel into it would be wrong.
                     log.clear()
                 elif entry.snapshot_id not in intermediate:
                     log.append(entry)

@@ -184,7 +184,7 @@ def partition_end_ms(time: TimeColumn, value: int) -> int:
 
 @dataclass(frozen=True)
 class TtlRule:
-    """The `columns` that have expired in some partitions: those whose rows all satisfy `where`.
+    """The `columns` that have expired in all partitions whose rows all satisfy `where`.
 
     `where` is an expression of the REST specification.
     """

@@ -74,7 +74,7 @@ class KnownStatistics:
     Attributes:
         file: The newest statistics with a number of distinct values, of the snapshot or of an ancestor. None
             if there are none.
-        since: The snapshots after the one with the statistics, the newest first. Without statistics, all
+        since: The snapshots after the snapshot with the statistics, the newest first. Without statistics, all
             known ancestors.
     """
 

@@ -15,9 +15,10 @@ each pair.
 
 
 def near_names(name: str, names: Iterable[str], *, maximum: int = 3, cutoff: float = 0.6) -> list[str]:
-    """Return those of `names` that `name` may be a misspelling of, in any case.
+    """Return the `names` of which `name` may be a misspelling; case is ignored.
 
-    Of long names and of many names only some are compared: with 50,000 columns of similar names it would take seconds.
+    Only some names are compared if they are long or many: with 50,000 similar names a full comparison would
+    take seconds.
     """
     if len(name) > CHARACTERS_MAX:
         return []

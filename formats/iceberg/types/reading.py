@@ -1,8 +1,9 @@
-"""Conversion of JSON values from clients to typed structs: the single entry point of client input into this package.
+"""Conversion of JSON values from clients to typed structs: the single entry point of client input into this
+package.
 
-Any JSON results in a value of the requested type or in `BadRequest` with the field, so no other function of the package
-checks types again. Integers have the widths of the format (Iceberg spec, "int" and "long"), because no engine could
-read metadata with wider integers.
+Any JSON becomes a value of the requested type, or raises `BadRequest` with the field. Therefore no other
+function of the package checks types again. Integers have the widths of the format (Iceberg spec, "int"
+and "long"), because no engine could read metadata with wider integers.
 """
 
 from __future__ import annotations
@@ -21,9 +22,13 @@ T = TypeVar("T")
 
 
 def read(value: object, kind: type[T], subject: str) -> T:
-    """Return `value` as a `kind`; `subject` describes it in the error ("add-schema update").
+    """Return `value` converted to `kind`.
 
-    Raises BadRequest.
+    Args:
+        subject: The name of the value in the error ("add-schema update").
+
+    Raises:
+        BadRequest: The value cannot be converted; the message states the field.
     """
     try:
         return from_values(value, kind)

@@ -1,8 +1,8 @@
 """Schemas (Iceberg spec: "Schemas and Data Types"): structs as in metadata JSON, an index, and validation.
 
-A schema is validated once, when a client sends it; a stored schema is not validated, so that irregular tables of
-engines stay readable. Types are names or nested structs; two schemas are the same if their canonical forms are equal,
-including identifier fields and without the schema id.
+A schema is validated once, when a client sends it. A stored schema is not validated, so that irregular
+tables of engines stay readable. Types are names or nested structs. Two schemas are the same if their
+canonical forms are equal, including identifier fields and without the schema id.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from seamark.formats.iceberg.types.types import base_name, canonical_primitive, 
 from seamark.formats.runtime.errors import BadRequest
 
 NAMES_MAX = 16 << 20
-"""Characters of all full names of a schema: the name of a struct is part of the name of each field inside it."""
+"""The maximum number of characters of all full names of a schema. The name of a struct is part of the name
+of each field inside it.
+"""
 DEPTH_MAX = 100
-"""Maximum nesting of a schema; Java's JSON parser stops slightly above 300."""
+"""The maximum nesting of a schema; Java's JSON parser stops slightly above 300 levels."""
 
 DEFAULTS_MIN_FORMAT_VERSION = 3
 
@@ -61,7 +63,7 @@ class Column(NamedTuple):
 
     id: int
     name: str
-    """Full name: the path from the root, joined by dots."""
+    """The full name: the path from the root, joined by dots."""
     type: Type
     required: bool
     parent: int | None
@@ -72,7 +74,9 @@ class Column(NamedTuple):
 class SchemaIndex(NamedTuple):
     by_id: dict[int, Column]
     by_name: dict[str, int]
-    """Full names, and short names that omit `element` and `value` before a struct where these do not conflict."""
+    """Full names, and short names. A short name omits `element` and `value` before a struct, unless it conflicts
+    with another name.
+    """
 
 
 class Schema(
@@ -84,19 +88,23 @@ class Schema(
 
     @property
     def id(self) -> int:
-        """The schema's id; version 1 metadata may omit it, which means 0."""
+        """The schema's id, or 0 if it is missing, as version 1 metadata allows."""
         return self.schema_id or 0
 
     @cached_property
     def index(self) -> SchemaIndex:
-        """BadRequest if two fields share an id or a full name."""
+        """The columns by id and by name.
+
+        Raises:
+            BadRequest: Two fields share an id or a full name.
+        """
         return _index(self)
 
     def column(self, column_id: int) -> Column | None:
         return self.index.by_id.get(column_id)
 
     def ancestors(self, column: Column) -> Iterator[Column]:
-        """Yield the structs, lists and maps that contain the column, from the innermost."""
+        """Yield the structs, lists and maps that contain the column, the innermost first."""
         while column.parent is not None:
             column = self.index.by_id[column.parent]
             yield column
@@ -114,7 +122,7 @@ class Schema(
         """The parts that are equal in equal schemas.
 
         Raises:
-            BadRequest: For an unknown type.
+            BadRequest: A type is unknown.
         """
         return _canonical_fields(self.fields, 0), frozenset(self.identifier_field_ids)
 
@@ -122,7 +130,7 @@ class Schema(
         try:
             return self.canonical == other.canonical
         except BadRequest:
-            # a stored schema may have a type of a later format version
+            # A stored schema may have a type of a later format version.
             return False
 
 
@@ -130,7 +138,7 @@ def normalize_schema(schema: Schema, schema_id: int | None = None) -> Schema:
     """Return the schema in canonical form, with `schema_id` (its own by default).
 
     Raises:
-        BadRequest: If it is invalid.
+        BadRequest: The schema is invalid.
     """
     fields, identifiers = schema.canonical
     result = Schema(fields, schema.id if schema_id is None else schema_id, tuple(sorted(identifiers)))
@@ -146,7 +154,11 @@ def with_id(schema: Schema, schema_id: int) -> Schema:
 
 
 def check_format_version(schema: Schema, format_version: int) -> None:
-    """BadRequest with each type and default that the table's format version does not support."""
+    """Check that the table's format version supports all types and defaults of a schema.
+
+    Raises:
+        BadRequest: The message lists the types and defaults that are not supported.
+    """
     problems: dict[int, str] = {}
     for column in schema.index.by_id.values():
         if isinstance(column.type, str) and format_version < (needed := min_format_version(column.type)):
@@ -165,8 +177,8 @@ def check_format_version(schema: Schema, format_version: int) -> None:
 def assign_fresh_ids(schema: Schema, schema_id: int) -> tuple[Schema, dict[int, int]]:
     """Return the schema with column ids 1, 2, …, and the map from old to new ids.
 
-    The order is that of Java (`AssignFreshIds`) and PyIceberg: the fields of a struct first, then the fields inside
-    each.
+    The order is that of Java (`AssignFreshIds`) and PyIceberg: all fields of a struct come first, and the
+    fields inside these fields follow.
     """
     renumbered: dict[int, int] = {}
 
@@ -180,12 +192,12 @@ def assign_fresh_ids(schema: Schema, schema_id: int) -> tuple[Schema, dict[int, 
 
 
 def is_primitive(kind: Type) -> bool:
-    """Return whether it is a leaf type; variant is not (spec: "semi-structured")."""
+    """Return whether the type is a leaf type; variant is not a leaf type (spec: "semi-structured")."""
     return isinstance(kind, str) and base_name(kind) != "variant"
 
 
 def type_name(kind: Type) -> str:
-    """Return the type's name in error messages."""
+    """Return the name of a type for error messages."""
     if isinstance(kind, str):
         return kind
     return {StructType: "struct", ListType: "list", MapType: "map"}[type(kind)]
@@ -226,7 +238,7 @@ def _index(schema: Schema) -> SchemaIndex:
 
 
 def _children(kind: Type) -> list[tuple[Field, bool]]:
-    """Return the direct children of a type as fields, and whether short names may omit the child's name."""
+    """Return (field, whether short names may omit its name) of each direct child of a type."""
     if isinstance(kind, StructType):
         return [(field, False) for field in kind.fields]
     if isinstance(kind, ListType):

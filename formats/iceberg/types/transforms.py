@@ -1,9 +1,11 @@
-"""Transforms (Iceberg spec: "Partition Transforms"): their names, the types that they accept, and their results.
+"""Transforms (Iceberg spec: "Partition Transforms"): their names, the types that they accept, and their
+results.
 
-An unknown transform is valid (spec: readers must ignore it, writers must not use it): it is kept and accepts any type,
-but cannot be applied. Values are in the form of `expression.py`. Results equal those of Java's writers, including
-integer overflow, because they are compared with the partition values that writers stored. The exception is ints
-truncated to a width above 2^30, about which writers differ (`ranges.py`).
+An unknown transform is valid: it is kept and accepts any type, but cannot be applied (spec: readers must
+ignore it, writers must not use it). Values are in the form of `expression.py`. Results equal the results
+of Java's writers, including integer overflow, because they are compared with the partition values that
+writers stored. The exception is ints truncated to a width above 2^30, about which writers differ
+(`ranges.py`).
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ def canonical(transform: str) -> str:
     """Return the canonical form.
 
     Raises:
-        BadRequest: For a width that is zero or over 32 bits.
+        BadRequest: The width is zero or does not fit 32 bits.
     """
     if match := _WIDTH.fullmatch(transform):
         width = int(match[2]) if len(match[2]) <= 10 else _WIDTH_MAX + 1
@@ -65,7 +67,7 @@ def accepts(transform: str, source_type: str) -> bool:
 
 
 def name_of(transform: str) -> str:
-    """Return the transform without its width: `bucket[4]` is `bucket`."""
+    """Return the transform without its width: `bucket` for `bucket[4]`."""
     return transform.partition("[")[0]
 
 
@@ -80,8 +82,9 @@ def is_known(transform: str) -> bool:
 
 
 def result_type(transform: str, kind: str) -> str:
-    """Return the result type of the (canonical) transform for a primitive type; `string` if it is unknown, as in
-    Java.
+    """Return the result type of the (canonical) transform for a primitive type.
+
+    For an unknown transform the type is `string`, as in Java.
     """
     if not is_known(transform):
         return "string"
@@ -93,24 +96,27 @@ def result_type(transform: str, kind: str) -> str:
 
 @memoize(1024)
 def values_type(transform: str, kind: str) -> str:
-    """Return the same as `result_type`, for a transform in any form."""
+    """Return the result type of a transform in any form for a primitive type."""
     return result_type(canonical(transform), kind)
 
 
 def apply(transform: str, kind: str, value: Value | None) -> Value | None:
-    """Return the result of the (canonical) transform for a value of type `kind`; None is null, whose result is null.
+    """Return the result of the (canonical) transform for a value of type `kind`; the result for null is null.
 
     Raises:
-        BadRequest: If the transform is unknown or does not accept the type.
+        BadRequest: The transform is unknown, or does not accept the type.
     """
     return None if value is None else function(transform, kind)(value)
 
 
 @memoize(1024)
 def function(transform: str, kind: str) -> Callable[..., Value | None]:
-    """`apply` for many values that are not null.
+    """Return the function of the (canonical) transform for values of type `kind` that are not null.
 
-    Raises BadRequest as it does.
+    It is faster than `apply` for many values.
+
+    Raises:
+        BadRequest: The transform is unknown, or does not accept the type.
     """
     if not is_known(transform) or not accepts(transform, kind):
         raise BadRequest(f"Cannot apply transform {transform} to a column of type {kind}")
@@ -128,15 +134,16 @@ def function(transform: str, kind: str) -> Callable[..., Value | None]:
 
 
 def monotone(transform: str, kind: str) -> Callable[..., Any]:
-    """Return an order-preserving transform in unbounded integers: its result before truncation to the result type's
-    bits.
+    """Return an order-preserving transform in unbounded integers.
+
+    Its result is not yet truncated to the bits of the result type.
     """
     name = name_of(transform)
     if name == "truncate":
         width = width_of(transform)
         if base_name(kind) in ("string", "binary"):
             return lambda value: value[:width]
-        # in Python too, the remainder of a negative number is not negative
+        # Like the spec's remainder, Python's remainder of a negative number is not negative.
         return lambda value: value - value % width
     if name == IDENTITY or (name == "day" and kind == "date"):
         return lambda value: value
@@ -163,7 +170,7 @@ INTEGER_BITS = {"int": 32, "date": 32, "long": 64, "time": 64} | dict.fromkeys(_
 
 
 def wrap_to_bits(value: int, bits: int) -> int:
-    """Return the signed number in the lowest `bits` of `value`: what Java stores if a result overflows."""
+    """Return the lowest `bits` of `value` as a signed number. Java stores this number if a result overflows."""
     half = 1 << bits - 1
     return (value + half) % (2 * half) - half
 
@@ -173,15 +180,15 @@ _DAYS_PER_400_YEARS = 146_097
 
 
 def _month(days: int) -> int:
-    """Return months from 1970-01 to the month of a day since 1970-01-01."""
-    # dates repeat every 400 years, and the standard library's end in the year 9999
+    """Return the month, counted from 1970-01, of a day since 1970-01-01."""
+    # The calendar repeats every 400 years, and the dates of the standard library end with the year 9999.
     cycles, day = divmod(days + _DAYS_BEFORE_EPOCH, _DAYS_PER_400_YEARS)
     shifted = date.fromordinal(day + 1)
     return (shifted.year + 400 * cycles - 1970) * 12 + shifted.month - 1
 
 
 def start_of_month(month: int) -> int:
-    """Return the day since 1970-01-01 on which a month since 1970-01 begins."""
+    """Return the first day of a month, as days since 1970-01-01. The month is counted from 1970-01."""
     years, month_of_year = divmod(month, 12)
     cycles, year = divmod(1970 + years - 1, 400)
     day = date(year + 1, month_of_year + 1, 1).toordinal() - 1
@@ -197,13 +204,13 @@ def _encode_nanoseconds(value: int) -> bytes:
 
 
 def _encode_decimal(value: int) -> bytes:
-    """Return the minimum number of bytes for the unscaled value in two's complement."""
+    """Return the unscaled value in two's complement, in the minimum number of bytes."""
     magnitude = value if value >= 0 else ~value
     return value.to_bytes(magnitude.bit_length() // 8 + 1, "big", signed=True)
 
 
 def _encode_string(value: str) -> bytes:
-    # a lone surrogate has no UTF-8; Java hashes a question mark
+    # UTF-8 cannot encode a lone surrogate; Java hashes a question mark instead.
     return value.encode("utf-8", errors="replace")
 
 

@@ -1,7 +1,9 @@
-"""Primitive type names and default values of Iceberg (spec: "Primitive Types", "Single-value serialization").
+"""Primitive type names and default values of Iceberg (spec: "Primitive Types", "Single-value
+serialization").
 
-A type is its canonical name, as Java prints it, so that all forms of a type compare equal and engines can read it.
-Defaults are validated as strictly as Java parses them, because Java could not read the table otherwise.
+A type is represented by its canonical name, as Java prints it, so that all forms of a type compare equal
+and engines can read it. Defaults are validated as strictly as Java parses them, because Java could not
+read the table otherwise.
 """
 
 from __future__ import annotations
@@ -41,14 +43,17 @@ _PLAIN = frozenset(
 
 _DECIMAL = re.compile(r"decimal\(\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\)", re.ASCII)
 _FIXED = re.compile(r"fixed\[\s*(\d{1,9})\s*\]", re.ASCII)
-# Possessive: with backtracking, 5,000 blanks would take hours, in which no other thread runs.
+# The quantifiers are possessive: with backtracking, 5,000 blanks would take hours, in which no other
+# thread runs.
 _GEOMETRY = re.compile(r"geometry\s*+\(([^)]*+)\)", re.IGNORECASE)
 _GEOGRAPHY = re.compile(r"geography\s*+\(([^,)]*+)(?:,([^)]*+))?\)", re.IGNORECASE)
 _EDGE_ALGORITHMS = frozenset({"spherical", "vincenty", "thomas", "andoyer", "karney"})
 _DEFAULT_CRS = "OGC:CRS84"
 _DECIMAL_PRECISION_MAX = 38
 _NAME_MAX = 1000
-"""Characters of a type: a coordinate reference system has a short name, or that of a property."""
+"""The maximum number of characters of a type. A coordinate reference system in a type has a short name, or
+the name of a property.
+"""
 
 _SINCE_V3 = frozenset({"timestamp_ns", "timestamptz_ns", "variant", "unknown", "geometry", "geography"})
 _NEVER_DEFAULTED = frozenset({"unknown", "variant", "geometry", "geography"})
@@ -56,12 +61,12 @@ _NEVER_DEFAULTED = frozenset({"unknown", "variant", "geometry", "geography"})
 
 @memoize(1024)
 def base_name(name: str) -> str:
-    """Return the type without its parameters: `decimal(9, 2)` is `decimal`."""
+    """Return the type without its parameters: `decimal` for `decimal(9, 2)`."""
     return re.split(r"[\[(\s]", name, maxsplit=1)[0].lower()
 
 
 def min_format_version(name: str) -> int:
-    """Return the lowest table format version with the primitive type."""
+    """Return the lowest table format version that has the primitive type."""
     return 3 if base_name(name) in _SINCE_V3 else 1
 
 
@@ -70,7 +75,7 @@ def canonical_primitive(name: str) -> str:
     """Return the canonical name of a primitive (or variant) type.
 
     Raises:
-        BadRequest: For an unknown one.
+        BadRequest: The type is unknown.
     """
     if len(name) > _NAME_MAX:
         raise BadRequest(f"A type has {len(name):,} characters; the limit is {_NAME_MAX:,}: {name[:40]}")
@@ -101,7 +106,11 @@ def _geography(crs: str, algorithm: str | None) -> str:
 
 
 def check_default(type_name: str, value: object, column: str) -> None:
-    """BadRequest unless `value` is a JSON single value of the (canonical) primitive type."""
+    """Check that `value` is a JSON single value of the (canonical) primitive type.
+
+    Raises:
+        BadRequest: It is not.
+    """
     kind = base_name(type_name)
     if kind in _NEVER_DEFAULTED:
         raise BadRequest(f"Invalid default value for {column}: {type_name} columns can only default to null")
@@ -142,7 +151,7 @@ def _is_timestamp(value: object, type_name: str) -> bool:
 
 
 def _to_micros(value: str) -> str:
-    # Python parses at most six fractional digits; nanosecond types have nine
+    # Python parses at most six fractional digits, but nanosecond types have nine.
     return re.sub(r"(\.\d{6})\d{1,3}", r"\1", value)
 
 
@@ -160,7 +169,7 @@ _CHECKS: dict[str, Callable[[object, str], bool]] = {
     "boolean": lambda value, _: isinstance(value, bool),
     "int": lambda value, _: _is_int(value, 32),
     "long": lambda value, _: _is_int(value, 64),
-    # Java rejects an integer here, so `1` would make the metadata unreadable and `1.0` would not
+    # Java rejects an integer here: the metadata would be unreadable with `1`, but not with `1.0`.
     "float": lambda value, _: isinstance(value, float) and isfinite(value),
     "double": lambda value, _: isinstance(value, float) and isfinite(value),
     "decimal": _is_decimal,

@@ -1,9 +1,9 @@
 """Single values in bytes and in JSON (Iceberg spec, appendix D), in the form of `expression.py`.
 
-Bytes are the bounds of manifests. They have no type, and promotion does not rewrite them, so the length determines what
-was written (spec: "Schema Evolution"): four bytes for a long are an int, for a double a float, for a timestamp a date.
-JSON is the form of partitions and residuals in REST answers, as in Iceberg's Java library. Invalid input is a
-ValueError, to which the caller adds the file.
+Bytes are the bounds of manifests. They have no type, and promotion does not rewrite them. Therefore their
+length determines the type that was written (spec: "Schema Evolution"): four bytes for a long are an int,
+for a double a float, for a timestamp a date. JSON is the form of partitions and residuals in REST
+answers, as in Iceberg's Java library. Invalid input raises ValueError, and the caller adds the file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FLOATS = frozenset({"float", "double"})
 
 _INT, _LONG, _FLOAT, _DOUBLE = (struct.Struct(form) for form in ("<i", "<q", "<f", "<d"))
 _DECIMAL_BYTES_MAX = 16
-"""38 digits, the format's limit, fit 127 bits."""
+"""The maximum size of a decimal: 38 digits, the format's limit, fit 127 bits."""
 
 _SHIFT_MAX = 2 * 38
 
@@ -52,9 +52,9 @@ _DATETIME_FIRST, _DATETIME_LAST = (
 """The range of the standard library, in microseconds since the epoch."""
 
 _DECIMAL = re.compile(r"[+-]?(?:\d++(?:\.\d*+)?+|\.\d++)(?:E[+-]?\d++)?", re.ASCII | re.IGNORECASE)
-"""Its repetitions keep what they have matched: with backtracking, the time grows with the square of the digits."""
+"""The repetitions are possessive: with backtracking, the time grows with the square of the digits."""
 DECIMAL_CHARACTERS_MAX = 1_200
-"""More than all digits of a double, of which there are up to 1,075."""
+"""The maximum number of characters of a decimal number. A double has up to 1,075 digits."""
 _DATE = r"([+-]?\d{4,9})-(\d\d)-(\d\d)"
 _TIME = r"(\d\d):(\d\d)(?::(\d\d)(?:\.(\d{1,9}))?)?"
 _ISO_DATE = re.compile(_DATE, re.ASCII)
@@ -69,8 +69,10 @@ def partition_key(partition: Sequence[Value | None]) -> tuple[object, ...]:
 
 
 def value_key(value: Value | None) -> object:
-    """Return a key that is equal for partition values that Iceberg treats as equal (spec: "Scan Planning", note 3):
-    floats by their bits, so that the zeros differ, except that all NaNs are equal.
+    """Return a key that is equal for partition values that Iceberg treats as equal.
+
+    Floats are compared by their bits, so that the zeros differ, but all NaNs are equal (spec: "Scan
+    Planning", note 3).
     """
     if isinstance(value, float):
         return "NaN" if isnan(value) else (value, copysign(1.0, value))
@@ -79,27 +81,27 @@ def value_key(value: Value | None) -> object:
 
 @lru_cache(maxsize=256)
 def decimal_scale(kind: str) -> int:
-    """S of `decimal(P, S)`."""
+    """Return S of `decimal(P, S)`."""
     return int(kind.rstrip(")").rpartition(",")[2])
 
 
 @lru_cache(maxsize=256)
 def decimal_precision(kind: str) -> int:
-    """P of `decimal(P, S)`."""
+    """Return P of `decimal(P, S)`."""
     return int(kind.partition("(")[2].partition(",")[0])
 
 
 @lru_cache(maxsize=256)
 def length_of_fixed(kind: str) -> int:
-    """L of `fixed[L]`."""
+    """Return L of `fixed[L]`."""
     return int(kind.partition("[")[2].rstrip("]"))
 
 
 def decode(kind: str, data: bytes) -> Value:
-    """Return one value of the type from its bytes.
+    """Return a value of the type from its bytes.
 
     Raises:
-        ValueError: For bytes that no writer could produce.
+        ValueError: No writer could produce the bytes.
     """
     name = base_name(kind)
     size = len(data)
@@ -126,7 +128,7 @@ def decode(kind: str, data: bytes) -> Value:
             return str(data, "utf-8")
         case "uuid" if size == 16:
             return bytes(data)
-        # bounds of fixed columns may be truncated like those of binary columns
+        # Bounds of fixed columns may be truncated, like bounds of binary columns.
         case "fixed" if size <= length_of_fixed(kind):
             return bytes(data)
         case "binary":
@@ -135,10 +137,10 @@ def decode(kind: str, data: bytes) -> Value:
 
 
 def decode_bound(kind: str, data: bytes) -> Value:
-    """Return one bound of a column.
+    """Return a bound of a column.
 
     Raises:
-        ValueError: For bytes that are no value of the type, and for NaN, which is no bound.
+        ValueError: The bytes are not a value of the type, or are NaN, which is not a valid bound.
     """
     value = decode(kind, data)
     name = base_name(kind)
@@ -147,12 +149,15 @@ def decode_bound(kind: str, data: bytes) -> Value:
     if name == "decimal" and abs(int(value)) >= 10 ** decimal_precision(kind):
         raise ValueError(f"the value has more digits than the type {kind}")
     if name == "time" and not 0 <= int(value) < MICROS_PER_DAY:
-        raise ValueError("the time is outside of a day")
+        raise ValueError("the time is not between 00:00 and 24:00")
     return value
 
 
 def promote_value(stored: str, kind: str, value: Value) -> Value:
-    """Return a value of a column of type `stored` that has the type `kind` now (specification, "Schema Evolution")."""
+    """Return a stored value of type `stored` as a value of type `kind`, the column's current type.
+
+    Specification: "Schema Evolution".
+    """
     if stored == "date" and kind in ("timestamp", "timestamp_ns"):
         assert isinstance(value, int)
         return value * (NANOS_PER_DAY if kind == "timestamp_ns" else MICROS_PER_DAY)
@@ -167,10 +172,10 @@ def _promote_date(data: bytes, units_per_day: int) -> int:
 
 
 def encode(kind: str, value: Value) -> bytes:
-    """Return the bytes of one value of the type.
+    """Return the bytes of a value of the type.
 
     Raises:
-        ValueError: For a value outside the type.
+        ValueError: The value is outside the type.
     """
     try:
         return _ENCODERS[base_name(kind)](value)
@@ -179,7 +184,7 @@ def encode(kind: str, value: Value) -> bytes:
 
 
 def _encode_decimal(value: int) -> bytes:
-    # one more bit for the sign; -128 needs no second byte, 128 does
+    # The sign needs one more bit: -128 fits one byte, 128 does not.
     bits = (value if value >= 0 else ~value).bit_length() + 1
     return value.to_bytes((bits + 7) // 8, "big", signed=True)
 
@@ -203,12 +208,13 @@ _ENCODERS: dict[str, Callable[..., bytes]] = {
 
 
 def encode_json(kind: str, value: Value | None) -> object:
-    """Return one value as JSON; None is null.
+    """Return a value as JSON; None represents null.
 
-    NaN and the infinities become strings, as in Java: JSON has no numbers for them, and null has another meaning.
+    NaN and the infinities become strings, as in Java: JSON has no numbers for them, and null has another
+    meaning.
 
     Raises:
-        ValueError: For a type without a JSON form here.
+        ValueError: The type has no JSON form.
     """
     if value is None:
         return None
@@ -238,10 +244,10 @@ def encode_json(kind: str, value: Value | None) -> object:
 
 
 def decode_json(kind: str, json: object) -> Value | None:
-    """Return one value from the JSON of `encode_json`.
+    """Return a value from the JSON that `encode_json` returns.
 
     Raises:
-        ValueError: For other JSON.
+        ValueError: The JSON is not a value of the type.
     """
     if json is None:
         return None
@@ -302,7 +308,8 @@ def _exact_unscaled(text: str, scale: int) -> int:
 def parse_decimal(text: str) -> Decimal:
     """Return a finite decimal number with all of its digits.
 
-    Raises ValueError.
+    Raises:
+        ValueError: The text is not a finite decimal number.
     """
     if len(text) > DECIMAL_CHARACTERS_MAX:
         raise ValueError(f"a decimal number has {len(text)} characters; the limit is {DECIMAL_CHARACTERS_MAX}")
@@ -317,8 +324,9 @@ def parse_decimal(text: str) -> Decimal:
 def floor_unscaled(number: Decimal, scale: int) -> tuple[int, bool]:
     """Return the floor of `number` · 10^`scale`, and whether it is exact.
 
-    In integers, because decimal arithmetic rounds to its context. A huge exponent is reduced to one that still exceeds
-    every decimal type, so that a short text cannot produce gigabytes of digits.
+    The function calculates with integers, because decimal arithmetic rounds to its context. A very large
+    exponent is reduced to an exponent that still exceeds every decimal type, so that a short text cannot
+    produce gigabytes of digits.
     """
     sign, digits, exponent = number.as_tuple()
     assert isinstance(exponent, int)
@@ -333,7 +341,7 @@ def floor_unscaled(number: Decimal, scale: int) -> tuple[int, bool]:
 def _to_whole_micros(nanos: int) -> int:
     micros, remainder = divmod(nanos, NANOS_PER_MICRO)
     if remainder:
-        raise ValueError("the type holds microseconds, not nanoseconds")
+        raise ValueError("the type has microseconds, not nanoseconds")
     return micros
 
 
@@ -341,7 +349,7 @@ def round_to(kind: str, number: float) -> float:
     """Return a double as the nearest value of the type.
 
     Raises:
-        ValueError: For a finite one outside the range of floats.
+        ValueError: The number is finite, but outside the range of floats.
     """
     if kind == "double":
         return number
@@ -352,7 +360,7 @@ def round_to(kind: str, number: float) -> float:
 
 
 def decimal_text(unscaled: int, scale: int) -> str:
-    """Plain digits with `scale` of them after the point."""
+    """Return the plain digits of a decimal, with `scale` digits after the point."""
     if scale == 0:
         return str(unscaled)
     digits = str(abs(unscaled)).rjust(scale + 1, "0")
@@ -360,8 +368,8 @@ def decimal_text(unscaled: int, scale: int) -> str:
 
 
 def iso_date(days: int) -> str:
-    """Return days since the epoch as Java prints them: years past 9999 carry a sign."""
-    # python's dates end with the year 9999; the calendar repeats every 400 years
+    """Return the date of days since the epoch as Java prints it: years after 9999 have a sign."""
+    # Python's dates end with the year 9999; the calendar repeats every 400 years.
     cycles, day = divmod(days + _EPOCH - 1, _DAYS_PER_400_YEARS)
     within = date.fromordinal(day + 1)
     year = within.year + 400 * cycles
@@ -370,7 +378,7 @@ def iso_date(days: int) -> str:
 
 
 def iso_time(nanos: int) -> str:
-    """Return nanoseconds since midnight; no fraction, or six digits of it, or nine."""
+    """Return the time of nanoseconds since midnight, with a fraction of zero, six or nine digits."""
     seconds, fraction = divmod(nanos, 1_000_000_000)
     text = f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
     if fraction % NANOS_PER_MICRO:
@@ -379,7 +387,7 @@ def iso_time(nanos: int) -> str:
 
 
 def iso_timestamp(nanos: int) -> str:
-    """Return nanoseconds since the epoch, without an offset."""
+    """Return the timestamp of nanoseconds since the epoch, without an offset."""
     micros, remainder = divmod(nanos, NANOS_PER_MICRO)
     if not remainder and _DATETIME_FIRST <= micros <= _DATETIME_LAST:
         return (_DATETIME_EPOCH + timedelta(microseconds=micros)).isoformat()
@@ -388,35 +396,38 @@ def iso_timestamp(nanos: int) -> str:
 
 
 def parse_iso_date(text: str) -> int:
-    """Return days since the epoch.
+    """Return the days since the epoch.
 
-    Raises ValueError.
+    Raises:
+        ValueError: The text is not a date.
     """
     match = _ISO_DATE.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} is no date like 2024-01-31")
+        raise ValueError(f"{text!r} is not a date such as 2024-01-31")
     return _days(*match.groups())
 
 
 def parse_iso_time(text: str) -> int:
-    """Return nanoseconds since midnight.
+    """Return the nanoseconds since midnight.
 
-    Raises ValueError.
+    Raises:
+        ValueError: The text is not a time.
     """
     match = _ISO_TIME.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} is no time like 23:59:59.123456")
+        raise ValueError(f"{text!r} is not a time such as 23:59:59.123456")
     return _nanos(*match.groups())
 
 
 def parse_iso_timestamp(text: str) -> tuple[int, int | None]:
-    """Return nanoseconds since the epoch (in UTC where there is an offset), and the offset in seconds.
+    """Return (nanoseconds since the epoch, the offset in seconds or None). With an offset, the time is in UTC.
 
-    Raises ValueError.
+    Raises:
+        ValueError: The text is not a timestamp.
     """
     match = _ISO_TIMESTAMP.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} is no timestamp like 2024-01-31T23:59:59.123456 or …+00:00")
+        raise ValueError(f"{text!r} is not a timestamp such as 2024-01-31T23:59:59.123456 or …+00:00")
     year, month, day, hour, minute, second, fraction, offset = match.groups()
     nanos = _days(year, month, day) * NANOS_PER_DAY + _nanos(hour, minute, second, fraction)
     if offset is None:
@@ -425,7 +436,7 @@ def parse_iso_timestamp(text: str) -> tuple[int, int | None]:
         return nanos, 0
     seconds = int(offset[1:3]) * 3600 + int(offset[4:6]) * 60
     if int(offset[4:6]) > 59 or seconds > 18 * 3600:
-        raise ValueError(f"{text!r} has no possible offset")
+        raise ValueError(f"{text!r} has an invalid offset")
     seconds = -seconds if offset[0] == "-" else seconds
     return nanos - seconds * 1_000_000_000, seconds
 
@@ -438,5 +449,5 @@ def _days(year: str, month: str, day: str) -> int:
 def _nanos(hour: str, minute: str, second: str | None, fraction: str | None) -> int:
     hours, minutes, seconds = int(hour), int(minute), int(second or 0)
     if hours > 23 or minutes > 59 or seconds > 59:
-        raise ValueError("the time of day has no such hour, minute or second")
+        raise ValueError("the hour, minute or second of the time is too large")
     return (hours * 3600 + minutes * 60 + seconds) * 1_000_000_000 + int((fraction or "").ljust(9, "0"))

@@ -38,11 +38,11 @@ class ViewVersion(msgspec.Struct, frozen=True, omit_defaults=True, rename="kebab
 
     @property
     def dialects(self) -> frozenset[str]:
-        """SQL dialects, lower case."""
+        """The SQL dialects in lower case."""
         return frozenset(item.dialect.lower() for item in self.representations if item.dialect is not None)
 
     def behaves_as(self, other: ViewVersion) -> bool:
-        """Return whether the versions are equal except for id and time: such a version is not added twice."""
+        """Return whether the versions are equal except for id and time. Such a version is not added twice."""
         return msgspec.structs.replace(self, version_id=0, timestamp_ms=0) == msgspec.structs.replace(
             other, version_id=0, timestamp_ms=0
         )
@@ -54,7 +54,7 @@ class ViewLogEntry(msgspec.Struct, frozen=True, gc=False, rename="kebab"):
 
 
 class ViewMetadata(msgspec.Struct, frozen=True, dict=True, kw_only=True, rename="kebab"):
-    """Times are milliseconds since the epoch."""
+    """The metadata of a view. Times are milliseconds since the epoch."""
 
     view_uuid: str
     format_version: Int32
@@ -89,7 +89,7 @@ def decode_view(data: bytes, source: str) -> ViewMetadata:
     """Return the metadata in a file's bytes, plain or gzipped.
 
     Raises:
-        Corrupt: With `source`, the file's location.
+        Corrupt: The metadata are invalid; the message names `source`, the file's location.
     """
     try:
         view = from_json(gunzip(data), ViewMetadata)
@@ -107,7 +107,11 @@ def encode_view(view: ViewMetadata) -> bytes:
 
 
 def check_view_invariants(view: ViewMetadata) -> None:
-    """BadRequest with the first contradiction between the parts."""
+    """Check that the parts of the metadata do not contradict each other.
+
+    Raises:
+        BadRequest: The first contradiction.
+    """
     if view.format_version != FORMAT_VERSION:
         raise BadRequest(f"Unsupported format version: {view.format_version} (supported: {FORMAT_VERSION})")
     if len(view.versions_by_id) != len(view.versions):

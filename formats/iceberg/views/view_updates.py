@@ -1,8 +1,9 @@
 """Changes to views: creation, and the update actions of the REST spec for views (`ViewUpdate`).
 
-Pure, like `updates`. The rules are those of Java's `ViewMetadata.Builder`: a version equal to an existing one is not
-added again, versions beyond `version.history.num-entries` are removed, and a replacement keeps every SQL dialect unless
-`replace.drop-dialect.allowed` is set. More lenient in one case: adding an existing item makes it the "last added" item.
+The module is pure, like `updates`. The rules are those of Java's `ViewMetadata.Builder`: a version that
+equals an existing version is not added again, versions beyond `version.history.num-entries` are removed,
+and a replacement keeps every SQL dialect unless `replace.drop-dialect.allowed` is set. One rule is more
+lenient: adding an existing item makes it the "last added" item.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class AddViewVersion(Update, frozen=True):
 
 
 class _ViewBuilder:
-    """The working copy to which the updates of one commit are applied."""
+    """The working copy of a view to which the updates of one commit are applied."""
 
     def __init__(self, base: ViewMetadata | None, now_ms: int) -> None:
         self.base = base
@@ -140,7 +141,7 @@ class _ViewBuilder:
             raise BadRequest(f"Cannot set current version to unknown version: {version_id}")
         if version_id == self.current_version_id:
             return
-        # an old version becomes current now, not when it was created
+        # An old version becomes current now, not at the time when it was created.
         when = version.timestamp_ms if version_id in self.added_versions else self.now_ms
         self.log_entry = ViewLogEntry(when, version_id)
         self.current_version_id, self.changed = version_id, True
@@ -177,8 +178,10 @@ class _ViewBuilder:
     def _retain_versions(
         self, current: ViewVersion, log: tuple[ViewLogEntry, ...]
     ) -> tuple[tuple[ViewVersion, ...], tuple[ViewLogEntry, ...]]:
-        """Return (the versions within the history's size, including all of this commit and the current one; their
-        log).
+        """Return (the versions to keep, their log).
+
+        They are the newest versions up to the size of the history. All versions of this commit and the current
+        version are kept.
         """
         size = props.as_int(self.properties, HISTORY_SIZE, HISTORY_SIZE_DEFAULT)
         if size <= 0:
@@ -194,7 +197,7 @@ class _ViewBuilder:
             if entry.version_id in kept_ids:
                 retained.append(entry)
             else:
-                # history before a gap would show a wrong current version
+                # History before a gap would show a wrong current version.
                 retained.clear()
         return versions, tuple(retained)
 
@@ -246,7 +249,10 @@ def build_view_metadata(
 ) -> ViewMetadata:
     """Return the first metadata of a view; `schema` and `view_version` are the create request's JSON values.
 
-    The version's own `schema-id` is ignored: it uses the request's schema. Raises BadRequest.
+    The version's own `schema-id` is ignored: the version uses the request's schema.
+
+    Raises:
+        BadRequest: A value is invalid.
     """
     builder = _ViewBuilder(None, now_ms)
     builder.uuid = uuid
@@ -262,9 +268,10 @@ def build_view_metadata(
 def apply_view_updates(
     base: ViewMetadata | None, updates: Sequence[object], *, now_ms: int, new_uuid: str | None = None
 ) -> ViewMetadata:
-    """Return the metadata after all updates, in order; `base` if they change nothing.
+    """Return the metadata after all updates, in order, or `base` if they change nothing.
 
-    Raises BadRequest.
+    Raises:
+        BadRequest: An update is invalid.
     """
     foreign = [name for name in TABLE_ACTIONS if name not in VIEW_ACTIONS]
     builder = _ViewBuilder(base, now_ms)

@@ -32,9 +32,11 @@ else:
     pc = LazyModule("pyarrow.compute")
 
 EXPANDED_MAX = 1 << 30
-"""Memory limit of shared values, such as a dictionary's, if each row had its own copy."""
+"""The maximum memory of shared values, such as the values of a dictionary, if each row had its own copy."""
 _VIEW_NUMBERS = 4
-"""Of 32 bits, in a view of a string: its length, its first bytes, and where the others are."""
+"""The number of 32-bit numbers in a view of a string: its length, its first bytes, and the position of its
+other bytes.
+"""
 _UNITS_A_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _SECONDS_A_DAY = 86_400
 
@@ -57,7 +59,7 @@ def keys_of(array: pa.Array | pa.ChunkedArray, kind: str) -> Keys:
     """Return the keys of a column, row by row.
 
     Raises:
-        ValueError: If an array does not have values of the Iceberg type.
+        ValueError: An array does not have values of the Iceberg type.
     """
     chunks = array.chunks if isinstance(array, pa.ChunkedArray) else [array]
     convert = _encode_piece if has_codes(kind) else _byte_keys
@@ -98,11 +100,13 @@ def _concatenate_marks(pieces: Sequence[_Piece], marks: Sequence[Mask | None], o
 
 
 def _to_plain_array(array: pa.Array) -> pa.Array:
-    """Return the array without extension type, dictionary, runs or views, which only affect storage."""
+    """Return the array without extension type, dictionary, runs or views, which only affect how values are
+    stored.
+    """
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if has_shared_values(array.type) and compute_expanded_bytes(array) > EXPANDED_MAX:
-        raise ValueError(f"expanded to one value per row, they take more than {EXPANDED_MAX:,} bytes")
+        raise ValueError(f"its values take more than {EXPANDED_MAX:,} bytes if each row has its own copy")
     if pa.types.is_dictionary(array.type):
         return _to_plain_array(array.dictionary_decode())
     if pa.types.is_run_end_encoded(array.type):
@@ -113,8 +117,10 @@ def _to_plain_array(array: pa.Array) -> pa.Array:
 
 
 def _clear_views_of_nulls(array: pa.Array) -> pa.Array:
-    """Return the array with empty views where it is null: Arrow validates only the views of values, and its cast
-    copies those of nulls, too, by lengths that may be negative.
+    """Return the array with empty views for nulls.
+
+    Arrow validates only the views of values. Its cast also copies the views of nulls, and their lengths may
+    be negative.
     """
     if array.null_count == 0:
         return array
@@ -138,7 +144,7 @@ def _none_valid(rows: int) -> Mask | None:
 
 
 def _numbers(array: pa.Array, dtype: str, width: int = 1) -> npt.NDArray[Any]:
-    """Return the fixed-width values of an array in place, `width` items per row; undefined for nulls."""
+    """Return a view of the fixed-width values of an array, `width` items per row; undefined for nulls."""
     values = np.dtype(dtype)
     data = array.buffers()[1]
     if len(array) == 0 or data is None:
@@ -164,7 +170,9 @@ def _encode_piece(array: pa.Array, kind: str) -> _Piece:
 
 def _float_codes(array: pa.Array, name: str, valid: Mask | None) -> tuple[Codes, Mask | None]:
     numbers = _numbers(array, {2: "f2", 4: "f4", 8: "f8"}[array.type.bit_width // 8])
-    with np.errstate(invalid="ignore", over="ignore"):  # of a signalling NaN, or a double beyond floats
+    with np.errstate(
+        invalid="ignore", over="ignore"
+    ):  # The warning is about a signalling NaN, or a double beyond the range of floats.
         doubles = numbers.astype(np.float64)
         if name == "float" and numbers.itemsize > 4:
             narrow = numbers.astype(np.float32)
@@ -181,9 +189,9 @@ def _float_codes(array: pa.Array, name: str, valid: Mask | None) -> tuple[Codes,
 
 
 def _integers(array: pa.Array, kind: str, name: str, valid: Mask | None) -> Longs:
-    """Return int64[rows] of a type with integer values; undefined for nulls.
+    """Return the values of a type with integer values, int64[rows]; undefined for nulls.
 
-    The array is new, or never written to.
+    Callers must not write to the array.
     """
     arrow = array.type
     if name == "decimal" and pa.types.is_decimal(arrow):
@@ -193,18 +201,20 @@ def _integers(array: pa.Array, kind: str, name: str, valid: Mask | None) -> Long
         return numbers
     if name in ("int", "long") and pa.types.is_integer(arrow):
         numbers = _numbers(array, f"{'i' if pa.types.is_signed_integer(arrow) else 'u'}{arrow.bit_width // 8}")
-        if numbers.dtype.kind == "u" and numbers.itemsize >= 4:  # Java reads these as signed, or not at all
+        if (
+            numbers.dtype.kind == "u" and numbers.itemsize >= 4
+        ):  # Java reads unsigned integers as signed, or not at all.
             _refuse(numbers > np.iinfo(f"i{numbers.itemsize}").max, valid, arrow, kind)
         return numbers.astype(np.int64)
     if (name == "date" or name in TIMESTAMPS) and pa.types.is_date(arrow):
-        # a file from before a date was promoted to a timestamp (spec: "Schema Evolution")
+        # The file was written before a date was promoted to a timestamp (spec: "Schema Evolution").
         have = 1 if pa.types.is_date32(arrow) else _SECONDS_A_DAY * 1000
         numbers = _numbers(array, "i4" if pa.types.is_date32(arrow) else "i8").astype(np.int64, copy=False)
         want = 1 if name == "date" else _SECONDS_A_DAY * _UNITS_A_SECOND[_unit(name)]
         return _rescale(numbers, have, want, valid, arrow, kind)
     if (name == "time" and pa.types.is_time(arrow)) or (name in TIMESTAMPS and pa.types.is_timestamp(arrow)):
         if name in TIMESTAMPS and _unit(name) == "ns" and arrow.unit != "ns":
-            raise _no_values(arrow, kind)  # files with INT96 timestamps are read in microseconds
+            raise _no_values(arrow, kind)  # Files with INT96 timestamps are read in microseconds.
         numbers = _numbers(array, f"i{arrow.bit_width // 8}").astype(np.int64, copy=False)
         return _rescale(numbers, _UNITS_A_SECOND[arrow.unit], _UNITS_A_SECOND[_unit(name)], valid, arrow, kind)
     raise _no_values(arrow, kind)
@@ -215,7 +225,7 @@ def _unit(name: str) -> str:
 
 
 def _rescale(numbers: Longs, have: int, want: int, valid: Mask | None, arrow: pa.DataType, kind: str) -> Longs:
-    """Convert counts of 1/`have` to counts of 1/`want`; one divides the other."""
+    """Convert counts of 1/`have` to counts of 1/`want`; one number divides the other."""
     if want > have:
         factor = want // have
         limit = (SIGN - 1) // factor
@@ -229,7 +239,7 @@ def _rescale(numbers: Longs, have: int, want: int, valid: Mask | None, arrow: pa
 
 
 def _halves(array: pa.Array, kind: str, valid: Mask | None) -> tuple[Longs, Codes]:
-    """High and low 64 bits of the unscaled values of a decimal array of any width."""
+    """Return the high and low 64 bits of the unscaled values of a decimal array of any width."""
     if array.type.scale != decimal_scale(kind):
         raise _no_values(array.type, kind)
     width = array.type.bit_width // 8
@@ -244,13 +254,17 @@ def _halves(array: pa.Array, kind: str, valid: Mask | None) -> tuple[Longs, Code
 
 
 def _refuse(wrong: Mask, valid: Mask | None, arrow: pa.DataType, kind: str) -> None:
-    """ValueError if a row that is not null is wrong."""
+    """Check that no row is wrong, except nulls.
+
+    Raises:
+        ValueError: A row that is not null is wrong.
+    """
     if (wrong if valid is None else wrong & valid).any():
         raise _no_values(arrow, kind)
 
 
 def _no_values(arrow: pa.DataType, kind: str) -> ValueError:
-    return ValueError(f"a column of Arrow type {arrow} does not hold values of type {kind}")
+    return ValueError(f"a column of Arrow type {arrow} does not have values of type {kind}")
 
 
 def _byte_keys(array: pa.Array, kind: str) -> _Piece:
@@ -292,7 +306,7 @@ def _variable(array: pa.Array, dtype: str) -> tuple[Longs, Bytes]:
 
 
 def _remove_nulls(starts: Longs, heap: Bytes, valid: Mask) -> tuple[Longs, Bytes]:
-    """Return the bytes without those of nulls, which Arrow allows."""
+    """Return (starts, heap) without the bytes of nulls; Arrow allows a null to have bytes."""
     lengths = np.diff(starts)
     if not lengths[~valid].any():
         return starts, heap

@@ -1,18 +1,22 @@
-"""Folded texts: two texts that some engine's `lower` or `upper` makes the same have one folded text.
+"""Folded texts: if `lower` or `upper` of some engine returns the same for two texts, the texts have the same
+folded text.
 
-Engines differ about case. Trino maps code points one by one, DuckDB has its own table, and Spark uses ICU, with
-rules of several characters (`ß` is `SS`), of context (a sigma at the end of a word) and of the JVM's locale (in Turkish
-the lower case of `I` is `ı`, in Greek capitals have no accents). The folding joins what any of them joins: each
-character has one folded text, which is the same for all that they make of it. It therefore joins more than each of
-them: `ß` and `ss`, `i` and `ı`.
+Engines differ about case. Trino maps code points one by one. DuckDB has its own table. Spark uses ICU,
+with rules for several characters (`ß` becomes `SS`), for context (a sigma at the end of a word) and for
+the JVM's locale (in Turkish the lower case of `I` is `ı`, in Greek capitals have no accents). The folding
+joins all texts that any engine joins: each character has one folded text, which is the same for all
+results that the engines compute from it. Therefore it joins more than each engine: `ß` and `ss`, `i` and
+`ı`.
 
     fold(lower(x)) = fold(upper(x)) = fold(x)    in each engine, version of Unicode and locale
 
-A version of Unicode may add the capital of a letter that had none. A text with a character that this table's version
-does not assign has no known folding, and `UNKNOWN_CASE` is its key. Which texts have the same `lower` as such a text is
-not known, so a search for `lower(c) = 'x'` also looks for this key, and a search for such a text is not possible.
+A version of Unicode may add the capital of a letter that had none. A text with a character that this
+table's version does not assign has no known folding, and its key is `UNKNOWN_CASE`. It is unknown which
+texts have the same `lower` as this text. Therefore a search for `lower(c) = 'x'` also looks for this key,
+and a search for such a text is not possible.
 
-The table is a part of the package, because libraries of writers and of servers may have other versions of Unicode.
+The table is a part of the package, because the libraries of writers and of servers may have other
+versions of Unicode.
 """
 
 from __future__ import annotations
@@ -33,7 +37,9 @@ else:
     pc = LazyModule("pyarrow.compute")
 
 UNKNOWN_CASE = "\U0010ffff"
-"""The key of each text whose folding is not known. Unicode never assigns this code point, so no folded text has it."""
+"""The key of all texts whose folding is unknown. Unicode never assigns this code point, so no folded text
+has it.
+"""
 _TABLED_MAX, _LAST = 0xFFFF, 0x10FFFF
 """The last character that Python's regular expressions find in a table, and the last of all."""
 _SURROGATES = (0xD800, 0xDFFF)
@@ -60,7 +66,7 @@ def fold_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
     The column may be a dictionary, or binary without a UTF-8 annotation.
 
     Raises:
-        ValueError: For a column of another type, or invalid UTF-8.
+        ValueError: The column has another type, or contains invalid UTF-8.
     """
     if pa.types.is_null(column.type):
         return column
@@ -69,7 +75,8 @@ def fold_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def _fold_texts(texts: pa.Array) -> pa.Array:
     is_ascii = pc.string_is_ascii(texts)
-    # Not `ascii_lower` nor `replace_with_mask`: of slices, pyarrow 26 makes arrays with wrong offsets.
+    # `ascii_lower` and `replace_with_mask` are not used: for slices, pyarrow 26 returns arrays with wrong
+    # offsets.
     lower = pc.utf8_lower(texts)
     if pc.all(is_ascii, min_count=0).as_py():
         return lower
@@ -84,7 +91,7 @@ def _fold_texts(texts: pa.Array) -> pa.Array:
 def _as_strings(column: pa.ChunkedArray) -> pa.ChunkedArray:
     value_type = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if not any(is_text(value_type) for is_text in _TEXTS):
-        raise ValueError(f"a column of Arrow type {column.type} holds no strings")
+        raise ValueError(f"a column of Arrow type {column.type} does not contain strings")
     return column.cast(pa.large_string())
 
 
@@ -114,9 +121,9 @@ def _load_folds() -> dict[int, str]:
 
 @cache
 def _maybe_unknown() -> re.Pattern[str]:
-    """Return a pattern that also matches all characters beyond the first 65,536.
+    """Return a pattern for unassigned characters that also matches all characters beyond the first 65,536.
 
-    The time of a match does not depend on the number of ranges there.
+    Beyond them, the time of a match does not depend on the number of ranges.
     """
     return _any_of(
         [*((first, last) for first, last in _list_unassigned_ranges() if last <= _TABLED_MAX), (_TABLED_MAX + 1, _LAST)]
@@ -125,7 +132,7 @@ def _maybe_unknown() -> re.Pattern[str]:
 
 @cache
 def _compile_unknown_pattern() -> re.Pattern[str]:
-    """Match an unassigned character, or half of a surrogate pair, which is no character."""
+    """Return a pattern that matches an unassigned character, or a surrogate, which is not a character."""
     return _any_of(_list_unassigned_ranges())
 
 

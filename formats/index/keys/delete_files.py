@@ -1,10 +1,11 @@
-"""Decodes delete files from their bytes: positions of rows, and keys of rows. Pure.
+"""Decodes delete files from their bytes to positions of rows, or to keys of rows.
 
-A delete file is either decoded completely or `Unreadable`, with a reason, so that a row never counts as live because a
-file was too large, damaged, or of an unsupported format.
+A delete file is either decoded completely or `Unreadable`, with a reason, so that no deleted row counts
+as live because a file was too large, damaged, or of an unsupported format.
 
-Supported are Parquet files of positions and of keys (Iceberg spec, "Position Delete Files", "Equality Delete Files"),
-and deletion vectors (Puffin spec, `deletion-vector-v1`) at the positions of the manifest. Keys are stored as hashes.
+Supported are Parquet files of positions and of keys (Iceberg spec, "Position Delete Files", "Equality
+Delete Files"), and deletion vectors (Puffin spec, `deletion-vector-v1`) at the positions of the manifest.
+Keys are stored as hashes. This module is pure.
 """
 
 from __future__ import annotations
@@ -33,17 +34,19 @@ EQUALITY = 2
 
 _VECTOR_MAGIC = b"\xd1\xd3\x39\x64"
 _POSITION_BYTES = 40
-"""Memory for one deleted row while positions are sorted."""
+"""The memory for one deleted row while positions are sorted."""
 _VECTOR_ROW_BYTES = 24
-"""Memory for one row of a deletion vector while its rows are listed."""
+"""The memory for one row of a deletion vector while its rows are listed."""
 _ROARING_GROWTH = 16
-"""The maximum ratio of a roaring bitmap's memory to its bytes: each of many small containers is an allocation."""
+"""The maximum ratio of a roaring bitmap's memory to its size in bytes: each of many small containers is an
+allocation.
+"""
 _LENGTH, _CHECK = struct.Struct(">I"), struct.Struct(">I")
 _ZERO, _NEGATIVE_ZERO = np.uint64(1 << 63), np.uint64((1 << 63) - 1)
 """Codes of 0.0 and -0.0 (`keys.py`)."""
 
 Columns: TypeAlias = tuple[tuple[int, str], ...]
-"""(id, Iceberg type) of the columns of a key, by id."""
+"""(id, Iceberg type) of each column of a key, in the order of their ids."""
 
 
 class DeleteFile(NamedTuple):
@@ -56,10 +59,10 @@ class DeleteFile(NamedTuple):
     records: int
     referenced: str | None
     offset: int
-    """Offset of a deletion vector in its Puffin file; MISSING for other files."""
+    """The offset of a deletion vector in its Puffin file; MISSING for other files."""
     length: int
     columns: tuple[int, ...]
-    """Ids of the columns that equality deletes compare."""
+    """The ids of the columns that equality deletes compare."""
 
     @property
     def is_vector(self) -> bool:
@@ -72,8 +75,11 @@ class DeleteFile(NamedTuple):
 
 @dataclass(frozen=True)
 class Positions:
-    """`positions`, int64[deletes], distinct and ascending within each data file, whose first index is in `starts`,
-    int64[files + 1].
+    """The deleted positions of some data files.
+
+    Attributes:
+        positions: int64[deletes], distinct and ascending within each data file.
+        starts: int64[files + 1], the index of the first position of each data file.
     """
 
     files: Mapping[str, int]
@@ -94,7 +100,7 @@ class HashSet:
         self._high, self._low = high[order], low[order]
 
     def has(self, high: Hashes, low: Hashes) -> Mask:
-        """Return bool[n]: which of these hashes the set contains."""
+        """Return whether the set contains each of these hashes, bool[n]."""
         mask = np.zeros(len(high), dtype=np.bool_)
         at = np.searchsorted(self._high, high, side="left")
         end = np.searchsorted(self._high, high, side="right")
@@ -111,9 +117,10 @@ class HashSet:
 
 @dataclass(frozen=True)
 class DeletedKeys:
-    """Keys of an equality delete file.
+    """The keys of an equality delete file.
 
-    `loose` treats both zeros as equal; None if no column has floats.
+    Attributes:
+        loose: The keys with both zeros treated as equal; None if no column has floats.
     """
 
     exact: HashSet
@@ -126,7 +133,7 @@ class DeletedKeys:
 
 
 def merge_zeros(columns: list[Keys]) -> list[Keys] | None:
-    """Return the columns with 0.0 in place of -0.0; None if no column has floats."""
+    """Return the columns with 0.0 in place of -0.0, or None if no column has floats."""
     if not any(column.kind in FLOATS for column in columns):
         return None
     return [_unify_zeros(column) if column.kind in FLOATS else column for column in columns]
@@ -145,10 +152,10 @@ def decode_delete_content(data: bytes | memoryview, file: DeleteFile, columns: C
     """Return the content of a delete file or a deletion vector.
 
     Args:
-        columns: Those of an equality delete's keys.
+        columns: The columns of an equality delete's keys.
 
     Raises:
-        Unreadable: Also if it needs more than `limit_bytes` of memory.
+        Unreadable: The file cannot be decoded, or needs more than `limit_bytes` of memory.
     """
     if file.format not in ("parquet", "puffin"):
         raise Unreadable(file.path, f"delete files of format {file.format!r} are not supported")
@@ -165,7 +172,7 @@ def _positions(data: bytes | memoryview, file: DeleteFile, budget: Budget) -> Po
         column_paths = {DELETED_PATH: ("file_path",), DELETED_POSITION: ("pos",)}
         columns = opened.columns(column_paths | find_columns(opened.schema, column_paths))
         paths, spots = columns[DELETED_PATH].combine_chunks(), columns[DELETED_POSITION].combine_chunks()
-        if isinstance(paths, pa.ChunkedArray):  # without rows
+        if isinstance(paths, pa.ChunkedArray):  # The file has no rows.
             return Positions({}, np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int64))
         if paths.null_count or spots.null_count:
             raise Unreadable(file.path, "a path or a position in it is null")
@@ -180,7 +187,7 @@ def _positions(data: bytes | memoryview, file: DeleteFile, budget: Budget) -> Po
         raise Unreadable(file.path, f"it cannot be read: {_shorten_error(error)}") from None
     order = np.lexsort((rows, codes))
     codes, rows = codes[order], rows[order]
-    # Each position once: merged files may repeat a position.
+    # Each position is kept once: merged files may repeat a position.
     first = np.ones(len(rows), dtype=np.bool_)
     first[1:] = (codes[1:] != codes[:-1]) | (rows[1:] != rows[:-1])
     codes, rows = codes[first], rows[first]
@@ -204,7 +211,11 @@ def _keys(data: bytes | memoryview, file: DeleteFile, columns: Columns, budget: 
 
 
 def _vector(data: bytes | memoryview, file: DeleteFile, limit_bytes: int) -> Positions:
-    """Layout: length of what follows except the checksum, magic, 64-bit roaring bitmap, CRC-32 of magic and bitmap."""
+    """Decode a deletion vector.
+
+    Layout: the length of magic and bitmap, the magic, a 64-bit roaring bitmap, and the CRC-32 of magic and
+    bitmap.
+    """
     head = _LENGTH.size + len(_VECTOR_MAGIC)
     if file.offset == MISSING or file.referenced is None or len(data) != file.length or len(data) < head + _CHECK.size:
         raise Unreadable(file.path, f"there is no deletion vector of {file.length} bytes at {file.offset}")
@@ -224,7 +235,9 @@ def _vector(data: bytes | memoryview, file: DeleteFile, limit_bytes: int) -> Pos
             file.path, f"the vector at {file.offset} has {len(bitmap)} rows; its manifest states {file.records}"
         )
     if _VECTOR_ROW_BYTES * len(bitmap) > limit_bytes:
-        raise Unreadable(file.path, f"the vector at {file.offset} has {len(bitmap):,} rows, beyond the memory limit")
+        raise Unreadable(
+            file.path, f"the vector at {file.offset} has {len(bitmap):,} rows, which exceed the memory limit"
+        )
     rows = np.asarray(bitmap.to_array(), dtype=np.uint64).astype(np.int64)
     return Positions({file.referenced: 0}, np.array([0, len(rows)], dtype=np.int64), rows)
 

@@ -1,8 +1,9 @@
-"""Functions of SQL on one column that an index may be built on, besides Iceberg's transforms.
+"""SQL functions of one column on which an index may be built, in addition to Iceberg's transforms.
 
-`INDEXED_FUNCTIONS` is the only place that knows them in indexes: an entry says what the keys of a column are, and which
-keys a matching row can have for a predicate on the column or on a function of it. A function also has a name and a type
-in `formats/iceberg/types/functions.py`, and engines' statements are read in `connector/analysis`. Pure.
+In the code of indexes, only `INDEXED_FUNCTIONS` depends on the function. An entry defines the keys of a
+column. For a predicate on the column or on a function of it, the entry also returns the keys that a
+matching row can have. A function also has a name and a type in `formats/iceberg/types/functions.py`, and
+`connector/analysis` reads the statements of engines. This module is pure.
 """
 
 from __future__ import annotations
@@ -19,33 +20,43 @@ from seamark.formats.iceberg.types.values import Value
 from seamark.formats.index.keys.case_folding import UNKNOWN_CASE, fold, fold_column, has_known_case
 
 CASE_KEYS = "folded-16"
-"""The form of the keys of folded texts. Another table of characters needs another name: keys would differ."""
+"""The name of the form of the keys of folded texts. Another table of characters needs another name, because
+its keys differ.
+"""
 _CASES = (LOWER, UPPER)
 
 
 @dataclass(frozen=True, slots=True)
 class IndexedFunction:
-    """A function that indexes are built on."""
+    """A function on which indexes can be built."""
 
     name: str
     keys: str
-    """The name of the form of its keys, a part of each definition's id. It changes whenever the key of any value
-    does, so that no plan reads older index files by newer keys."""
+    """The name of the form of the function's keys, a part of each definition's id.
+
+    The name must change whenever the key of any value changes, so that no plan reads older index files with
+    newer keys.
+    """
     values: Callable[[pa.ChunkedArray], pa.ChunkedArray]
-    """The values that are indexed, of a column. ValueError if they are not certain."""
+    """Returns the values of a column that are indexed. Raises ValueError if they are not certain."""
     value: Callable[[str], Value]
-    """The value that is indexed, for one value of the column or of the function."""
+    """Returns the value that is indexed for a value of the column or of the function."""
     project: Callable[[Bound, Bound], Expression]
-    """(a predicate on the column, a predicate on the indexed values as a template): a condition on the indexed values
-    that each matching row meets."""
+    """Returns a condition on the indexed values that all matching rows meet.
+
+    The arguments are a predicate on the column, and a predicate on the indexed values as a template.
+    """
 
     def takes(self, kind: str) -> bool:
-        """Return whether columns of the Iceberg type may be indexed by it."""
+        """Return whether the function can index columns of the Iceberg type."""
         return takes(self.name, kind)
 
 
 def _project_case(predicate: Bound, template: Bound) -> Expression:
-    """`c = 'Ann'`, `lower(c) = 'ann'` and `upper(c) = 'ANN'` have one folded text."""
+    """Return the condition on folded texts that all rows matching the predicate meet.
+
+    `c = 'Ann'`, `lower(c) = 'ann'` and `upper(c) = 'ANN'` have the same folded text.
+    """
     of_column, of_function = predicate.transform == IDENTITY, predicate.transform in _CASES
     if predicate.kind != "string" or not (of_column or of_function):
         return TRUE

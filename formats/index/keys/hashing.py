@@ -18,9 +18,9 @@ Hashes = npt.NDArray[np.uint64]
 
 
 def hash_keys(keys: Keys, seed: int) -> Hashes:
-    """Return uint64[rows]: the hash of a code's 8 bytes, little-endian, or of a row's bytes.
+    """Return the hash of each key, uint64[rows]: of a code's 8 bytes, little-endian, or of a row's bytes.
 
-    Undefined for null and NaN.
+    The hash of null and NaN is undefined.
     """
     if keys.codes is not None:
         return _hash.hash_codes(keys.codes, seed)
@@ -30,17 +30,18 @@ def hash_keys(keys: Keys, seed: int) -> Hashes:
 
 
 def hash_key(key: Key, seed: int) -> int:
-    """Return the hash of one key, as `hash_keys`."""
+    """Return the hash of one key, with the same result as `hash_keys`."""
     return _hash.hash_word(key, seed) if isinstance(key, int) else _hash.hash_bytes(key, seed)
 
 
 def hash_rows(columns: Sequence[Keys], seed: int) -> Hashes:
-    """Return uint64[rows] of composite keys: of each column its length (u32, little-endian) and bytes.
+    """Return the hash of each row's composite key, uint64[rows].
 
-    Null is the length 0xFFFFFFFF without bytes, NaN 0xFFFFFFFE, so that different rows have different bytes.
+    The hash is over the length (u32, little-endian) and the bytes of each column. Null is the length
+    0xFFFFFFFF without bytes, NaN 0xFFFFFFFE, so that different rows have different bytes.
 
     Raises:
-        ValueError: If the columns differ in rows, or for a value of 4 GiB.
+        ValueError: The columns have different numbers of rows, or a value has 4 GiB or more.
     """
     rows = {column.rows for column in columns}
     if len(rows) != 1:
@@ -55,17 +56,17 @@ def hash_halves(columns: Sequence[Keys]) -> tuple[Hashes, Hashes]:
 
 
 def file_ids(paths: Sequence[str], sizes: npt.ArrayLike, records: npt.ArrayLike) -> Hashes:
-    """Return the identities of immutable data files, uint64[files, 2]: a file replaced at the same path has another
-    identity.
+    """Return the ids of immutable data files, uint64[files, 2].
 
-    Hashes (seeds 0 and 1) of path (UTF-8), size in bytes and record count (u64, little-endian).
+    If a file is replaced at the same path, its id changes. The id consists of the hashes (seeds 0 and 1) of
+    path (UTF-8), size in bytes and record count (u64, little-endian).
     """
     return _hash.hash_files(list(paths), np.asarray(sizes, dtype=np.uint64), np.asarray(records, dtype=np.uint64))
 
 
 def checksum(data: memoryview | bytes | npt.NDArray[np.uint8], seed: int = 0) -> int:
-    """XXH64 of a section of a blob.
+    """Return the XXH64 of a section of a blob.
 
-    A format that stores 4 bytes of it stores the low 4 bytes.
+    A format that stores only 4 bytes stores the low 4 bytes.
     """
     return _hash.hash_bytes(data, seed)

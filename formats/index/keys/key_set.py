@@ -1,8 +1,9 @@
 """A set of many keys of one type: the keys of a dynamic filter (`planner/joins/joins.py`).
 
-The lists of a predicate are searched key by key. For a key set, the distinct keys of a file, or of all files together,
-are looked up in the set, so that the cost depends on the index, not on the size of the set. Codes in a small range are
-looked up in a table of bits; byte keys by hash, whose results are supersets. Pure.
+The lists of a predicate are searched key by key. A key set works the other way round: the distinct keys
+of a file, or of all files together, are looked up in the set, so that the cost depends on the index and
+not on the size of the set. Codes in a small range are looked up in a table of bits. Byte keys are looked
+up by hash, so that the results may contain more than the matching keys. This module is pure.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ Words = npt.NDArray[np.uint64]
 
 _SIGN, _BIAS = 1 << 63, 1 << 127
 _WIDE_DECIMAL = 16
-"""Bytes of a decimal with many digits (`keys.py`)."""
+"""The size of the key of a decimal with many digits, in bytes (`keys.py`)."""
 _SPAN_MAX = 1 << 27
-"""Maximum bits of a table of codes: 16 MiB,"""
+"""The maximum number of bits of a table of codes: 16 MiB."""
 _SPAN_A_KEY = 1 << 12
-"""or this many per key; codes in a wider range are searched."""
+"""The maximum number of bits per key of a table of codes. Codes in a wider range are searched."""
 
 
 class KeySpan:
@@ -39,11 +40,11 @@ class KeySpan:
         self.table: tuple[Words | None, int, int] | None = (
             (None, low, high - low + 1) if high - low < CODE_MAX else None
         )
-        """As in `KeySet`."""
+        """The table of bits; see `KeySet.table`."""
         self._low, self._high = np.uint64(low), np.uint64(high)
 
     def marks(self, distinct: Distinct) -> Bytes:
-        """As in `KeySet`."""
+        """Return uint8[n]: 1 if the span contains the key, for n ascending keys."""
         assert distinct.codes is not None
         mask: Bytes = ((distinct.codes >= self._low) & (distinct.codes <= self._high)).view(np.uint8)
         return mask
@@ -53,9 +54,13 @@ WantedKeys: TypeAlias = "KeySet | KeySpan"
 
 
 class KeySet:
-    """`distinct`: the keys, ascending, of type `kind`.
+    """A set of keys of type `kind`.
 
-    ValueError if a key is too long to be distinguished from others.
+    Args:
+        distinct: The keys, ascending.
+
+    Raises:
+        ValueError: A key is too long to be distinguished from others.
     """
 
     def __init__(self, kind: str, distinct: Distinct) -> None:
@@ -69,7 +74,7 @@ class KeySet:
 
     @property
     def size_bytes(self) -> int:
-        """Memory including caches."""
+        """The memory of the set, including caches."""
         parts = (self.distinct.codes, self.distinct.starts, self.distinct.heap)
         table = min(_SPAN_MAX, _SPAN_A_KEY * len(self)) // 8 if self.distinct.codes is not None else 0
         return sum(part.nbytes for part in parts if part is not None) + 8 * len(self) + table + 1000
@@ -90,7 +95,7 @@ class KeySet:
 
     @cached_property
     def extremes(self) -> KeyRanges:
-        """The range of all keys; empty for an empty set."""
+        """The range of all keys, or no range if the set is empty."""
         if not len(self):
             return KeyRanges(self.kind, ())
         low, high = self.at(0), self.at(len(self) - 1)
@@ -105,13 +110,16 @@ class KeySet:
         return distinct.heap[distinct.starts[index] : distinct.starts[index + 1]].tobytes()
 
     def of_kind(self, kind: str) -> KeySet:
-        """Return the same values as keys of another type, both integers or decimals of one scale; without those that
-        it cannot hold.
+        """Return the same values as keys of another type, without values that the other type cannot represent.
+
+        Both types are integers, or decimals of the same scale.
         """
         if self.kind == kind:
             return self
         codes = self.distinct.codes
-        if codes is None and not has_codes(kind):  # decimals with many digits, all of one length
+        if codes is None and not has_codes(
+            kind
+        ):  # These are decimals with many digits, whose keys all have the same length.
             return KeySet(kind, self.distinct)
         if codes is not None and has_codes(kind):
             if kind == "int":
@@ -146,8 +154,10 @@ class KeySet:
 
     @cached_property
     def table(self) -> tuple[Words | None, int, int] | None:
-        """For codes: (bits of all codes from the minimum on, the minimum, their number); None if the range is too
-        wide, or the set is empty.
+        """The table of bits of a set of codes: (a bit for each code from the minimum on, the minimum, the number of
+        bits).
+
+        None if the range is too wide, or the set is empty.
         """
         codes = self.distinct.codes
         if codes is None or not len(codes):

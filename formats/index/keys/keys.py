@@ -1,19 +1,22 @@
 """Keys: the common form of values in all indexes, and predicates as ranges of keys.
 
-A value of up to 8 bytes is a *code*, an unsigned 64-bit number; any other is its bytes. Both keep the order of values,
-so indexes compare, hash and sort keys without knowing the type. By Iceberg type:
+A value of up to 8 bytes is represented as a *code*, an unsigned 64-bit number, and any other value as
+bytes. Both keep the order of values, so that indexes compare, hash and sort keys without the type. By
+Iceberg type:
 
     boolean                            0, 1
     int, long, date, time, timestamps  value + 2^63
     decimal of up to 18 digits         unscaled value + 2^63
-    float, double                      the bits of the double: inverted if it is negative, else with the sign bit set
+    float, double                      the bits of the double: inverted if it is negative, else with the
+        sign bit set
     string                             UTF-8
     binary, fixed, uuid                unchanged
     decimal of more digits             16 bytes, big-endian, of unscaled value + 2^127
 
-So -0.0 and 0.0 are adjacent and distinct: the caller decides whether they are equal. Null and NaN have no key, only a
-bit each. An array that does not match its type exactly (nanoseconds in a column of microseconds) is a ValueError,
-because readers differ about it, and a file without an index is kept.
+Therefore -0.0 and 0.0 are adjacent and distinct: the caller decides whether they are equal. Null and NaN
+have no key, only a bit each. An array that does not match its type exactly (nanoseconds in a column of
+microseconds) raises ValueError: readers interpret it in different ways, and a file without an index is
+kept.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ from seamark.formats.iceberg.types.values import (
 
 Key: TypeAlias = int | bytes
 Bits: TypeAlias = npt.NDArray[np.uint64]
-"""Row r is bit r % 64 of word r // 64; bits after the last row are zero."""
+"""One bit per row: row r is bit r % 64 of word r // 64; bits after the last row are zero."""
 Codes: TypeAlias = npt.NDArray[np.uint64]
 Longs: TypeAlias = npt.NDArray[np.int64]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -47,7 +50,7 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 CODE_MAX = (1 << 64) - 1
 POINTS_MAX = 1024
-"""Keys of wider ranges that are listed one by one, in addition to any number of single keys."""
+"""The maximum number of keys in wider ranges that are listed one by one. Single keys are not limited."""
 
 _RAW = frozenset({"binary", "fixed", "uuid"})
 SIGN = 1 << 63
@@ -75,7 +78,7 @@ class Keys:
 
     @property
     def present(self) -> Mask | None:
-        """bool[rows]: the rows with a key, neither null nor NaN; None for all."""
+        """The rows with a key, neither null nor NaN, bool[rows]; None if all rows have a key."""
         if self.valid is None and self.nan is None:
             return None
         present = np.ones(self.rows, dtype=np.bool_) if self.valid is None else mask_of(self.valid, self.rows)
@@ -83,7 +86,7 @@ class Keys:
 
 
 class KeyRange(NamedTuple):
-    """The keys between two bounds; None is unbounded.
+    """The keys between two bounds; a bound of None means unbounded.
 
     Null and NaN are in no range.
     """
@@ -104,7 +107,8 @@ class KeyRange(NamedTuple):
 class KeyRanges:
     """The keys of a term that match a predicate: ascending, disjoint ranges, with flags for null and NaN.
 
-    ValueError if the ranges overlap or are unordered.
+    Raises:
+        ValueError: The ranges overlap or are not in order.
     """
 
     kind: str
@@ -112,7 +116,7 @@ class KeyRanges:
     nulls: bool = False
     nans: bool = False
     of_function: bool = False
-    """The keys are of an index on a function of a column (`functions.py`)."""
+    """Whether the keys are of an index on a function of a column (`functions.py`)."""
 
     def __post_init__(self) -> None:
         for before, after in pairwise(self.ranges):
@@ -125,8 +129,9 @@ class KeyRanges:
 
     @cached_property
     def closed(self) -> tuple[KeyRange, ...]:
-        """The same keys in ranges whose bounds are closed if the bound's key has a neighbour; ranges of codes always
-        are.
+        """The same keys in ranges with closed bounds, where possible.
+
+        A bound can be closed if its key has a neighbour; ranges of codes always have closed bounds.
         """
         ranges = self.ranges
         if has_codes(self.kind):
@@ -135,7 +140,7 @@ class KeyRanges:
 
     @cached_property
     def points(self) -> tuple[Key, ...] | None:
-        """All keys of the ranges, ascending, if these are single keys; None otherwise.
+        """All keys of the ranges, ascending, if the ranges are single keys; otherwise None.
 
         A range of a few codes counts as single keys: 0.0 of any sign is two keys.
         """
@@ -157,7 +162,7 @@ class KeyRanges:
 
 
 def _overlap(before: KeyRange, after: KeyRange) -> bool:
-    """Return whether a key may be in both, or they are unordered."""
+    """Return whether a key may be in both ranges, or the ranges are not in order."""
     high: Any = before.high
     low: Any = after.low
     if high is None or low is None:
@@ -175,7 +180,8 @@ def _fill_bounds(key_range: KeyRange) -> KeyRange:
 def _close_range(key_range: KeyRange) -> KeyRange | None:
     """Return the same keys with closed bounds if the bound's key has a neighbour; None for an empty range.
 
-    The successor of a bytes key is the key and a zero; only keys that end in a zero have a predecessor.
+    The successor of a bytes key is the key followed by a zero byte. Only keys that end in a zero byte have a
+    predecessor.
     """
     low, high, low_open, high_open = key_range
     if low is not None and low_open:
@@ -199,17 +205,17 @@ def has_codes(kind: str) -> bool:
     """Return whether keys of the Iceberg type are codes, not bytes.
 
     Raises:
-        ValueError: For a type without keys.
+        ValueError: The type has no keys.
     """
     name = base_name(kind)
     if name == "decimal":
         return decimal_precision(kind) <= _CODE_DIGITS_MAX
     if name == "string" or name in _RAW:
         return False
-    # a column of type unknown has only nulls, and their code is 0
+    # A column of type unknown has only nulls, whose code is 0.
     if name in ("boolean", "unknown") or name in INTS or name in LONGS or name in FLOATS:
         return True
-    raise ValueError(f"values of type {kind} have no order, so they have no keys: they cannot be indexed")
+    raise ValueError(f"values of type {kind} cannot be indexed: they have no order, and therefore no keys")
 
 
 def has_keys(kind: str) -> bool:
@@ -222,7 +228,10 @@ def has_keys(kind: str) -> bool:
 
 
 def family(kind: str) -> str:
-    """Return one name for all types with the same keys: an index stays valid when a column is promoted within it."""
+    """Return the name of the family of a type: all types with the same keys.
+
+    An index stays valid when a column is promoted to another type of the family.
+    """
     name = base_name(kind)
     if name == "decimal":
         digits = _CODE_DIGITS_MAX if has_codes(kind) else _DIGITS_MAX
@@ -234,7 +243,7 @@ def key_of(value: Value, kind: str) -> Key:
     """Return the key of a literal (`expression.py`).
 
     Raises:
-        ValueError: For NaN, which has none, and for a value of another type.
+        ValueError: The value is NaN, which has no key, or is not a value of the type.
     """
     match value:
         case bool() if kind == "boolean":
@@ -258,12 +267,12 @@ def key_of(value: Value, kind: str) -> Key:
 
 
 def mask_of(bits: Bits, rows: int) -> Mask:
-    """Return bool[rows] of packed bits."""
+    """Return packed bits as bool[rows]."""
     return np.unpackbits(bits.view(np.uint8), count=rows, bitorder="little").view(np.bool_)
 
 
 def bits_of(mask: Mask) -> Bits:
-    """Packed bits of bool[rows]."""
+    """Return bool[rows] as packed bits."""
     packed = np.zeros(-(-len(mask) // 64) * 8, dtype=np.uint8)
     packed[: -(-len(mask) // 8)] = np.packbits(mask, bitorder="little")
     return packed.view(np.uint64)

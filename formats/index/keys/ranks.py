@@ -1,8 +1,9 @@
 """Ranks: the position of each row's key among the distinct keys of a file, ascending.
 
-Keys that ascend, are in a small range, or are few can be ranked faster than by a sort, so the cheapest method is used.
-Byte keys beyond 1 KiB are truncated one byte later: a value of 1,025 bytes represents all values with this prefix, so
-order and distinctness hold except for these. Pure.
+If keys ascend, are in a small range, or are few, there are faster methods than a sort; the cheapest
+method is used. Byte keys longer than 1 KiB are truncated one byte later: a value of 1,025 bytes
+represents all values with this prefix. Except for these values, order and distinctness are kept. This
+module is pure.
 """
 
 from __future__ import annotations
@@ -18,21 +19,27 @@ from seamark.formats.index.keys.keys import Bytes, Codes, Keys, Longs
 Ranks = npt.NDArray[np.uint32]
 
 CLIPPED_BYTES = 1025
-"""The length of a truncated value; shorter values are whole."""
+"""The length of a truncated value; shorter values are stored whole."""
 ROWS_MAX = 1 << 28
-"""Of a data file with a bitmap index: 32 MiB of bits. An index file states its rows itself, and a run of any length
-takes a few bytes, so that this bounds the memory of who reads it."""
+"""The maximum number of rows of a data file with a bitmap index: 32 MiB of bits.
+
+An index file states its number of rows itself, and a run of any length takes only a few bytes. Therefore
+this limit bounds the memory of a reader.
+"""
 
 _SPAN_A_ROW = 4
 _SPAN_MIN = 1 << 16
-"""The maximum size of a table of all codes in a range, absolute or per row."""
+"""The maximum size of a table of all codes in a range, in total or per row."""
 _NUMBERED_BITS = 15
 """A table of 2^15 slots, for up to 2^14 distinct codes, fits a core's cache."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Distinct:
-    """Distinct keys, ascending: `codes`, or `starts`, int64[n + 1], into `heap`."""
+    """Distinct keys, ascending.
+
+    They are either `codes`, or slices of `heap` that begin at `starts`, int64[n + 1].
+    """
 
     codes: Codes | None
     starts: Longs | None = None
@@ -50,13 +57,15 @@ class Distinct:
 
 
 def rank_keys(keys: Keys) -> tuple[Distinct, Ranks]:
-    """Return the distinct keys and each row's rank among them, uint32[rows]; 0 for rows that are null or NaN.
+    """Return (the distinct keys, the rank of each row's key).
+
+    The ranks are uint32[rows]; rows that are null or NaN have 0.
 
     Raises:
-        ValueError: For more rows than ranks can count.
+        ValueError: There are more rows than ranks can count.
     """
     if keys.rows > ROWS_MAX:
-        raise ValueError(f"a data file of {keys.rows:,} rows is too long for a bitmap index")
+        raise ValueError(f"a data file of {keys.rows:,} rows has too many rows for a bitmap index")
     present = keys.present
     if keys.codes is not None:
         distinct, ranks = rank_codes(keys.codes if present is None else keys.codes[present])
@@ -104,7 +113,11 @@ def rank_bytes(begins: Longs, ends: Longs, heap: Bytes) -> tuple[Distinct, Ranks
 
 
 def _to_ranks(order: npt.NDArray[np.integer], numbers: Ranks) -> Ranks:
-    """Return the ranks of numbers; `order` lists the numbers by rank."""
+    """Return the ranks of numbers.
+
+    Args:
+        order: The numbers in the order of their ranks.
+    """
     rank = np.empty(len(order), dtype=np.uint32)
     rank[order] = np.arange(len(order), dtype=np.uint32)
     return rank[numbers]

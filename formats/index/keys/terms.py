@@ -1,17 +1,20 @@
-"""Terms: what an index is built on. A term is a column, an Iceberg transform of one, or `lower` or `upper` of one.
+"""Terms, on which indexes are built. A term is a column, or an Iceberg transform, `lower` or `upper` of a
+column.
 
-In text a term names its column: `a.b`, `lower(name)`, `bucket[16](id)`, `day(ts)`; everywhere else it has the column's
-field id, so that renames do not affect it. A name with a space, comma, backtick, parenthesis or equals sign is quoted
-in backticks, with a backtick inside doubled. Names are resolved in the current schema, then in older schemas, newest
-first, as in filters.
+In text a term names its column: `a.b`, `lower(name)`, `bucket[16](id)`, `day(ts)`. In all other places it
+has the column's field id, so that renames do not affect it. A name with a space, comma, backtick,
+parenthesis or equals sign is quoted in backticks, and backticks inside it are doubled. Names are resolved
+in the current schema, then in older schemas, the newest first, as in filters.
 
 Results of the transforms for values that are not null (null stays null):
 
-    bucket[N], truncate[N], year, month, day, hour    the spec's partition transforms (`iceberg.types.transforms`)
-    lower, upper                                      the folded text (`case_folding.py`): both have the same keys
+    bucket[N], truncate[N], year, month, day, hour    the spec's partition transforms
+    (`iceberg.types.transforms`)
+    lower, upper                                      the folded text (`case_folding.py`): both have the
+    same keys
 
-A column is a field of the table or of a struct in it, with a primitive type. A column inside a list or map has many
-values per row, which row indexes cannot describe. Pure.
+A column is a field of the table or of a struct in it, with a primitive type. A column inside a list or
+map has many values per row, which row indexes cannot describe. This module is pure.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from seamark.formats.index.keys.functions import INDEXED_FUNCTIONS
 from seamark.formats.runtime.errors import BadRequest
 
 TEXT_MAX = 10_000
-"""Characters of a term, or of a list of terms."""
+"""The maximum number of characters of a term, or of a list of terms."""
 
 _CALL = re.compile(r"\s*([A-Za-z]\w*(?:\[\s*\d+\s*\])?)\s*\((.*)\)\s*", re.DOTALL)
 _QUOTED = re.compile(r"`((?:[^`]|``)+)`")
@@ -38,9 +41,11 @@ _NEVER_INDEXED = frozenset({"unknown", "variant", "geometry", "geography"})
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A transform of one column.
+    """A column, or a transform or function of a column.
 
-    `kind` is the Iceberg type of its values, `source` that of the column.
+    Attributes:
+        kind: The Iceberg type of the term's values.
+        source: The Iceberg type of the column.
     """
 
     column_id: int
@@ -60,7 +65,7 @@ def parse_term(text: str) -> tuple[str, str]:
     """Return (transform, column name) of a term's text.
 
     Raises:
-        BadRequest: If it is invalid.
+        BadRequest: The text is not a term.
     """
     if len(text) > TEXT_MAX:
         raise BadRequest(f"A term of {len(text)} characters is too long; the limit is {TEXT_MAX} characters")
@@ -88,7 +93,7 @@ def split_arguments(text: str) -> Iterator[str]:
     """Yield the items of a list, split at commas outside backticks and parentheses.
 
     Raises:
-        BadRequest: If these are not closed.
+        BadRequest: A backtick or parenthesis is not closed.
     """
     part, depth, quoted = "", 0, False
     for character in text[: TEXT_MAX + 1]:
@@ -110,10 +115,10 @@ def resolve(text: str, schema: Schema, older: Iterable[Schema] = ()) -> Term:
     """Return the term of the text in a table with this current schema.
 
     Args:
-        older: The table's schemas in any order, for names that the current schema lacks.
+        older: The table's schemas in any order, for names that the current schema does not have.
 
     Raises:
-        BadRequest: With the error.
+        BadRequest: The text is not a term, or its column does not exist or cannot be indexed.
     """
     transform, name = parse_term(text)
     schemas = (schema, *older)
@@ -130,7 +135,7 @@ def resolve(text: str, schema: Schema, older: Iterable[Schema] = ()) -> Term:
 
 
 def resolve_id(transform: str, column_id: int, schema: Schema, older: Iterable[Schema] = ()) -> Term:
-    """Return the term of a column id; a dropped column is found in the newest schema that has it."""
+    """Return the term of a column id. For a dropped column, the newest schema that has it is used."""
     for candidate in (schema, *sorted((other for other in older if other is not schema), key=lambda other: -other.id)):
         column = candidate.column(column_id)
         if column is not None:
@@ -150,7 +155,7 @@ def _transform(text: str) -> str:
 
 
 def _find_column(schema: Schema, name: str) -> Column | None:
-    """Return a column by its exact name, otherwise case-insensitively, as Spark resolves names, if that is unique."""
+    """Return the column with this exact name, or else the only column with this name in any case, as in Spark."""
     column = schema.column_named(name)
     if column is not None:
         return column
@@ -176,8 +181,10 @@ def _term(schema: Schema, column: Column, transform: str) -> Term:
         raise BadRequest(f"Cannot index {column.name}: values of type {source} have no order")
     if function := INDEXED_FUNCTIONS.get(transform):
         if not function.takes(source):
-            raise BadRequest(f"Cannot index {transform}({column.name}): it is of type {source}, not string")
+            raise BadRequest(f"Cannot index {transform}({column.name}): the column has type {source}, not string")
         return Term(column.id, column.name, transform, source, source)
     if not accepts(transform, source):
-        raise BadRequest(f"Cannot index {transform}({column.name}): {transform} does not take values of type {source}")
+        raise BadRequest(
+            f"Cannot index {transform}({column.name}): {transform} does not accept values of type {source}"
+        )
     return Term(column.id, column.name, transform, source, result_type(transform, source))

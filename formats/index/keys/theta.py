@@ -1,12 +1,12 @@
-"""Theta sketches of DataSketches: the distinct values of a column in a few kilobytes (Puffin's
-`apache-datasketches-theta-v1`).
+"""Theta sketches of DataSketches: the number of distinct values of a column, in a few kilobytes.
 
-A sketch has the smallest 4096 of the hashes of the values. `theta` is the part of the hash range that is sampled,
-so the number of values is the number of hashes divided by `theta`. The relative error is about
-1.6 % (one standard deviation, 1 / sqrt(4096)). With at most 4096 values the number is exact.
+A sketch has the smallest 4096 of the hashes of the values. `theta` is the part of the hash range that is
+sampled, so that the number of values is the number of hashes divided by `theta`. The relative error is
+about 1.6 % (one standard deviation, 1 / sqrt(4096)). With at most 4096 values the number is exact.
 
-Iceberg: "Puffin spec", blob type apache-datasketches-theta-v1: the default seed, and values as in "Binary single-value
-serialization". The bytes are those of a compact, ordered sketch of serial version 3 (DataSketches, PreambleUtil).
+Iceberg: "Puffin spec", blob type apache-datasketches-theta-v1: the default seed, and values as in "Binary
+single-value serialization". The bytes are a compact, ordered sketch of serial version 3 (DataSketches,
+PreambleUtil).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Hashes = npt.NDArray[np.uint64]
 
 SEED = 9001
 NOMINAL = 4096
-"""Hashes of a sketch: the default of DataSketches, and of Spark and Trino."""
+"""The number of hashes of a sketch: the default of DataSketches, and of Spark and Trino."""
 HASHES_MAX = 1 << 20
-"""Hashes that are read of a sketch of another writer."""
+"""The maximum number of hashes that are read from another writer's sketch."""
 _ALL = (1 << 63) - 1
 """The value of `theta` that samples all hashes."""
 _SEED_HASH = 0x93CC
@@ -36,11 +36,13 @@ _READ_ONLY, _EMPTY, _COMPACT, _ORDERED = 2, 4, 8, 16
 _HEAD, _COUNT = struct.Struct("<BBBBBBH"), struct.Struct("<II")
 _NO_HASHES: Hashes = np.zeros(0, dtype=np.uint64)
 _BUFFER = 8 * NOMINAL
-"""Hashes that wait. With the first reduction, most of the later hashes are above `theta` and need not wait at all."""
+"""The number of hashes that are collected before a reduction. After the first reduction, most of the later
+hashes are above `theta` and are not collected.
+"""
 
 
 def hash_bytes(heap: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64]) -> Hashes:
-    """Return the hashes of rows of bytes; those of no bytes are left out, as in DataSketches."""
+    """Return the hashes of rows of bytes. Empty rows are left out, as in DataSketches."""
     return _murmur.hash_spans(heap, starts, SEED, 64)[np.diff(starts) > 0] >> np.uint64(1)
 
 
@@ -51,7 +53,11 @@ def hash_fixed(heap: npt.NDArray[np.uint8], width: int) -> Hashes:
 
 @dataclass(frozen=True)
 class ThetaSketch:
-    """`hashes`: ascending, distinct, above 0 and below `theta`."""
+    """A theta sketch.
+
+    Attributes:
+        hashes: Ascending, distinct, above 0 and below `theta`.
+    """
 
     theta: int = _ALL
     hashes: Hashes = field(default_factory=lambda: _NO_HASHES)
@@ -79,19 +85,19 @@ class ThetaSketch:
 
     @staticmethod
     def decode(data: bytes | memoryview) -> ThetaSketch:
-        """Decode a sketch of any writer, and reduce a larger one.
+        """Decode a sketch of any writer, and reduce it to the nominal size if it is larger.
 
         Raises:
-            Corrupt: For other bytes, and for a sketch that is not compact.
+            Corrupt: The bytes are not a compact theta sketch.
         """
         try:
             longs, version, family, _, _, flags, seed_hash = _HEAD.unpack_from(data)
             if (version, family) != (_VERSION, _FAMILY) or not flags & _COMPACT:
-                raise Corrupt(f"a sketch of version {version} and family {family} is no compact theta sketch")
+                raise Corrupt(f"a sketch of version {version} and family {family} is not a compact theta sketch")
             if flags & _EMPTY:
                 return ThetaSketch()
             if seed_hash != _SEED_HASH:
-                raise Corrupt("a theta sketch has another seed than Iceberg's")
+                raise Corrupt("the seed of a theta sketch is not the seed of Iceberg")
             if longs not in (1, 2, 3):
                 raise Corrupt(f"a theta sketch has a preamble of {longs} words")
             count = 1 if longs == 1 else _COUNT.unpack_from(data, _HEAD.size)[0]
@@ -131,7 +137,7 @@ class SketchBuilder:
 
 
 def _keep_smallest(theta: int, parts: list[Hashes]) -> ThetaSketch:
-    """Return the hashes below `theta`, and of them the smallest."""
+    """Return a sketch of the smallest hashes of all parts that are below `theta`."""
     hashes = np.unique(np.concatenate([part for part in parts if len(part)] or [_NO_HASHES])).astype(np.uint64)
     hashes = hashes[(hashes > 0) & (hashes < theta)]
     if len(hashes) > NOMINAL:

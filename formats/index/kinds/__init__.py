@@ -1,1 +1,1 @@
-"""The index kinds: how each is built, encoded, merged and queried."""
+"""The index kinds. Each module builds, encodes, merges and queries the indexes of a kind."""

@@ -1,20 +1,22 @@
 """The bitmap index: for each key, the data files and the rows that contain it.
 
-A blob has a section for each data file (`slices.py`) and postings, which map each key to its files (`postings.py`).
-A section does not depend on the other sections, so merging copies sections unchanged.
+A blob has a section for each data file (`slices.py`) and postings, which map each key to its files
+(`postings.py`). A section does not depend on the other sections, so merging copies sections unchanged.
 
     bytes  0–7   magic                       bytes  8–11  version of this layout
     byte   12    form of the keys            bytes 13–15  zero
     bytes 16–23  files                       bytes 24–31  bytes of the postings
     bytes 32–39  bytes of the blob           bytes 40–43  CRC-32 of the directory
     bytes 44–59  zero                        bytes 60–63  CRC-32 of bytes 0–59
-    directory    u64[files] bytes of each section, u64[files] rows, u64[files] distinct keys, u8[files] flags, zeros up
+    directory    u64[files] bytes of each section, u64[files] rows, u64[files] distinct keys, u8[files]
+    flags, zeros up
                  to a multiple of 8
     postings, then the sections in the order of the files
 
-All numbers are little-endian and all parts are multiples of 8 bytes, so that arrays are read in place. Answers are
-exact, except for predicates with a bound of more than 1 KiB (`exact`), whose answers are supersets. Damage raises
-ValueError when the damaged part is first read. `docs/reference/index-format.md` specifies every byte. Pure.
+All numbers are little-endian, and the size of each part is a multiple of 8 bytes, so that arrays are read
+in place. Answers are exact, except for predicates with a bound of more than 1 KiB (`exact`), whose
+answers may contain more rows. If a part is damaged, ValueError is raised when the part is first read.
+`docs/reference/index-format.md` specifies every byte. This module is pure.
 """
 
 from __future__ import annotations
@@ -55,11 +57,11 @@ from seamark.formats.index.kinds.sparse import Range, SparseMemory
 
 VERSION = 1
 DECODED_BYTES = 32 << 20
-"""Maximum memory of decompressed slices per opened blob."""
+"""The maximum memory of decompressed slices per opened blob."""
 REMOTE_VALUES_MAX = 1000
-"""Maximum values of a predicate on a remote index."""
+"""The maximum number of values of a predicate on a remote index."""
 FILLED_MAX_BYTES = 32 << 20
-"""Maximum bytes of one remote index that are fetched and kept."""
+"""The maximum number of bytes of a remote index that are fetched and kept."""
 _MAGIC = b"SMKBMP\r\n"
 _HEAD = struct.Struct("<8sIB3xQQQI16x")
 _CHECK = struct.Struct("<I")
@@ -70,10 +72,7 @@ _SECTION_HEAD_BYTES = head_bytes(SECTION_PIECES_MAX)
 
 @dataclass(frozen=True, slots=True)
 class FileBitmap:
-    """The section of one data file.
-
-    Picklable; `size_bytes` is its size in the index file.
-    """
+    """The section of one data file. It can be pickled; `size_bytes` is its size in the index file."""
 
     section: bytes
 
@@ -86,7 +85,7 @@ def build(keys: Keys) -> FileBitmap:
     """Return the bitmap of the term's keys in one data file.
 
     Raises:
-        ValueError: If the file has too many rows for a bitmap index.
+        ValueError: The file has too many rows for a bitmap index.
     """
     return FileBitmap(build_section(keys))
 
@@ -95,22 +94,24 @@ def encode(entries: Sequence[FileBitmap]) -> list[bytes | memoryview]:
     """Return the bytes of a blob of these data files, in order.
 
     Raises:
-        ValueError: If keys are codes in one file and bytes in another.
+        ValueError: Keys are codes in one file and bytes in another.
     """
     return _assemble([memoryview(entry.section) for entry in entries])
 
 
 def merge(parts: Iterable[tuple[Bitmap, npt.NDArray[np.bool_]]]) -> list[bytes | memoryview]:
-    """Return the blob of the files that each part keeps (`keep`: bool[files]), equal to a blob built from those
-    files.
+    """Return a blob of some files of each part; the bytes equal those of a blob built from these files.
+
+    Args:
+        parts: (blob, the files to keep as bool[files]).
 
     Raises:
-        ValueError: If a kept section is damaged.
+        ValueError: A kept section is damaged.
     """
     sections = []
     for opened, keep in parts:
         if len(keep) != opened.files:
-            raise ValueError(f"{len(keep)} marks are not of the {opened.files} files of an index")
+            raise ValueError(f"there are {len(keep)} marks for the {opened.files} files of an index")
         for file in np.flatnonzero(keep).tolist():
             start, length = opened.section_range(file)
             opened.section(file).verify()
@@ -122,7 +123,7 @@ def _assemble(sections: Sequence[memoryview]) -> list[bytes | memoryview]:
     opened = [Section(section) for section in sections]
     forms = {section.form for section in opened}
     if len(forms) > 1:
-        raise ValueError("an index cannot hold keys of 8 bytes for some files and longer keys for others")
+        raise ValueError("an index cannot have keys of 8 bytes for some files and longer keys for others")
     form = forms.pop() if forms else CODES
     lengths = [len(section) for section in sections]
     columns = [lengths, [section.rows for section in opened], [section.cardinality for section in opened]]
@@ -138,7 +139,7 @@ def _assemble(sections: Sequence[memoryview]) -> list[bytes | memoryview]:
 def _read_head(memory: memoryview | bytes) -> tuple[int, int, int, int, int]:
     """Return (form, files, bytes of the postings, bytes of the blob, checksum of the directory)."""
     if len(memory) < _HEAD_BYTES:
-        raise ValueError(f"{len(memory)} bytes are no bitmap index")
+        raise ValueError(f"{len(memory)} bytes are not a bitmap index")
     if isal_zlib.crc32(memory[: _HEAD.size]) != _CHECK.unpack_from(memory, _HEAD.size)[0]:
         raise ValueError("the head of a bitmap index does not match its checksum")
     magic, version, form, files, postings, total, checksum = _HEAD.unpack_from(memory)
@@ -152,21 +153,25 @@ def _directory_end(files: int) -> int:
 
 
 def header_size(start: memoryview | bytes) -> int:
-    """Return the number of bytes at the start of a blob that `Bitmap` reads, from the first 64.
+    """Return the number of bytes at the start of a blob that `Bitmap` reads.
+
+    Args:
+        start: The first 64 bytes of the blob, or more.
 
     Raises:
-        ValueError: For a damaged head.
+        ValueError: The head is damaged.
     """
     _, files, postings, *_ = _read_head(start)
     return _directory_end(files) + min(postings, head_bytes(PIECES_MAX))
 
 
 class Bitmap:
-    """An opened blob.
+    """An opened blob. It is thread-safe.
 
-    A file is identified by its number in the blob. Thread-safe.
+    A file is identified by its number in the blob.
 
-    ValueError, from the constructor or any method, if the blob is damaged.
+    Raises:
+        ValueError: The blob is damaged. The constructor and all methods may raise this error.
     """
 
     def __init__(self, memory: memoryview) -> None:
@@ -174,7 +179,7 @@ class Bitmap:
         self._form, self.files, postings, total, checksum = _read_head(memory)
         end = _directory_end(self.files)
         if total != len(memory) or end + postings > total:
-            raise ValueError(f"a bitmap index of {total} bytes is {len(memory)} bytes long")
+            raise ValueError(f"a bitmap index has {len(memory)} bytes instead of {total}")
         if isal_zlib.crc32(memory[_HEAD_BYTES:end]) != checksum:
             raise ValueError("the directory of a bitmap index does not match its checksum")
         table = np.frombuffer(memory[_HEAD_BYTES : _HEAD_BYTES + 24 * self.files], dtype="<u8").reshape(3, -1)
@@ -183,7 +188,9 @@ class Bitmap:
         self._rows, self._cardinalities = table[1], table[2]
         self._starts: list[int] = np.cumsum(np.concatenate([[end + postings], table[0].astype(np.int64)])).tolist()
         if self._starts[-1] != total:
-            raise ValueError(f"the sections of a bitmap index end at {self._starts[-1]} of {total} bytes")
+            raise ValueError(
+                f"the sections of a bitmap index end at byte {self._starts[-1]}, but the index has {total} bytes"
+            )
         self._has_keys = self._cardinalities > 0
         self._postings = Postings(memory[end : end + postings], self._form, self.files, int(self._cardinalities.sum()))
         self._postings_start = end
@@ -196,16 +203,16 @@ class Bitmap:
         """Return offset and length of a file's section in the blob.
 
         Raises:
-            IndexError: If there is no such file.
+            IndexError: The blob has no file with this number.
         """
         start, end = self._starts[file], self._starts[file + 1]
         return start, end - start
 
     def section(self, file: int) -> Section:
-        """Return a file's section, opened.
+        """Open a file's section.
 
         Raises:
-            ValueError: If it is not the section that the directory describes.
+            ValueError: It is not the section that the directory describes.
         """
         section = self._sections.get(file)
         if section is None:
@@ -213,20 +220,21 @@ class Bitmap:
             section = Section(self.memory[start : start + length])
             expected = (self._form, int(self._rows[file]), int(self._cardinalities[file]), int(self._flags[file]))
             if (section.form, section.rows, section.cardinality, section.flags) != expected:
-                raise ValueError(f"section {file} of a bitmap index is another file's")
+                raise ValueError(f"section {file} of a bitmap index belongs to another file")
             self._sections[file] = section
         return section
 
     def exact(self, ranges: KeyRanges) -> bool:
-        """Return whether answers to the predicate are exact; otherwise they are supersets.
+        """Return whether answers to the predicate are exact; otherwise they may contain more rows.
 
-        An answer is inexact only for bounds of more than 1 KiB, and only if the index has values of that length.
+        An answer is inexact only for bounds of more than 1 KiB, and only if the index has values of this length.
         """
         return self._bounds(ranges).exact or not (self._flags & CLIPPED).any()
 
     def files_with(self, ranges: KeyRanges) -> Marks:
-        """Return uint8[files]: 1 if a row of the file is in the ranges, or is null or NaN where the ranges include
-        those.
+        """Return uint8[files]: 1 if a row of the file is in the ranges.
+
+        Rows that are null or NaN count if the ranges include null or NaN.
         """
         marks = self._postings.files_with(self._bounds(ranges), self._has_keys, self.section)
         flags = (NULLS if ranges.nulls else 0) | (NANS if ranges.nans else 0)
@@ -235,25 +243,32 @@ class Bitmap:
         return marks
 
     def files_with_keys(self, keys: KeySet) -> Marks:
-        """Return uint8[files]: 1 if a row of the file has one of the keys; a superset for byte keys."""
+        """Return uint8[files]: 1 if a row of the file has one of the keys.
+
+        For byte keys, other files may also be marked.
+        """
         self._check(keys)
         return self._postings.files_with_keys(keys, self._has_keys, self.section)
 
     def has_only(self, keys: WantedKeys) -> bool:
-        """Return whether every row of every file is certain to have one of the keys."""
+        """Return whether all rows of all files certainly have one of the keys."""
         self._check(keys)
         return not (self._flags & (NULLS | NANS)).any() and self._postings.has_only(keys)
 
     def rows_with_keys(self, file: int, keys: WantedKeys, among: Bits | None = None) -> Bits:
-        """Return the rows of the file, or the rows in `among`, that have one of the keys; a superset for byte keys."""
+        """Return the rows of the file, or the rows in `among`, that have one of the keys.
+
+        For byte keys, other rows may also be returned.
+        """
         self._check(keys)
         section = self.section(file)
         marks = keys.marks(distinct_of(section.dictionary))
         return section.rows_marked(marks, among, partial(self._slices, file))
 
     def column(self, file: int, table: tuple[Words | None, int, int]) -> _rows.Column | None:
-        """Return the input of `_rows.any_row` for a file, for codes in a table; None if the file is stored in
-        another layout.
+        """Return the input of `_rows.any_row` for a file, for codes in a table.
+
+        Return None if the file is stored in another layout.
         """
         section = self._sections.get(file) or self.section(file)
         ready = section.ready
@@ -267,18 +282,24 @@ class Bitmap:
         return *ready, *table
 
     def share(self, keys: WantedKeys) -> float:
-        """Return the fraction of the distinct keys that are in `keys`; 1 if it is unknown."""
+        """Return the fraction of the distinct keys that are in `keys`, or 1 if the fraction is unknown."""
         self._check(keys)
         return self._postings.share(keys)
 
     def _check(self, keys: WantedKeys) -> None:
-        """ValueError if the keys have another form."""
+        """Check the form of the keys.
+
+        Raises:
+            ValueError: The keys are codes and the index has bytes, or the reverse.
+        """
         if has_codes(keys.kind) != (self._form == CODES):
             raise ValueError(f"a bitmap index of another form does not support keys of type {keys.kind}")
 
     def reads(self, ranges: KeyRanges) -> Iterator[list[tuple[int, int]]]:
-        """Yield (offset, length) in the blob of what `files_with` reads in addition to the first `header_size`
-        bytes, step by step: the caller loads each list into memory before it takes the next.
+        """Yield (offset, length) of the parts that `files_with` reads after the first `header_size` bytes.
+
+        Offsets are in the blob. The parts are yielded in steps: the caller loads each list into memory before it
+        requests the next list.
         """
         bounds = self._bounds(ranges)
         for pieces in self._postings.reads(bounds):
@@ -292,7 +313,10 @@ class Bitmap:
         return self._starts[file] + start, length
 
     def rows(self, file: int, ranges: KeyRanges) -> Bits:
-        """Return the rows of the file that are in the ranges, or are null or NaN where the ranges include those."""
+        """Return the rows of the file that are in the ranges.
+
+        Rows that are null or NaN are returned if the ranges include null or NaN.
+        """
         section = self.section(file)
         return section.rows_where(self._bounds(ranges), ranges.nulls, ranges.nans, partial(self._slices, file))
 
@@ -300,14 +324,14 @@ class Bitmap:
         """Read the whole blob.
 
         Raises:
-            ValueError: If anything differs from what was written.
+            ValueError: Some bytes differ from the bytes that were written.
         """
         self._postings.verify()
         for file in range(self.files):
             self.section(file).verify()
 
     def _bounds(self, ranges: KeyRanges) -> Bounds:
-        """Return the bounds of the ranges; cached, because a plan queries file after file with the same ranges."""
+        """Return the bounds of the ranges. They are cached, because a plan uses the same ranges for many files."""
         cached = self._last_bounds
         if cached is None or cached[0] is not ranges:
             self._last_bounds = cached = (ranges, Bounds(ranges, self._form))
@@ -325,28 +349,31 @@ class Bitmap:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BitmapQuery:
-    """Selects files with a key in the ranges, or with null or NaN where the ranges include those."""
+    """Selects files with a key in the ranges, or with null or NaN if the ranges include null or NaN."""
 
     ranges: KeyRanges
 
     def of(self, index: Bitmap) -> Flags:
-        """As in `IndexQuery`."""
+        """See `IndexQuery.of`."""
         return index.files_with(self.ranges)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeysQuery:
-    """Selects files with any key of a large set."""
+    """Selects files with at least one key of a large set."""
 
     keys: KeySet
 
     def of(self, index: Bitmap) -> Flags:
-        """As in `IndexQuery`."""
+        """See `IndexQuery.of`."""
         return index.files_with_keys(self.keys)
 
 
 class RemoteBitmap:
-    """`bitmap` answers, in any thread, for the parts that are loaded; for other parts it raises ValueError."""
+    """A remote bitmap index of which some parts are loaded.
+
+    `bitmap` can be used by any thread. It raises ValueError if it needs a part that is not loaded.
+    """
 
     def __init__(self, blob: BlobReader, sparse: SparseMemory, opened: Bitmap) -> None:
         self._blob, self._sparse, self.bitmap = blob, sparse, opened
@@ -367,8 +394,9 @@ class RemoteBitmap:
         return await asyncio.to_thread(query.of, self.bitmap)
 
     async def load_rows(self, files: Iterable[int]) -> bool:
-        """Return whether `bitmap` can return the rows of these files; False if the memory limit or a failed read
-        prevents it.
+        """Load the sections of these files, and return whether `bitmap` can return their rows.
+
+        Return False if the memory limit or a failed read prevents it.
         """
         return await self._load([self.bitmap.section_range(file) for file in files])
 
@@ -427,7 +455,7 @@ class BitmapKind(IndexKind[FileBitmap, Bitmap]):
             key = _key(keys, row)
             ranges = KeyRanges(keys.kind, (KeyRange(key, key),))
             indexed = positions(index.rows(number, ranges))
-            expected = present[hashes[present] == hashes[row]]  # assumes that no two values have the same hash
+            expected = present[hashes[present] == hashes[row]]  # This assumes that no two values have the same hash.
             if index.exact(ranges) and not np.array_equal(indexed, expected):
                 yield f"the bitmap has {len(indexed)} rows with the value of row {row}; there are {len(expected)}"
         nulls = 0 if keys.valid is None else keys.rows - int(mask_of(keys.valid, keys.rows).sum())

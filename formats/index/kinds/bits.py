@@ -1,7 +1,9 @@
-"""Sets of rows as *bits*: uint64[ceil(rows / 64)]; row r is bit r % 64 of word r // 64; bits after the last row are 0.
+"""Sets of rows as *bits*: uint64[ceil(rows / 64)]; row r is bit r % 64 of word r // 64; bits after the last
+row are 0.
 
-AND and OR are numpy's. Bits are stored in the coding that is smaller by a clear margin: flat words, which are the
-fastest to read; compressed with zstd; roaring bitmaps for few rows or long runs; no data if all bits are equal. Pure.
+numpy provides AND and OR. Bits are stored in the coding that is clearly smaller: flat words, which are
+the fastest to read; words compressed with zstd; roaring bitmaps for few rows or long runs; no data if all
+bits are equal. This module is pure.
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ from seamark.formats.index.keys.keys import Bits, Longs
 from seamark.formats.index.kinds.pieces import Piece
 
 MARGIN = 0.75
-"""A compressed coding is used only if it is at least a quarter smaller."""
+"""The size of a compressed coding must be at most this fraction of the flat size."""
 _CHUNK_ROWS = 1 << 16
 _CHUNK_BYTES = 16
-"""Maximum size of a container's entry in the header of a roaring bitmap."""
+"""The maximum size of a container's entry in the header of a roaring bitmap."""
 _LISTED_ROWS = 1 << 20
-"""Rows of a roaring bitmap that are listed at once; a multiple of 64."""
+"""The number of rows of a roaring bitmap that are listed at a time; a multiple of 64."""
 _ZSTD = pa.Codec("zstd", 1)
 
 
@@ -56,7 +58,7 @@ def count(bits: Bits) -> int:
 
 
 def positions(bits: Bits) -> Longs:
-    """Return int64[n]: the rows of the set, ascending."""
+    """Return the rows of the set, int64[n], ascending."""
     return _bitmap.positions(bits, count(bits))
 
 
@@ -91,12 +93,12 @@ def encode(bits: Bits, rows: int) -> Piece:
 
 
 def decode(piece: Piece, rows: int) -> Bits | bool:
-    """Return the bits, or the value of all bits.
+    """Return the bits, or the value of all bits if they are equal.
 
     Flat bits are not copied.
 
     Raises:
-        ValueError: If the piece does not fit `rows` rows.
+        ValueError: The piece does not fit `rows` rows.
     """
     match piece.coding:
         case Coding.ZEROS | Coding.ONES if not len(piece.data):
@@ -107,19 +109,23 @@ def decode(piece: Piece, rows: int) -> Bits | bool:
             try:
                 words = _ZSTD.decompress(piece.data, 8 * words_of(rows), asbytes=True)
             except OSError as error:
-                raise ValueError(f"a bitmap does not inflate: {error}") from None
+                raise ValueError(f"a bitmap cannot be inflated: {error}") from None
             if len(words) != 8 * words_of(rows):
                 raise ValueError(f"a bitmap of {rows} rows inflates to {len(words)} bytes")
             return np.frombuffer(words, dtype=np.uint64)
         case Coding.ROARING:
             return _bits_of(pyroaring.BitMap.deserialize(bytes(piece.data)), rows)
-    raise ValueError(f"a bitmap of {rows} rows cannot be {len(piece.data)} bytes in coding {piece.coding}")
+    raise ValueError(f"a bitmap of {rows} rows cannot have {len(piece.data)} bytes in coding {piece.coding}")
 
 
 def _bits_of(bitmap: pyroaring.BitMap, rows: int) -> Bits:
-    """In steps: a run of a few bytes lists any number of rows, and listed, a row takes 4 bytes."""
+    """Return a roaring bitmap as bits.
+
+    The rows are listed in steps: a run of a few bytes can contain any number of rows, and each listed row
+    takes 4 bytes.
+    """
     if len(bitmap) and bitmap.max() >= rows:
-        raise ValueError(f"a bitmap names rows beyond the {rows} that there are")
+        raise ValueError(f"a bitmap contains rows beyond the {rows} rows of its file")
     if len(bitmap) <= _LISTED_ROWS:
         return _bitmap.bits_at(np.asarray(bitmap.to_array(), dtype=np.uint32), rows)
     marks = none_of(rows)

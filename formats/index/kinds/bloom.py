@@ -1,15 +1,19 @@
-"""Bloom filters of data files: which files may contain a key (format: `docs/reference/index-format.md`).
+"""Bloom filters of data files, which select the files that may contain a key (format:
+`docs/reference/index-format.md`).
 
-Each data file has a separate filter over the hashes of its distinct keys. Files whose filters have the same number of
-bits form a group. A group is stored transposed: row p consists of bit p of every filter. A lookup of a key reads k rows
-of a group, and their AND is the result for all files of the group: k short reads if nothing is cached, for any number
-of files. A group of one file is the file's filter unchanged.
+Each data file has a separate filter over the hashes of its distinct keys. Files whose filters have the
+same number of bits form a group. A group is stored transposed: row p consists of bit p of every filter. A
+lookup of a key reads k rows of a group, and their AND is the result for all files of the group. If
+nothing is cached, this takes k short reads for any number of files. A group of one file is the file's
+filter unchanged.
 
-Rows are stored in pages, each with a checksum, because a probe reads k rows of a group and cannot check the rest. A
-cleared bit would exclude a file that has the key, so no row is used before its page is checked.
+Rows are stored in pages, each with a checksum, because a probe reads k rows of a group and cannot check
+the rest. A cleared bit would exclude a file that has the key, so no row is used before its page is
+checked.
 
-Null and NaN are in no filter: the index cannot prune by a predicate that matches either. The filter of a file with a
-text of unknown case (`case_folding.py`) has all bits set: it contains each key, and queries do not look for that text.
+No filter contains null or NaN: the index cannot prune by a predicate that matches null or NaN. If a file
+has a text of unknown case (`case_folding.py`), all bits of its filter are set: the filter contains each
+key, and queries do not look for such a text.
 """
 
 from __future__ import annotations
@@ -34,7 +38,9 @@ from seamark.formats.index.kinds.queries import Flags, point_keys
 FPP = 0.01
 FPP_MIN, FPP_MAX = 1e-6, 0.5
 HASHED_MAX = 2_000
-"""Maximum keys of a join that are probed: with more keys, false positives would select every file."""
+"""The maximum number of keys of a join that are probed: with more keys, false positives would select every
+file.
+"""
 FILTER_BITS_MIN, FILTER_BITS_MAX = 1 << 8, 1 << 30
 """A file with more keys than the largest filter can hold has more false positives, but no false negatives."""
 
@@ -42,23 +48,25 @@ _SEED = 0
 _PAGE_BITS = 1 << 15
 _SUM = 4
 _UNALIGNED_MAX = 128
-"""In groups of more files, a row begins at a byte; in smaller groups the padding would be too large."""
+"""The maximum number of files in a group whose rows are not aligned to bytes. In small groups the padding
+would be too large.
+"""
 _GROUPS_MAX = 255
 _HASH_COUNT_MAX = 32
 _MERGE_WORDS = 1 << 23
 
 _FIXED = struct.Struct("<4I")
-"""Bytes of the header, bits set per key, files, groups."""
+"""The size of the header, the bits set per key, the number of files, the number of groups."""
 FIXED_SIZE = _FIXED.size
 _ENTRY = np.dtype([("filter_bits", "<u8"), ("files", "<u8"), ("offset", "<u8"), ("length", "<u8")])
 _CHECK = struct.Struct("<Q")
 
 
 def hash_count(fpp: float) -> int:
-    """k, the bits that are set per key, for the false-positive rate `fpp`.
+    """Return k, the number of bits that are set per key, for the false-positive rate `fpp`.
 
     Raises:
-        ValueError: If the rate is out of range.
+        ValueError: The rate is out of range.
     """
     if not FPP_MIN <= fpp <= FPP_MAX:
         raise ValueError(f"a false-positive rate of {fpp} is not between {FPP_MIN} and {FPP_MAX}")
@@ -66,10 +74,10 @@ def hash_count(fpp: float) -> int:
 
 
 def filter_bits(keys: int, fpp: float) -> int:
-    """Return the size in bits of a filter for `keys` distinct keys: the least 2^e · {4, 5, 6, 7} / 4 that keeps the
-    rate.
+    """Return the size in bits of a filter for `keys` distinct keys.
 
-    The few possible sizes make groups large; a filter is at most a quarter larger than needed.
+    The size is the lowest 2^e · {4, 5, 6, 7} / 4 that keeps the rate. There are few possible sizes, so that
+    groups are large; a filter is at most a quarter larger than needed.
     """
     k = hash_count(fpp)
     needed = math.ceil(keys * -k / math.log1p(-(fpp ** (1 / k))))
@@ -81,7 +89,7 @@ def filter_bits(keys: int, fpp: float) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FileBloom:
-    """The filter of one data file: uint64[filter bits / 64], bit p is bit p % 64 of word p // 64."""
+    """The filter of one data file, uint64[filter bits / 64]: bit p is bit p % 64 of word p // 64."""
 
     hash_count: int
     words: npt.NDArray[np.uint64]
@@ -112,7 +120,7 @@ class _Group:
     """The position of the filters of one size.
 
     Attributes:
-        files: Their numbers in the blob, ascending.
+        files: The numbers of the files in the blob, ascending.
     """
 
     filter_bits: int
@@ -121,18 +129,18 @@ class _Group:
 
     @property
     def stride(self) -> int:
-        """Bits from one row to the next."""
+        """The number of bits from one row to the next."""
         n = len(self.files)
         return n if n <= _UNALIGNED_MAX else -(-n // 8) * 8
 
     @property
     def page_shift(self) -> int:
-        """A page has 2^page_shift rows: as many as fit into 4 KiB, at least one."""
+        """The binary logarithm of the rows per page: as many rows as fit into 4 KiB, at least one."""
         return max(0, (_PAGE_BITS // self.stride).bit_length() - 1)
 
     @property
     def page(self) -> int:
-        """Bytes of a full page, without its checksum."""
+        """The number of bytes of a full page, without its checksum."""
         return -(-(self.stride << self.page_shift) // 8)
 
     @property
@@ -141,10 +149,7 @@ class _Group:
 
     @property
     def length(self) -> int:
-        """Bytes of all pages with their checksums.
-
-        The last page may have fewer rows.
-        """
+        """The number of bytes of all pages with their checksums. The last page may have fewer rows."""
         last_rows = self.filter_bits - (self.pages - 1 << self.page_shift)
         return (self.pages - 1) * (self.page + _SUM) + -(-last_rows * self.stride // 8) + _SUM
 
@@ -163,11 +168,13 @@ def encode(entries: Sequence[FileBloom]) -> list[Bytes]:
     """Return the blob of these data files, in pieces.
 
     Raises:
-        ValueError: For filters with different k, or for no filters.
+        ValueError: The filters have different k, or there are no filters.
     """
     counts = {entry.hash_count for entry in entries}
     if len(counts) != 1:
-        raise ValueError(f"the filters of a blob set one number of bits a key; these set {sorted(counts)}")
+        raise ValueError(
+            f"the filters of a blob must set the same number of bits per key; these filters set {sorted(counts)}"
+        )
 
     def fill(group: _Group, out: Bytes) -> None:
         _bloom.slice_filters([entries[file].words for file in group.files.tolist()], group.geometry(), 0, out)
@@ -176,17 +183,22 @@ def encode(entries: Sequence[FileBloom]) -> list[Bytes]:
 
 
 def merge(parts: Sequence[tuple[Bloom, Mask]]) -> list[Bytes]:
-    """Return a blob of the files that are kept (bool[files]) of several blobs, in order; equal to the encoding of
-    their filters.
+    """Return a blob of some files of several blobs, in order.
 
-    Needs, in addition to the parts and the result, the larger of 64 MB and 64 bits per file.
+    The blob equals the encoding of the files' filters. In addition to the parts and the result, the merge
+    needs 64 MB of memory, or 64 bits per file if that is more.
+
+    Args:
+        parts: (blob, the files to keep as bool[files]).
 
     Raises:
-        ValueError: For damaged pages, for parts with different k, or for no parts.
+        ValueError: A page is damaged, the parts have different k, or there are no parts.
     """
     counts = {bloom.hash_count for bloom, _ in parts}
     if len(counts) != 1:
-        raise ValueError(f"blobs that are merged set one number of bits a key; these set {sorted(counts)}")
+        raise ValueError(
+            f"blobs can be merged only if they set the same number of bits per key; these blobs set {sorted(counts)}"
+        )
 
     def fill(group: _Group, out: Bytes) -> None:
         total = group.filter_bits // 64
@@ -205,7 +217,11 @@ def merge(parts: Sequence[tuple[Bloom, Mask]]) -> list[Bytes]:
 
 
 def _blob(k: int, bits_of_files: Sequence[int], fill: Callable[[_Group, Bytes], None]) -> list[Bytes]:
-    """Header and groups; `fill` sets the bits of a group's rows, in zeroed pages."""
+    """Return the header and the groups of a blob.
+
+    Args:
+        fill: Sets the bits of a group's rows, in pages of zeros.
+    """
     sizes, number_of = np.unique(np.array(bits_of_files, dtype=np.int64), return_inverse=True)
     head = _header_size(len(bits_of_files), len(sizes))
     entries = np.zeros(len(sizes), dtype=_ENTRY)
@@ -213,7 +229,7 @@ def _blob(k: int, bits_of_files: Sequence[int], fill: Callable[[_Group, Bytes], 
     offset = head
     for number, size in enumerate(sizes.tolist()):
         group = _Group(size, np.flatnonzero(number_of == number).astype(np.int32), offset)
-        out = np.zeros(group.length + 8, dtype=np.uint8)  # the kernel writes whole words
+        out = np.zeros(group.length + 8, dtype=np.uint8)  # The kernel writes whole words.
         fill(group, out)
         _bloom.seal(group.geometry(), out)
         entries[number] = (size, len(group.files), offset, group.length)
@@ -226,30 +242,36 @@ def _blob(k: int, bits_of_files: Sequence[int], fill: Callable[[_Group, Bytes], 
 
 
 class Bloom:
-    """The filters of a blob's data files, by their numbers in it.
+    """The filters of a blob's data files, which are identified by their numbers in the blob.
 
-    `files` counts them.
+    `files` is the number of data files.
     """
 
     def __init__(self, blob: memoryview | bytes, size: int | None = None) -> None:
-        """ValueError if the header is damaged or its groups do not fill the blob.
+        """Open a blob. Pages are checked when they are first used.
 
-        For remote probes, the header of a blob of `size` bytes is enough (`header_size`). Pages are checked when they
-        are first used.
+        Args:
+            blob: The blob. For remote probes, the header (`header_size`) is enough.
+            size: The size of the blob, if `blob` is only its header.
+
+        Raises:
+            ValueError: The header is damaged, or its groups do not fill the blob.
         """
         self._data = np.frombuffer(blob, dtype=np.uint8)
         size = len(self._data) if size is None else size
         header = header_size(blob)
         if header > min(len(self._data), size):
-            raise ValueError(f"bloom blob: {len(self._data)} bytes are too few for a header of {header}")
+            raise ValueError(f"bloom blob: {len(self._data)} bytes are too few for a header of {header} bytes")
         text = memoryview(blob)[:header]
         if _CHECK.unpack(text[-_CHECK.size :])[0] != checksum(text[: -_CHECK.size]):
             raise ValueError("bloom blob: the header does not match its checksum")
         _, self.hash_count, self.files, groups = _FIXED.unpack_from(text)
         if not 1 <= self.hash_count <= _HASH_COUNT_MAX or groups > _GROUPS_MAX:
-            raise ValueError(f"bloom blob: {self.hash_count} bits a key and {groups} groups are not possible")
+            raise ValueError(f"bloom blob: {self.hash_count} bits per key and {groups} groups are not possible")
         if header != _header_size(self.files, groups):
-            raise ValueError(f"bloom blob: {self.files} files in {groups} groups have no header of {header} bytes")
+            raise ValueError(
+                f"bloom blob: a header of {header} bytes is impossible for {self.files} files in {groups} groups"
+            )
         self._groups = _groups(text, self.files, groups, size)
         pages, members, rows = 0, 0, []
         for group in self._groups:
@@ -263,7 +285,7 @@ class Bloom:
 
     @property
     def filter_bits(self) -> Longs:
-        """int64[files]: the size of each file's filter."""
+        """The size of each file's filter in bits, int64[files]."""
         bits = np.zeros(self.files, dtype=np.int64)
         for group in self._groups:
             bits[group.files] = group.filter_bits
@@ -273,7 +295,7 @@ class Bloom:
         """Return uint8[files]: 1 if a file may contain a key with one of the hashes.
 
         Raises:
-            ValueError: For a damaged page.
+            ValueError: A page is damaged.
         """
         return self._probe(self._data, self._spans, self._checked, hashes)
 
@@ -297,7 +319,7 @@ class Bloom:
         at = 0
         for (offset, length), part in zip(self.byte_ranges(hashes), parts, strict=True):
             if len(part) != length:
-                raise ValueError(f"bloom blob: {len(part)} bytes were read at {offset}, not {length}")
+                raise ValueError(f"bloom blob: {len(part)} bytes were read at {offset} instead of {length}")
             spans.append((offset, length, at))
             at += length
         data = np.frombuffer(b"".join(parts), dtype=np.uint8)
@@ -312,18 +334,24 @@ class Bloom:
         return flags
 
     def verify(self) -> None:
-        """ValueError if a page is damaged."""
+        """Check all pages.
+
+        Raises:
+            ValueError: A page is damaged.
+        """
         for row in self._geometry:
             bad = _bloom.damaged(self._data, row)
             if bad >= 0:
                 raise _damage(bad)
 
     def filters(self, size: int, keep: Mask, first: int, words: int) -> list[npt.NDArray[np.uint64]]:
-        """Words `first` to `first` + `words` of the filters with `size` bits of the files that are kept
-        (bool[files]).
+        """Return some words of the kept filters that have `size` bits: `words` words from word `first` on.
+
+        Args:
+            keep: The files to keep, bool[files].
 
         Raises:
-            ValueError: For a damaged page, provided that the caller has read the words before `first`.
+            ValueError: A page is damaged, provided that the caller has read the words before `first`.
         """
         for group in self._groups:
             if group.filter_bits == size and keep[group.files].any():
@@ -339,7 +367,7 @@ def header_size(start: memoryview | bytes) -> int:
     """Return the number of bytes of a blob's header, from its first FIXED_SIZE bytes.
 
     Raises:
-        ValueError: For fewer bytes.
+        ValueError: `start` has fewer bytes.
     """
     if len(start) < FIXED_SIZE:
         raise ValueError(f"bloom blob: {len(start)} bytes are too few")
@@ -357,7 +385,7 @@ def _groups(text: memoryview, files: int, count: int, size: int) -> list[_Group]
     """Return the groups of a header.
 
     Raises:
-        ValueError: Unless they have exactly the layout that the writer produces.
+        ValueError: The groups do not have exactly the layout that the writer produces.
     """
     entries = np.frombuffer(text, dtype=_ENTRY, count=count, offset=FIXED_SIZE)
     numbers = np.frombuffer(text, dtype=np.uint8, count=files, offset=FIXED_SIZE + count * _ENTRY.itemsize)
@@ -373,16 +401,16 @@ def _groups(text: memoryview, files: int, count: int, size: int) -> list[_Group]
             raise ValueError(f"bloom blob: no group has {members} filters of {bits} bits here")
         group = _Group(bits, order[at : at + members], offset)
         if entry != (bits, members, offset, group.length):
-            raise ValueError(f"bloom blob: the group of filters of {bits} bits is not where it should be")
+            raise ValueError(f"bloom blob: the group of filters of {bits} bits is in a wrong position")
         groups.append(group)
         at, offset, before = at + members, offset + group.length, bits
     if offset != size:
-        raise ValueError(f"bloom blob: {size} bytes, where the groups end at {offset}")
+        raise ValueError(f"bloom blob: it has {size} bytes, but the groups end at byte {offset}")
     return groups
 
 
 def _mix_hashes(hashes: Hashes, k: int) -> npt.NDArray[np.uint64]:
-    """Return uint64[hashes, k]: the factors that the kernel's `position` multiplies by a filter's bits."""
+    """Return the factors that the kernel's `position` multiplies by a filter's bits, uint64[hashes, k]."""
     low = np.uint64(0xFFFFFFFF)
     steps = np.outer(hashes & low | np.uint64(1), np.arange(k, dtype=np.uint64))
     mixed: npt.NDArray[np.uint64] = (hashes >> np.uint64(32))[:, np.newaxis] + steps & low
@@ -390,7 +418,7 @@ def _mix_hashes(hashes: Hashes, k: int) -> npt.NDArray[np.uint64]:
 
 
 def _damage(offset: int) -> ValueError:
-    return ValueError(f"bloom blob: the page at byte {offset} does not match its checksum, or is not there")
+    return ValueError(f"bloom blob: the page at byte {offset} does not match its checksum, or is missing")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -400,12 +428,12 @@ class BloomQuery:
     hashes: Hashes
 
     def of(self, index: Bloom) -> Flags:
-        """As in `IndexQuery`."""
+        """See `IndexQuery.of`."""
         return index.probe(self.hashes)
 
 
 class RemoteBloom:
-    """The header is in memory; pages are read from storage."""
+    """A remote blob. Its header is in memory; pages are read from storage."""
 
     is_full = False
 

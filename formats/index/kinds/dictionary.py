@@ -1,7 +1,7 @@
 """A file's distinct keys in order, and the ranges of a predicate as intervals of ranks.
 
-A key's rank is its position in the dictionary. A range of keys is an interval of ranks; two searches in the packed
-dictionary find it (`_ordered.pyx`). Pure.
+A key's rank is its position in the dictionary. A range of keys is an interval of ranks; two searches in
+the packed dictionary find it (`_ordered.pyx`). This module is pure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CODES, BYTES = 0, 1
 
 
 class Intervals(NamedTuple):
-    """[begin, end) of ranks, uint64[n] each: ascending, disjoint, not adjacent, none empty."""
+    """Intervals [begin, end) of ranks, uint64[n] each: ascending, disjoint, not adjacent, not empty."""
 
     begins: RankArray
     ends: RankArray
@@ -31,7 +31,8 @@ class Intervals(NamedTuple):
 class Bounds:
     """The ranges of a predicate as searches.
 
-    ValueError if its keys have another form.
+    Raises:
+        ValueError: The keys of the ranges do not have the form of the index.
     """
 
     def __init__(self, ranges: KeyRanges, form: int) -> None:
@@ -78,8 +79,9 @@ class Bounds:
         self._upto: Bytes = np.array(upto, dtype=np.uint8)
 
     def edges(self, width: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return the least and the greatest key of each range, inclusive; byte keys are cut or zero-padded to
-        `width` bytes.
+        """Return (the lowest key, the greatest key) of each range, inclusive.
+
+        Byte keys are truncated or padded with zeros to `width` bytes.
         """
         if self.form == CODES:
             return self.lows, self.highs
@@ -92,13 +94,13 @@ class Bounds:
         """Return the intervals of ranks of the keys in the ranges.
 
         Raises:
-            ValueError: If the dictionary is damaged.
+            ValueError: The dictionary is damaged.
         """
         if isinstance(dictionary, _ordered.Numbers):
             begins, ends = dictionary.below(self.lows, False), dictionary.below(self.highs, True)
         else:
             begins = dictionary.below(self.low_bytes, self._above)
-            ends = np.full(self.count, dictionary.count, dtype=np.uint64)  # the last range may be unbounded
+            ends = np.full(self.count, dictionary.count, dtype=np.uint64)  # The last range may have no upper bound.
             ends[: len(self.high_bytes)] = dictionary.below(self.high_bytes, self._upto)
         if len(begins) > 1:
             return _join_intervals(begins, ends)
@@ -109,7 +111,7 @@ _NONE = Intervals(np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.uint64))
 
 
 def _join_intervals(begins: RankArray, ends: RankArray) -> Intervals:
-    """Remove empty intervals, and joins intervals that touch or overlap (clipped keys can overlap)."""
+    """Remove empty intervals, and join intervals that touch or overlap (intervals of clipped keys can overlap)."""
     non_empty = begins < ends
     begins, ends = begins[non_empty], ends[non_empty]
     if len(begins) < 2:
@@ -130,7 +132,7 @@ def open_dictionary(data: bytes | memoryview, count: int, form: int) -> _ordered
     """Open a dictionary of `count` keys in place.
 
     Raises:
-        ValueError: If the bytes are damaged.
+        ValueError: The bytes are damaged.
     """
     memory = align_bytes(data)
     return _ordered.Numbers(memory, count) if form == CODES else _ordered.Strings(memory, count)

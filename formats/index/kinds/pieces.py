@@ -8,8 +8,9 @@
     u32          CRC-32 of all bytes before it
     zeros        up to a multiple of 8; each piece follows, and zeros up to a multiple of 8
 
-All numbers are little-endian. The owner defines the meaning of the numbers, the form, the layout and the codings. A
-piece is checked when it is first read, so a query pays only for the pieces that it reads. Pure.
+All numbers are little-endian. The owner defines the meaning of the numbers, the form, the layout and the
+codings. A piece is checked when it is first read, so that a query spends time only on the pieces that it
+reads. This module is pure.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Piece(NamedTuple):
 
 
 class Head(NamedTuple):
-    """The owner's description of its pieces: two numbers below 2^64 and three below 256."""
+    """The owner's description of its pieces: two numbers below 2^64, and three numbers below 256."""
 
     first: int
     second: int
@@ -50,13 +51,13 @@ def head_bytes(count: int) -> int:
 
 
 def write_pieces(head: Head, pieces: Sequence[Piece]) -> bytes:
-    """Header and pieces; the size is a multiple of 8 bytes.
+    """Return the header and the pieces; the size is a multiple of 8 bytes.
 
     Raises:
-        ValueError: For a piece of 4 GiB or more.
+        ValueError: A piece has 4 GiB or more.
     """
     if any(len(piece.data) > _LENGTH_MAX for piece in pieces):
-        raise ValueError("a part of an index of 4 GiB or more cannot be stored; index fewer rows a file")
+        raise ValueError("a part of an index has 4 GiB or more and cannot be stored; index fewer rows per file")
     table = np.array([(len(piece.data), piece.coding, isal_zlib.crc32(piece.data)) for piece in pieces], dtype="<u4")
     header = _HEAD.pack(*head, len(pieces)) + table.tobytes()
     header += _CHECK.pack(isal_zlib.crc32(header))
@@ -69,7 +70,8 @@ def write_pieces(head: Head, pieces: Sequence[Piece]) -> bytes:
 class Pieces:
     """Reads the bytes of `write_pieces` in place.
 
-    ValueError for a wrong header, length or checksum.
+    Raises:
+        ValueError: The header, a length or a checksum is wrong.
     """
 
     __slots__ = ("_checked", "_memory", "_starts", "_table", "count", "head")
@@ -81,7 +83,7 @@ class Pieces:
         *numbers, count = _HEAD.unpack_from(memory)
         end = _HEAD.size + _ENTRY_BYTES * count
         if count > PIECES_MAX or end + _CHECK.size > len(memory):
-            raise ValueError(f"a header of {count} pieces cannot be right")
+            raise ValueError(f"a header cannot have {count} pieces")
         if isal_zlib.crc32(memory[:end]) != _CHECK.unpack_from(memory, end)[0]:
             raise ValueError("a header does not match its checksum")
         self.head = Head(*numbers)
@@ -90,7 +92,7 @@ class Pieces:
         lengths = self._table[:, 0].astype(np.int64)
         starts = np.cumsum(np.concatenate([[-(-(end + _CHECK.size) // 8) * 8], -(-lengths // 8) * 8])).tolist()
         if starts[-1] != len(memory):
-            raise ValueError(f"pieces of {starts[-1]} bytes do not fill {len(memory)}")
+            raise ValueError(f"the pieces have {starts[-1]} bytes, but the memory has {len(memory)} bytes")
         self._starts: list[int] = starts
         self._checked = bytearray(count)
 
@@ -98,7 +100,7 @@ class Pieces:
         """Return a piece.
 
         Raises:
-            ValueError: If its checksum does not match.
+            ValueError: The checksum of the piece does not match.
         """
         length, coding, checksum = self._table[number].tolist()
         start = self._starts[number]
@@ -117,7 +119,7 @@ class Pieces:
         return int(self._table[number, 1])
 
     def length(self, number: int) -> int:
-        """Return size of a piece in bytes."""
+        """Return the size of a piece in bytes."""
         return int(self._table[number, 0])
 
     def verify(self) -> None:

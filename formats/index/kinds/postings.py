@@ -1,15 +1,21 @@
 """Postings: the distinct keys of all data files in order, and the files that contain each key.
 
-If keys occur in several files, the files of each key are stored, as a row of bits or as a list, the smaller of the two.
-Otherwise that would store every key twice for little gain: then only the least and the greatest key of each file are
-stored, and a lookup that they do not decide searches the file's own dictionary. For a range of many keys, the least and
-the greatest rank decide most files. Pure.
+If keys occur in several files, the files of each key are stored as a row of bits or as a list, in the
+smaller form. Otherwise this would store every key twice, with little benefit. In this case only the
+lowest and the greatest key of each file are stored. If they do not decide a lookup, it searches the
+file's own dictionary. For a range of many keys, the lowest and the greatest rank decide most files. This
+module is pure.
 
-Stored as `pieces.py` describes: the numbers of distinct keys and of files, the form of the keys, the layout. The pieces
-of MATRIX and LISTS: dictionary; the least and the greatest rank of each file, u32[files] twice (2^32 - 1 and 0 for a
-file without keys); then the bits, u64[keys][ceil(files / 64)], or the lists of files of all keys, concatenated, in 1, 2
-or 4 bytes, and their starts, `pack_numbers` of keys + 1. The pieces of EDGES: the least and the greatest key of each
-file, u64[files] twice, or their first 64 bytes, padded with zeros, twice.
+Postings are stored in the form of `pieces.py`: the numbers of distinct keys and of files, the form of the
+keys, the layout.
+
+The pieces of MATRIX and LISTS are: the dictionary; the lowest and the greatest rank of each file,
+u32[files] twice (2^32 - 1 and 0 for a file without keys). For MATRIX the bits follow,
+u64[keys][ceil(files / 64)]. For LISTS the lists of files of all keys follow, concatenated, in 1, 2 or 4
+bytes, and then their starts, `pack_numbers` of keys + 1.
+
+The pieces of EDGES are the lowest and the greatest key of each file, u64[files] twice, or their first 64
+bytes, padded with zeros, twice.
 """
 
 from __future__ import annotations
@@ -46,32 +52,35 @@ PIECES_MAX = _STARTS + 1
 EDGE_BYTES = 64
 
 SHARE, SHARE_ALONE = 1.0, 0.25
-"""Maximum bytes of the files of each key, as a fraction of the bytes of the sections: if keys are shared by files, and
-if they are not."""
+"""The maximum size of the files of each key, as a fraction of the size of the sections: if keys are shared by files,
+and if they are not."""
 SPEND_MIN = 1 << 16
-"""The same maximum for small indexes."""
+"""The maximum for small indexes."""
 SHARED_BY = 4
-"""Keys count as shared if each occurs in this many files on average."""
+"""Keys count as shared if each key occurs in this number of files on average."""
 KEYS_MAX = 1 << 22
 HEAP_MAX = 1 << 28
-"""Maximum distinct keys, and bytes of them, that are sorted in memory; larger sets are treated as not shared."""
+"""The maximum number of distinct keys, and of their bytes, that are sorted in memory. Larger sets are
+treated as not shared.
+"""
 _NEVER = (1 << 32) - 1
-"""The least rank of a file without keys; no interval of ranks contains it."""
+"""The lowest rank of a file without keys; no interval of ranks contains it."""
 _BATCH_KEYS = 1 << 22
 _WIDE_MAX = 32
-"""Maximum number of wide ranges (of several keys) that are first compared with the least and greatest rank of each
-file."""
+"""The maximum number of wide ranges (of several keys) that are first compared with the lowest and greatest
+rank of each file.
+"""
 
 _ZSTD = pa.Codec("zstd", 1)
 _INFLATED_MAX = 1 << 28
-"""Of one piece. Longer pieces are stored uncompressed and memory-mapped."""
+"""The maximum inflated size of a piece. Longer pieces are stored uncompressed and memory-mapped."""
 
 Marks = npt.NDArray[np.uint8]
 _NO_MARK = np.zeros(1, dtype=np.uint8)
 
 
 class Searchable(Protocol):
-    """A file's section, as a source of keys."""
+    """A file's section, in which keys can be searched."""
 
     cardinality: int
 
@@ -83,9 +92,11 @@ Sections = Callable[[int], Searchable]
 
 
 def build_postings(sections: Sequence[Searchable], form: int, section_bytes: int) -> bytes:
-    """Return the postings of data files, given their sections in order.
+    """Return the postings of data files.
 
-    The sections take `section_bytes` in total.
+    Args:
+        sections: The sections of the files, in order.
+        section_bytes: The total size of the sections.
     """
     total = sum(section.cardinality for section in sections)
     budget = max(SHARE * section_bytes, SPEND_MIN)
@@ -101,7 +112,10 @@ def build_postings(sections: Sequence[Searchable], form: int, section_bytes: int
 
 
 def _batches(sections: Sequence[Searchable]) -> list[list[int]]:
-    """File numbers in batches of at most `_BATCH_KEYS` keys; a larger file is a separate batch."""
+    """Return the file numbers in batches of at most `_BATCH_KEYS` keys.
+
+    A file with more keys is a separate batch.
+    """
     batches: list[list[int]] = [[]]
     batch_keys = 0
     for number, section in enumerate(sections):
@@ -114,13 +128,13 @@ def _batches(sections: Sequence[Searchable]) -> list[list[int]]:
 
 
 def _union(sections: Sequence[Searchable], form: int, budget: float) -> Distinct | None:
-    """Return the distinct keys of all sections; None if there are too many."""
+    """Return the distinct keys of all sections, or None if there are too many keys."""
     union = _rank_parts([], form)[0]
     for batch in _batches(sections):
         parts = [distinct_of(sections[number].dictionary) for number in batch]
         union = _rank_parts([union, *parts], form)[0]
         if len(union) > min(KEYS_MAX, budget) or (union.heap is not None and len(union.heap) > HEAP_MAX):
-            return None  # each key takes at least a byte
+            return None  # Each key takes at least a byte.
     return union
 
 
@@ -145,10 +159,10 @@ def _rank_parts(parts: Sequence[Distinct], form: int) -> tuple[Distinct, Ranks]:
 
 
 def _by_key(sections: Sequence[Searchable], form: int, distinct: Distinct, total: int, budget: float) -> bytes | None:
-    """Return the MATRIX or LISTS layout; None if it takes more than `budget` bytes.
+    """Return the postings in layout MATRIX or LISTS, or None if they take more than `budget` bytes.
 
     Args:
-        total: The keys of all files, summed.
+        total: The sum of the numbers of keys of all files.
     """
     files, keys = len(sections), len(distinct)
     words, width = bits.words_of(files), 1 if files <= 1 << 8 else 2 if files <= 1 << 16 else 4
@@ -191,7 +205,10 @@ def _lists(pairs: Sequence[tuple[Ranks, npt.NDArray[np.uint32]]], keys: int, wid
 
 
 def _edges(sections: Sequence[Searchable], form: int) -> bytes:
-    """Return the EDGES layout: the least and the greatest key of each file; zeros for a file without keys."""
+    """Return the postings in layout EDGES: the lowest and the greatest key of each file.
+
+    A file without keys has zeros.
+    """
     if form == CODES:
         sides = np.zeros((2, len(sections)), dtype=np.uint64)
     else:
@@ -208,7 +225,10 @@ def _flat(array: Bytes) -> Piece:
 
 
 def _pack(array: npt.NDArray[Any]) -> Piece:
-    """Return a flat piece; or, if it is clearly smaller, zstd after the decompressed size (u64)."""
+    """Return a flat piece, or a piece compressed with zstd if that is clearly smaller.
+
+    A compressed piece begins with the decompressed size (u64).
+    """
     data = array.reshape(-1).view(np.uint8).data
     if len(data) > _INFLATED_MAX:
         return Piece(Coding.FLAT, data)
@@ -217,8 +237,9 @@ def _pack(array: npt.NDArray[Any]) -> Piece:
 
 
 def _is_wide(begins: RankArray, ends: RankArray) -> bool:
-    """Return whether the wide intervals (several keys) are first compared with the least and greatest rank of each
-    file.
+    """Return whether wide intervals are first compared with the lowest and greatest rank of each file.
+
+    A wide interval contains several keys.
     """
     return 0 < int(np.count_nonzero(ends - begins > 1)) <= _WIDE_MAX
 
@@ -226,18 +247,24 @@ def _is_wide(begins: RankArray, ends: RankArray) -> bool:
 class Postings:
     """Reads the bytes of `build_postings`.
 
-    ValueError for a damaged part, when it is first read.
+    Raises:
+        ValueError: A part is damaged; the error is raised when the part is first read.
     """
 
     def __init__(self, memory: memoryview, form: int, files: int, pairs: int) -> None:
-        """`pairs`: the numbers of distinct keys of the files, summed; the lists have at most this many entries."""
+        """Open postings in place.
+
+        Args:
+            pairs: The sum of the numbers of distinct keys of all files. The lists have at most this number of
+                entries.
+        """
         self._pieces = Pieces(memory)
         self._keys, stored_files, stored_form, self.layout, _ = self._pieces.head
         pieces = {MATRIX: _STARTS, LISTS: _STARTS + 1, EDGES: 2}.get(self.layout)
         if (stored_files, stored_form, self._pieces.count) != (files, form, pieces):
-            raise ValueError(f"postings of {stored_files} files in {self._pieces.count} pieces cannot be right")
+            raise ValueError(f"postings cannot have {stored_files} files in {self._pieces.count} pieces")
         if self._keys >= _NEVER or self._keys > pairs:
-            raise ValueError(f"postings of {self._keys} keys, where files have {pairs}, cannot be right")
+            raise ValueError(f"postings cannot have {self._keys} keys if the files have {pairs}")
         self._pairs = pairs
         self._form = form
         self._files = files
@@ -253,7 +280,7 @@ class Postings:
         """Return uint8[files]: 1 if a file contains a key within the bounds.
 
         Args:
-            has_keys: bool[files], false for a file without keys.
+            has_keys: bool[files], False for a file without keys.
         """
         if not bounds.count:
             return np.zeros(self._files, dtype=np.uint8)
@@ -262,9 +289,9 @@ class Postings:
         return self._by_key(bounds)
 
     def reads(self, bounds: Bounds) -> Iterator[list[tuple[int, int]]]:
-        """Yield (offset, length) of the pieces that `files_with` reads, step by step: the caller loads each list
-        into memory before it takes the next.
+        """Yield (offset, length) of the pieces that `files_with` reads.
 
+        The pieces are yielded in steps: the caller loads each list into memory before it requests the next list.
         The sections of the files (`list_undecided_files`) are not included.
         """
         if not bounds.count:
@@ -287,7 +314,10 @@ class Postings:
         return self._by_edges(bounds, has_keys)[1]
 
     def files_with_keys(self, keys: KeySet, has_keys: npt.NDArray[np.bool_], section: Sections) -> Marks:
-        """As `files_with`, for many keys: looks up the keys of the index in `keys`."""
+        """Return uint8[files]: 1 if a file contains one of many keys.
+
+        The keys of the index are looked up in `keys`.
+        """
         if self.layout != EDGES:
             marks = self._marks_of(keys)
             if marks.all():
@@ -305,11 +335,11 @@ class Postings:
         return file_marks
 
     def has_only(self, keys: WantedKeys) -> bool:
-        """Return whether every key of every file is certain to be in `keys`."""
+        """Return whether all keys of all files are certainly in `keys`."""
         return self.layout != EDGES and bool(self._marks_of(keys).all())
 
     def share(self, keys: WantedKeys) -> float:
-        """Return the fraction of the distinct keys that are in `keys`; 1 if it is unknown."""
+        """Return the fraction of the distinct keys that are in `keys`, or 1 if the fraction is unknown."""
         if self.layout == EDGES or not self._keys:
             return 1.0
         return float(np.count_nonzero(self._marks_of(keys))) / self._keys
@@ -325,7 +355,7 @@ class Postings:
         return marked[1]
 
     def _mark_possible_files(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Return bool[files]: false if the least and the greatest key of a file exclude a key within the bounds."""
+        """Return bool[files]: False if the file has no key within the bounds, by its lowest and greatest key."""
         marks, numbers = self._by_edges(bounds, has_keys)
         possible: npt.NDArray[np.bool_] = marks != 0
         possible[numbers] = True
@@ -346,9 +376,10 @@ class Postings:
         return marks
 
     def _by_extremes(self, begins: RankArray, ends: RankArray) -> tuple[Marks, RankArray, RankArray]:
-        """Compare wide intervals with the least and greatest rank of each file.
+        """Compare wide intervals with the lowest and greatest rank of each file.
 
-        Returns the marks that this decides, and the intervals that still have to be looked up.
+        Return (the marks that this decides, the begins and the ends of the intervals that still have to be looked
+        up).
         """
         marks = np.zeros(self._files, dtype=np.uint8)
         wide = ends - begins > 1
@@ -375,20 +406,18 @@ class Postings:
         marks = np.zeros(self._files, dtype=np.uint8)
         pairs = int(self._starts.at(np.array([self._keys], dtype=np.uint64))[0])
         if pairs > self._pairs:
-            raise ValueError(f"postings list {pairs} files, where the files have {self._pairs} keys")
+            raise ValueError(f"the postings list {pairs} files, but the files have {self._pairs} keys")
         listed = self._array(_FILES, f"<u{width}", pairs)
         _bitmap.mark_listed(listed, self._starts.at(begins), self._starts.at(ends), marks)
         return marks
 
     def _by_edges(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_]) -> tuple[Marks, npt.NDArray[np.intp]]:
-        """Return the marks that the least and greatest keys decide, and the numbers of the files that they leave
-        undecided.
-        """
+        """Return (the marks that the lowest and greatest keys decide, the numbers of the files that are undecided)."""
         dtype = "<u8" if self._form == CODES else f"S{EDGE_BYTES}"
         least, most = self._array(0, dtype, self._files), self._array(1, dtype, self._files)
         lows, highs = bounds.edges(EDGE_BYTES)
-        # A range with a key of a file is the first range that does not end before the file's least key, if any range
-        # has.
+        # If a range contains a key of the file, this is the first range that does not end before the file's
+        # lowest key.
         first = np.searchsorted(highs, least, side="left")
         possible = has_keys & (first < len(highs))
         possible[possible] = lows[first[possible]] <= most[possible]
@@ -401,7 +430,7 @@ class Postings:
         return marks, np.flatnonzero(possible)
 
     def _search_sections(self, bounds: Bounds, marks: Marks, numbers: npt.NDArray[np.intp], section: Sections) -> Marks:
-        """Set the marks of the files `numbers` by a search in their dictionaries."""
+        """Set the marks of the files `numbers` after a search in their dictionaries."""
         if self._form == CODES:
             dictionaries = [section(number).dictionary for number in numbers.tolist()]
             marks[numbers] = _ordered.holding(cast("list[_ordered.Numbers]", dictionaries), bounds.lows, bounds.highs)
@@ -411,9 +440,9 @@ class Postings:
         return marks
 
     def _array(self, number: int, dtype: str, count: int) -> npt.NDArray[Any]:
-        """Return a piece as an array of `count` numbers; cached if it was decompressed.
+        """Return a piece as an array of `count` numbers; the array is cached if it was decompressed.
 
-        The size is checked before.
+        The size is checked before the piece is decompressed.
         """
         array = self._arrays.get(number)
         if array is not None:
@@ -426,12 +455,12 @@ class Postings:
             try:
                 data = _ZSTD.decompress(piece.data[8:], size, asbytes=True)
             except OSError as error:
-                raise ValueError(f"a piece does not inflate: {error}") from None
+                raise ValueError(f"a piece cannot be inflated: {error}") from None
             array = np.frombuffer(data, dtype=dtype)
         elif piece.coding == Coding.FLAT:
             array = align_bytes(piece.data).view(dtype)
         else:
-            raise ValueError(f"a piece has the coding {piece.coding}")
+            raise ValueError(f"a piece has the unknown coding {piece.coding}")
         if len(array) != count:
             raise ValueError(f"a piece has {len(array)} numbers, not {count}")
         self._arrays[number] = array

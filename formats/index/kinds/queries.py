@@ -1,7 +1,7 @@
-"""Queries of index files: which of their data files may contain a matching row. Pure.
+"""Queries of index files, which select the data files that may contain a matching row.
 
-The index kind makes a query from a predicate (`kind.py`), once. Local index files answer it in `of`, remote index
-files in `RemoteIndex.probe`.
+The index kind creates a query from a predicate once (`kind.py`). `of` answers it from a local index file,
+and `RemoteIndex.probe` from a remote index file. This module is pure.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from seamark.formats.index.keys.keys import Key, KeyRanges, Keys, has_codes
 Flags = npt.NDArray[np.uint8]
 
 KEYS_MAX = 100_000
-"""Maximum keys of a predicate that are looked up by hash; a longer list cannot prune."""
+"""The maximum number of keys of a predicate that are looked up by hash; a longer list cannot prune."""
 COMBINATIONS_MAX = 10_000
-"""Maximum combinations of the equalities on the columns of a composite key."""
+"""The maximum number of combinations of the equalities on the columns of a composite key."""
 
 
 class IndexQuery(Protocol):
-    """Immutable; belongs to one index kind."""
+    """A query of the index files of one kind. It is immutable."""
 
     def of(self, index: Any) -> Flags:
         """Return uint8[files]: 1 if a file may contain a matching row.
@@ -36,7 +36,7 @@ class IndexQuery(Protocol):
             index: A blob opened by the same kind.
 
         Raises:
-            ValueError: If it is damaged.
+            ValueError: The blob is damaged.
         """
         ...
 
@@ -47,28 +47,29 @@ PredicateKey: TypeAlias = tuple[Bound, tuple[float, ...]]
 def key_of_predicate(predicate: Bound) -> PredicateKey:
     """Return the cache key of a predicate.
 
-    Python considers 0.0 and -0.0 equal, but they match different rows.
+    The key distinguishes 0.0 and -0.0, which are equal in Python but match different rows.
     """
     if predicate.result not in FLOATS:
         return predicate, ()
-    # Not the text of the predicate: it takes long to write for 100,000 values, and this runs for every file.
+    # The text of the predicate is not used: creating it takes long for 100,000 values, and this runs for
+    # every file.
     return predicate, tuple(
         copysign(1.0, value) for value in predicate.values if isinstance(value, float) and not value
     )
 
 
 def point_keys(ranges_of_terms: Sequence[KeyRanges]) -> list[Keys] | None:
-    """Return the keys of which a matching row has one, as a column for each term; for several terms, all
-    combinations.
+    """Return the keys that a matching row can have, as a column for each term.
 
-    None if the ranges contain more than single keys, or there are too many keys.
+    For several terms, the result has all combinations. Return None if the ranges contain more than single
+    keys, or if there are too many keys.
     """
     lists: list[tuple[Key, ...]] = []
     for ranges in ranges_of_terms:
-        if ranges.points is None or ranges.nulls or ranges.nans:  # a literal has no key for null or NaN
+        if ranges.points is None or ranges.nulls or ranges.nans:  # A literal has no key for null or NaN.
             return None
         lists.append(ranges.points)
-    if prod(map(len, lists)) > (KEYS_MAX if len(lists) == 1 else COMBINATIONS_MAX):  # 0.0 has two keys
+    if prod(map(len, lists)) > (KEYS_MAX if len(lists) == 1 else COMBINATIONS_MAX):  # The literal 0.0 has two keys.
         return None
     if len(lists) == 1:
         return [_literal_keys(lists[0], ranges_of_terms[0].kind)]

@@ -1,18 +1,19 @@
 """The record index: maps the 128-bit hash of a key to its rows, each a data file and a position.
 
-A blob is one sorted run: pages of 4,096 bytes with 170 entries of 24 bytes each and a checksum per page, then the
-*fences* (the high half of each page's first hash), the number of entries of each data file, and a trailer. A merge
-therefore writes it sequentially and keeps only a few pages in memory. A lookup in memory starts where a uniformly
-distributed hash would be, and finds its entry within two or three cache lines. A remote lookup has the fences in memory
-and reads one page.
+A blob is one sorted run: pages of 4,096 bytes with 170 entries of 24 bytes each and a checksum per page,
+then the *fences* (the high half of each page's first hash), the number of entries of each data file, and
+a trailer. A merge therefore writes the blob sequentially and keeps only a few pages in memory. A lookup
+in memory starts at the position of a uniformly distributed hash, and finds its entry within two or three
+cache lines. A remote lookup has the fences in memory and reads one page.
 
-Every row has an entry, including rows with nulls in the key (`hash_rows` encodes null and NaN). So the entries of a
-file equal its rows, and an audit can compare the counts. A lookup returns every row of a key in every file; the caller
-removes rows that are not in the snapshot or are deleted. If two keys have the same hash, the lookup returns the rows of
-both: with 2^32 rows that happens in one of 10^19 tables.
+Every row has an entry, including rows with nulls in the key (`hash_rows` encodes null and NaN). Therefore
+a file has the same number of entries and rows, and an audit can compare the counts. A lookup returns
+every row of a key in every file; the caller removes rows that are not in the snapshot or are deleted. If
+two keys have the same hash, the lookup returns the rows of both: with 2^32 rows that happens in one of
+10^19 tables.
 
-Encoding and lookups are pure; heavy work runs in C without the GIL (`_record.pyx`). Damage is a ValueError.
-`docs/reference/index-format.md` specifies every byte.
+Encoding and lookups are pure; heavy work runs in C without the GIL (`_record.pyx`). Damage raises
+ValueError. `docs/reference/index-format.md` specifies every byte.
 """
 
 from __future__ import annotations
@@ -50,22 +51,29 @@ Found = tuple[Longs, Ints, Longs]
 """(query, file, position) of each match, ordered by query, file, position."""
 
 ROWS_MAX = (1 << 32) - 1
-"""Maximum rows of a data file: positions are uint32."""
+"""The maximum number of rows of a data file: positions are uint32."""
 FILES_MAX = (1 << 31) - 1
 TRAILER_BYTES = 64
 COLUMNS_MAX = 32
-"""Maximum columns of a key."""
+"""The maximum number of columns of a key."""
 
 _MAGIC = b"SMRECORD"
 _TRAILER = struct.Struct("<8sQQIIQ16x")
-"""Magic, entries, pages, data files, bytes per page, XXH64 of fences and counts, zeros. The XXH64 of these follows."""
+"""Magic, numbers of entries, pages and data files, bytes per page, XXH64 of fences and counts, zeros.
+
+The XXH64 of the trailer follows.
+"""
 _SUM = struct.Struct("<Q")
 _PAGES_AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FileRecords:
-    """The entries of one data file: `run`, uint8[24 * rows], in ascending order."""
+    """The entries of one data file.
+
+    Attributes:
+        run: uint8[24 * rows], the entries in ascending order.
+    """
 
     run: Bytes
 
@@ -78,34 +86,36 @@ def build(columns: Sequence[Keys]) -> FileRecords:
     """Build the entries from the key columns of one data file, in the order of the definition.
 
     Raises:
-        ValueError: For more than ROWS_MAX rows.
+        ValueError: The file has more than ROWS_MAX rows.
     """
     if columns and columns[0].rows > ROWS_MAX:
-        raise ValueError(f"a data file of {columns[0].rows} rows has no record index; the most is {ROWS_MAX}")
+        raise ValueError(
+            f"a data file of {columns[0].rows} rows cannot have a record index; the limit is {ROWS_MAX} rows"
+        )
     return FileRecords(sorted_run(*hash_halves(columns)))
 
 
 def encode(entries: Sequence[FileRecords]) -> Iterator[Part]:
-    """Return a blob in parts.
-
-    Data files are numbered in the given order.
-    """
+    """Yield the parts of a blob. Data files are numbered in the given order."""
     runs = [(records.run, -1, np.array([number], np.uint32)) for number, records in enumerate(entries)]
     return _write_parts(Merger(runs, len(entries)), len(entries))
 
 
 def merge(parts: Sequence[tuple[Record, Mask]]) -> Iterator[Part]:
-    """Merge blobs into one, in parts, with a few pages in memory.
+    """Merge blobs into one, and yield its parts. The merge has only a few pages in memory.
 
-    The data files of the result are the kept files (bool[files]) of each input in order.
+    The result has the kept files of each blob, in order.
+
+    Args:
+        parts: (blob, the files to keep as bool[files]).
 
     Raises:
-        ValueError: For a damaged page.
+        ValueError: A page is damaged.
     """
     runs, files = [], 0
     for record, keep in parts:
         if len(keep) != record.files:
-            raise ValueError(f"{len(keep)} flags for {record.files} data files")
+            raise ValueError(f"there are {len(keep)} flags for {record.files} data files")
         numbers = np.full(record.files, DROPPED_FILE, np.uint32)
         kept_files = int(np.count_nonzero(keep))
         numbers[np.asarray(keep, dtype=np.bool_)] = np.arange(files, files + kept_files, dtype=np.uint32)
@@ -116,7 +126,7 @@ def merge(parts: Sequence[tuple[Record, Mask]]) -> Iterator[Part]:
 
 def _write_parts(merger: Merger, files: int) -> Iterator[Part]:
     if files > FILES_MAX:
-        raise ValueError(f"{files} data files do not fit into one record index; the most is {FILES_MAX}")
+        raise ValueError(f"{files} data files do not fit into one record index; the limit is {FILES_MAX}")
     counts = np.zeros(files, dtype="<u8")
     fences = [np.empty(0, dtype="<u8")]
     pages = 0
@@ -135,23 +145,29 @@ def _write_parts(merger: Merger, files: int) -> Iterator[Part]:
 
 
 class Fences:
-    """The directory of a run, in memory; a remote lookup needs nothing else before it reads pages.
+    """The directory of a run, in memory. A remote lookup needs only this before it reads pages.
 
-    Immutable.
+    The object is immutable.
 
-    `first`, uint64[pages]: the high half of each page's first hash. `counts`, uint64[files]: the entries of each file.
+    Attributes:
+        first: The high half of each page's first hash, uint64[pages].
+        counts: The number of entries of each file, uint64[files].
     """
 
     def __init__(self, tail: Part, blob_bytes: int) -> None:
-        """`tail`: at least the last `directory_bytes` of a blob.
+        """Read the directory.
+
+        Args:
+            tail: At least the last `directory_bytes` of a blob.
+            blob_bytes: The size of the blob.
 
         Raises:
-            ValueError: If it is damaged.
+            ValueError: The directory is damaged.
         """
         entries, pages, files, directory_sum = _read_trailer(tail, blob_bytes)
         size = 8 * (pages + files)
         if len(tail) < size + TRAILER_BYTES:
-            raise ValueError(f"a directory of {size + TRAILER_BYTES} bytes does not fit into {len(tail)}")
+            raise ValueError(f"a directory of {size + TRAILER_BYTES} bytes does not fit into {len(tail)} bytes")
         start = len(tail) - TRAILER_BYTES - size
         directory = np.frombuffer(tail, np.uint8, size, start).copy()
         if checksum(directory) != directory_sum:
@@ -168,31 +184,33 @@ class Fences:
         """Return the size of the directory at a blob's end, in bytes.
 
         Args:
-            tail: At least the last TRAILER_BYTES.
+            tail: At least the last TRAILER_BYTES of the blob.
+            blob_bytes: The size of the blob.
         """
         _, pages, files, _ = _read_trailer(tail, blob_bytes)
         return 8 * (pages + files) + TRAILER_BYTES
 
     def page_ranges(self, hi: Words, lo: Words) -> list[tuple[int, int]]:
-        """Return (offset, length) in the blob of all pages that may contain one of the hashes, ascending; adjacent
-        pages are joined.
+        """Return (offset, length) in the blob of all pages that may contain one of the hashes, ascending.
 
-        For one hash this is one page, or two if its entries may cross the boundary. More are needed only for a key of
-        hundreds of rows.
+        Adjacent pages are joined. For one hash this is one page, or two pages if its entries may cross the
+        boundary. Only a key of hundreds of rows needs more pages.
         """
         return [(start * PAGE_BYTES, (end - start) * PAGE_BYTES) for start, end in self._spans(hi).tolist()]
 
     def _spans(self, hi: Words) -> Longs:
-        """Return int64[n, 2]: the first page of each range of pages, and the page after its last."""
+        """Return (the first page, the page after the last) of each range of pages, int64[n, 2]."""
         return stretches(self.first, np.sort(hi))
 
     def lookup_bytes(self, hi: Words, lo: Words, pages: Sequence[Part]) -> Found:
-        """Return the result of `Record.lookup`, from the bytes of `page_ranges` for the same hashes, in the same
-        order.
+        """Return the result of `Record.lookup` from pages that were read before.
+
+        Args:
+            pages: The bytes of `page_ranges` for the same hashes, in the same order.
         """
         spans = self._spans(hi)
         if len(pages) != len(spans):
-            raise ValueError(f"{len(pages)} stretches of pages were read, of {len(spans)}")
+            raise ValueError(f"{len(pages)} ranges of pages were read instead of {len(spans)}")
         numbers = np.concatenate([np.empty(0, np.int64), *(np.arange(start, end) for start, end in spans)])
         memory = np.frombuffer(b"".join(pages), np.uint8)
         if not len(numbers):
@@ -203,30 +221,33 @@ class Fences:
 def _read_trailer(tail: Part, blob_bytes: int) -> tuple[int, int, int, int]:
     """Return (entries, pages, files, checksum of the directory)."""
     if len(tail) < TRAILER_BYTES or blob_bytes < TRAILER_BYTES:
-        raise ValueError(f"{min(len(tail), blob_bytes)} bytes are no record index")
+        raise ValueError(f"{min(len(tail), blob_bytes)} bytes are not a record index")
     trailer = memoryview(tail)[len(tail) - TRAILER_BYTES :]
     if _SUM.unpack_from(trailer, _TRAILER.size)[0] != checksum(trailer[: _TRAILER.size]):
         raise ValueError("the trailer does not match its checksum")
     magic, entries, pages, files, page_bytes, directory_sum = _TRAILER.unpack_from(trailer)
     if magic != _MAGIC or page_bytes != PAGE_BYTES:
-        raise ValueError(f"pages of {page_bytes} bytes, or another magic number than that of a record index")
+        raise ValueError(
+            f"the trailer does not belong to a record index: its magic number "
+            f"is wrong, or its pages have {page_bytes} bytes"
+        )
     if pages != -(-entries // ENTRIES_A_PAGE) or pages * PAGE_BYTES + 8 * (pages + files) + TRAILER_BYTES != blob_bytes:
-        raise ValueError(f"{entries} entries of {files} data files in {pages} pages are not {blob_bytes} bytes")
+        raise ValueError(f"{entries} entries of {files} data files in {pages} pages cannot have {blob_bytes} bytes")
     return entries, pages, files, directory_sum
 
 
 class Record:
-    """An opened blob, which may be a memory-mapped file; it is kept alive.
+    """An opened blob, which may be a memory-mapped file. The object keeps it alive, and is thread-safe.
 
-    Thread-safe.
-
-    ValueError if it is damaged: from the constructor for the directory, from the first read of a page for that page.
+    Raises:
+        ValueError: The blob is damaged. The constructor checks the directory, and the first read of a page
+            checks the page.
     """
 
     def __init__(self, blob: memoryview) -> None:
         self.fences = Fences(blob, len(blob))
         self.memory = np.frombuffer(blob, np.uint8, len(self.fences.first) * PAGE_BYTES)
-        """The pages."""
+        """The bytes of the pages."""
         self._pages = Pages(self.memory, self.fences.first, np.empty(0, np.int64), self.fences.files)
 
     @property
@@ -235,33 +256,39 @@ class Record:
 
     @property
     def count(self) -> int:
-        """The number of entries, which is the number of rows of its data files."""
+        """The number of entries, which is the number of rows of the data files."""
         return self.fences.entries
 
     @property
     def counts(self) -> Words:
-        """uint64[files]: the number of entries of each file."""
+        """The number of entries of each file, uint64[files]."""
         return self.fences.counts
 
     def lookup(self, hi: Words, lo: Words) -> Found:
-        """Return the rows with these hashes (`hash_halves`), uint64[n] each.
+        """Return the rows with these hashes (`hash_halves`).
 
-        Returns (query int64[m], file int32[m], position int64[m]), ordered by query, file, position.
+        Args:
+            hi: The high halves of the hashes, uint64[n].
+            lo: The low halves of the hashes, uint64[n].
+
+        Returns:
+            (query int64[m], file int32[m], position int64[m]), ordered by query, file, position.
         """
         return self._pages.lookup(hi, lo)
 
     def find(self, hi: int, lo: int) -> list[tuple[int, int]]:
-        """Look up one hash as `lookup` does and without arrays: (file, position) of each row."""
+        """Return (file, position) of each row with one hash. This is `lookup` without arrays."""
         return self._pages.find(hi, lo)
 
     def verify(self) -> None:
-        """Read the whole blob: checksums, order, and the entries of each file.
+        """Read the whole blob, and check checksums, order, and the number of entries of each file.
 
-        ValueError describes the damage.
+        Raises:
+            ValueError: The blob is damaged; the message describes the damage.
         """
         counts = np.zeros(self.files, np.uint64)
         if self._pages.check(counts) != self.count or (counts != self.counts).any():
-            raise ValueError("the entries of a data file are not as many as the directory says")
+            raise ValueError("the number of entries of a data file differs from the directory")
 
 
 def files_of(found: Found, files: int) -> Flags:
@@ -273,23 +300,23 @@ def files_of(found: Found, files: int) -> Flags:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordQuery:
-    """Selects files with a row that has one of the hashes, given as halves (seeds 0 and 1)."""
+    """Selects files with a row that has one of the hashes, which are given as halves (seeds 0 and 1)."""
 
     high: Hashes
     low: Hashes
 
     @staticmethod
     def about(columns: Sequence[Keys]) -> RecordQuery:
-        """From keys in rows; each part of the key is a column."""
+        """Return the query for keys in rows; each part of the key is a column."""
         return RecordQuery(*hash_halves(columns))
 
     def of(self, index: Record) -> Flags:
-        """As in `IndexQuery`."""
+        """See `IndexQuery.of`."""
         return files_of(index.lookup(self.high, self.low), index.files)
 
 
 class RemoteRecord:
-    """The directory is in memory; pages are read from storage."""
+    """A remote blob. Its directory is in memory; pages are read from storage."""
 
     is_full = False
 
@@ -303,7 +330,7 @@ class RemoteRecord:
         return None if matches is None else files_of(matches, self.data_files)
 
     async def rows(self, high: Hashes, low: Hashes) -> Found | None:
-        """Look up as `Record.lookup` does; None if it would take too many reads."""
+        """Look up hashes as `Record.lookup` does. Return None if the lookup would take too many reads."""
         pages = await self._blob.read_all(self._fences.page_ranges(high, low))
         return None if pages is None else self._fences.lookup_bytes(high, low, pages)
 
@@ -311,7 +338,7 @@ class RemoteRecord:
 class RecordKind(IndexKind[FileRecords, Record]):
     name = "record"
     alignment = PAGE_BYTES
-    """Aligns the pages of the index with pages of the disk."""
+    """The alignment of the index's pages to pages of the disk."""
     columns_max = COLUMNS_MAX
     answers_keys = True
 
@@ -345,7 +372,7 @@ class RecordKind(IndexKind[FileRecords, Record]):
         return None if index.count == rows else f"it has {index.count} entries for {rows} rows"
 
     def compare(self, index: Record, number: int, columns: Sequence[Keys], sampled: Sequence[int]) -> Iterator[str]:
-        """Compare all rows."""
+        """Compare all rows, not only the sampled rows."""
         rows = columns[0].rows
         if int(index.counts[number]) != rows:
             yield f"the index has {int(index.counts[number])} entries; there are {rows} rows"

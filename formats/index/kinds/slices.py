@@ -1,14 +1,15 @@
 """A section: the rows of one data file by value, as an ordered dictionary and the bits of each row's rank.
 
-A row's value is stored as its rank in the file's dictionary. Slice i holds bit i of all ranks, so
-ceil(log2(cardinality)) slices hold the column. A comparison is an interval of ranks, and reads each slice once. If most
-rows have one value and few rows have other values, a bitmap per value is smaller and is stored instead; in all other
-cases compressed slices are as small (measured). Null and NaN have separate bitmaps, which mask the rank 0 of those
-rows. Pure.
+A row's value is stored as its rank in the file's dictionary. Slice i has bit i of all ranks, so that
+ceil(log2(cardinality)) slices represent the column. A comparison is an interval of ranks, and reads each
+slice once. If most rows have one value and few rows have other values, a bitmap per value is smaller and
+is stored instead. In all other cases compressed slices are equally small (measured). Null and NaN have
+separate bitmaps, which mask the rank 0 of those rows. This module is pure.
 
-A section is stored as `pieces.py` describes: the numbers of rows and of distinct values, the form of the keys, layout
-SLICES or EQUALITY, flags NULLS, NANS and CLIPPED, and the pieces: dictionary, null rows, NaN rows, then the slices,
-lowest first, or the bitmaps by rank. Values are clipped to 1,024 bytes: the result for a longer bound is a superset.
+A section is stored in the form of `pieces.py`: the numbers of rows and of distinct values, the form of
+the keys, layout SLICES or EQUALITY, flags NULLS, NANS and CLIPPED, and the pieces. These are the
+dictionary, the null rows, the NaN rows, and then the slices, the lowest first, or the bitmaps by rank.
+Values are clipped to 1,024 bytes: the result for a longer bound may contain more rows.
 """
 
 from __future__ import annotations
@@ -34,17 +35,21 @@ DICTIONARY, NULL_ROWS, NAN_ROWS, FIRST = 0, 1, 2, 3
 """Piece numbers."""
 
 EQUALITY_MAX = 64
-"""Maximum distinct values of a column that may be stored as one bitmap per value."""
+"""The maximum number of distinct values of a column that may be stored as one bitmap per value."""
 _CHANGE_BYTES = 2
-"""Minimum bytes for a row whose value differs from the value before; containers of a roaring bitmap have headers
-too."""
+"""The minimum number of bytes for a row whose value differs from the value before. Containers of a roaring
+bitmap also have headers.
+"""
 _CONTAINER_BYTES = 14
 SECTION_PIECES_MAX = FIRST + EQUALITY_MAX
 DECODED_MAX_BYTES = 256 << 20
-"""Of the compressed slices of one section. A writer stores longer slices flat; these are read in place."""
+"""The maximum size of the compressed slices of one section. A writer stores longer slices flat, and they are
+read in place.
+"""
 COMPARED_MAX: Final = 128
-"""Maximum number of bounds that are compared. For more bounds, assembling each row's rank and looking it up is faster
-(measured)."""
+"""The maximum number of bounds that are compared. For more bounds, it is faster to assemble each row's rank
+and to look it up (measured).
+"""
 
 
 def slice_count(cardinality: int) -> int:
@@ -56,7 +61,7 @@ def build_section(keys: Keys) -> bytes:
     """Return the section of one data file.
 
     Raises:
-        ValueError: If it has too many rows, or its dictionary is too long.
+        ValueError: The file has too many rows, or its dictionary is too long.
     """
     distinct, ranks = rank_keys(keys)
     nulls = bits.none_of(keys.rows) if keys.valid is None else bits.all_of(keys.rows) & ~keys.valid
@@ -97,14 +102,15 @@ def _choose_layout(ranks: Ranks, cardinality: int, present: Bits) -> tuple[int, 
 
 
 def _count_decoded_bytes(codings: Iterable[int], rows: int) -> int:
-    """Return what the bitmaps of these codings take in memory, besides what is stored."""
+    """Return the memory that bitmaps of these codings need in addition to the stored bytes."""
     return 8 * bits.words_of(rows) * sum(coding in (Coding.ZSTD, Coding.ROARING) for coding in codings)
 
 
 class Section:
     """A file's section, read in place.
 
-    ValueError for a wrong length or checksum, when the part is first read.
+    Raises:
+        ValueError: A length or a checksum is wrong; the error is raised when the part is first read.
     """
 
     def __init__(self, memory: memoryview) -> None:
@@ -120,18 +126,18 @@ class Section:
             or self.cardinality > (EQUALITY_MAX if by_value else self.rows)
             or self._pieces.count != FIRST + bitmaps
         ):
-            raise ValueError(f"a section of {self._pieces.count} pieces and {self.cardinality} values cannot be right")
+            raise ValueError(f"a section cannot have {self._pieces.count} pieces and {self.cardinality} values")
         self.bitmaps = bitmaps
         """The number of stored bitmaps: slices, or one per value."""
         self._dictionary: _ordered.Numbers | _ordered.Strings | None = None
         self.ready: tuple[_ordered.Numbers, _bitmap.Slices, Bits | None] | None = None
-        """Dictionary, slices and `keyless`; frequent callers cache them here if that needs no memory."""
+        """Dictionary, slices and `keyless`. Frequent callers cache them here if the cache needs no memory."""
 
     def verify(self) -> None:
         """Read the whole section.
 
         Raises:
-            ValueError: If anything differs from what was written.
+            ValueError: Some bytes differ from the bytes that were written.
         """
         self._pieces.verify()
 
@@ -143,12 +149,12 @@ class Section:
 
     @property
     def bitmaps_bytes(self) -> int:
-        """Stored size of the slices or of the bitmaps of values."""
+        """The stored size of the slices, or of the bitmaps of values."""
         return sum(self._pieces.length(FIRST + number) for number in range(self.bitmaps))
 
     @property
     def dictionary_spot(self) -> tuple[int, int]:
-        """Offset and length of the dictionary in the section."""
+        """Return (offset, length) of the dictionary in the section."""
         return self._pieces.spot(DICTIONARY)
 
     @property
@@ -159,9 +165,12 @@ class Section:
         return bounds.intervals(self.dictionary)
 
     def rows_where(self, bounds: Bounds, nulls: bool, nans: bool, slices: Callable[[], _bitmap.Slices]) -> Bits:
-        """Return the rows whose key is within the bounds, and the null or NaN rows if `nulls` or `nans` is True.
+        """Return the rows whose key is within the bounds.
 
-        `slices` returns the first result of `decoded`, possibly from a cache.
+        Args:
+            nulls: Whether null rows are also returned.
+            nans: Whether NaN rows are also returned.
+            slices: Returns the first result of `decode_slices`, which may be cached.
         """
         rows = self._select_ranks(self.intervals(bounds), slices)
         null_rows = self._marks(NULL_ROWS, NULLS)
@@ -172,10 +181,12 @@ class Section:
         return rows
 
     def rows_marked(self, marks: Bytes, among: Bits | None, slices: Callable[[], _bitmap.Slices]) -> Bits:
-        """Return the rows in `among` (None: all) whose rank is marked in `marks`, uint8[cardinality]; no null or NaN
-        rows.
+        """Return the rows whose rank is marked. Null and NaN rows are not returned.
 
-        `slices` as in `rows_where`.
+        Args:
+            marks: uint8[cardinality]: 1 for a marked rank.
+            among: The rows to search. None: all.
+            slices: See `rows_where`.
         """
         rows, keyless = bits.all_of(self.rows) if among is None else among, self.keyless
         if keyless is not None:
@@ -198,7 +209,7 @@ class Section:
 
     @property
     def keyless(self) -> Bits | None:
-        """The rows that are null or NaN; None if there are none."""
+        """The rows that are null or NaN, or None if all rows have a key."""
         nulls, nans = self._marks(NULL_ROWS, NULLS), self._marks(NAN_ROWS, NANS)
         return nulls if nans is None else nans if nulls is None else nulls | nans
 
@@ -220,12 +231,14 @@ class Section:
         return bits.decode(piece, self.rows)
 
     def decode_slices(self) -> tuple[_bitmap.Slices, int]:
-        """Return the slices, ready for comparisons, and the bytes that they take in addition to the stored section."""
+        """Return the slices, ready for comparisons, and their memory in bytes in addition to the stored section."""
         inflated = _count_decoded_bytes(
             (self._pieces.coding(FIRST + number) for number in range(self.bitmaps)), self.rows
         )
         if inflated > DECODED_MAX_BYTES:
-            raise ValueError(f"the slices of a section take {inflated:,} bytes; at most {DECODED_MAX_BYTES:,} are read")
+            raise ValueError(
+                f"the slices of a section take {inflated:,} bytes; the limit is {DECODED_MAX_BYTES:,} bytes"
+            )
         slices = [self._decode_slice(FIRST + number) for number in range(self.bitmaps)]
         size_bytes = sum(
             words.nbytes
@@ -249,8 +262,9 @@ class Section:
         return where(slices(), intervals, self.cardinality)
 
     def _any_of(self, begins: Sequence[int], ends: Sequence[int]) -> Bits:
-        """Return the union of the bitmaps of the ranks, or the complement of the union of the others if that reads
-        fewer.
+        """Return the union of the bitmaps of the ranks.
+
+        If it reads fewer bitmaps, the result is the complement of the union of the other ranks.
         """
         ranks = [rank for begin, end in zip(begins, ends, strict=True) for rank in range(begin, end)]
         inverted = 2 * len(ranks) > self.cardinality

@@ -13,22 +13,22 @@ Range = tuple[int, int]
 class SparseMemory:
     """A blob's memory, filled for the ranges that have been read.
 
-    The rest is zero and takes no memory.
-
-    A filled range is never written again, so a checksum has to be compared only once.
+    All other bytes are zero and take no memory. A filled range is never written again, so a checksum has to
+    be compared only once.
     """
 
     def __init__(self, length: int) -> None:
         self._map = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.memory = memoryview(self._map)
         self._filled: list[Range] = []
-        """(start, end), ascending, without overlap or contact."""
+        """(start, end) of each filled range, ascending; ranges neither overlap nor touch."""
         self.filled_bytes = 0
-        """Rounded up by a memory page per range."""
+        """The bytes that have been filled, plus a memory page per range."""
 
     def missing(self, ranges: Iterable[Range]) -> list[Range]:
-        """Return (offset, length) of the parts of `ranges` that have not been read, ascending; adjacent parts are
-        joined.
+        """Return (offset, length) of the parts of `ranges` that have not been read, ascending.
+
+        Adjacent parts are joined.
         """
         gaps: list[Range] = []
         for offset, length in sorted(ranges):

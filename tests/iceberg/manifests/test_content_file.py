@@ -176,7 +176,7 @@ REFUSED: list[tuple[dict[str, Any], int, dict[str, Any], str]] = [
         DATA,
         2,
         {"value-counts": {"keys": [1], "values": [5]}, "null-value-counts": {"keys": [1], "values": [6]}},
-        "null-value-counts: column 1 has 6, and only 5 values",
+        "null-value-counts: column 1 has 6, but only 5 values",
     ),
     (DATA, 2, {"lower-bounds": bounds(1, "xy")}, "lower-bounds of column 1: 'xy' is not hexadecimal"),
     (DATA, 2, {"lower-bounds": bounds(1, "00 00")}, "lower-bounds of column 1: "),

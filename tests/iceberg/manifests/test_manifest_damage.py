@@ -206,7 +206,7 @@ def deep(kind: Any, levels: int) -> Any:
         (unknown({"type": "record", "name": "r", "fields": [{"name": "a", "type": ["null", "r"]}]}), "contains itself"),
         (unknown(deep("int", 100)), "nested deeper than 64"),
         (unknown("no.such.type"), "unknown type 'no.such.type'"),
-        (unknown(["null", "null"]), "at most one of them null"),
+        (unknown(["null", "null"]), "at most one branch is null"),
         (unknown([]), "a union needs branches"),
         (unknown(17), "not a type: 17"),
         (unknown({"type": "fixed", "name": "f", "size": -1}), "-1 is not a valid size of a fixed type"),

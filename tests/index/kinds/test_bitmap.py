@@ -240,7 +240,7 @@ def test_an_index_is_not_asked_for_keys_of_another_form() -> None:
 
 
 def test_marks_of_another_number_of_files_are_refused() -> None:
-    with pytest.raises(ValueError, match="2 marks are not of the 1 files"):
+    with pytest.raises(ValueError, match="there are 2 marks for the 1 files"):
         bitmap.merge([(opened([of_longs([1])]), np.array([True, False]))])
 
 

@@ -111,7 +111,7 @@ def test_a_blob_cut_anywhere_is_refused(case: tuple[bytes, str]) -> None:
     for end in range(len(blob)):
         with pytest.raises(ValueError, match=r"."):
             Bitmap(memoryview(blob[:end]))
-    with pytest.raises(ValueError, match="bytes long"):
+    with pytest.raises(ValueError, match=r"a bitmap index has .* bytes instead of"):
         Bitmap(memoryview(blob + b"\0" * 8))
 
 
@@ -134,7 +134,7 @@ def test_sections_that_changed_places_are_refused() -> None:
     assert len(longer.section) == len(entries[0].section)
     head, directory, files, first, _ = bitmap.encode([entries[0], longer])
     index = Bitmap(memoryview(b"".join((head, directory, files, longer.section, first))))
-    with pytest.raises(ValueError, match="section 0 of a bitmap index is another file's"):
+    with pytest.raises(ValueError, match="section 0 of a bitmap index belongs to another file"):
         index.rows(0, asked("long")[0])
 
 
@@ -230,9 +230,9 @@ def test_a_section_of_few_bytes_is_not_decoded_to_gigabytes() -> None:
     none = Piece(Coding.ZEROS, b"")
     pieces = [numbers, none, none, *[Piece(Coding.ZSTD, words)] * 12]
     section = Section(memoryview(write_pieces(Head(rows, 1 << 12, CODES, SLICES, 0), pieces)))
-    with pytest.raises(ValueError, match="at most 268,435,456 are read"):
+    with pytest.raises(ValueError, match="the limit is 268,435,456 bytes"):
         section.decode_slices()
-    with pytest.raises(ValueError, match="cannot be right"):
+    with pytest.raises(ValueError, match="a section cannot have"):
         Section(memoryview(write_pieces(Head(rows + 1, 1, CODES, SLICES, 0), [numbers, none, none])))
 
 

@@ -393,9 +393,9 @@ def test_what_cannot_be_is_refused() -> None:
         with pytest.raises(ValueError, match="false-positive rate"):
             build(longs([1]), fpp)
     for entries in ([], [one, other]):
-        with pytest.raises(ValueError, match="number of bits a key"):
+        with pytest.raises(ValueError, match="number of bits per key"):
             encode(entries)
     blooms = [(Bloom(blob_of([some])), np.ones(1, dtype=bool)) for some in (one, other)]
     for parts in ([], blooms):
-        with pytest.raises(ValueError, match="number of bits a key"):
+        with pytest.raises(ValueError, match="number of bits per key"):
             merge(parts)

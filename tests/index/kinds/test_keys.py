@@ -211,7 +211,7 @@ def test_timestamps_of_any_unit_are_counted_in_the_unit_of_the_column(unit: str,
     if unit == "ns":
         check(keys_of(array, "timestamptz_ns"), "timestamptz_ns", [-1_000, None, 5_000])
         return
-    with pytest.raises(ValueError, match="does not hold values of type timestamptz_ns"):  # readers differ about them
+    with pytest.raises(ValueError, match="does not have values of type timestamptz_ns"):  # readers differ about them
         keys_of(array, "timestamptz_ns")
 
 

@@ -257,7 +257,7 @@ def test_lookups_of_many_threads_agree() -> None:
 
 def test_files_that_are_too_long_are_refused() -> None:
     keys = Keys("long", 1 << 32, np.empty(0, np.uint64), None, None, None, None)
-    with pytest.raises(ValueError, match="a data file of 4294967296 rows has no record index"):
+    with pytest.raises(ValueError, match="a data file of 4294967296 rows cannot have a record index"):
         build([keys])
 
 
