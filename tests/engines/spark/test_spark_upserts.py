@@ -308,7 +308,7 @@ def test_rows_that_are_larger_than_spark_thinks_are_left_to_tasks(rig: Rig) -> N
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"mode": "upsert"}, "name the key columns"),
+        ({"mode": "upsert"}, "set the key columns"),
         ({"mode": "upsert", "keys": "id"}, "lists of names"),
         ({"mode": "upsert", "keys": ["id"], "where": "id = 1"}, "takes no where"),
         ({"mode": "upsert", "keys": ["id"], "row_mode": "both"}, "it may be merge-on-read or copy-on-write"),
