@@ -287,7 +287,7 @@ def test_stars_of_set_operations_are_those_of_queries(statement: str, predicate:
     columns = {"a": "long", "b": "string"}
     text = statement.format("SELECT a, b FROM t", "SELECT b, a FROM t")
     if predicate == "refused":
-        with pytest.raises(UnsupportedStatement, match="not named"):
+        with pytest.raises(UnsupportedStatement, match="columns without names"):
             DuckDBStatement(text)
         return
     read = DuckDBStatement(text)

@@ -107,7 +107,7 @@ def test_the_newest_job_that_is_not_undone_is_undone_and_another_is_named(client
     with catalog_at(served.url) as catalog:
         create(catalog, 2)
     append(client, "db.t", rows(range(3)))
-    with pytest.raises(BadRequest, match="No snapshot of the branch"):
+    with pytest.raises(BadRequest, match="The branch has no snapshot"):
         undo_job(client, "db.t")
     with pytest.raises(BadRequest, match="only snapshots that replace files"):
         undo_job(client, "db.t", open_table(client, "db.t", CURRENT).snapshot_id)
@@ -118,7 +118,7 @@ def test_the_newest_job_that_is_not_undone_is_undone_and_another_is_named(client
     done = undo_job(client, "db.t")
     assert (done.undone_id, done.files_restored, done.files_removed) == (job, 2, 1)
     assert paths(client) == before
-    with pytest.raises(BadRequest, match="No snapshot of the branch"):
+    with pytest.raises(BadRequest, match="The branch has no snapshot"):
         undo_job(client, "db.t")
     with pytest.raises(Conflict, match="replaced or deleted"):
         undo_job(client, "db.t", job)
@@ -195,7 +195,7 @@ def test_rewritten_manifests_are_undone_below_later_commits_or_not_at_all(
                 listed = manifests_of(catalog.load_table("db.t"))
                 assert before <= listed
                 assert (listed == before) == (later == "nothing")
-                with pytest.raises(BadRequest, match="No snapshot of the branch"):
+                with pytest.raises(BadRequest, match="The branch has no snapshot"):
                     undo_job(client, "db.t")
                 with pytest.raises(Conflict, match="replaced"):
                     undo_job(client, "db.t", rewritten)

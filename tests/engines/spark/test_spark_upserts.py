@@ -312,7 +312,7 @@ def test_rows_that_are_larger_than_spark_thinks_are_left_to_tasks(rig: Rig) -> N
         ({"mode": "upsert", "keys": "id"}, "lists of names"),
         ({"mode": "upsert", "keys": ["id"], "where": "id = 1"}, "takes no where"),
         ({"mode": "upsert", "keys": ["id"], "row_mode": "both"}, "it may be merge-on-read or copy-on-write"),
-        ({"mode": "upsert", "keys": ["id"], "strategy": "guess"}, "located by lookup or scan"),
+        ({"mode": "upsert", "keys": ["id"], "strategy": "guess"}, "it must be lookup, scan or equality"),
         ({"mode": "delete", "precombine": "ts"}, "takes no precombine"),
         ({"mode": "append", "keys": ["id"]}, "takes no keys"),
         ({"mode": "merge"}, "there is no mode 'merge'"),
