@@ -82,9 +82,8 @@ def _to_arrow_fields(fields: Iterable[Field], prefix: str) -> list[pa.Field]:
         if field.type == UNKNOWN:
             continue
         name = file_name_of(field.name)
-        if (
-            name in used_names
-        ):  # Two columns could have the same name in files (`a b` and `a_x20b`), but readers match columns by id.
+        # Two columns could have the same name in files (`a b` and `a_x20b`), but readers match columns by id.
+        if name in used_names:
             name = f"{name}_{field.id}"
         used_names.add(name)
         kind = arrow_type(field.type, prefix + field.name)

@@ -78,7 +78,8 @@ def verify_index_file(location: str, task: IndexTask, *, sample: int, rng: rando
         except (
             Unreadable,
             ValueError,
-        ):  # The data file was deleted in the meantime, or is no longer readable with the table's current schema.
+        ):
+            # The data file was deleted in the meantime, or is no longer readable with the table's current schema.
             verdict = replace(verdict, unreadable_files=verdict.unreadable_files + 1)
             continue
         verdict = replace(verdict, sampled_files=verdict.sampled_files + 1)

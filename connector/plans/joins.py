@@ -187,7 +187,8 @@ class _DimensionTree:
             table = None if planned is None else _find_table(planned, self._known)
             if planned is None or table is None or table.snapshot_id is None or join.scan in path:
                 continue
-            if join.is_extreme:  # The server computes the extreme from statistics of files, for tables of any size.
+            # The server computes the extreme from statistics of files, for tables of any size.
+            if join.is_extreme:
                 if planned.scan.condition is None and not planned.scan.likes:
                     self._left -= 1
                     dimensions.append(Dimension(planned, table.snapshot_id, table.files, join, ()))

@@ -89,7 +89,8 @@ def _compare_plans(client: SeamarkClient, table: OpenTable, before: int | None, 
             yield SnapshotChange(INSERT, task)
         elif list(earlier_task.deletes) != list(task.deletes):
             yield SnapshotChange(DELETE, replace(earlier_task, removed_by=task.deletes))
-            if any(file not in task.deletes for file in earlier_task.deletes):  # Deletes were removed or replaced.
+            # This is true if deletes were removed or replaced.
+            if any(file not in task.deletes for file in earlier_task.deletes):
                 yield SnapshotChange(INSERT, replace(task, removed_by=earlier_task.deletes))
     for task in earlier.values():
         yield SnapshotChange(DELETE, task)

@@ -26,9 +26,8 @@ MODULES = ("seamark.connector.spark.source.source", "seamark.connector.spark.sou
 
 
 def main() -> None:
-    os.environ.setdefault(
-        "JE_ARROW_MALLOC_CONF", "background_thread:false"
-    )  # Otherwise Arrow starts a thread on import.
+    # Otherwise Arrow starts a thread on import.
+    os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
     for name in MODULES:
         import_module(name)
     gc.collect()

@@ -47,7 +47,8 @@ class SparkWorkers:
         running = SparkSession.getActiveSession()
         if running is not None:
             return cls(running)
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # By default, PySpark runs any python3 in the PATH.
+        # By default, PySpark runs any python3 in the PATH.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         builder = SparkSession.builder.appName("seamark index build").master(master)
         for key, value in {**QUIET, **(LOOPBACK if master.startswith("local") else {})}.items():
             builder = builder.config(key, value)

@@ -20,7 +20,8 @@ def strings(sequence: Any) -> list[str]:
     """Return the items of a Scala Seq as texts, with two calls to the JVM for any number of items."""
     count = sequence.size()
     texts = str(sequence.mkString("\0")).split("\0") if count else []
-    return texts if len(texts) == count else [str(one) for one in items(sequence)]  # A name can contain a zero byte.
+    # A name can contain a zero byte.
+    return texts if len(texts) == count else [str(one) for one in items(sequence)]
 
 
 class JvmStatics:

@@ -284,9 +284,8 @@ class SqlSession:
 
     @property
     def _sandbox(self) -> duckdb.DuckDBPyConnection:
-        if (
-            self._con is None
-        ):  # The connection is opened after `checked`, because `checked` may confine the threads of the connection.
+        # The connection is opened after `checked`, because `checked` may confine the threads of the connection.
+        if self._con is None:
             self._con = open_connection(self._limits)
         return self._con
 

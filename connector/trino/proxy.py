@@ -181,9 +181,8 @@ class Proxy:
             self.answering -= 1
         self._answered[response.status // 100].inc()
         if not response.prepared:
-            response.headers.setdefault(
-                "Server", "seamark"
-            )  # Otherwise aiohttp sends its version and the version of Python.
+            # Otherwise aiohttp sends its version and the version of Python.
+            response.headers.setdefault("Server", "seamark")
         if summary or self._logs_all:  # The client disconnected while the answer was sent.
             ended_s = time.monotonic() - begun_s
             asyncio.get_running_loop().call_soon(self._log_access, request, response, summary, ended_s)
@@ -211,7 +210,8 @@ class Proxy:
             response, summary = await self._route_to_coordinator(request, body)
         except RefusedBody as refusal:
             return _refuse(refusal), ""
-        if body.refusal is not None and not response.prepared:  # aiohttp's client reports only that sending failed.
+        # aiohttp's client reports only that sending failed.
+        if body.refusal is not None and not response.prepared:
             return _refuse(body.refusal), summary
         return response, summary
 
@@ -232,7 +232,8 @@ class Proxy:
             candidates = [coordinator] if coordinator else self._coordinators.round_robin()
             return await self._statement(request, content, candidates, target)
         if renewing := self._waiting.plans_to_renew(path):
-            await self._rewriter.renew(renewing)  # The leases are renewed before Trino can resolve the plans.
+            # The leases are renewed before Trino can resolve the plans.
+            await self._rewriter.renew(renewing)
         if coordinator is None:
             coordinator = self._coordinators.from_referer(request.headers.get("Referer", ""))
         candidates = [coordinator] if coordinator else self._coordinators.all

@@ -389,9 +389,8 @@ class Rewriter:
         if not _PREDICATE_WORDS.search(text.text):
             return text, _PreParse(lists=lists, why="unchanged; nothing to prune by")
         if session.catalog not in self._catalogs and not self._named_at_all.search(text.text):
-            return text, _PreParse(
-                lists=lists, why="unchanged; of other catalogs"
-            )  # The statement is not worth parsing either.
+            # The statement is not worth parsing either.
+            return text, _PreParse(lists=lists, why="unchanged; of other catalogs")
         needs_types = _NEEDS_COLUMN_TYPES.search(text.text) or (not text.utc and _TIME_WORDS.search(text.text))
         return text, _PreParse(lists=lists, needs_types=bool(needs_types), explains=bool(_EXPLAIN.match(text.text)))
 

@@ -322,7 +322,8 @@ class Clustering:
             table_rows = attributes.rows(name, sample)
             ranks = Ranks.of(values.take(pa.array(table_rows, mask=table_rows < 0)))
             null = pa.nulls(1, values.type)
-            joined[number] = ranks.places(pa.concat_arrays([values, null]))  # The index -1 selects the rank of null.
+            # The index -1 selects the rank of null.
+            joined[number] = ranks.places(pa.concat_arrays([values, null]))
         each = Clustering(curve, attributes, own, joined)
         return each if curve == LINEAR else replace(each, groups=_group_attributes(each.points(sample)))
 

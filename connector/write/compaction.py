@@ -362,9 +362,8 @@ class _Copies:
                     parts.append(written)
                     origins.take(log)
                     counts.add(counted)
-                    advance(
-                        len(tasks), sum(task.size_bytes for task in tasks)
-                    )  # Only the thread of the job can report its progress.
+                    # Only the thread of the job can report its progress.
+                    advance(len(tasks), sum(task.size_bytes for task in tasks))
                 for file in WrittenFiles.join(parts).files:
                     indexes.add(file, None)
                 index_files, skipped = indexes.close()

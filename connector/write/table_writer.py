@@ -292,7 +292,8 @@ class TableWriter:
     def _should_flush(self, buffer: _PartitionBuffer) -> bool:
         """Return whether the buffered rows fill a row group, or the rest of the file."""
         room = self._file_bytes - buffer.written_bytes
-        if self._target.ordering is None:  # If the table has an ordering, all rows of a file are sorted together.
+        # If the table has an ordering, all rows of a file are sorted together.
+        if self._target.ordering is None:
             room = min(room, self._row_group_bytes)
         if buffer.waiting_bytes * (self._ratio or 1.0) < room:
             return False

@@ -193,7 +193,8 @@ class SourceFile:
         self.leaves = leaves_of(footer)
         if footer.rows != sum(group.rows for group in footer.groups):
             raise ValueError(f"it has {footer.rows} rows, but its row groups have another number of rows")
-        groups = [group for group in footer.groups if group.rows]  # Other columns have no pages and are never copied.
+        # Other columns have no pages and are never copied.
+        groups = [group for group in footer.groups if group.rows]
         for group in groups:
             self._check_group(group)
         if groups:

@@ -177,7 +177,8 @@ def _sample(
     records: int,
 ) -> tuple[int, pa.Table]:
     """Return the number of rows, and a sample of the columns from which keys are computed."""
-    whole = target.spec.fields or not attributes.columns  # The other columns are needed to compute partition values.
+    # The other columns are needed to compute partition values.
+    whole = target.spec.fields or not attributes.columns
     narrow = read_plan if whole else replace(read_plan, names=tuple(attributes.columns))
     sample_rows = min(SAMPLE_ROWS_MAX, max(SAMPLE_ROWS, SAMPLE_ROWS_PER_FILE * files))
     results = collect_results(

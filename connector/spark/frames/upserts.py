@@ -407,7 +407,8 @@ def _change_located_rows(work: UpsertTask, batch: Batch) -> _Result:
     opened, target, request = work.opened, work.target, work.request
     try:
         check_unchanged(work.client, opened, batch.keys, request.read_snapshot_id, request.strategy)
-    except Conflict as conflict:  # The driver raises this error, because Spark's error would contain it only as text.
+    except Conflict as conflict:
+        # The driver raises this error, because Spark's error would contain it only as text.
         return _Result(changed=conflict.message)
     if request.deletes:
         matches = compute_delete(work.client, opened, batch, request.strategy)

@@ -193,7 +193,8 @@ class _Overwrite:
             if error.left_open:
                 raise
             raise _Unprepared(str(error)) from error
-        except (PySparkException, Py4JError, Unwritable) as error:  # Tasks raise this error before the commit.
+        except (PySparkException, Py4JError, Unwritable) as error:
+            # Tasks raise this error before the commit.
             raise _Unprepared(_summarize(error)) from error
 
     def _options(self) -> Mapping[str, Any]:

@@ -72,7 +72,8 @@ def find_needed_columns(catalyst: Catalyst, statement: RowStatement) -> list[str
                 used |= frozenset() if catalyst.kind(output) == "AttributeReference" else catalyst.reference_ids(output)
         else:
             used |= catalyst.reference_ids(node)
-        if statement.join is not None and node.fastEquals(statement.join):  # The source uses no stored row.
+        # The source of a MERGE uses no stored row, so only the other side of the join is searched.
+        if statement.join is not None and node.fastEquals(statement.join):
             left.append(node.right() if statement.appends else node.left())
         else:
             left += catalyst.children(node)

@@ -93,16 +93,15 @@ class RowStatementReader:
         table = self._catalyst.analyze(name)
         relation = target_relation(self._spark, table)
         target = target_of_relation(self._catalyst, relation)
-        copy = (
-            relation.copy(
-                self._merge_on_read(relation.table()),
-                relation.output(),
-                relation.catalog(),
-                relation.identifier(),
-                relation.options(),
-                relation.timeTravelSpec(),
-            ).newInstance()
-        )  # Spark replaces a node only if the new node is not equal to it, and tables with equal names are equal.
+        # Spark replaces a node only if the new node is not equal to it, and tables with equal names are equal.
+        copy = relation.copy(
+            self._merge_on_read(relation.table()),
+            relation.output(),
+            relation.catalog(),
+            relation.identifier(),
+            relation.options(),
+            relation.timeTravelSpec(),
+        ).newInstance()
         resolved = self._build.replace_nodes(table, [(relation, copy)])
         plan = self._catalyst.analyze(self._build.replace_nodes(parsed, [(name, resolved)]))
         return self._read_rewritten(kind, target, plan, copy)

@@ -98,7 +98,8 @@ class ClientBody:
         Raises:
             RefusedBody: A limit is exceeded.
         """
-        if self._content.is_eof() and self.refusal is None:  # Most bodies arrive together with their headers.
+        # Most bodies arrive together with their headers.
+        if self._content.is_eof() and self.refusal is None:
             chunk = self._content.read_nowait()
         else:
             chunk = await self._wait()
