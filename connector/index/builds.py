@@ -50,7 +50,7 @@ _SKIPPED_FILES_MAX = 1000
 
 @dataclass(frozen=True)
 class GroupLimits:
-    """The limits of a group of data files, from which one index file is built.
+    """The limits of a group of data files; each group becomes an index file.
 
     A data file above a limit is its own group.
 

@@ -67,7 +67,7 @@ class PlannedScan:
         """The identity of the state of the table: scans with the same value read the same state.
 
         The current snapshot, branches and tags belong to one state. A snapshot that is named by its number does not
-        change, and is a state of its own.
+        change, and is a separate state.
         """
         return self.catalog, self.table, self.scan.snapshot_id
 

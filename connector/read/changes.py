@@ -61,7 +61,7 @@ def history(table: OpenTable, start: int | None, end: int) -> list[Snapshot]:
 
 
 def changes(client: SeamarkClient, table: OpenTable, start: int | None, end: int) -> Iterator[SnapshotChange]:
-    """Yield the changes from snapshot `start` to snapshot `end`; `start` None stands for the empty table."""
+    """Yield the changes from snapshot `start` to snapshot `end`; `start` None represents the empty table."""
     for before, after in _divide_at_replaces(history(table, start, end), start):
         yield from _compare_plans(client, table, before, after)
 

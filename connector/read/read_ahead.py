@@ -75,7 +75,7 @@ def read_tasks(read_plan: ReadPlan, storage: Storage, tasks: Iterable[ScanTask])
 
 
 def _divide(tasks: Iterable[ScanTask]) -> Iterator[list[ScanTask]]:
-    """Yield groups of successive small files within the limits; each other file is a group of its own."""
+    """Yield groups of successive small files within the limits; each other file is a separate group."""
     above = (_READ_FILES_MAX + 1, 0, 0)
     return divide(
         tasks,

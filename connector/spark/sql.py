@@ -36,8 +36,8 @@ def sql(
 ) -> DataFrame:
     """Return the same result as `spark.sql(text, args)`.
 
-    If possible, a query reads fewer files (`connector.spark.query.queries.sql`), and so do the queries of
-    INSERT, CREATE TABLE AS and MERGE. If possible, MERGE, UPDATE and DELETE change the rows that an index
+    If possible, a query reads fewer files (`connector.spark.query.queries.sql`). This also applies to the queries
+    of INSERT, CREATE TABLE AS and MERGE. If possible, MERGE, UPDATE and DELETE change the rows that an index
     locates, and INSERT OVERWRITE builds index files (`connector.spark.statements.execution.execute`).
     """
     try:

@@ -98,7 +98,7 @@ _EXPLAIN = re.compile(r"(?:\s++|--[^\r\n]*+|/\*.*?\*/)*+explain\b", re.IGNORECAS
 _EXECUTE = re.compile(r"\bexecute\b", re.IGNORECASE)
 _SYSTEM_OR_PLAN_NAME = re.compile(rf"[$@]|{re.escape(PLAN_MARK)}")
 """The pattern in names of Trino's system tables and of plans."""
-_SWITCHED_OFF, _READ_TOO_LATE = "unchanged; switched off", "unchanged; not read in time"
+_SWITCHED_OFF, _READ_TOO_LATE = "unchanged; switched off", "unchanged; it was not parsed in time"
 IsAccepted = Callable[[], Awaitable[bool]]
 _log = structlog.get_logger("seamark.trino-proxy")
 
@@ -211,7 +211,7 @@ class Rewriter:
         if session.off:
             return RewriteResult(None, _SWITCHED_OFF)
         if session.in_transaction:
-            return RewriteResult(None, "unchanged; in a transaction")
+            return RewriteResult(None, "unchanged; it is in a transaction")
         if session.needs_partition_filter:
             return RewriteResult(None, f"unchanged; {PARTITION_FILTER}")
         loop = asyncio.get_running_loop()
@@ -343,14 +343,16 @@ class Rewriter:
             return RewriteResult(None, f"unchanged; {requests.why}")
         planned_scans = [*tables.values(), *(planned for view in expanded for planned in view.tables)]
         if not any(planned.scan.is_restricted for planned in planned_scans):
-            return RewriteResult(None, "unchanged; no scan that could leave files out")
+            return RewriteResult(None, "unchanged; it has no scan that could leave out files")
         if len(planned_scans) + len(expanded) > SCANS_MAX:
-            return RewriteResult(None, f"unchanged; more than {SCANS_MAX} scans")
+            return RewriteResult(None, f"unchanged; it has more than {SCANS_MAX} scans")
         columns = frozenset((planned.table, planned.scan.columns) for planned in numbered.values())
         breaker_key = hash((session.sender_hash, columns))
         failing = self._failing.get(breaker_key)
         if failing is not None and not failing.allow_request():
-            return RewriteResult(None, "unchanged; lately Trino could not read its plans, or its rules forbade it")
+            return RewriteResult(
+                None, "unchanged; recently, Trino could not read its plans, or its access rules forbade them"
+            )
         dimensions = joining.find_dimensions(tables, known_tables)
         for view in expanded:
             dimensions |= view.dimensions
@@ -375,7 +377,7 @@ class Rewriter:
             async with asyncio.timeout_at(until_s):
                 await self._withdrawing.take(done.plans)
         except (ClientError, TimeoutError):
-            return RewriteResult(None, "unchanged; its plans were withdrawn meanwhile")
+            return RewriteResult(None, "unchanged; its plans were withdrawn in the meantime")
         return done
 
     # Parsing
@@ -387,10 +389,10 @@ class Rewriter:
         text = self._text(statement, session)
         lists = _METADATA_TABLE.search(text.text) is not None
         if not _PREDICATE_WORDS.search(text.text):
-            return text, _PreParse(lists=lists, why="unchanged; nothing to prune by")
+            return text, _PreParse(lists=lists, why="unchanged; it has no condition that could leave out files")
         if session.catalog not in self._catalogs and not self._named_at_all.search(text.text):
             # The statement is not worth parsing either.
-            return text, _PreParse(lists=lists, why="unchanged; of other catalogs")
+            return text, _PreParse(lists=lists, why="unchanged; it reads no table of the configured catalogs")
         needs_types = _NEEDS_COLUMN_TYPES.search(text.text) or (not text.utc and _TIME_WORDS.search(text.text))
         return text, _PreParse(lists=lists, needs_types=bool(needs_types), explains=bool(_EXPLAIN.match(text.text)))
 
@@ -455,7 +457,7 @@ def _build_result(
         new.append(_access_checks(text, reading, own))
     statement = splice(text.text, new)
     if len(statement) > TEXT_CHARACTERS_MAX:
-        return RewriteResult(None, "unchanged; too long with plans")
+        return RewriteResult(None, "unchanged; its text would be too long with plans")
     each, joins = [], []
     for planned in planned_scans:
         if planned in shown:  # The tables behind a view are not revealed.

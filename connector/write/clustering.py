@@ -375,7 +375,7 @@ class Clustering:
 def _group_attributes(points: Points) -> tuple[tuple[int, ...], ...]:
     """Group the attributes whose ranks in a sample have a correlation of at least `_GROUP_CORRELATION_MIN`.
 
-    Negative correlations count as positive ones.
+    The sign of a correlation is ignored.
     """
     if len(points) < _CORRELATION_ROWS_MIN:
         return tuple((number,) for number in range(points.shape[1]))
@@ -393,7 +393,7 @@ def _group_attributes(points: Points) -> tuple[tuple[int, ...], ...]:
 
 
 def generate_layer_name() -> str:
-    """Return a name for a new layer, the files that one clustering writes together."""
+    """Return a name for a new layer, the files that a clustering job writes together."""
     return uuid.uuid4().hex[:12]
 
 
@@ -409,7 +409,7 @@ def derive_layer_properties(properties: Mapping[str, str], sample: pa.Table, col
     The files of a layer end after a number of rows, not at a size. The bounds of `columns` are long enough to
     distinguish files. By default, the bounds of a string have its first 16 characters. If all values begin with
     the same 16 characters, as URLs do, the default bounds of all files would be equal. Properties of a column
-    take precedence, and so does a default without bounds.
+    take precedence. A default without bounds also takes precedence.
 
     Args:
         sample: Some rows of the layer.

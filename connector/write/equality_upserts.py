@@ -55,7 +55,7 @@ def check_table(opened: OpenTable, target: WriteTarget, keys: Sequence[str]) -> 
     """Check that the table supports equality upserts by these keys.
 
     Raises:
-        Unwritable: The table or the key does not support equality upserts, whatever the batch contains.
+        Unwritable: The table or the key does not support equality upserts; the rows of a batch do not matter.
     """
     check_equality_deletes(target, keys)
     _select_specs(opened.metadata, keys)

@@ -130,7 +130,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """Delete nothing; see the module's docstring."""
 
     def _check_last(self, producer: Producer, snapshot_id: int | None) -> None:
-        """Check that the committed batch is the query's last batch; only then is its snapshot known.
+        """Check that the committed batch is the query's last batch.
+
+        For an earlier batch, `snapshot_id` is None.
 
         Raises:
             BadRequest: The table has later batches of the query.

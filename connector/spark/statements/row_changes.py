@@ -305,7 +305,7 @@ def match_rows(stored: Longs, source: Longs, pairs_max: int) -> tuple[Longs, Lon
 def join_rows(kind: str, pairs: tuple[Longs, Longs], alone: Longs) -> tuple[Longs, Longs]:
     """Return the positions of the stored rows and of the source rows that a join returns.
 
-    A position of -1 stands for a missing stored row.
+    A position of -1 represents a missing stored row.
 
     Args:
         alone: The source rows without a stored row.
