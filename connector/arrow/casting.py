@@ -328,7 +328,9 @@ def _format_range(array: pa.Array) -> str:
 
 
 def _type_error(array: pa.Array, kind: Type, path: str) -> Unwritable:
-    return Unwritable(f"column {path} is {type_name(kind)}; the data has {array.type}, which is not cast to it")
+    return Unwritable(
+        f"column {path} is {type_name(kind)}; the data has {array.type}, which cannot be cast to this type"
+    )
 
 
 def _safe_cast(array: pa.Array, target: pa.DataType) -> pa.Array:

@@ -243,7 +243,7 @@ class _Run:
         path, reason = self._left_reasons[0]
         return {
             "outcome": "rolled-back",
-            "reason": f"{self._left_files:,} files cannot be indexed, as {path}: {reason}"[:1000],
+            "reason": f"{self._left_files:,} files cannot be indexed; the first is {path}: {reason}"[:1000],
         }
 
     def report(self, ended: dict[str, Any]) -> BuildReport:

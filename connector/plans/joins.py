@@ -148,7 +148,7 @@ def explain_unrequested_joins(
             continue
         table, name = _find_table(other, tables), ".".join(other.table)
         if limited is None or table is None:
-            why = "it is read at another snapshot than the current one"
+            why = "it is not read at the current snapshot"
             reasons[f"joins leave out no files, because {why}" if limited is None else _unhelpful(name, why)] = None
         elif table.snapshot_id is None:
             reasons[_unhelpful(name, "it has no snapshot")] = None

@@ -61,7 +61,7 @@ def _add_hint(spark: SparkSession, error: AnalysisException) -> None:
     """
     match, catalog_names = _UNKNOWN_NAME.search(str(error)), catalogs(spark)
     if match is not None and match[1] not in catalog_names and catalog_names:
-        error.add_note(f"{match[1]!r} is no catalog of this session: {catalog_hint(match[1], catalog_names)}")
+        error.add_note(f"{match[1]!r} is not a catalog of this session: {catalog_hint(match[1], catalog_names)}")
 
 
 def _is_change(spark: SparkSession, text: str) -> bool:

@@ -230,7 +230,7 @@ class SqlSession:
             except UnsupportedInDuckDB as why:
                 reason = str(why)
         else:
-            reason = "it was not asked for"
+            reason = "the user has chosen another engine"
         if query is not None:
             reads = self._plan_reads(statement.query_text, query.tables, tables, now)
         demand = Demand(statement.kind, sum(read.bytes for read in reads), reason)

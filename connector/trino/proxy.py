@@ -218,7 +218,7 @@ class Proxy:
     async def _route_to_coordinator(self, request: web.BaseRequest, content: ClientBody) -> _Outcome:
         target = request.rel_url.raw_path_qs
         if not target.startswith("/"):
-            return web.Response(status=400, text="The proxy answers requests for paths alone\n"), ""
+            return web.Response(status=400, text="The proxy answers only requests for paths\n"), ""
         try:
             coordinator, target = self._coordinators.resolve(target)
         except UnknownCoordinator as error:

@@ -67,7 +67,7 @@ class Overtaken(Conflict):
     """
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"Others have changed what was rewritten ({reason})", status=409)
+        super().__init__(f"Other commits have changed the rewritten files ({reason})", status=409)
         self.reason = reason
 
     def __reduce__(self) -> tuple[object, ...]:

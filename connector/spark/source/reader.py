@@ -185,7 +185,9 @@ def check_schema(schema: spark_types.StructType, table: OpenTable) -> spark_type
             _special_types(True).get(field.name) if field.name not in by_name else spark_type(by_name[field.name].type)
         )
         if expected is None or expected.simpleString() != field.dataType.simpleString():
-            problem = "is no column of the table" if expected is None else f"is {expected.simpleString()} in the table"
+            problem = (
+                "is not a column of the table" if expected is None else f"is {expected.simpleString()} in the table"
+            )
             raise BadRequest(f"{field.name} {field.dataType.simpleString()}: {field.name} {problem}")
     return schema
 

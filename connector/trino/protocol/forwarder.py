@@ -240,7 +240,7 @@ class Forwarder:
                 try:
                     return await passing(coordinator, answer, response_headers(answer, extra_headers or {}))
                 except (aiohttp.ClientError, TimeoutError) as error:
-                    return error_response(502, f"The answer broke off: {error or type(error).__name__}")
+                    return error_response(502, f"The answer ended early: {error or type(error).__name__}")
         return error_response(502, f"No coordinator can be reached: {unreached}")
 
 
@@ -259,7 +259,7 @@ async def _pass_back(
     try:
         first = await answer.content.readany()
     except (aiohttp.ClientError, TimeoutError) as error:
-        return error_response(502, f"The answer broke off before its body: {error or type(error).__name__}")
+        return error_response(502, f"The answer ended before its body: {error or type(error).__name__}")
     if first and answer.content.at_eof():  # Most answers are small and arrive in one packet.
         headers.popall("Content-Length", None)
         return web.Response(status=answer.status, reason=answer.reason, headers=headers, body=first)

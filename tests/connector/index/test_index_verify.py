@@ -98,7 +98,7 @@ def test_a_count_that_is_not_the_datas_is_a_problem(client: IndexClient, monkeyp
     monkeypatch.setattr(client, "index", lambda *_: found)
     found.json["rows"] = 119
     audit = audit_index(client, "db.t", "record", sample=0)
-    assert audit.problems == ("its index files count 120 rows of data files that hold 119",)
+    assert audit.problems == ("its index files count 120 rows, but its data files have 119",)
 
 
 def test_a_damaged_index_file_is_quarantined_plans_widen_and_it_is_built_again(client: IndexClient, kind: str) -> None:
@@ -116,7 +116,9 @@ def test_a_damaged_index_file_is_quarantined_plans_widen_and_it_is_built_again(c
     assert states(client, kind) == before | {path.name: "quarantined"}
     assert client.index("db.t", kind).lag_files == 2
     code, text = seamark(client.url, "verify", "db.t", kind)
-    assert (code, "put aside; 2 data files are to be indexed again" in " ".join(text.split())) == (1, True), text
+    assert (code, "quarantined before; 2 data files have to be indexed again" in " ".join(text.split())) == (1, True), (
+        text
+    )
     build(client, "db.t", kind, InProcessWorkers())
     code, text = seamark(client.url, "verify", "db.t", kind)
     assert (code, "120 rows counted" in text) == (0, True), text

@@ -101,7 +101,7 @@ def test_a_key_that_an_int_had_in_another_partition_is_refused(client: IndexClie
     ]
     body = json.dumps({"requirements": [], "updates": updates}).encode()
     client._request("POST", "/v1/namespaces/db/tables/t", {}, body)
-    with pytest.raises(Unwritable, match="a key of column id is next to the least int"):
+    with pytest.raises(Unwritable, match="a key of column id is next to the smallest int"):
         upsert(client, "db.t", rows((least, "fr"), (5, "fr")), keys=["id"], strategy=EQUALITY)
     upsert(client, "db.t", rows((5, "fr"), (least + 8, "fr")), keys=["id"], strategy=EQUALITY)
     upsert(client, "db.t", rows((least, "it")), keys=["id"])
