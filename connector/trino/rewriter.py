@@ -167,8 +167,10 @@ class Rewriter:
         self._limits = limits
         self._seamark_breaker = Breaker()
         self._failing: MemoryCache[int, Breaker] = MemoryCache(_BREAKERS_BYTES_MAX)
-        """For statements that fail in Trino because of their plans, by `RewriteResult.breaker_key`. Others may be
-        allowed, and a sender must not be able to stop the plans of others."""
+        """The breakers of statements that fail in Trino because of their plans, by `RewriteResult.breaker_key`.
+
+        There is one for each sender, because a sender must not be able to stop the plans of others.
+        """
         self._withdrawing = PlanWithdrawal(seamark.lease)
         self._reader = StatementReader()
         self._views = ViewPlanner(seamark, self._reader, self._resolve_name)
@@ -305,7 +307,7 @@ class Rewriter:
         self, text: StatementText, session: Session, seen: _PreParse, until_s: float
     ) -> RewriteResult:
         if not self._seamark_breaker.allow_request():
-            return RewriteResult(None, "unchanged; Seamark failed lately")
+            return RewriteResult(None, "unchanged; Seamark has failed recently")
         requests = PlanRequests(self._client, self._limits.kept_max, until_s)
         done = await self._rewrite_with_plans(text, session, seen, requests, until_s)
         if requests.missing and not requests.has_failed():

@@ -151,9 +151,9 @@ class Attributes:
             raise BadRequest("Name at least one attribute by which the rows are clustered")
         self._tables = {name: joined.rows.combine_chunks() for name, joined in joins.items()}
         self._lookups: dict[str, tuple[tuple[str, ...], KeyMatcher]] = {}
-        """By joined table: the columns of the clustered rows, and the lookup of their keys."""
+        """The columns of the clustered rows and the lookup of their keys, by joined table."""
         self._merged_into: dict[str, str] = {}
-        """For a table that is joined with another joined table: that table, to which its columns were appended."""
+        """The joined table to which the columns of another joined table were appended, by the name of the latter."""
         for name, joined in joins.items():
             self._add_join(name, joined, schema)
         self.by = tuple(self._resolve_attribute(text, schema) for text in by)

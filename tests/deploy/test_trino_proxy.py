@@ -297,7 +297,7 @@ def test_statements_run_whatever_becomes_of_who_plans_them(shop: Shop, tmp_path:
         try:
             for _ in range(8):
                 assert rows_of(proxy.port, sql) == [["n5"]]
-            eventually(lambda: post(proxy.port, sql)[0].startswith("unchanged; Seamark failed lately"))
+            eventually(lambda: post(proxy.port, sql)[0].startswith("unchanged; Seamark has failed recently"))
         finally:
             os.kill(planner.pid, signal.SIGCONT)
         planner.kill9()

@@ -85,7 +85,7 @@ class SourceFile:
         """
         self.location, self.is_in_memory = location, data is not None
         self.encryption: OpenedFooter | None = None
-        """None for a file without encryption. `footer` is that of a file without encryption."""
+        """The encryption of the file, or None. `footer` has the form of an unencrypted footer in both cases."""
         self._keys = keys
         self._window = b""
         self._window_at = 0

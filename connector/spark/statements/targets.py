@@ -74,7 +74,7 @@ def check_session(spark: SparkSession) -> None:
         NotLocated: The session writes to another branch, or commits without publishing.
     """
     if any(spark.conf.get(name, None) for name in _SETTINGS):
-        raise NotLocated("the session writes to a branch to be audited")
+        raise NotLocated("the session writes to another branch, or commits without publishing")
 
 
 def commit_summary(spark: SparkSession) -> dict[str, str]:
