@@ -13,7 +13,7 @@ def divide(items: Iterable[T], weigh: Callable[[T], tuple[int, ...]], limits: tu
     """Divide successive items into groups.
 
     For each limit, the weights of the items of a group add up to at most the limit. An item above a limit is a
-    group of its own.
+    separate group.
     """
     group: list[T] = []
     total = (0,) * len(limits)

@@ -14,7 +14,8 @@ def single_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     """Return a column, which may have chunks, as one array."""
     if isinstance(column, pa.Array):
         return column
-    if column.num_chunks == 1 and column.chunk(0).offset == 0:  # The next call would copy even a single chunk.
+    # The next call would copy even a single chunk.
+    if column.num_chunks == 1 and column.chunk(0).offset == 0:
         return column.chunk(0)
     combined = column.combine_chunks()
     return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)

@@ -82,9 +82,8 @@ def _to_arrow_fields(fields: Iterable[Field], prefix: str) -> list[pa.Field]:
         if field.type == UNKNOWN:
             continue
         name = file_name_of(field.name)
-        if (
-            name in used_names
-        ):  # Two columns could have the same name in files (`a b` and `a_x20b`), but readers match columns by id.
+        # Two columns could have the same name in files (`a b` and `a_x20b`), but readers match columns by id.
+        if name in used_names:
             name = f"{name}_{field.id}"
         used_names.add(name)
         kind = arrow_type(field.type, prefix + field.name)
@@ -329,7 +328,9 @@ def _format_range(array: pa.Array) -> str:
 
 
 def _type_error(array: pa.Array, kind: Type, path: str) -> Unwritable:
-    return Unwritable(f"column {path} is {type_name(kind)}; the data has {array.type}, which is not cast to it")
+    return Unwritable(
+        f"column {path} is {type_name(kind)}; the data has {array.type}, which cannot be cast to this type"
+    )
 
 
 def _safe_cast(array: pa.Array, target: pa.DataType) -> pa.Array:

@@ -215,9 +215,8 @@ def _encode_numbers(numbers: Longs, keys: Keys) -> Values:
     """Encode numbers, int64[rows]; the numbers of null keys are ignored."""
     valid = keys.valid
     if valid is None:
-        if (
-            len(numbers) and numbers.min() == numbers.max()
-        ):  # All rows belong to one partition, which is true for most files, so no sort is needed.
+        # If all rows belong to one partition, which is true for most files, no sort is needed.
+        if len(numbers) and numbers.min() == numbers.max():
             return Values(np.zeros(len(numbers), dtype=np.int64), [int(numbers[0])])
         distinct, codes = np.unique(numbers, return_inverse=True)
         return Values(codes, distinct.tolist())

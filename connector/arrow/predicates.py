@@ -33,7 +33,7 @@ def bind_exactly(where: str | Any, schema: Schema) -> Expression:
         parsed = sql.parse_sql(where, schema, nan_above=True)
         if not parsed.exact:
             reason = f": {'; '.join(parsed.unused)}" if parsed.unused else ", for a literal that its column cannot hold"
-            raise BadRequest(f"Some parts of this predicate cannot select rows exactly{reason}")
+            raise BadRequest(f"Rows cannot be selected exactly by all parts of this predicate{reason}")
         return bind(parsed.expression, schema, (), case_sensitive=True)
     except RequestError as error:
         raise BadRequest(error.message) from None

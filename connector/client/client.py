@@ -286,7 +286,8 @@ class SeamarkClient:
         path = self._standard_path(table)
         answer = self._json("POST", f"{path}/plan", {}, dict(body))
         plan_id = answer.get("plan-id", "")
-        while answer["status"] == "submitted":  # The server answers this request when it can, or after a time limit.
+        # The server answers this request when it can, or after a time limit.
+        while answer["status"] == "submitted":
             answer = self._json("GET", f"{path}/plan/{quote(plan_id, safe='')}")
         if answer["status"] != "completed":
             raise ServerFailed(

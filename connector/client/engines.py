@@ -183,7 +183,7 @@ def _duckdb(name: str, uri: str, has_token: bool) -> str:
     options = f"TYPE iceberg, ENDPOINT '{uri}', ACCESS_DELEGATION_MODE 'none'"
     login = ""
     if has_token:
-        login = "-- getenv is of DuckDB's shell. Elsewhere write the token itself, in quotes.\n"
+        login = "-- Only DuckDB's shell has getenv. In other clients, write the token itself in quotes.\n"
         login += f"CREATE SECRET (TYPE iceberg, TOKEN getenv('{TOKEN}'));\n"
     options += "" if has_token else ", AUTHORIZATION_TYPE 'none'"
     return f"INSTALL iceberg; LOAD iceberg;\n{login}ATTACH '' AS {name} ({options});\nSHOW ALL TABLES;"

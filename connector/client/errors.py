@@ -122,7 +122,8 @@ def cause_text(error: Exception, url: str = "") -> str:
     cause: BaseException = error
     for _ in range(8):
         inner = getattr(cause, "reason", None) or cause.__cause__
-        if cause.args and isinstance(cause.args[-1], OSError):  # This is an attribute of urllib3's ProtocolError.
+        # A ProtocolError of urllib3 has the cause as its last argument.
+        if cause.args and isinstance(cause.args[-1], OSError):
             inner = cause.args[-1]
         if not isinstance(inner, Exception):
             break
@@ -131,7 +132,8 @@ def cause_text(error: Exception, url: str = "") -> str:
         return f"{cause.verify_message}; name a file with the authority of its certificate in the variable SEAMARK_CA"
     if isinstance(cause, ssl.SSLError) and cause.reason == "WRONG_VERSION_NUMBER":
         return "it does not answer by TLS; a server without TLS has an http:// URL"
-    if isinstance(cause, ConnectionResetError) and url.startswith("http://"):  # RemoteDisconnected is a subclass.
+    # RemoteDisconnected is a subclass of ConnectionResetError.
+    if isinstance(cause, ConnectionResetError) and url.startswith("http://"):
         return "it closed the connection without an answer; a server with TLS has an https:// URL"
     if isinstance(cause, OSError) and cause.strerror:
         return cause.strerror

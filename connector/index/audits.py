@@ -67,10 +67,10 @@ class Audit:
         """The problems of the index; empty if the index is correct."""
         problems = [f"{verdict.location}: {problem}" for verdict in self.verdicts for problem in verdict.problems]
         if self.rows is not None and self.rows != self.covered:
-            problems.append(f"its index files count {self.rows:,} rows of data files that hold {self.covered:,}")
+            problems.append(f"its index files count {self.rows:,} rows, but its data files have {self.covered:,}")
         if self.index.health == "damaged":
             problems.append(
-                f"index files were found damaged before and put aside; {self.index.lag_files:,} data files are to be "
+                f"damaged index files were quarantined before; {self.index.lag_files:,} data files have to be "
                 "indexed again: seamark index build"
             )
         return tuple(problems)
@@ -165,7 +165,9 @@ def audit_index(
         verdicts.append(audited.verify(index_file, sample))
         on_verdict(verdicts[-1], len(live))
     uncounted = (
-        _explain_missing_count(audited_index, verdicts) if is_consistent else "others keep committing to the table"
+        _explain_missing_count(audited_index, verdicts)
+        if is_consistent
+        else "other clients commit to the table all the time"
     )
     rows = None if uncounted else _count_rows(client, table, metadata, verdicts)
     return Audit(audited_index, tuple(verdicts), audited.states, rows, uncounted, seed)
@@ -223,7 +225,7 @@ def _explain_missing_count(index: Index, verdicts: Sequence[VerificationResult])
     """Return the reason why the rows cannot be counted, or None if they can be counted."""
     unlisted = sum(index.json["levels"].values()) - len(verdicts)
     if unlisted:
-        return f"{unlisted:,} index files more than the server lists at once"
+        return f"there are {unlisted:,} more index files than the server lists at once"
     unread = sum(verdict.listed is None for verdict in verdicts)
     return f"{unread:,} index files could not be read" if unread else None
 

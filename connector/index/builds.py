@@ -50,7 +50,7 @@ _SKIPPED_FILES_MAX = 1000
 
 @dataclass(frozen=True)
 class GroupLimits:
-    """The limits of a group of data files, from which one index file is built.
+    """The limits of a group of data files; each group becomes an index file.
 
     A data file above a limit is its own group.
 
@@ -227,12 +227,12 @@ class _Run:
         self._on_progress = on_progress
         self._json = started
         self._tried: set[int] = set()
-        """High halves of the identities of all files that were given to workers; no file is tried twice."""
+        """The high halves of the identities of all files that workers received; no file is tried twice."""
         self._skipped = 0
         self._reasons: dict[str, str] = {}
-        """Why the first skipped files were skipped, by path."""
+        """The reasons why the first skipped files were skipped, by path."""
         self._left_files = 0
-        """Files that the last pass listed as missing although they had been tried."""
+        """The number of files that the last pass listed as missing although they had been tried."""
         self._left_reasons: list[tuple[str, str]] = []
 
     @property
@@ -243,7 +243,7 @@ class _Run:
         path, reason = self._left_reasons[0]
         return {
             "outcome": "rolled-back",
-            "reason": f"{self._left_files:,} files cannot be indexed, as {path}: {reason}"[:1000],
+            "reason": f"{self._left_files:,} files cannot be indexed; the first is {path}: {reason}"[:1000],
         }
 
     def report(self, ended: dict[str, Any]) -> BuildReport:

@@ -205,7 +205,8 @@ class Indexer:
         """Build and merge the indexes of a table, and append the indexes whose audit is due to `due`."""
         loaded = self.client.load_table(table)
         if not read_definitions(decode_table(loaded.metadata, loaded.location)).enabled:
-            return  # The state of the indexes is not requested, because the server would have to read the manifests.
+            # The state of the indexes is not requested, because the server would have to read the manifests.
+            return
         for index in self.client.indexes(table):
             if index.state == "enabled" and index.kind != "bucket" and index.health != "broken":
                 done.indexes += 1

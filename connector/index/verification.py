@@ -63,9 +63,9 @@ def verify_index_file(location: str, task: IndexTask, *, sample: int, rng: rando
         return VerificationResult(location, problems=(str(error),), is_unreadable=True)
     verdict = VerificationResult(location, len(opened.files), opened.files.rows, listed=opened.files)
     actual, expected = (opened.header.table_uuid, opened.header.definition), (task.table_uuid, task.definition.id)
-    problems = [f"it is of table and index {actual}, not {expected}"] if actual != expected else []
+    problems = [f"it belongs to table and index {actual}, not {expected}"] if actual != expected else []
     if index.files != len(opened.files):
-        problems.append(f"it indexes {index.files} data files and lists {len(opened.files)}")
+        problems.append(f"it has entries for {index.files} data files, but lists {len(opened.files)}")
     if miscounted := kind.check_rows(index, opened.files.rows):
         problems.append(miscounted)
     if problems:
@@ -78,7 +78,8 @@ def verify_index_file(location: str, task: IndexTask, *, sample: int, rng: rando
         except (
             Unreadable,
             ValueError,
-        ):  # The data file was deleted in the meantime, or is no longer readable with the table's current schema.
+        ):
+            # The data file was deleted in the meantime, or is no longer readable with the table's current schema.
             verdict = replace(verdict, unreadable_files=verdict.unreadable_files + 1)
             continue
         verdict = replace(verdict, sampled_files=verdict.sampled_files + 1)

@@ -51,7 +51,7 @@ JOBS: dict[str, RunJob] = {ACCESS_CHECK: check_access}
 
 def table_job(service: TableService) -> Callable[[RunJob], RunJob]:
     """Register the decorated function as the job of a service that rewrites no data files."""
-    assert not service.rewrites_files, f"{service.name} rewrites data files: use rewriting_job"
+    assert not service.rewrites_files, f"{service.name} rewrites data files; use rewriting_job"
 
     def register(job: RunJob) -> RunJob:
         JOBS[service.name] = job
@@ -67,7 +67,7 @@ def rewriting_job(service: TableService) -> Callable[[Callable[..., RewriteRepor
     argument `wait_s`, the job does nothing and is due again soon. If some files cannot be read, the job
     rewrites the others and raises RuntimeError.
     """
-    assert service.rewrites_files, f"{service.name} rewrites no data files: use table_job"
+    assert service.rewrites_files, f"{service.name} rewrites no data files; use table_job"
 
     def register(rewrite: Callable[..., RewriteReport]) -> RunJob:
         @wraps(rewrite)

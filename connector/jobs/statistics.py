@@ -158,7 +158,8 @@ class _Computation:
         usable: dict[int, tuple[ThetaSketch, int]] = {}
         try:
             sketches = _read_sketches(self._opened.storage, file, blobs)
-        except (OSError, ValueError, Corrupt):  # The file was deleted or is damaged, so the data files are read again.
+        except (OSError, ValueError, Corrupt):
+            # The file was deleted or is damaged, so the data files are read again.
             return {}
         for column, sketch in sketches.items():
             removed = newest.removed + count_of(blobs[column].properties or {}, REMOVED, 0)

@@ -75,15 +75,15 @@ def _merge_small_files(
     if not groups:
         return WrittenFiles.join(parts)
     opened = open_table(client, table, At())
-    if not _is_same(
-        opened, target
-    ):  # The columns or partitions have changed in the meantime; the commit will detect a conflict.
+    # If the columns or partitions have changed in the meantime, the commit will detect a conflict.
+    if not _is_same(opened, target):
         return WrittenFiles.join(parts)
     total_bytes = sum(task.size_bytes for group in groups for task in group)
     batches = [
         list(chain.from_iterable(batch)) for batch in divide_groups(groups, max(1, total_bytes // slots), BATCH_FILES)
     ]
-    how = policy if target.ordering is None else None  # With a sort order, rows of several files are sorted together.
+    # With a sort order, rows of several files are sorted together.
+    how = policy if target.ordering is None else None
     merged, replaced_paths = list[WrittenFiles](), set[str]()
     work = ((batch, partial(_rewrite, opened, target, batch, how)) for batch in batches)
     with discard_on_error(merged, target.storage):

@@ -141,7 +141,8 @@ class Pages:
                 (chunk, chunk_pages)
             )
         columns_by_name: dict[str, pa.Array] = {}
-        for same_rows in by_rows.values():  # Columns with the same page boundaries are put into one file.
+        # Columns with the same page boundaries are put into one file.
+        for same_rows in by_rows.values():
             columns = self._columns(
                 number, [chunk for chunk, _ in same_rows], [chunk_pages for _, chunk_pages in same_rows], rows
             )
@@ -208,7 +209,8 @@ class Pages:
             if [header.rows for header in headers] != (last - first).tolist():
                 return None
             dictionary = b""
-            if any(header.encoding in _BY_DICTIONARY for header in headers):  # The encoding may change within a chunk.
+            # The encoding may change within a chunk.
+            if any(header.encoding in _BY_DICTIONARY for header in headers):
                 (dictionary,) = self._read_ranges([(chunk.begin, int(chunk.starts[0]) - chunk.begin)])
                 if _parse_page_header(dictionary)[_PAGE_TYPE][1] != _DICTIONARY_PAGE:
                     return None

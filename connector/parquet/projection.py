@@ -2,7 +2,7 @@
 values.
 
 The Iceberg spec defines the rules ("Column Projection" and "Schema Evolution"). Columns are matched by id,
-whatever their name and position. A column that the file lacks has the value of an identity partition field,
+with any name and position. A column that the file lacks has the value of an identity partition field,
 else its initial default, else null. Files without ids are read only with the table's name mapping, because
 readers disagree on other ways to match columns. Types can only widen. If a type cannot be promoted to the
 table's type, AmbiguousColumn is raised, with the name of the column.

@@ -67,7 +67,7 @@ class PlannedScan:
         """The identity of the state of the table: scans with the same value read the same state.
 
         The current snapshot, branches and tags belong to one state. A snapshot that is named by its number does not
-        change, and is a state of its own.
+        change, and is a separate state.
         """
         return self.catalog, self.table, self.scan.snapshot_id
 
@@ -148,7 +148,7 @@ def explain_unrequested_joins(
             continue
         table, name = _find_table(other, tables), ".".join(other.table)
         if limited is None or table is None:
-            why = "it is read at another snapshot than the current one"
+            why = "it is not read at the current snapshot"
             reasons[f"joins leave out no files, because {why}" if limited is None else _unhelpful(name, why)] = None
         elif table.snapshot_id is None:
             reasons[_unhelpful(name, "it has no snapshot")] = None
@@ -187,7 +187,8 @@ class _DimensionTree:
             table = None if planned is None else _find_table(planned, self._known)
             if planned is None or table is None or table.snapshot_id is None or join.scan in path:
                 continue
-            if join.is_extreme:  # The server computes the extreme from statistics of files, for tables of any size.
+            # The server computes the extreme from statistics of files, for tables of any size.
+            if join.is_extreme:
                 if planned.scan.condition is None and not planned.scan.likes:
                     self._left -= 1
                     dimensions.append(Dimension(planned, table.snapshot_id, table.files, join, ()))

@@ -57,7 +57,7 @@ class PlanRequests:
         self.made: set[tuple[Name, int]] = set()
         """Ids of all plans that the server returned, including unused plans."""
         self.missing: set[Name] = set()
-        """Names that are no tables, among them views."""
+        """Names that do not refer to a table, including names of views."""
 
     def has_failed(self) -> bool:
         """Return whether the server failed to answer; a refusal counts as an answer."""

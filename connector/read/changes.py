@@ -61,7 +61,7 @@ def history(table: OpenTable, start: int | None, end: int) -> list[Snapshot]:
 
 
 def changes(client: SeamarkClient, table: OpenTable, start: int | None, end: int) -> Iterator[SnapshotChange]:
-    """Yield the changes from snapshot `start` to snapshot `end`; `start` None stands for the empty table."""
+    """Yield the changes from snapshot `start` to snapshot `end`; `start` None represents the empty table."""
     for before, after in _divide_at_replaces(history(table, start, end), start):
         yield from _compare_plans(client, table, before, after)
 
@@ -89,7 +89,8 @@ def _compare_plans(client: SeamarkClient, table: OpenTable, before: int | None, 
             yield SnapshotChange(INSERT, task)
         elif list(earlier_task.deletes) != list(task.deletes):
             yield SnapshotChange(DELETE, replace(earlier_task, removed_by=task.deletes))
-            if any(file not in task.deletes for file in earlier_task.deletes):  # Deletes were removed or replaced.
+            # This is true if deletes were removed or replaced.
+            if any(file not in task.deletes for file in earlier_task.deletes):
                 yield SnapshotChange(INSERT, replace(task, removed_by=earlier_task.deletes))
     for task in earlier.values():
         yield SnapshotChange(DELETE, task)

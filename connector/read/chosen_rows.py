@@ -42,7 +42,8 @@ def read_chosen(
     if min(most, len(files)) < 2:
         reader = TaskReader(read_plan, storage, keys=keys)
         return [list(reader.read(task, positions)) for task, positions in files]
-    readers = threading.local()  # Each thread has its own reader, because the caches of a reader are not thread-safe.
+    # Each thread has its own reader, because the caches of a reader are not thread-safe.
+    readers = threading.local()
 
     def read(file: tuple[ScanTask, Longs]) -> list[pa.RecordBatch]:
         reader: TaskReader | None = getattr(readers, "reader", None)

@@ -226,7 +226,8 @@ class FileRowReader:
 def _build_batch(arrays: list[pa.Array], schema: pa.Schema, rows: int) -> pa.RecordBatch:
     if arrays:
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
-    return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))  # The rows have no columns.
+    # The rows have no columns.
+    return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
 
 
 def _path_to(column_id: int, schema: Schema, schemas: Iterable[Schema]) -> tuple[Field, tuple[int, ...]]:

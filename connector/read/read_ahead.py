@@ -40,7 +40,8 @@ def read_tasks(read_plan: ReadPlan, storage: Storage, tasks: Iterable[ScanTask])
             requested.
     """
     own = TaskReader(read_plan, storage, threads=False)
-    readers = threading.local()  # Each thread has its own reader, because the caches of a reader are not thread-safe.
+    # Each thread has its own reader, because the caches of a reader are not thread-safe.
+    readers = threading.local()
 
     def read(together: Sequence[ScanTask]) -> list[_Read]:
         reader: TaskReader | None = getattr(readers, "reader", None)
@@ -74,7 +75,7 @@ def read_tasks(read_plan: ReadPlan, storage: Storage, tasks: Iterable[ScanTask])
 
 
 def _divide(tasks: Iterable[ScanTask]) -> Iterator[list[ScanTask]]:
-    """Yield groups of successive small files within the limits; each other file is a group of its own."""
+    """Yield groups of successive small files within the limits; each other file is a separate group."""
     above = (_READ_FILES_MAX + 1, 0, 0)
     return divide(
         tasks,

@@ -53,7 +53,7 @@ class ScanTask:
     deletes: tuple[Json, ...]
     removed_by: tuple[Json, ...] | None = None
     span: tuple[int, int] | None = None
-    """A byte range [start, end): only row groups that start in it are read. None stands for all row groups."""
+    """A byte range [start, end): only row groups that start in it are read. None: all row groups."""
     rows: bytes | None = None
     """The positions of the rows that may match, as a 32-bit roaring bitmap; None if all rows may match."""
     exact: bool = False

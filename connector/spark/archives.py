@@ -1,9 +1,10 @@
-"""Zip archives with Python modules whose directories are read again only if the archive has changed.
+"""Imports Python modules from zip archives, and reads an archive's directory again only if the archive has
+changed.
 
-Spark's Python workers import `pyspark` from `pyspark.zip`. Before each task they invalidate Python's caches of module
-files (`importlib.invalidate_caches`). Python up to 3.11 then reads the archive's directory of about 1,700 files again
-for each imported package: 0.1 s at the start of each task, three times in a query of a Python source, which plans in
-two workers and reads in a third. Python 3.12 reads it at most once.
+Spark's Python workers import `pyspark` from `pyspark.zip`. Before each task they invalidate Python's caches
+of module files (`importlib.invalidate_caches`). Python up to 3.11 then reads the archive's directory of
+about 1,700 files again for each imported package: 0.1 s at the start of each task, three times in a query
+of a Python source, which plans in two workers and reads in a third. Python 3.12 reads it at most once.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class ArchiveFinder(zipimporter):
 
 
 def install_archive_finders() -> None:
-    """Replace the finders of all zip archives, now and in the future (`sys.path_hooks`), if `pyspark` comes from a
-    zip archive.
+    """Replace the finders of all current and future zip archives (`sys.path_hooks`), if `pyspark` comes from a zip
+    archive.
 
     Loaded modules are not changed.
     """

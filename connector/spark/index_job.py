@@ -1,9 +1,9 @@
 """Builds index files with Spark: one task for each group of data files, on this machine or on a cluster.
 
-A task runs `index_data_files`, which reads the indexed columns with pyarrow; no row crosses to the JVM, and no Iceberg
-jar is needed. Workers import this package: in local mode they run this interpreter, on a cluster it must be installed
-for the Python that `PYSPARK_PYTHON` names. The groups of a wave are one job; the driver registers its index files when
-the job is complete (`connector/index/builds.py`):
+A task runs `index_data_files`, which reads the indexed columns with pyarrow. No row is sent to the JVM, and
+no Iceberg jar is needed. Workers import this package. In local mode, they run this interpreter. On a
+cluster, the package must be installed for the Python of `PYSPARK_PYTHON`. The groups of a wave are one job;
+the driver registers its index files when the job is complete (`connector/index/builds.py`):
 
     build(client, "db.events", "user_id_bloom", SparkWorkers(spark))
 """
@@ -32,7 +32,7 @@ _ERROR_LINE = re.compile(r"[A-Za-z_.]*(Error|Exception): (?!An error occurred wh
 
 
 class SparkWorkers:
-    """The executors of a session. `close` stops the session if it is `owned`."""
+    """The executors of a session; if the session is `owned`, `close` stops it."""
 
     def __init__(self, spark: SparkSession, *, owned: bool = False) -> None:
         self._spark = spark
@@ -40,15 +40,15 @@ class SparkWorkers:
 
     @classmethod
     def start(cls, master: str) -> SparkWorkers:
-        """Connect to a master URL: `local[4]`, `spark://host:7077`, `yarn`, … spark-defaults.conf has other
-        settings.
+        """Connect to a master URL, such as `local[4]`, `spark://host:7077` or `yarn`.
 
-        Uses the session of this process, if there is one.
+        The other settings come from spark-defaults.conf. If this process has a session, it is used.
         """
         running = SparkSession.getActiveSession()
         if running is not None:
             return cls(running)
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # PySpark's default is any python3 in the PATH
+        # By default, PySpark runs any python3 in the PATH.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         builder = SparkSession.builder.appName("seamark index build").master(master)
         for key, value in {**QUIET, **(LOOPBACK if master.startswith("local") else {})}.items():
             builder = builder.config(key, value)
@@ -57,7 +57,7 @@ class SparkWorkers:
 
     @property
     def parallelism(self) -> int:
-        """Cores of the executors that have started."""
+        """The number of cores of the executors that have started."""
         return int(self._spark.sparkContext.defaultParallelism)
 
     def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> list[WrittenIndex]:
@@ -68,8 +68,8 @@ class SparkWorkers:
             with _raise_cluster_failed("A Spark job failed"):
                 return list(context.parallelize(groups, len(groups)).map(partial(index_data_files, task)).collect())
         except BaseException:
-            with suppress(Py4JError):  # if the JVM has ended
-                context.cancelJobGroup(name)  # no caller waits for the job
+            with suppress(Py4JError):  # The JVM may have ended.
+                context.cancelJobGroup(name)  # No caller waits for the job.
             raise
 
     def close(self) -> None:
@@ -84,7 +84,7 @@ def _raise_cluster_failed(failure: str) -> Iterator[None]:
         yield
     except (PySparkException, Py4JError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        # For an error in a task, the last line of the worker's traceback has the cause.
+        # If the error is in a task, the last line of the worker's traceback has the cause.
         why = next((line for line in lines if _ERROR_LINE.match(line)), lines[0] if lines else type(error).__name__)
         if NO_GATEWAY in why:
             why = missing_java() or why

@@ -1,4 +1,4 @@
-"""The Java that PySpark starts."""
+"""Checks whether PySpark can start Java."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 import shutil
 
 NO_GATEWAY = "JAVA_GATEWAY_EXITED"
-"""PySpark's name for the error of a JVM that does not start."""
+"""PySpark's name for the error if the JVM does not start."""
 
 
 def missing_java() -> str | None:
-    """Return why Spark finds no Java, with what to do; None if there is one."""
+    """Return the reason why Spark finds no Java, with a remedy; return None if there is a Java."""
     home = os.environ.get("JAVA_HOME")
     if shutil.which("java", path=os.path.join(home, "bin") if home else None) is not None:
         return None

@@ -1,9 +1,11 @@
-"""Chooses the reader for a query: Iceberg's reader, or Seamark's reader if it reads much less of the planned files.
+"""Chooses the reader for a query: Iceberg's reader, or Seamark's reader if it reads much less of the planned
+files.
 
-Iceberg's reader reads all rows of the planned files, in the columns of the query and of its filter, except row groups
-that statistics exclude. Seamark's reader reads the pages with a row that bitmap indexes select. If all pages have such
-a row, the cost per row is about equal; but Spark plans Seamark's source in two Python workers and reads in others.
-`bench/writing/reader.py` measures both readers; the two constants below are the break-even points.
+Iceberg's reader reads all rows of the planned files, in the columns of the query and of its filter, except
+row groups that statistics exclude. Seamark's reader reads the pages with a row that bitmap indexes select.
+If all pages have such a row, the cost per row is about equal for both readers. But Spark plans Seamark's
+source in two Python workers, and reads in others. `bench/writing/reader.py` measures both readers; the two
+constants below are the break-even points.
 """
 
 from __future__ import annotations
@@ -18,22 +20,25 @@ from seamark.connector.read.tables import OpenTable, plan, restrict_to_rows
 from seamark.formats.iceberg.expressions.expression import Expression
 
 EVEN_SHARE = 0.75
-"""Fraction of the rows that are on pages with a selected row, at which both readers take equal time for large
-tables."""
+"""The fraction of rows on pages with a selected row at which both readers take equal time for large
+tables.
+"""
 EVEN_ROWS = 1_000_000
-"""Rows that Iceberg's reader reads during the communication with the Python workers."""
+"""The number of rows that Iceberg's reader reads in the time of the communication with the Python workers."""
 PAGE_ROWS = 20_000
-"""Rows per page that Iceberg and Seamark write: the default of `write.parquet.page-row-limit`."""
+"""The number of rows in a page that Iceberg and Seamark write: the default of
+`write.parquet.page-row-limit`.
+"""
 
 
 @dataclass
 class RemainingRows:
-    """The rows of a table's planned files."""
+    """The numbers of rows that the readers would read of a table's planned files."""
 
     planned: int = 0
-    """Rows of the planned files."""
+    """The number of rows in the planned files."""
     touched: int = 0
-    """Rows on pages with a selected row, for pages of `PAGE_ROWS` rows."""
+    """The number of rows on pages with a selected row, for pages of `PAGE_ROWS` rows."""
     chosen: int = 0
 
     @property

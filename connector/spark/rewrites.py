@@ -1,8 +1,8 @@
 """Runs the rewrites of a compaction or a clustering as Spark tasks, one for each batch of files.
 
-A task runs the function that the worker process runs, with Arrow, and returns which files it wrote; no row crosses to
-the JVM, and no Iceberg jar is needed. The driver commits each batch as soon as its task ends. Executors import this
-package: on a cluster it must be installed for the Python that `PYSPARK_PYTHON` names.
+A task runs the same function as a worker process, with Arrow, and returns the list of the written files. No
+row is sent to the JVM, and no Iceberg jar is needed. The driver commits each batch as soon as its task
+ends. Executors import this package: on a cluster, it must be installed for the Python of `PYSPARK_PYTHON`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ from seamark.formats.iceberg.files.parquet import Unreadable
 _GROUP = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 _NO_KEYS: Mapping[str, str] = {}
 _Outcome = RewrittenFiles | str | None
-"""The new files, None if they are not worth a commit, or why the files of the batch cannot be rewritten."""
+"""The result of a batch: new files, None if they are not worth a commit, or the reason why it cannot be
+rewritten.
+"""
 
 
 @contextmanager
@@ -42,7 +44,7 @@ def session_rewrites(folders: Sequence[str] | None, umask: int, keys: Mapping[st
 
     Args:
         folders: The parameter of `confine`.
-        umask: The umask of the files that tasks write.
+        umask: The umask for the files that tasks write.
         keys: The parameter of `use_keys`.
     """
     spark = SparkSession.builder.appName("seamark table services").getOrCreate()
@@ -57,7 +59,7 @@ def session_rewrites(folders: Sequence[str] | None, umask: int, keys: Mapping[st
 def keep_job_group(spark: SparkSession) -> Iterator[None]:
     """Restore the session's job group at the end of the block.
 
-    Otherwise later jobs would be in the group of the rewrite.
+    Otherwise later jobs would belong to the group of the rewrite.
     """
     context = spark.sparkContext
     before = {name: context.getLocalProperty(name) for name in _GROUP}
@@ -78,7 +80,7 @@ def run_on_spark(
 ) -> Batches:
     """Yield the batches in the order in which their tasks end, with functions that return the result at once.
 
-    As many tasks run at the same time as there are cores.
+    The number of tasks that run at the same time is the number of cores.
 
     Args:
         folders: The parameter of `confine`.
@@ -106,7 +108,7 @@ def run_on_spark(
                     tasks = running.pop(ended)
                     yield tasks, partial(_read_result, ended, tasks)
         finally:
-            with suppress(Py4JError):  # if the JVM has ended
+            with suppress(Py4JError):  # The JVM may have ended.
                 context.cancelJobGroup(group)
 
 
@@ -115,7 +117,7 @@ def _run_in_task(
 ) -> _Outcome:
     """Rewrite the files of a batch in a task.
 
-    Errors that concern the files are results, because Spark would repeat a failed task.
+    Errors of the files are returned as results, because Spark would repeat a failed task.
     """
     if keys:
         use_keys(keys)
@@ -127,7 +129,7 @@ def _run_in_task(
         new = rewrite()
     except (Unreadable, Unwritable, BadRequest) as error:
         return str(error)
-    # The driver has the tasks.
+    # The result leaves out the tasks, because the driver has them.
     return None if new is None else replace(new, tasks=())
 
 
@@ -136,7 +138,7 @@ def _read_result(ended: Future[_Outcome], tasks: Sequence[ScanTask]) -> Rewritte
         outcome = ended.result()
     except (PySparkException, Py4JError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        if not lines or has_keys():  # the text may quote a value of an encrypted file
+        if not lines or has_keys():  # The text may quote a value of an encrypted file.
             lines = [type(error).__name__]
         raise BadRequest(f"a Spark task failed: {lines[-1]}") from None
     if isinstance(outcome, str):

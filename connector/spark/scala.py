@@ -1,4 +1,4 @@
-"""Values and classes of Scala over py4j. A call to the JVM takes 0.1 ms."""
+"""Accesses values and classes of Scala through py4j. A call to the JVM takes 0.1 ms."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ def items(sequence: Any) -> list[Any]:
 
 
 def strings(sequence: Any) -> list[str]:
-    """Return the items of a Scala Seq as texts, in two calls to the JVM for any number of them."""
+    """Return the items of a Scala Seq as texts, with two calls to the JVM for any number of items."""
     count = sequence.size()
     texts = str(sequence.mkString("\0")).split("\0") if count else []
-    return texts if len(texts) == count else [str(one) for one in items(sequence)]  # a name can have a zero byte
+    # A name can contain a zero byte.
+    return texts if len(texts) == count else [str(one) for one in items(sequence)]
 
 
 class JvmStatics:
     """Classes, objects and static members of the JVM.
 
-    Each takes several calls to find, and is the same for all statements.
+    Each takes several calls to find, and stays the same for all statements.
     """
 
     def __init__(self, jvm: Any) -> None:
@@ -40,14 +41,17 @@ class JvmStatics:
         return self._classes[name]
 
     def object_of(self, name: str) -> Any:
-        """Return the only instance of an object of Scala."""
+        """Return the only instance of a Scala object."""
         if name not in self._objects:
             self._objects[name] = self.class_of(f"{name}$").__getattr__("MODULE$")
         return self._objects[name]
 
     @cached_property
     def name_of(self) -> Any:
-        """The name of an object's class in one call; by `getClass` it takes three, with the release of the class."""
+        """A function that returns the name of an object's class in one call.
+
+        With `getClass`, this takes three calls, including the release of the class.
+        """
         return self.class_of("org.apache.commons.lang3.ClassUtils").getName
 
     @cached_property
@@ -64,7 +68,7 @@ class JvmStatics:
 
     @cached_property
     def skip(self) -> Any:
-        """The mode in which a command is analysed and not run."""
+        """The mode in which a command is analysed but not run."""
         return self.class_of(f"{SPARK}execution.CommandExecutionMode").SKIP()
 
     @cached_property

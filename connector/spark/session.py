@@ -1,7 +1,8 @@
-"""The Spark configuration for Seamark as plain values, and a local session made from it.
+"""Defines the Spark configuration for Seamark as plain values, and opens a local session with it.
 
-Tests, the demo, the docs and `deploy/spark/spark-defaults.conf` use the same values (a test compares them), so users
-copy what was tested. A JVM holds one session; catalogs can be added to a running session under any unused name.
+Tests, the demo, the docs and `deploy/spark/spark-defaults.conf` use the same values (a test compares them),
+so users copy what was tested. A JVM has one session; catalogs can be added to a running session under any
+unused name.
 """
 
 from __future__ import annotations
@@ -35,14 +36,16 @@ SHUFFLE_FREE = {
     "spark.sql.requireAllClusterKeysForCoPartition": "false",
     "spark.sql.iceberg.planning.preserve-data-grouping": "true",
 }
-"""Joins and groupings by the keys of the tables' buckets or partitions need no exchange. In a join with a table that
-has no such partitioning, only that table is exchanged."""
+"""The settings with which joins and groupings by bucket or partition keys need no exchange.
+
+In a join with a table that has no such partitioning, only that table is exchanged.
+"""
 DAEMON = "seamark.connector.spark.daemon"
 """The value of `spark.python.daemon.module`; a value of the caller takes precedence."""
 
 
 def session_conf(jars: Iterable[Path], *, cores: int = 2, shuffle_partitions: int = 4) -> dict[str, str]:
-    """Settings of a small local session bound to loopback.
+    """Return the settings of a small local session that is bound to loopback.
 
     Args:
         jars: Iceberg's runtime and, for S3, its AWS bundle.
@@ -64,21 +67,22 @@ def session_conf(jars: Iterable[Path], *, cores: int = 2, shuffle_partitions: in
 
 
 def iceberg_jars(folder: Path) -> list[Path]:
-    """Return the jars in `folder` (from `make jars`).
+    """Return the jars that `make jars` has put into `folder`.
 
     Raises:
-        FileNotFoundError: If there are none.
+        FileNotFoundError: There are no jars.
     """
     jars = sorted(folder.glob("iceberg-*.jar"))
     if not jars:
-        raise FileNotFoundError(f"no Iceberg jars in {folder}: run `make jars`")
+        raise FileNotFoundError(f"there are no Iceberg jars in {folder}; run `make jars`")
     return jars
 
 
 def open_session(name: str, conf: Mapping[str, str]) -> SparkSession:
-    """Start a session, or return the running session with the values of `conf` that can be changed.
+    """Start a session, or return the running session with those values of `conf` that can be changed.
 
-    PySpark starts workers with `python3` from the PATH by default; here they run this interpreter.
+    By default, PySpark starts workers with `python3` from the PATH; this function makes them run this
+    interpreter.
     """
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.appName(name)
@@ -99,9 +103,9 @@ def add_catalog(spark: SparkSession, conf: Mapping[str, str]) -> None:
 def connect(
     spark: SparkSession, name: str, uri: str, *, token: str = "", extra: Mapping[str, str] | None = None
 ) -> None:
-    """Add the catalog `name` to a running session: the server plans its scans, and join by bucket need no exchange.
+    """Add the catalog `name` to a running session: the server plans its scans, and joins by bucket need no exchange.
 
-    Registers `format("seamark")`. Parameters as in `catalog_conf`.
+    The function also registers `format("seamark")`. Its parameters are described in `catalog_conf`.
     """
     add_catalog(spark, {**catalog_conf(name, uri, token=token, extra=extra), **SHUFFLE_FREE})
     register(spark)
@@ -115,15 +119,16 @@ def read(
     columns: Sequence[str] | None = None,
     at: At = CURRENT,
 ) -> DataFrame:
-    """Return the rows of a table of a catalog from `connect`, such as `sea.db.events`, that match an SQL predicate.
+    """Return the rows of a table that match an SQL predicate.
 
-    Uses Iceberg's reader for the planned files, or Seamark's reader if bitmap indexes select rows on few of their pages
-    (`reader_choice.py`). Only `columns` restricts the columns that Seamark's reader reads.
+    The table is in a catalog from `connect`, for example `sea.db.events`. Iceberg's reader reads the planned
+    files. If bitmap indexes select rows on few of their pages, Seamark's reader is used (`reader_choice.py`).
+    Seamark's reader reads all columns unless `columns` is set.
     """
     name, *levels = split_name(table)
     uri, token = (spark.conf.get(f"spark.sql.catalog.{name}.{key}", "") for key in ("uri", "token"))
     if not uri:
-        raise BadRequest(f"{name!r} is not a catalog of this session: connect(spark, {name!r}, uri) makes it one")
+        raise BadRequest(f"{name!r} is not a catalog of this session; add it with connect(spark, {name!r}, uri)")
     client = SeamarkClient(uri, token=token or None)
     opened = None if where is None and at.as_of_ms is None else open_table(client, levels, at)
     if where is not None and opened is not None and _suits_seamark_reader(spark, client, opened, where):
@@ -155,11 +160,11 @@ def _table_names(spark: SparkSession, opened: OpenTable, columns: Sequence[str])
 def _suits_seamark_reader(spark: SparkSession, client: SeamarkClient, opened: OpenTable, where: str) -> bool:
     try:
         bound = bind_filter(where, opened)
-    except BadRequest:  # Spark may support the predicate
+    except BadRequest:  # Spark may support the predicate.
         return False
     in_utc = is_utc(spark.conf.get("spark.sql.session.timeZone") or "")
     if not in_utc and any(predicate.kind.startswith("timestamp") for predicate in predicates_of(bound)):
-        return False  # Spark interprets text as times of the session's zone
+        return False  # Spark interprets text as times of the session's zone.
     return estimate_remaining_rows(client, opened, bound).suits_seamark
 
 

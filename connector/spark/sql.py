@@ -1,10 +1,10 @@
-"""Runs any SQL statement of Spark: queries on the files that they need, changes on the rows that an index locates.
+"""Runs any SQL statement of Spark: queries read only needed files, and changes use rows that an index locates.
 
     from seamark.spark import sql
     sql(spark, "SELECT … FROM sea.db.t JOIN …").show()
     sql(spark, "MERGE INTO sea.db.t USING …")
 
-Other statements are passed to Spark once.
+All other statements are passed to Spark once.
 """
 
 from __future__ import annotations
@@ -36,10 +36,9 @@ def sql(
 ) -> DataFrame:
     """Return the same result as `spark.sql(text, args)`.
 
-    A query reads fewer files if possible (`connector.spark.query.queries.sql`). MERGE, UPDATE and DELETE change the
-    rows that an index locates, if possible, and INSERT OVERWRITE builds index files
-    (`connector.spark.statements.execution.execute`). The queries of INSERT, CREATE TABLE AS and MERGE read fewer files,
-    too.
+    If possible, a query reads fewer files (`connector.spark.query.queries.sql`). This also applies to the queries
+    of INSERT, CREATE TABLE AS and MERGE. If possible, MERGE, UPDATE and DELETE change the rows that an index
+    locates, and INSERT OVERWRITE builds index files (`connector.spark.statements.execution.execute`).
     """
     try:
         if _is_change(spark, text):
@@ -57,15 +56,17 @@ def sql(
 
 
 def _add_hint(spark: SparkSession, error: AnalysisException) -> None:
-    """Add a note to the error if the name of a table begins with no catalog of the session, but with a similar one."""
+    """Add a hint to the error if the name of a table has an unknown catalog that is similar to a catalog of
+    the session.
+    """
     match, catalog_names = _UNKNOWN_NAME.search(str(error)), catalogs(spark)
     if match is not None and match[1] not in catalog_names and catalog_names:
-        error.add_note(f"{match[1]!r} is no catalog of this session: {catalog_hint(match[1], catalog_names)}")
+        error.add_note(f"{match[1]!r} is not a catalog of this session: {catalog_hint(match[1], catalog_names)}")
 
 
 def _is_change(spark: SparkSession, text: str) -> bool:
     catalyst = Catalyst(spark)
     try:
         return is_change(catalyst, catalyst.parse(text))
-    except (PySparkException, Py4JError):  # Spark reports the error when it runs the text
+    except (PySparkException, Py4JError):  # Spark reports the error when it runs the text.
         return False

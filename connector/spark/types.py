@@ -1,7 +1,8 @@
-"""Iceberg's types as Spark types, as in Iceberg's Spark catalog; and Arrow data in the form that Spark accepts.
+"""Converts Iceberg's types to Spark types, like Iceberg's Spark catalog, and Arrow data to the form that Spark
+accepts.
 
-In Spark, uuids are strings and fixed is binary. Fields inside structs, lists and maps are nullable: Spark compares the
-types of Arrow batches with the declared types, and the batches of all files must be equal.
+In Spark, uuids are strings and fixed is binary. Fields inside structs, lists and maps are nullable: Spark
+compares the types of Arrow batches with the declared types, and the batches of all files must be equal.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def spark_type(kind: Type) -> spark.DataType:
     """Return the Spark type of an Iceberg type.
 
     Raises:
-        ValueError: For a type without a Spark equivalent: time, nanoseconds, variant, geometry, geography.
+        ValueError: Spark has no equivalent type: time, nanoseconds, variant, geometry, geography.
     """
     match kind:
         case StructType(fields):
@@ -62,7 +63,7 @@ def spark_type(kind: Type) -> spark.DataType:
 
 
 def for_spark(kind: Type) -> Convert | None:
-    """Return the conversion of an array of `to_row_type(kind)` to the form for Spark; None if no conversion is
+    """Return the conversion of an array of `to_row_type(kind)` to the form for Spark, or None if none is
     needed.
     """
     match kind:
@@ -123,6 +124,6 @@ def check_fits(schema: spark.StructType, target: WriteTarget) -> None:
     """Check that the columns of a DataFrame match the table, for any rows.
 
     Raises:
-        Unwritable: If they do not match.
+        Unwritable: The columns do not match.
     """
     conform(pa.RecordBatch.from_pylist([], to_arrow_schema(schema)), target.schema, target.arrow)

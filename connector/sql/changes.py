@@ -287,7 +287,8 @@ def _convert_to_column_type(value: SqlValue, kind: SqlType, column: str) -> str:
             raise BadRequest(
                 f"The column {column[:100]!r} has the type {kind}, but its new value has {value.type}; use CAST"
             )
-    if not has_duckdb_name(kind):  # The writer converts nested values, and refuses values that do not fit.
+    # The writer converts nested values, and refuses values that do not fit.
+    if not has_duckdb_name(kind):
         if value.type == UNKNOWN or value.type != kind:
             raise UnsupportedInDuckDB(f"The column {column[:100]!r} has a type that cannot be written")
         return value.sql

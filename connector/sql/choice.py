@@ -55,7 +55,7 @@ def choose(demand: Demand, wanted: str, available: frozenset[str], *, large_byte
     if demand.kind is Kind.MERGE:
         if SPARK not in available:
             raise BadRequest("MERGE runs on Spark; set --spark to sc://host:port or to a master such as local[2]")
-        return Choice(SPARK, "MERGE runs on Spark, which DuckDB does not have for Iceberg tables")
+        return Choice(SPARK, "MERGE runs on Spark, because DuckDB has no MERGE for Iceberg tables")
     if demand.kind is Kind.OTHER:
         raise BadRequest("The statement is not a query, INSERT, UPDATE, DELETE, MERGE, CREATE, ALTER or DROP")
     return Choice(DUCKDB, f"{demand.kind.value} commits through the catalog from this process")
@@ -83,4 +83,4 @@ def _choose_forced(demand: Demand, wanted: str, available: frozenset[str]) -> Ch
         raise BadRequest(f"DuckDB does not run this statement: {demand.not_in_duckdb}")
     if wanted == SPARK and demand.kind is Kind.QUERY:
         raise BadRequest("Queries run on DuckDB or Trino here; Spark runs statements that write")
-    return Choice(wanted, "it was asked for")
+    return Choice(wanted, "the user has chosen it")

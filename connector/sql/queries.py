@@ -310,7 +310,8 @@ class Translation:
         for join in node.args.get("joins") or ():
             if any(join.args.get(name) for name in ("side", "kind", "on", "using", "method")):
                 parts.append(self._translate_join(*parts.pop(), join, outer))
-            else:  # A comma binds less tightly than JOIN: an outer join keeps rows of its own two sides only.
+            else:
+                # A comma binds less tightly than JOIN: an outer join keeps rows of its two sides only.
                 check_args(join, _JOIN)
                 parts.append(self._translate_relation(join.this, outer))
         text = " CROSS JOIN ".join(text for text, _ in parts)

@@ -129,7 +129,8 @@ class CatalogTables:
             at = At(snapshot_id=version) if isinstance(version, int) else At(ref=version)
             try:
                 opened = open_table(self._client, name, at)
-                if at.ref is not None:  # The table is opened with the schema of the snapshot, like in Trino.
+                # The table is opened with the schema of the snapshot, like in Trino.
+                if at.ref is not None:
                     opened = open_table(self._client, name, At(snapshot_id=opened.snapshot_id))
             except NotFound as error:
                 if error.kind not in _NO_TABLE:  # Another server may have sent this answer.

@@ -230,7 +230,7 @@ class SqlSession:
             except UnsupportedInDuckDB as why:
                 reason = str(why)
         else:
-            reason = "it was not asked for"
+            reason = "the user has chosen another engine"
         if query is not None:
             reads = self._plan_reads(statement.query_text, query.tables, tables, now)
         demand = Demand(statement.kind, sum(read.bytes for read in reads), reason)
@@ -284,9 +284,8 @@ class SqlSession:
 
     @property
     def _sandbox(self) -> duckdb.DuckDBPyConnection:
-        if (
-            self._con is None
-        ):  # The connection is opened after `checked`, because `checked` may confine the threads of the connection.
+        # The connection is opened after `checked`, because `checked` may confine the threads of the connection.
+        if self._con is None:
             self._con = open_connection(self._limits)
         return self._con
 

@@ -181,9 +181,8 @@ class Proxy:
             self.answering -= 1
         self._answered[response.status // 100].inc()
         if not response.prepared:
-            response.headers.setdefault(
-                "Server", "seamark"
-            )  # Otherwise aiohttp sends its version and the version of Python.
+            # Otherwise aiohttp sends its version and the version of Python.
+            response.headers.setdefault("Server", "seamark")
         if summary or self._logs_all:  # The client disconnected while the answer was sent.
             ended_s = time.monotonic() - begun_s
             asyncio.get_running_loop().call_soon(self._log_access, request, response, summary, ended_s)
@@ -211,14 +210,15 @@ class Proxy:
             response, summary = await self._route_to_coordinator(request, body)
         except RefusedBody as refusal:
             return _refuse(refusal), ""
-        if body.refusal is not None and not response.prepared:  # aiohttp's client reports only that sending failed.
+        # aiohttp's client reports only that sending failed, so the reason is stored in the body.
+        if body.refusal is not None and not response.prepared:
             return _refuse(body.refusal), summary
         return response, summary
 
     async def _route_to_coordinator(self, request: web.BaseRequest, content: ClientBody) -> _Outcome:
         target = request.rel_url.raw_path_qs
         if not target.startswith("/"):
-            return web.Response(status=400, text="The proxy answers requests for paths alone\n"), ""
+            return web.Response(status=400, text="The proxy answers only requests for paths\n"), ""
         try:
             coordinator, target = self._coordinators.resolve(target)
         except UnknownCoordinator as error:
@@ -232,7 +232,8 @@ class Proxy:
             candidates = [coordinator] if coordinator else self._coordinators.round_robin()
             return await self._statement(request, content, candidates, target)
         if renewing := self._waiting.plans_to_renew(path):
-            await self._rewriter.renew(renewing)  # The leases are renewed before Trino can resolve the plans.
+            # The leases are renewed before Trino can resolve the plans.
+            await self._rewriter.renew(renewing)
         if coordinator is None:
             coordinator = self._coordinators.from_referer(request.headers.get("Referer", ""))
         candidates = [coordinator] if coordinator else self._coordinators.all
@@ -265,7 +266,7 @@ class Proxy:
     ) -> _Outcome:
         body, is_complete = await read_at_most(content, self._settings.statement_bytes)
         if not is_complete:
-            summary = f"unchanged; longer than {self._settings.statement_bytes} bytes"
+            summary = f"unchanged; it is longer than {self._settings.statement_bytes} bytes"
             return await self._forward_unchanged(request, candidates, target, read_rest(body, content), summary)
         if self._tables.may_be(body) and (answered := await self._table_statement(request, body, candidates[0])):
             return answered
@@ -321,11 +322,11 @@ class Proxy:
 
     async def _rewrite(self, request: web.BaseRequest, body: bytes, coordinator: Coordinator) -> RewriteResult:
         if request.headers.get("Content-Encoding") or (request.charset or "utf-8").lower() not in ("utf-8", "utf8"):
-            return RewriteResult(None, "unchanged; not plain UTF-8")
+            return RewriteResult(None, "unchanged; its text is not plain UTF-8")
         try:
             statement = body.decode()
         except UnicodeDecodeError:
-            return RewriteResult(None, "unchanged; not plain UTF-8")
+            return RewriteResult(None, "unchanged; its text is not plain UTF-8")
 
         async def is_accepted() -> bool:
             return await self._logins.accepts(coordinator, self._headers_of_followers(request, coordinator))

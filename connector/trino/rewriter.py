@@ -98,7 +98,7 @@ _EXPLAIN = re.compile(r"(?:\s++|--[^\r\n]*+|/\*.*?\*/)*+explain\b", re.IGNORECAS
 _EXECUTE = re.compile(r"\bexecute\b", re.IGNORECASE)
 _SYSTEM_OR_PLAN_NAME = re.compile(rf"[$@]|{re.escape(PLAN_MARK)}")
 """The pattern in names of Trino's system tables and of plans."""
-_SWITCHED_OFF, _READ_TOO_LATE = "unchanged; switched off", "unchanged; not read in time"
+_SWITCHED_OFF, _READ_TOO_LATE = "unchanged; switched off", "unchanged; it was not parsed in time"
 IsAccepted = Callable[[], Awaitable[bool]]
 _log = structlog.get_logger("seamark.trino-proxy")
 
@@ -167,8 +167,10 @@ class Rewriter:
         self._limits = limits
         self._seamark_breaker = Breaker()
         self._failing: MemoryCache[int, Breaker] = MemoryCache(_BREAKERS_BYTES_MAX)
-        """For statements that fail in Trino because of their plans, by `RewriteResult.breaker_key`. Others may be
-        allowed, and a sender must not be able to stop the plans of others."""
+        """The breakers of statements that fail in Trino because of their plans, by `RewriteResult.breaker_key`.
+
+        There is one for each sender, because a sender must not be able to stop the plans of others.
+        """
         self._withdrawing = PlanWithdrawal(seamark.lease)
         self._reader = StatementReader()
         self._views = ViewPlanner(seamark, self._reader, self._resolve_name)
@@ -211,7 +213,7 @@ class Rewriter:
         if session.off:
             return RewriteResult(None, _SWITCHED_OFF)
         if session.in_transaction:
-            return RewriteResult(None, "unchanged; in a transaction")
+            return RewriteResult(None, "unchanged; it is in a transaction")
         if session.needs_partition_filter:
             return RewriteResult(None, f"unchanged; {PARTITION_FILTER}")
         loop = asyncio.get_running_loop()
@@ -305,7 +307,7 @@ class Rewriter:
         self, text: StatementText, session: Session, seen: _PreParse, until_s: float
     ) -> RewriteResult:
         if not self._seamark_breaker.allow_request():
-            return RewriteResult(None, "unchanged; Seamark failed lately")
+            return RewriteResult(None, "unchanged; Seamark has failed recently")
         requests = PlanRequests(self._client, self._limits.kept_max, until_s)
         done = await self._rewrite_with_plans(text, session, seen, requests, until_s)
         if requests.missing and not requests.has_failed():
@@ -343,14 +345,16 @@ class Rewriter:
             return RewriteResult(None, f"unchanged; {requests.why}")
         planned_scans = [*tables.values(), *(planned for view in expanded for planned in view.tables)]
         if not any(planned.scan.is_restricted for planned in planned_scans):
-            return RewriteResult(None, "unchanged; no scan that could leave files out")
+            return RewriteResult(None, "unchanged; it has no scan that could leave out files")
         if len(planned_scans) + len(expanded) > SCANS_MAX:
-            return RewriteResult(None, f"unchanged; more than {SCANS_MAX} scans")
+            return RewriteResult(None, f"unchanged; it has more than {SCANS_MAX} scans")
         columns = frozenset((planned.table, planned.scan.columns) for planned in numbered.values())
         breaker_key = hash((session.sender_hash, columns))
         failing = self._failing.get(breaker_key)
         if failing is not None and not failing.allow_request():
-            return RewriteResult(None, "unchanged; lately Trino could not read its plans, or its rules forbade it")
+            return RewriteResult(
+                None, "unchanged; recently, Trino could not read its plans, or its access rules forbade them"
+            )
         dimensions = joining.find_dimensions(tables, known_tables)
         for view in expanded:
             dimensions |= view.dimensions
@@ -375,7 +379,7 @@ class Rewriter:
             async with asyncio.timeout_at(until_s):
                 await self._withdrawing.take(done.plans)
         except (ClientError, TimeoutError):
-            return RewriteResult(None, "unchanged; its plans were withdrawn meanwhile")
+            return RewriteResult(None, "unchanged; its plans were withdrawn in the meantime")
         return done
 
     # Parsing
@@ -387,11 +391,10 @@ class Rewriter:
         text = self._text(statement, session)
         lists = _METADATA_TABLE.search(text.text) is not None
         if not _PREDICATE_WORDS.search(text.text):
-            return text, _PreParse(lists=lists, why="unchanged; nothing to prune by")
+            return text, _PreParse(lists=lists, why="unchanged; it has no condition that could leave out files")
         if session.catalog not in self._catalogs and not self._named_at_all.search(text.text):
-            return text, _PreParse(
-                lists=lists, why="unchanged; of other catalogs"
-            )  # The statement is not worth parsing either.
+            # The statement is not worth parsing either.
+            return text, _PreParse(lists=lists, why="unchanged; it reads no table of the configured catalogs")
         needs_types = _NEEDS_COLUMN_TYPES.search(text.text) or (not text.utc and _TIME_WORDS.search(text.text))
         return text, _PreParse(lists=lists, needs_types=bool(needs_types), explains=bool(_EXPLAIN.match(text.text)))
 
@@ -456,7 +459,7 @@ def _build_result(
         new.append(_access_checks(text, reading, own))
     statement = splice(text.text, new)
     if len(statement) > TEXT_CHARACTERS_MAX:
-        return RewriteResult(None, "unchanged; too long with plans")
+        return RewriteResult(None, "unchanged; its text would be too long with plans")
     each, joins = [], []
     for planned in planned_scans:
         if planned in shown:  # The tables behind a view are not revealed.

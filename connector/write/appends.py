@@ -235,7 +235,7 @@ def to_batches(rows: Rows) -> Iterator[pa.RecordBatch]:
     """Yield the rows as record batches.
 
     Raises:
-        Unwritable: The object is none of the types of `Rows`.
+        Unwritable: The type of the object is not supported.
     """
     if isinstance(rows, pa.RecordBatch):
         yield rows

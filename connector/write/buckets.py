@@ -320,9 +320,8 @@ def _resize_fields(metadata: TableMetadata, field: PartitionField, buckets: int)
     for other in spec.fields:
         if other is not field:
             fields.append(msgspec.structs.replace(other, field_id=None))
-        elif (
-            metadata.format_version < _OMITTED_FIELDS_SINCE
-        ):  # In version 1, partition fields keep their positions permanently.
+        elif metadata.format_version < _OMITTED_FIELDS_SINCE:
+            # In version 1, partition fields keep their positions permanently.
             fields.append(msgspec.structs.replace(other, transform=VOID, field_id=None))
         else:
             fields.append(new)

@@ -151,9 +151,9 @@ class Attributes:
             raise BadRequest("Name at least one attribute by which the rows are clustered")
         self._tables = {name: joined.rows.combine_chunks() for name, joined in joins.items()}
         self._lookups: dict[str, tuple[tuple[str, ...], KeyMatcher]] = {}
-        """By joined table: the columns of the clustered rows, and the lookup of their keys."""
+        """The columns of the clustered rows and the lookup of their keys, by joined table."""
         self._merged_into: dict[str, str] = {}
-        """For a table that is joined with another joined table: that table, to which its columns were appended."""
+        """The joined table to which the columns of another joined table were appended, by the name of the latter."""
         for name, joined in joins.items():
             self._add_join(name, joined, schema)
         self.by = tuple(self._resolve_attribute(text, schema) for text in by)
@@ -322,7 +322,8 @@ class Clustering:
             table_rows = attributes.rows(name, sample)
             ranks = Ranks.of(values.take(pa.array(table_rows, mask=table_rows < 0)))
             null = pa.nulls(1, values.type)
-            joined[number] = ranks.places(pa.concat_arrays([values, null]))  # The index -1 selects the rank of null.
+            # The index -1 selects the rank of null.
+            joined[number] = ranks.places(pa.concat_arrays([values, null]))
         each = Clustering(curve, attributes, own, joined)
         return each if curve == LINEAR else replace(each, groups=_group_attributes(each.points(sample)))
 
@@ -374,7 +375,7 @@ class Clustering:
 def _group_attributes(points: Points) -> tuple[tuple[int, ...], ...]:
     """Group the attributes whose ranks in a sample have a correlation of at least `_GROUP_CORRELATION_MIN`.
 
-    Negative correlations count as positive ones.
+    The sign of a correlation is ignored.
     """
     if len(points) < _CORRELATION_ROWS_MIN:
         return tuple((number,) for number in range(points.shape[1]))
@@ -392,7 +393,7 @@ def _group_attributes(points: Points) -> tuple[tuple[int, ...], ...]:
 
 
 def generate_layer_name() -> str:
-    """Return a name for a new layer, the files that one clustering writes together."""
+    """Return a name for a new layer, the files that a clustering job writes together."""
     return uuid.uuid4().hex[:12]
 
 
@@ -408,7 +409,7 @@ def derive_layer_properties(properties: Mapping[str, str], sample: pa.Table, col
     The files of a layer end after a number of rows, not at a size. The bounds of `columns` are long enough to
     distinguish files. By default, the bounds of a string have its first 16 characters. If all values begin with
     the same 16 characters, as URLs do, the default bounds of all files would be equal. Properties of a column
-    take precedence, and so does a default without bounds.
+    take precedence. A default without bounds also takes precedence.
 
     Args:
         sample: Some rows of the layer.

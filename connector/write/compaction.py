@@ -284,7 +284,7 @@ def rewrite_rows(
         opened: The table, with the schema of the new files.
         target: A target of the same schema.
         policy: The rules for the row groups that are copied. If None, all rows are encoded again.
-        published: Whether a commit has added the files of the batch; only then do their rows have row ids.
+        published: Whether a commit has added the files of the batch. If not, their rows have no row ids.
 
     Raises:
         Unreadable: A file cannot be read.
@@ -362,9 +362,8 @@ class _Copies:
                     parts.append(written)
                     origins.take(log)
                     counts.add(counted)
-                    advance(
-                        len(tasks), sum(task.size_bytes for task in tasks)
-                    )  # Only the thread of the job can report its progress.
+                    # Only the thread of the job can report its progress.
+                    advance(len(tasks), sum(task.size_bytes for task in tasks))
                 for file in WrittenFiles.join(parts).files:
                     indexes.add(file, None)
                 index_files, skipped = indexes.close()

@@ -55,7 +55,7 @@ def check_table(opened: OpenTable, target: WriteTarget, keys: Sequence[str]) -> 
     """Check that the table supports equality upserts by these keys.
 
     Raises:
-        Unwritable: The table or the key does not support equality upserts, whatever the batch contains.
+        Unwritable: The table or the key does not support equality upserts; the rows of a batch do not matter.
     """
     check_equality_deletes(target, keys)
     _select_specs(opened.metadata, keys)
@@ -121,7 +121,7 @@ def _check_wrapped(keys: BatchKeys, spec: PartitionSpec) -> None:
             continue
         wrapped = pc.and_(pc.greater_equal(column, _INT_MIN), pc.less(column, stored.end))
         if pc.any(wrapped).as_py():
-            where = "next to the least int" if stored.end < 0 else "in the range of ints"
+            where = "next to the smallest int" if stored.end < 0 else "in the range of ints"
             raise Unwritable(
                 f"a key of column {field.name} is {where}, and the column may have been an int: the "
                 f"partition of its rows by {spec_field.transform} is not certain. Use another strategy"

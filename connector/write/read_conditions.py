@@ -38,7 +38,7 @@ def check_unchanged(
 
     Args:
         opened: The table, with its history.
-        read_snapshot_id: The earlier snapshot. None stands for the empty table. UNSET: nothing is checked.
+        read_snapshot_id: The earlier snapshot. None represents the empty table. UNSET: nothing is checked.
 
     Raises:
         Conflict: Rows have changed.

@@ -67,7 +67,7 @@ class Overtaken(Conflict):
     """
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"Others have changed what was rewritten ({reason})", status=409)
+        super().__init__(f"Other commits have changed the rewritten files ({reason})", status=409)
         self.reason = reason
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -117,9 +117,10 @@ def build_replacement(
         for delete in task.deletes
         if not delete.get("referenced-data-file") and delete["file-path"] not in still_used
     }
+    # A replacement depends on no other rows.
     return {
         "operation": operation,
-        **({} if operation == REPLACE else {"scope": {"partitions": []}}),  # The commit depends on no other rows.
+        **({} if operation == REPLACE else {"scope": {"partitions": []}}),
         "branch": branch,
         "table-uuid": opened.metadata.table_uuid,
         "schema-id": opened.metadata.current_schema_id,
@@ -468,7 +469,8 @@ def replace_batches(
                 Unreadable,
                 Unwritable,
                 BadRequest,
-            ) as error:  # The error of one batch does not affect the other batches.
+            ) as error:
+                # The error of one batch does not affect the other batches.
                 report.errors.append(str(error))
                 continue
             replaced = {task.path for task in done.tasks}

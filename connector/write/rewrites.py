@@ -49,9 +49,8 @@ def rewrite_files(
     if files and has_lineage(opened.metadata):
         names, target = [*names, *NAMES], with_lineage(target)
     read_plan = plan_read(opened, names, TRUE, positions=True)
-    columns = list(
-        range(len(names))
-    )  # The column is found by its place, because a column of the table may have the name of the position column.
+    # The column is found by its place, because a column of the table may have the name of the position column.
+    columns = list(range(len(names)))
     partly_matched = {file.task.path: file for file in files if not file.is_whole}
     divided = divide_by_protection((file.task for file in partly_matched.values()), target, opened.keys)
     new_like = None if protection is None else protection.scheme

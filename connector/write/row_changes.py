@@ -137,7 +137,8 @@ def commit_row_change(
     fields: dict[str, Any] = {"branch": branch, "summary": dict(summary or {})}
     if (producer_fields := producer_json(producer)) is not None:
         fields["producer"] = producer_fields
-    fields["change-id"] = str(uuid.uuid4())  # With this number, the server counts the conflicts of this change.
+    # With this number, the server counts the conflicts of this change.
+    fields["change-id"] = str(uuid.uuid4())
     opened = replace(open_table(client, table, At(ref=branch), history=history), keys=file_keys)
     check_supports_deletes(opened.metadata)
     fields["table-uuid"] = opened.metadata.table_uuid
@@ -182,7 +183,8 @@ def _find_earlier_answer(client: SeamarkClient, table: Name, fields: Mapping[str
         return None
     try:
         return CommitClient(client).commit(table, {**question, "repeats-only": True})
-    except (Conflict, BadRequest):  # Older servers, which do not support repeats-only, also refuse the request.
+    except (Conflict, BadRequest):
+        # Older servers, which do not support repeats-only, also refuse the request.
         return None
 
 

@@ -90,7 +90,8 @@ class BatchKeys:
         ordinals = np.full(len(high), -1, dtype=np.int64)
         if self.count:
             start = np.searchsorted(self._high, high)
-            for step in range(self._run):  # More than one step is needed only if high halves of hashes are equal.
+            # More than one step is needed only if high halves of hashes are equal.
+            for step in range(self._run):
                 slots = np.minimum(start + step, self.count - 1)
                 same = (self._high[slots] == high) & (self._low[slots] == low)
                 ordinals[same] = self._order[slots[same]]

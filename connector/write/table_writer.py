@@ -223,12 +223,12 @@ class TableWriter:
         row_group = max(1, as_int(target.properties, ROW_GROUP_BYTES, ROW_GROUP_BYTES_DEFAULT))
         self._row_group_bytes = min(row_group, self._file_bytes)
         self._buffers: dict[str, _PartitionBuffer] = {}
-        """By the partition's `repr`: 0.0 and -0.0 are different, all NaN are equal."""
+        """The buffers by the partition's `repr`: 0.0 and -0.0 are different, and all NaN are equal."""
         self._open: dict[str, _PartitionBuffer] = {}
         """Partitions with an open file."""
         self._held_bytes = self._indexed_bytes = 0
         self._ratio: float | None = None
-        """Bytes in a file for each byte of Arrow data; None until it is measured."""
+        """The ratio of bytes in a file to bytes of Arrow data; None until it is measured."""
         self._files: list[dict[str, Any]] = []
         indexes = target.indexes
         if protection is not None:
@@ -292,7 +292,8 @@ class TableWriter:
     def _should_flush(self, buffer: _PartitionBuffer) -> bool:
         """Return whether the buffered rows fill a row group, or the rest of the file."""
         room = self._file_bytes - buffer.written_bytes
-        if self._target.ordering is None:  # If the table has an ordering, all rows of a file are sorted together.
+        # If the table has an ordering, all rows of a file are sorted together.
+        if self._target.ordering is None:
             room = min(room, self._row_group_bytes)
         if buffer.waiting_bytes * (self._ratio or 1.0) < room:
             return False

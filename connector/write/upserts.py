@@ -101,7 +101,7 @@ def upsert(
     `precombine` stays.
 
     `read_snapshot_id` makes the call a read-modify-write: it raises Conflict, and changes nothing, if a row
-    with one of the keys was inserted, deleted or changed since that snapshot. None stands for a table that had
+    with one of the keys was inserted, deleted or changed since that snapshot. None represents a table that had
     no snapshot.
 
     `append` describes `producer` and the state after an error.

@@ -40,7 +40,7 @@ pytestmark = NEEDS_TRINO
 def test_rows_are_the_same_and_addresses_are_the_proxys(shop: Shop) -> None:
     assert both(shop, "SELECT 1") == [[1]]
     told, first = post(shop.proxy.port, "SELECT 1")
-    assert told == "unchanged; nothing to prune by"
+    assert told == "unchanged; it has no condition that could leave out files"
     assert first["nextUri"].startswith(f"{shop.proxy.url}/v1/statement/")
     assert first["infoUri"].startswith(f"{shop.proxy.url}/ui")
     assert rows_of(shop.proxy.port, "SELECT node_version FROM system.runtime.nodes", catalog="system") == [["483"]]
@@ -297,7 +297,7 @@ def test_statements_run_whatever_becomes_of_who_plans_them(shop: Shop, tmp_path:
         try:
             for _ in range(8):
                 assert rows_of(proxy.port, sql) == [["n5"]]
-            eventually(lambda: post(proxy.port, sql)[0].startswith("unchanged; Seamark failed lately"))
+            eventually(lambda: post(proxy.port, sql)[0].startswith("unchanged; Seamark has failed recently"))
         finally:
             os.kill(planner.pid, signal.SIGCONT)
         planner.kill9()

@@ -117,7 +117,7 @@ class FileAssembler:
         self._creators: set[bytes | None] = set()
         self._version = skeleton.version
         self._key_values: dict[bytes, bytes | None] | None = None
-        """Those that all files have; None before the first."""
+        """The key-values that all files have; None before the first file."""
         self.rows = 0
         self.split_offsets: list[int] = []
         sink.write(MAGIC if encryption is None else encryption.magic)

@@ -85,7 +85,7 @@ class SourceFile:
         """
         self.location, self.is_in_memory = location, data is not None
         self.encryption: OpenedFooter | None = None
-        """None for a file without encryption. `footer` is that of a file without encryption."""
+        """The encryption of the file, or None. `footer` has the form of an unencrypted footer in both cases."""
         self._keys = keys
         self._window = b""
         self._window_at = 0
@@ -193,7 +193,8 @@ class SourceFile:
         self.leaves = leaves_of(footer)
         if footer.rows != sum(group.rows for group in footer.groups):
             raise ValueError(f"it has {footer.rows} rows, but its row groups have another number of rows")
-        groups = [group for group in footer.groups if group.rows]  # Other columns have no pages and are never copied.
+        # Other columns have no pages and are never copied.
+        groups = [group for group in footer.groups if group.rows]
         for group in groups:
             self._check_group(group)
         if groups:

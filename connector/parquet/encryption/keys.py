@@ -144,9 +144,8 @@ class ParquetKeys:
                 return wrapper.wrap(key_bytes, master_key_identifier)
 
             def unwrap_key(self, wrapped_key: str | bytes, master_key_identifier: str) -> bytes:
-                text = (
-                    wrapped_key.decode() if isinstance(wrapped_key, bytes) else wrapped_key
-                )  # Older versions return bytes.
+                # Older versions return bytes.
+                text = wrapped_key.decode() if isinstance(wrapped_key, bytes) else wrapped_key
                 return wrapper.unwrap(text, master_key_identifier)
 
         factory = pe.CryptoFactory(lambda _: Client())

@@ -1,16 +1,20 @@
-"""Rewrites a table's rows into files by attributes that queries filter on: columns of the table, and of tables that its
-keys refer to (the city of an order's customer).
+"""Rewrites a table's rows into files that are clustered by attributes on which queries filter.
+
+The attributes are columns of the table, and columns of tables to which its keys refer (the city of an order's
+customer).
 
     cluster(spark, "db.orders", by=["ordered", "customer.city"], uri=…,
             joins={"customer": JoinedTable("db.customers", on={"customer_id": "id"})})
 
-The job reads one snapshot by the plan whose files the commit removes: the rows with all deletes applied and, for a
-table with row lineage, the id of each row. A first job takes a sample, from which the driver computes ranks. The driver
-also reads the named columns of the referenced tables, which must fit into its memory. A second job computes each row's
-key on the curve, exchanges rows by ranges of keys, sorts them and writes files with `TableWriter`.
+The job reads one snapshot with the plan whose files the commit removes. It reads the rows with all deletes
+applied and, if the table has row lineage, the id of each row. A first job takes a sample, from which the
+driver computes ranks. The driver also reads the named columns of the referenced tables, which must fit into
+its memory. A second job computes each row's key on the curve, exchanges rows by ranges of keys, sorts them
+and writes files with `TableWriter`.
 
-Invariant: no row is added, lost or changed. The commit has the operation `replace`: concurrent appends are preserved,
-and a concurrent change of the files that were read is a Conflict, which leaves the table unchanged.
+Invariant: the job adds, loses and changes no row. The commit has the operation `replace`: concurrent
+appends are preserved, and a concurrent change of the files that were read is a Conflict, which leaves the
+table unchanged.
 """
 
 from __future__ import annotations
@@ -61,9 +65,9 @@ from seamark.formats.protocol.wire import INDEX_FILES_MAX
 
 SAMPLE_ROWS, SAMPLE_ROWS_PER_FILE, SAMPLE_ROWS_MAX = 100_000, 100, 1_000_000
 TASK_ROWS = 1_000_000
-"""Approximate number of rows that a task sorts and writes."""
+"""The approximate number of rows that a task sorts and writes."""
 _READ_BYTES_PER_TASK = 128 << 20
-"""Approximate bytes of data files that a task reads."""
+"""The approximate bytes of data files that a task reads."""
 _TASKS_PER_CORE = 3
 _KEY, _TASK = "_seamark_key", "_seamark_task"
 _OWN_COLUMNS = (_KEY, _TASK)
@@ -86,27 +90,26 @@ def cluster(
 ) -> WriteReport:
     """Commit a snapshot's rows in other files.
 
-    The report's commit is None if there are no rows.
-
-    The result has `files` files, or slightly more, with about equal numbers of rows; or files of about
-    `target_file_bytes`, by default the table's property. The server is `uri` or `client`.
+    The result has `files` files or slightly more, with about equal numbers of rows; or it has files of about
+    `target_file_bytes`, by default the table's property. The server is `uri` or `client`. The report's commit
+    is None if there are no rows.
 
     Args:
         by: Columns, or `name.column` for a table of `joins`, in any order.
 
     Raises:
-        ValueError: For invalid arguments.
-        BadRequest: For invalid arguments.
-        Conflict: If a file that was read has changed.
+        ValueError: An argument is invalid.
+        BadRequest: An argument is invalid.
+        Conflict: A file that was read has changed.
     """
     if client is None:
         if not uri:
-            raise ValueError("Give uri, the server's address, or a client")
+            raise ValueError("Give uri (the server's address) or client")
         client = SeamarkClient(uri)
     if curve not in CURVES:
-        raise ValueError(f"there is no curve {curve!r}: there are {', '.join(CURVES)}")
+        raise ValueError(f"there is no curve {curve!r}; the curves are {', '.join(CURVES)}")
     if files is not None and (files < 1 or target_file_bytes is not None):
-        raise ValueError("give files, at least 1, or target_file_bytes")
+        raise ValueError("set either files, which must be at least 1, or target_file_bytes")
     opened = open_rewritable(client, table, branch)
     target = target_of(opened.metadata, opened.storage, opened.name)
     names = [field.name for field in opened.schema.fields]
@@ -144,7 +147,7 @@ def _count_files(target: WriteTarget, size_bytes: int, file_bytes: int | None) -
     return max(1, -(-size_bytes // max(1, bytes_per_file)))
 
 
-# What tasks do
+# Tasks
 
 
 def _cores(spark: SparkSession) -> int:
@@ -152,7 +155,7 @@ def _cores(spark: SparkSession) -> int:
 
 
 def _make_task_frame(spark: SparkSession, tasks: Sequence[ScanTask]) -> DataFrame:
-    """Return a row, and a partition, for the files of each Spark task."""
+    """Return a frame with a row, in its own partition, for the files of each Spark task."""
     size_bytes = sum(task.size_bytes for task in tasks)
     parts = min(len(tasks), max(_TASKS_PER_CORE * _cores(spark), -(-size_bytes // _READ_BYTES_PER_TASK)))
     pickled = [(bytearray(pickle.dumps(tasks[number::parts])),) for number in range(parts)]
@@ -173,8 +176,9 @@ def _sample(
     files: int,
     records: int,
 ) -> tuple[int, pa.Table]:
-    """Return the number of rows, and a sample of the columns that keys are computed from."""
-    whole = target.spec.fields or not attributes.columns  # partition values need the other columns
+    """Return the number of rows, and a sample of the columns from which keys are computed."""
+    # The other columns are needed to compute partition values.
+    whole = target.spec.fields or not attributes.columns
     narrow = read_plan if whole else replace(read_plan, names=tuple(attributes.columns))
     sample_rows = min(SAMPLE_ROWS_MAX, max(SAMPLE_ROWS, SAMPLE_ROWS_PER_FILE * files))
     results = collect_results(
@@ -188,7 +192,7 @@ def _sample(
 def _sample_rows(
     read_plan: ReadPlan, storage: Storage, fraction: float, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Return a sample of a task's rows, and their number in the metadata of its schema.
+    """Yield a sample of a task's rows, with their number in the metadata of its schema.
 
     The sample is deterministic, because the reader returns the rows of a task in the same order each time.
     """
@@ -209,20 +213,17 @@ def _sample_rows(
 
 @dataclass(frozen=True)
 class ClusterTask:
-    """The parameters of the second job's tasks.
-
-    Picklable.
-    """
+    """The parameters of the second job's tasks; picklable."""
 
     clustering: Clustering
     read_plan: ReadPlan
     target: WriteTarget
     tasks: int
     bounds: npt.NDArray[np.bytes_]
-    """The first keys of all tasks except the first."""
+    """The first keys of all tasks except the first task."""
     file_rows: int
     suffix: str
-    """The suffix of the files' names."""
+    """The suffix of the file names."""
 
     @staticmethod
     def of(
@@ -244,7 +245,7 @@ class ClusterTask:
     def keys(self, rows: pa.Table | pa.RecordBatch) -> npt.NDArray[np.uint8]:
         """Return the keys of rows.
 
-        In a partitioned table they begin with the partition, so that its rows are together.
+        In a partitioned table, a key begins with the partition, so that the rows of a partition are together.
         """
         keys = self.clustering.keys(rows)
         if not self.target.spec.fields or not rows.num_rows:
@@ -270,7 +271,7 @@ def _spark_types(read_plan: ReadPlan) -> dict[str, spark_types.DataType]:
     """Return the Spark types of the columns that are read.
 
     Raises:
-        BadRequest: If a column has no Spark type.
+        BadRequest: A column has no Spark type.
     """
     try:
         kinds = {field.name: spark_type(field.type) for field in (*read_plan.fields, *read_plan.lineage)}

@@ -1,4 +1,4 @@
-"""Changes data files of located rows: by the driver, or by Spark tasks for many files.
+"""Changes the data files of located rows, on the driver or, for many files, in Spark tasks.
 
 Merge-on-read marks the rows as deleted; copy-on-write writes the other rows of the files again.
 """
@@ -26,16 +26,16 @@ from seamark.connector.write.target import WriteTarget, with_lineage
 from seamark.connector.write.upserts import delete_by_position
 
 DRIVER_COPY_BYTES_MAX = 64 << 20
-"""Data files that the driver rewrites itself."""
+"""The maximum bytes of data files that the driver rewrites itself."""
 DRIVER_FILES_MAX = 500
 """The maximum number of data files whose deletes the driver writes itself."""
 _TASK_BYTES_MAX = 1 << 30
-"""Data files that a task rewrites."""
+"""The maximum bytes of data files that a task rewrites."""
 T = TypeVar("T")
 
 
 class PackedRows(msgspec.Struct, frozen=True):
-    """Rows of one data file as the plan describes it; `positions` is a 64-bit roaring bitmap."""
+    """Rows of one data file of a plan; `positions` is a 64-bit roaring bitmap."""
 
     file: dict[str, Any]
     deletes: list[dict[str, Any]]
@@ -53,7 +53,7 @@ class PackedRows(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class FileChanges:
-    """Changes files of located rows: by the driver, or by tasks if they are many."""
+    """Changes the files of located rows, on the driver or, if there are many files, in tasks."""
 
     spark: SparkSession
     opened: OpenTable
@@ -106,7 +106,7 @@ def _run_tasks(
 ) -> list[T]:
     """Run a task for each group of files.
 
-    If a task fails after Spark's retries, the job fails, and files of the other tasks stay as orphans.
+    If a task fails after Spark's retries, the job fails, and files of the other tasks remain as orphan files.
     """
     context = spark.sparkContext
     packed_groups = [[PackedRows.of(file) for file in group] for group in groups]

@@ -1,4 +1,4 @@
-"""Results of Spark tasks for the driver: one row of bytes from each task that has a result."""
+"""Returns results of Spark tasks to the driver: one row of bytes from each task that has a result."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import types as spark_types
 
 RESULT = spark_types.StructType([spark_types.StructField("result", spark_types.BinaryType(), False)])
-"""Schema of the frame with the results (`DataFrame.mapInArrow`)."""
+"""The schema of the frame with the results (`DataFrame.mapInArrow`)."""
 _ARROW = pa.schema([pa.field("result", pa.binary(), False)])
 
 

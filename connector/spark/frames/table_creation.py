@@ -1,4 +1,4 @@
-"""Creates a table for a DataFrame, and adds the columns to a table that a DataFrame has beside its own."""
+"""Creates a table for a DataFrame, and adds columns of a DataFrame to a table."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ _TRANSFORMS_WITH_WIDTH = ("bucket", "truncate")
 _NAME, _WIDTH = r"(`[^`]+`|\w+)", r"([0-9]{1,9})"
 _TERM = re.compile(rf"(\w+)\s*\(\s*(?:{_WIDTH}\s*,\s*)?{_NAME}\s*(?:,\s*{_WIDTH}\s*)?\)|{_NAME}")
 _TERM_TEXT = re.compile(r"(?:[^,(]|\([^)]*+\)?+)++")
-"""A term of a list. Commas in parentheses do not separate terms."""
+"""A pattern for a term of a list; commas in parentheses do not separate terms."""
 _FIRST_FIELD = 1000
 
 
 def iceberg_type(kind: spark.DataType, ids: Iterator[int]) -> Any:
-    """Return the JSON form of the Iceberg type that holds the values of a Spark type.
+    """Return the JSON form of the Iceberg type for the values of a Spark type.
 
     Raises:
-        Unwritable: If there is none.
+        Unwritable: There is no such Iceberg type.
     """
     match kind:
         case spark.DecimalType():
@@ -94,13 +94,14 @@ def create_for_frame(
     partitioning: Sequence[str] = (),
     properties: Mapping[str, str],
 ) -> None:
-    """Create a table with the columns of a frame, all optional.
+    """Create a table with the columns of a frame; all columns are optional.
 
     Args:
         partitioning: Columns and transforms, such as `bucket(16, id)`.
 
     Raises:
-        Unwritable: For a type or a transform that Iceberg does not have; the server's errors.
+        Unwritable: Iceberg does not have a type or a transform.
+        ClientError: The server refuses the table or cannot be reached.
     """
     fields = _number_fields(columns, itertools.count(1))
     ids = {str(field["name"]): int(field["id"]) for field in fields}
@@ -116,7 +117,9 @@ def split_terms(text: str) -> list[str]:
 def _partition_field(text: str, ids: Mapping[str, int], number: int) -> dict[str, Any]:
     match = _TERM.fullmatch(text)
     if match is None:
-        raise Unwritable(f"{text!r} is no partitioning; write a column or a transform, as in bucket(16, id), days(ts)")
+        raise Unwritable(
+            f"{text!r} is not a partitioning; write a column or a transform, as in bucket(16, id), days(ts)"
+        )
     function, before, inner, after, alone = match.groups()
     column, width = (inner or alone).strip("`"), before or after
     if column not in ids:
@@ -126,7 +129,7 @@ def _partition_field(text: str, ids: Mapping[str, int], number: int) -> dict[str
         transform = f"{function.lower()}[{width}]"
     if transform is None or (width is not None and "[" not in transform):
         supported = ", ".join(["bucket(N, column)", "truncate(N, column)", "years", "months", "days", "hours"])
-        raise Unwritable(f"{text!r} is no transform of a partitioning; there are {supported}")
+        raise Unwritable(f"{text!r} is not a partition transform; the transforms are {supported}")
     suffix = "" if transform == "identity" else f"_{transform.partition('[')[0]}"
     name, field_id = f"{column}{suffix}", _FIRST_FIELD + number
     return {"source-id": ids[column], "field-id": field_id, "name": name, "transform": transform}
@@ -136,10 +139,10 @@ def _partition_field(text: str, ids: Mapping[str, int], number: int) -> dict[str
 
 
 def merge_schema(client: SeamarkClient, table: Name, columns: spark.StructType) -> None:
-    """Add the columns of a frame that the table lacks, as optional columns at the end, and widen the type of a
-    column where Iceberg permits it: int to long, float to double, a decimal to more digits.
+    """Add the columns of a frame that the table lacks, and widen types.
 
-    Nested fields stay.
+    New columns are optional and at the end. The type of a column is widened if Iceberg permits it: int to long,
+    float to double, a decimal to more digits. Nested fields stay.
     """
     loaded = client.load_table(table)
     metadata = decode_table(loaded.metadata, loaded.location)
@@ -163,7 +166,7 @@ def merge_schema(client: SeamarkClient, table: Name, columns: spark.StructType) 
 
 
 def _widen(stored: str, written: Any) -> str | None:
-    """Return the type that a stored column gets; None if its type stays."""
+    """Return the new type of a stored column, or None if its type stays."""
     if (stored, written) in (("int", "long"), ("float", "double")):
         return str(written)
     if isinstance(written, str) and base_name(stored) == base_name(written) == "decimal":

@@ -1,22 +1,26 @@
-"""Upserts and deletes of DataFrames by key: Spark tasks match the rows with stored rows, the driver makes one commit.
+"""Upserts and deletes rows of DataFrames by key: Spark tasks match them with stored rows, the driver makes one
+commit.
 
-Used by `writes.write` in the modes `upsert` and `delete`.
+`writes.write` uses this module in the modes `upsert` and `delete`.
 
 A repeated step always uses the same rows. The rows of a small DataFrame are collected on the driver, and
-`connector.write.upserts` does the work, because starting tasks costs more; unless files of many bytes are to be
-rewritten. A larger DataFrame is persisted in Spark until the call ends; if only its first rows show that it is larger,
-these are discarded and computed again. The persisted rows are shuffled once, so that all rows of a key are in one task:
-by the bucket of the key if the table is bucketed by its only column, so that a task reads only files of its buckets;
-otherwise by a hash of the key. Each task locates its keys in the snapshot that the driver chose, by index lookups or by
-reading the files that may contain them, and writes the new rows. The stored rows are not joined in Spark.
+`connector.write.upserts` does the work, because starting tasks takes longer. This is not done if files of
+many bytes must be rewritten. A larger DataFrame is persisted in Spark until the call ends. If only the
+collected first rows show that it is larger, these rows are discarded and computed again. The persisted rows
+are shuffled once, so that all rows of a key are in one task. If the table is bucketed by the only key
+column, rows are shuffled by bucket, so that a task reads only files of its buckets; otherwise they are
+shuffled by a hash of the key. Each task locates its keys in the snapshot that the driver chose, by index
+lookups or by reading the files that may contain them, and writes the new rows. The stored rows are not
+joined in Spark.
 
-The driver merges the rows that several tasks located in one data file. The deletion vector of a file, or its copy
-without the deleted rows, is written once: by the task itself if all keys of the file belong to it, which buckets show;
-otherwise by the driver or by tasks of a second job, each for some files. With `equality` no task locates rows
-(`connector/write/equality_upserts.py`), and the deletes are those of the tasks.
+The driver merges the rows that several tasks located in one data file. The deletion vector of a file, or
+its copy without the deleted rows, is written once. If all keys of the file belong to one task, which
+buckets can ensure, this task writes it. Otherwise the driver writes it, or tasks of a second job do, each
+for some files. With the strategy `equality`, no task locates rows (`connector/write/equality_upserts.py`),
+and the tasks write the deletes.
 
-Invariant: the table receives exactly what the tasks wrote whose results Spark used. A failed attempt deletes its files;
-files of a killed task stay as orphans that no snapshot references.
+Invariant: the table receives exactly the files of the tasks whose results Spark used. A failed attempt
+deletes its files; files of a killed task remain as orphan files.
 """
 
 from __future__ import annotations
@@ -95,14 +99,18 @@ from seamark.formats.runtime.decoding import from_msgpack
 DRIVER_ROWS = 100_000
 """The maximum number of rows that the driver collects."""
 TASK_ROWS = 1_000_000
-"""The approximate number of rows of a task, which holds them in memory."""
+"""The approximate number of rows of a task, which are in its memory."""
 TASK_ROWS_MIN = 20_000
-"""The approximate minimum number of rows of a task if an index locates them: each task writes separate files."""
+"""The approximate minimum number of rows of a task if an index locates them, because each task writes
+separate files.
+"""
 _SMALL_BYTES = 64 << 20
-"""The size estimated by Spark up to which the first rows of a DataFrame are collected at once; they may be all."""
+"""The size up to which the first rows of a DataFrame are collected at once, by Spark's estimate; they may
+be all rows.
+"""
 _LIMIT_MAX = 2**31 - 2
 _SCOPES_MAX = 200
-"""Above this number of tasks, a commit states no separate read scope for each task."""
+"""The maximum number of tasks for which a commit has a separate read scope for each task."""
 _PLACE = "_seamark_task"
 _PLACE_FIELD = spark_types.StructField(_PLACE, spark_types.IntegerType(), False)
 
@@ -117,8 +125,8 @@ class UpsertRequest:
     The rows of a delete are reduced to the key columns.
 
     Attributes:
-        keys: None for the key that `key_names` gives.
-        columns: Only for an upsert.
+        keys: The key columns; None for the key that `key_names` returns.
+        columns: The columns to change; only for an upsert.
     """
 
     keys: tuple[str, ...] | None
@@ -131,15 +139,15 @@ class UpsertRequest:
 
     @property
     def resolved_keys(self) -> tuple[str, ...]:
-        """The key, once it is resolved."""
+        """The key columns, after they have been resolved."""
         assert self.keys is not None
         return self.keys
 
     def choose_columns(self, row_columns: Sequence[str]) -> list[str]:
-        """Return the columns of the rows that the change needs.
+        """Return the columns of the given rows that the change needs.
 
         Raises:
-            Unwritable: If a column is missing or occurs twice.
+            Unwritable: A column is missing or occurs twice.
         """
         named = [*self.resolved_keys, *(self.columns or ()), *([] if self.precombine is None else [self.precombine])]
         needed = list(dict.fromkeys(named if self.deletes or self.columns is not None else [*row_columns, *named]))
@@ -165,8 +173,8 @@ def commit_change(
     """Make one commit of an upsert or a delete.
 
     Raises:
-        ValueError: For invalid arguments, before any row is evaluated.
-        Unwritable: If columns do not fit the table, before any row is evaluated. If values do not fit, the error is
+        ValueError: An argument is invalid. No row has been evaluated.
+        Unwritable: Columns do not fit the table; no row has been evaluated. If values do not fit, the error is
             Unwritable or Spark's error with that message.
     """
     check_arguments(request.row_mode, request.strategy, request.precombine, request.columns, request.read_snapshot_id)
@@ -199,31 +207,31 @@ def commit_change(
 
 
 def _collect(df: DataFrame, rows_max: int) -> pa.Table | None:
-    """Return all rows; None if there are more than `rows_max`, too many bytes, or if Spark's size estimate is too large
-    to try.
+    """Return all rows, or None if there are too many.
 
-    After None, rows that were evaluated are not used.
+    There are too many if there are more than `rows_max` rows or too many bytes, or if Spark's size estimate is
+    too large to try. After None, the evaluated rows are not used.
     """
     if rows_max <= 0 or int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())) > _SMALL_BYTES:
         return None
     try:
         collected = df.limit(min(rows_max, _LIMIT_MAX) + 1).toArrow()
     except Py4JJavaError as error:
-        if "maxResultSize" not in str(error):  # the text may contain it only as the cause
+        if "maxResultSize" not in str(error):  # The text may be only in the cause of the error.
             raise
         return None
     return collected if collected.num_rows <= rows_max else None
 
 
 def _copies_much(opened: OpenTable, request: UpsertRequest, rows: int) -> bool:
-    """Return whether so many rows are likely to be in files of many bytes that must be rewritten."""
+    """Return whether this number of rows is likely to be in files of many bytes that must be rewritten."""
     if _mode(request, target_of(opened.metadata, opened.storage, opened.name)) != COPY_ON_WRITE:
         return False
     head = next((snapshot for snapshot in opened.history if snapshot.snapshot_id == opened.snapshot_id), None)
     totals = {} if head is None else head.summary_map()
     try:
         files, size_bytes = int(totals["total-data-files"]), int(totals["total-files-size"])
-    except (KeyError, ValueError):  # a summary need not have these totals
+    except (KeyError, ValueError):  # A summary does not have to contain these totals.
         return False
     return size_bytes * min(rows, files) > DRIVER_COPY_BYTES_MAX * files
 
@@ -248,7 +256,8 @@ def _persist(df: DataFrame) -> Iterator[DataFrame]:
 class RowDistribution:
     """Assigns the rows of a key to one of `buckets` × `parts` tasks.
 
-    `width` is the number of buckets of the key's only column; 0 without such buckets.
+    Attributes:
+        width: The number of buckets of the only key column; 0 if there are no such buckets.
     """
 
     fields: tuple[Field, ...]
@@ -260,10 +269,11 @@ class RowDistribution:
     def of(opened: OpenTable, fields: Sequence[Field], rows: int, cores: int, strategy: str | None) -> RowDistribution:
         """Choose the number of tasks.
 
-        There are more tasks than the rows need if no file is then read twice: by bucket, by an index, or without
-        reading.
+        There are more tasks than the number of rows requires if no file is read twice: with buckets, with an index,
+        or if no files are read.
 
-        Buckets are used only if their column is the whole key: a value of a part of the key may have nearly all rows.
+        Buckets are used only if their column is the whole key, because one value of a part of the key may have
+        nearly all rows.
         """
         by_rows = -(-rows // TASK_ROWS)
         specs = [opened.metadata.default_spec, *opened.metadata.partition_specs]
@@ -280,13 +290,13 @@ class RowDistribution:
         return self.buckets * self.parts
 
     def assign_tasks(self, columns: Sequence[pa.Array]) -> Ints:
-        """Return the task of each row, int32[rows].
+        """Return the number of the task of each row: int32[rows].
 
         Args:
             columns: The key's columns, with the table's types.
 
         Raises:
-            Unwritable: If a key is null, before any task writes a file.
+            Unwritable: A key is null. No task has written a file.
         """
         check_no_nulls(self.fields, columns)
         tasks = np.zeros(len(columns[0]), dtype=np.int64)
@@ -312,7 +322,7 @@ class RowDistribution:
 
 
 def bucket_width(spec: PartitionSpec, field: Field) -> int:
-    """Return the bucket count of the column in the spec, 0 if it is not bucketed."""
+    """Return the number of buckets of the column in the spec, or 0 if it is not bucketed."""
     widths = (
         width_of(canonical(bucket_field.transform))
         for bucket_field in bucket_fields(spec)
@@ -323,10 +333,7 @@ def bucket_width(spec: PartitionSpec, field: Field) -> int:
 
 @dataclass(frozen=True)
 class UpsertTask:
-    """The input of a task.
-
-    Picklable.
-    """
+    """The input of a task; picklable."""
 
     client: SeamarkClient
     opened: OpenTable
@@ -358,8 +365,8 @@ class _Result(msgspec.Struct, frozen=True):
     """The result of a task.
 
     Attributes:
-        removed: Paths of data files that it rewrote.
-        to_delete: Rows that are still to be deleted.
+        removed: The paths of the data files that the task has rewritten.
+        to_delete: The rows that the driver still has to delete.
         counts: The numbers of inserted, updated, deleted and stale rows.
     """
 
@@ -371,13 +378,16 @@ class _Result(msgspec.Struct, frozen=True):
     scope: Any = None
     counts: tuple[int, int, int, int] = (0, 0, 0, 0)
     changed: str = ""
-    """Why the change must not be made: rows of its keys have changed since the read. Then nothing is written."""
+    """The reason why the change must not be made: rows of its keys have changed since they were read.
+
+    If it is set, the task has written nothing.
+    """
 
 
 def change_task(work: UpsertTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the work of a task on its rows, which are all rows of their keys.
+    """Change the rows of a task, which have all rows of their keys, and yield the result.
 
-    It leaves no file if it fails.
+    If the task fails, it leaves no file.
     """
     row_batches = [batch.drop_columns([_PLACE]) for batch in batches if batch.num_rows]
     if not row_batches:
@@ -397,7 +407,8 @@ def _change_located_rows(work: UpsertTask, batch: Batch) -> _Result:
     opened, target, request = work.opened, work.target, work.request
     try:
         check_unchanged(work.client, opened, batch.keys, request.read_snapshot_id, request.strategy)
-    except Conflict as conflict:  # the driver raises it: in Spark's error it would be text
+    except Conflict as conflict:
+        # The driver raises this error, because Spark's error would contain it only as text.
         return _Result(changed=conflict.message)
     if request.deletes:
         matches = compute_delete(work.client, opened, batch, request.strategy)
@@ -423,7 +434,7 @@ def _change_located_rows(work: UpsertTask, batch: Batch) -> _Result:
     )
 
 
-# Merging results on the driver
+# Merge of the results on the driver
 
 
 def _prepare(
@@ -453,7 +464,7 @@ def _prepare(
         report = Report(inserted=inserted, updated=updated, deleted=deleted, stale=stale, files_read=len(read))
         several = len(results) <= _SCOPES_MAX
         scope = any_of(*(bind_filter(result.scope, opened) for result in results)) if several else TRUE
-        # The last step that may fail: the files that it writes are not deleted by a later error.
+        # This is the last step that may fail, because a later error would not delete the files that it writes.
         work_on_files = FileChanges(df.sparkSession, opened, target)
         deletes = work_on_files.mark_deleted(files) if files and not copies else WrittenDeletes()
         more = work_on_files.copy_by_tasks(partial_files) if partial_files else WrittenFiles()
@@ -462,7 +473,7 @@ def _prepare(
 
 
 def merge_rows(rows: Iterable[PackedRows]) -> list[MatchedRows]:
-    """Return all rows of each data file, merged from all tasks; sorted by spec, partition and path."""
+    """Return all rows of each data file, merged from all tasks, and sorted by spec, partition and path."""
     by_path: dict[str, list[PackedRows]] = {}
     for rows_of_file in rows:
         by_path.setdefault(rows_of_file.file["file-path"], []).append(rows_of_file)

@@ -1,4 +1,5 @@
-"""Writes DataFrames to a table: Spark tasks write Parquet and index files with pyarrow, the driver makes one commit.
+"""Writes DataFrames to a table: Spark tasks write Parquet and index files with pyarrow, and the driver makes
+one commit.
 
     write(df, "db.events", uri="http://127.0.0.1:8181")                           adds rows
     write(df, "db.events", uri=…, mode="overwrite", where="day = '2026-11-21'")   replaces the matching rows
@@ -6,16 +7,17 @@
     write(df, "db.events", uri=…, mode="upsert", keys=["id"])                     replaces the rows with the same keys
     write(df, "db.events", uri=…, mode="delete", keys=["id"])                     deletes the rows with the keys
 
-`upserts.py` has the last two modes, this module the others.
+`upserts.py` implements the last two modes, and this module the others.
 
-Invariant: the commit contains exactly the files of the task attempts whose results Spark accepted. A repeated or
-speculative attempt writes files with unique names. An attempt that fails deletes its files; the files of a killed
-attempt remain as orphans, which no snapshot references. Nothing is visible before the commit, and a job that dies does
-not commit.
+Invariant: the commit contains exactly the files of the task attempts whose results Spark accepted. A
+repeated or speculative attempt writes files with unique names. An attempt that fails deletes its files; the
+files of a killed attempt remain as orphan files. Nothing is visible before the commit, and a job that dies
+does not commit.
 
-`write.distribution-mode` of the table determines how rows are distributed (Iceberg's names and defaults): `hash`, by
-partition, the default of a partitioned table without a sort order; `range`, by the sort order, the default of a sorted
-table; `none`, unchanged. Callers that have already shuffled the rows pass `distribution="none"`.
+`write.distribution-mode` of the table determines how rows are distributed (Iceberg's names and defaults):
+`hash`, by partition, the default of a partitioned table without a sort order; `range`, by the sort order,
+the default of a sorted table; `none`, unchanged. Callers that have already shuffled the rows pass
+`distribution="none"`.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ _PARAMETERS_BY_MODE: Mapping[str, tuple[str, ...]] = {
     UPSERT: (*_KEYED_PARAMETERS, "precombine", "columns"),
     DELETE: _KEYED_PARAMETERS,
 }
-"""The modes, and the parameters of each in addition to the common parameters."""
+"""The modes, and the parameters of each mode in addition to the common parameters."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class WriteReport:
 
     Attributes:
         commit: The server's answer; None if there was nothing to commit.
-        skipped: The same as in `WrittenFiles`.
+        skipped: See `WrittenFiles`.
     """
 
     files: int
@@ -87,7 +89,7 @@ class WriteReport:
     skipped: tuple[tuple[str, str], ...]
     commit: Mapping[str, Any] | None
     merged: int = 0
-    """Files of tasks that were merged before the commit."""
+    """The number of files of tasks that were merged before the commit."""
 
     @property
     def snapshot_id(self) -> int | None:
@@ -147,30 +149,34 @@ def write(
 ) -> WriteReport | Report:
     """Write a DataFrame's rows in one commit.
 
-    Columns are matched by name. The server is `uri` or `client`.
+    Columns are matched by name. The server is `uri` or `client`. `producer` is described in
+    `seamark.connector.write.appends.append`.
 
-    An upsert needs `keys`. A delete uses the table's identifier fields by default, or the frame's only column.
-    `row_mode` is the mode of `seamark.connector.write.upserts`, `merge-on-read` or `copy-on-write`; `precombine`,
-    `columns`, `strategy`, `read_snapshot_id` and `attempts` are as there, but of rows with equal `precombine` values
-    any may be kept. With `merge_files`, small files of a partition are merged before the commit, and large row groups
-    are copied for it. The driver changes up to `driver_rows` rows itself, unless copy-on-write has many bytes to copy.
+    An upsert requires `keys`. For a delete, the key is by default the table's identifier fields, or the frame's
+    only column. `row_mode` is the `mode` of `seamark.connector.write.upserts`: `merge-on-read` or
+    `copy-on-write`. The parameters `precombine`, `columns`, `strategy`, `read_snapshot_id` and `attempts` have
+    the same meaning as in that module, except that any of several rows with equal `precombine` values may be
+    used. The driver changes up to `driver_rows` rows itself, unless copy-on-write has many bytes to copy.
 
-    If values do not fit the table, Spark's error has the reason (`Unwritable`). The server's errors are in
-    `seamark.connector.client.errors`; after a conflict nothing is visible, and the write can be repeated. `producer` as
-    in `seamark.connector.write.appends.append`.
+    With `merge_files`, small files of a partition are merged before the commit, and large row groups are copied.
+
+    If values do not fit the table, Spark's error has the reason (`Unwritable`). The server's errors are those of
+    `seamark.connector.client.errors`. After a conflict, nothing is visible, and the write can be repeated.
 
     Raises:
-        ValueError: For an unknown mode or distribution, and for parameters of another mode.
-        Unwritable: Before any task starts, for columns that the table does not have or that have another type.
+        ValueError: The mode or the distribution is unknown, or a parameter belongs to another mode.
+        Unwritable: The table lacks a column, or the column has another type. No task has started.
     """
     if client is None:
         if not uri:
-            raise ValueError("Give uri, the server's address, or a client")
+            raise ValueError("Give uri (the server's address) or client")
         client = SeamarkClient(uri)
     if mode not in _PARAMETERS_BY_MODE:
-        raise ValueError(f"there is no mode {mode!r}: there are {', '.join(_PARAMETERS_BY_MODE)}")
+        raise ValueError(f"there is no mode {mode!r}; the modes are {', '.join(_PARAMETERS_BY_MODE)}")
     if unknown := [name for name in how if name not in _PARAMETERS_BY_MODE[mode]]:
-        raise ValueError(f"mode {mode!r} takes no {unknown[0]}; it takes {', '.join(_PARAMETERS_BY_MODE[mode])}")
+        raise ValueError(
+            f"mode {mode!r} takes no {unknown[0]}; its parameters are {', '.join(_PARAMETERS_BY_MODE[mode])}"
+        )
     producer_json(producer)
     full_summary = {"engine-name": "spark", "engine-version": df.sparkSession.version, **(summary or {})}
     if mode in (UPSERT, DELETE):
@@ -195,7 +201,7 @@ def write(
 def _merge_small_files(
     spark: SparkSession, client: SeamarkClient, table: Name, target: WriteTarget, parts: Sequence[WrittenFiles]
 ) -> WrittenFiles:
-    """Merge small files of the tasks. Each batch of files is a Spark task."""
+    """Merge small files of the tasks; each batch of files is a Spark task."""
     with keep_job_group(spark):
         slots = max(1, spark.sparkContext.defaultParallelism)
         return merge_written(client, table, target, parts, runner=partial(run_on_spark, spark), slots=slots)
@@ -218,7 +224,7 @@ def _change_by_key(
     driver_rows: int = DRIVER_ROWS,
 ) -> Report:
     if keys is None and mode == UPSERT:
-        raise ValueError("name the key columns: keys=[…]")
+        raise ValueError("set the key columns: keys=[…]")
     check_names(keys, columns)
     request = UpsertRequest(
         None if keys is None else tuple(keys),
@@ -233,7 +239,7 @@ def _change_by_key(
 
 
 def write_parts(df: DataFrame, target: WriteTarget, distribution: str | None = None) -> list[WrittenFiles]:
-    """Write a DataFrame's rows to files by tasks, without a commit, and return the files of each task."""
+    """Write a DataFrame's rows to files in tasks, without a commit, and return the files of each task."""
     spread = distribute(df, target, distribution)
     results = collect_results(spread.mapInArrow(partial(write_task, target), RESULT))
     return [decode_files(result) for result in results]
@@ -248,7 +254,7 @@ def write_task(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> Iterat
 
 
 def encode_files(written: WrittenFiles) -> bytes:
-    """Return the form of task results: JSON, as in the commit."""
+    """Return the form of task results: JSON with the fields of a commit."""
     return msgspec.json.encode(written)
 
 
@@ -260,15 +266,15 @@ def decode_files(data: bytes) -> WrittenFiles:
 
 
 def distribute(df: DataFrame, target: WriteTarget, distribution: str | None = None) -> DataFrame:
-    """Return the rows, distributed as the table requires.
+    """Return the rows in the distribution that the table requires.
 
     Raises:
-        ValueError: For an unknown mode.
+        ValueError: The mode is unknown.
     """
     default = RANGE if target.sort_order.fields else HASH if target.spec.fields else NONE
     mode = distribution or target.properties.get(DISTRIBUTION, default)
     if mode not in (NONE, HASH, RANGE):
-        raise ValueError(f"{DISTRIBUTION} is {mode!r}: there are {NONE}, {HASH} and {RANGE}")
+        raise ValueError(f"{DISTRIBUTION} is {mode!r}; it must be {NONE}, {HASH} or {RANGE}")
     if mode == NONE:
         return df
     sorted_by = _sort_columns(target) if mode == RANGE else []
@@ -277,7 +283,8 @@ def distribute(df: DataFrame, target: WriteTarget, distribution: str | None = No
     placed = df.mapInArrow(
         partial(add_partition_number, target), spark_types.StructType([*df.schema.fields, _PLACE_FIELD])
     )
-    # By the hash of the partition and, if there is one, the sort order: several tasks may then write a partition.
+    # Rows are distributed by the hash of the partition and of the sort order, if there is one. Several
+    # tasks may then write the same partition.
     return placed.repartitionByRange(sf.col(_PLACE), *sorted_by) if sorted_by else placed.repartition(_PLACE)
 
 
@@ -287,15 +294,16 @@ def add_partition_number(target: WriteTarget, batches: Iterable[pa.RecordBatch])
         places = np.zeros(batch.num_rows, dtype=np.int32)
         if batch.num_rows:
             for partition, chosen in target.partitioner.split(conform(batch, target.schema, target.arrow)):
-                # Equal in every process, unlike `hash` of text.
+                # The hash is equal in every process, unlike Python's `hash` of text.
                 number = zlib.crc32(repr(partition).encode()) & 0x7FFFFFFF
                 places[slice(None) if chosen is None else chosen] = number
         yield batch.append_column(pa.field(_PLACE, pa.int32(), False), pa.array(places))
 
 
 def _sort_columns(target: WriteTarget) -> list[Column]:
-    """Return the table's sort order up to the first transform, for Spark; each file is sorted by the full order
-    anyway.
+    """Return the table's sort order for Spark, up to the first transform.
+
+    Each file is sorted by the full order when it is written.
     """
     columns: list[Column] = []
     for field in target.sort_order.fields:

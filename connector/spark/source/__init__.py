@@ -1,1 +1,1 @@
-"""`format("seamark")`: the data source of PySpark."""
+"""The data source `format("seamark")` of PySpark."""

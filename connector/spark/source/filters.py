@@ -1,9 +1,10 @@
 """Converts the filters that Spark pushes down to equivalent expressions, or leaves them to Spark.
 
-The reader applies an accepted filter to every row, and Spark does not evaluate it again. So a filter whose meaning
-might differ is left to Spark: on columns that the table does not have, with values of another type than the column's,
-with text for a uuid, `LIKE` patterns other than a prefix. For Spark and for the reader, NaN is greater than every
-number and equal to itself, and 0.0 equals -0.0 (`connector/arrow/filters.py`).
+The reader applies an accepted filter to every row, and Spark does not evaluate it again. So a filter that
+might have another meaning is left to Spark: a filter on a column that the table does not have, with a value
+of another type than the column's, with text for a uuid, or with a `LIKE` pattern other than a prefix. For
+Spark and for the reader, NaN is greater than every number and equal to itself, and 0.0 equals -0.0
+(`connector/arrow/filters.py`).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _NAN = {
     Op.GT_EQ: Op.IS_NAN,
     Op.LT_EQ: Op.NOT_NULL,
 }
-"""A comparison with NaN as a predicate; no value is greater."""
+"""A comparison with NaN as a predicate: no value is greater than NaN."""
 
 
 class _Unfit(Exception):
@@ -46,7 +47,7 @@ class _Unfit(Exception):
 
 
 def expression_of(spark_filter: spark.Filter, schema: Schema) -> Expression | None:
-    """Return the filter as an expression bound to the schema; None if it is left to Spark."""
+    """Return the filter as an expression that is bound to the schema, or None if it is left to Spark."""
     try:
         return bind(_read(spark_filter, schema, negated=False), schema, (), case_sensitive=True)
     except (_Unfit, BadRequest):
@@ -54,8 +55,10 @@ def expression_of(spark_filter: spark.Filter, schema: Schema) -> Expression | No
 
 
 def _read(spark_filter: spark.Filter, schema: Schema, *, negated: bool) -> Expression:
-    """Return an expression that is true where the filter is true; if `negated`, where it is false, which excludes
-    null.
+    """Return an expression that is true where the filter is true.
+
+    Args:
+        negated: Whether the expression is instead true where the filter is false; it is then not true for null.
     """
     match spark_filter:
         case spark.Not(child):
@@ -118,7 +121,7 @@ def _compare_list(column: Column, values: Sequence[object], negated: bool) -> Ex
     if not literals:
         raise _Unfit
     if negated and len(literals) < len(values):
-        return FALSE  # NOT IN a list with null is null or false
+        return FALSE  # NOT IN with a list that contains null is null or false.
     numbers = [literal for literal in literals if not _is_nan(literal)]
     parts = [_is(column, _choose_op(Op.IN, negated), *numbers)] if numbers else []
     parts += [_is(column, _choose_op(Op.IS_NAN, negated))] if len(numbers) < len(literals) else []

@@ -1,9 +1,10 @@
-"""`df.write.format("seamark")`: PySpark's DataFrameWriter, with modes and options that a data source does not receive.
+"""Implements `df.write.format("seamark")` with modes and options that a data source does not receive.
 
-Spark passes a data source of Python only the modes `append` and `overwrite`, and runs it in separate workers, whose
-errors reach the user below a traceback of the JVM. So `install` makes `save`, `saveAsTable` and `insertInto` of
-PySpark's writer call this module for the format `seamark`; writes of other formats are passed on. A refusal is an
-AnalysisException of one sentence, and nothing was written.
+Spark passes only the modes `append` and `overwrite` to a Python data source. It runs the data source in
+separate workers, whose errors the user sees below a traceback of the JVM. So `install` makes `save`,
+`saveAsTable` and `insertInto` of PySpark's writer call this module for the format `seamark`; writes of
+other formats are passed on. If a write is refused, nothing was written, and the error is an
+AnalysisException with one sentence.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from seamark.formats.iceberg.types.near_names import near_names
 
 FORMAT = "seamark"
 PROPERTY = "property."
-"""Prefix of options that become properties of a new table."""
+"""The prefix of options that become properties of a new table."""
 APPEND, OVERWRITE, PARTITIONS, ERROR, IGNORE = "append", "overwrite", "overwrite_partitions", "error", "ignore"
 KEYED = ("upsert", "delete")
 MODES = (APPEND, OVERWRITE, PARTITIONS, ERROR, IGNORE, *KEYED)
@@ -62,7 +63,7 @@ class _Target:
 def install() -> None:
     """Make PySpark's DataFrameWriter use this module for the format `seamark`.
 
-    Repeated calls change nothing.
+    If it is called again, it changes nothing.
     """
     for name, ours in (("save", _save), ("saveAsTable", _save_as_table), ("insertInto", _insert_into)):
         spark_method = getattr(DataFrameWriter, name)
@@ -87,7 +88,7 @@ def _dispatch(theirs: Callable[..., None], ours: Callable[..., None]) -> Callabl
 
 @contextmanager
 def one_sentence() -> Iterator[None]:
-    """Turn refusals into an AnalysisException with their message."""
+    """Convert refusals to an AnalysisException with their message."""
     try:
         yield
     except (Unwritable, ValueError, ClientError) as error:
@@ -127,7 +128,7 @@ def _save_as_table(
 
 
 def _insert_into(writer: DataFrameWriter, tableName: str, overwrite: bool | None = None) -> None:  # noqa: N803
-    """Write the rows. Columns are matched by name, unlike Spark's `insertInto`."""
+    """Write the rows; columns are matched by name, unlike in Spark's `insertInto`."""
     if overwrite is not None:
         writer.mode("overwrite" if overwrite else "append")
     elif _save_mode(writer) == ERROR:
@@ -166,19 +167,21 @@ def save(
     *,
     must_exist: bool = False,
 ) -> None:
-    """Write the rows.
+    """Write the rows of a DataFrame.
 
     Args:
-        save_mode: The mode, unless the option `mode` is given.
+        save_mode: The mode, unless the option `mode` is set.
         options: The options; their names are in lower case.
     """
     unknown = sorted(name for name in options.keys() - _OPTIONS if not name.startswith(PROPERTY))
     if unknown:
         supported = ", ".join(sorted(_OPTIONS - {"path"}))
-        raise BadRequest(f"Unknown options {', '.join(unknown)}: there are {supported}, and {PROPERTY}… of a new table")
+        raise BadRequest(
+            f"Unknown options {', '.join(unknown)}; the options are {supported}, and {PROPERTY}… for a new table"
+        )
     mode = options.get("mode", save_mode).lower().replace("errorifexists", ERROR).replace("-", "_")
     if mode not in MODES:
-        raise BadRequest(f"mode is {mode!r}; it may be {', '.join(MODES)}")
+        raise BadRequest(f"mode is {mode!r}; it must be {', '.join(MODES)}")
     if "keys" in options and mode not in KEYED:
         raise BadRequest(f"keys require option('mode', 'upsert') or 'delete'; the mode is {mode}")
     target = _find_target(df.sparkSession, name or options.get("table") or options.get("path"), options)
@@ -211,7 +214,7 @@ def _read_arguments(options: Mapping[str, str], mode: str) -> dict[str, Any]:
     arguments["merge_files"] = flag(options, "merge-files", False)
     dynamic = options.get("partitionoverwritemode", "static").lower()
     if dynamic not in ("static", "dynamic"):
-        raise BadRequest(f"partitionOverwriteMode is {dynamic!r}; it may be static or dynamic")
+        raise BadRequest(f"partitionOverwriteMode is {dynamic!r}; it must be static or dynamic")
     by_partition = mode == PARTITIONS or flag(options, "replace-partitions", dynamic == "dynamic")
     if mode not in (OVERWRITE, PARTITIONS):
         if "replace-where" in options or "replace-partitions" in options:
@@ -254,7 +257,7 @@ def catalogs(spark: SparkSession) -> list[str]:
 
 
 def _find_target(spark: SparkSession, name: str | None, options: Mapping[str, str]) -> _Target:
-    """Return the table: of the server `uri`, or of the catalog that its name begins with."""
+    """Return the table: a table of the server `uri`, or of the catalog with which its name begins."""
     if not name:
         raise BadRequest("Give the table: save('db.events'), or option('table', 'db.events')")
     levels = split_name(name.replace("`", ""))
@@ -270,7 +273,11 @@ def _find_target(spark: SparkSession, name: str | None, options: Mapping[str, st
 
 
 def catalog_hint(first: str, catalog_names: Sequence[str]) -> str:
-    """Return what to do about a name that begins with no catalog; `catalog_names` are the session's catalogs."""
+    """Return a hint for a name that begins with no catalog.
+
+    Args:
+        catalog_names: The catalogs of the session.
+    """
     if not catalog_names:
         return "give option('uri', …), the server's address, or add a catalog with seamark.spark.connect"
     near = near_names(first, catalog_names, maximum=1)

@@ -1,4 +1,4 @@
-"""The options of `format("seamark")` that readers and writers share: the server and the table."""
+"""Parses the options of `format("seamark")` that readers and writers share: the server and the table."""
 
 from __future__ import annotations
 
@@ -10,24 +10,27 @@ from seamark.connector.client.errors import BadRequest
 
 
 def client_and_table(options: Mapping[str, str]) -> tuple[SeamarkClient, str]:
-    """Return the client and the table, from the options `uri` (by default SEAMARK_URL), `token` and `table`, whose
-    names are in lower case.
+    """Return the client and the table for the options `uri`, `token` and `table`.
+
+    The default of `uri` is SEAMARK_URL. The names of the options are in lower case.
 
     Raises:
-        BadRequest: If one is missing.
+        BadRequest: The server or the table is missing.
     """
     uri = options.get("uri") or os.environ.get("SEAMARK_URL")
     table = options.get("table") or options.get("path")
     if not uri or not table:
-        raise BadRequest("Give option('uri', …), the server's address, and option('table', …), as in db.events")
+        raise BadRequest(
+            "Set option('uri', …) to the server's address, and option('table', …) to a table such as db.events"
+        )
     return SeamarkClient(uri, token=options.get("token")), table
 
 
 def flag(options: Mapping[str, str], name: str, default: bool) -> bool:
-    """Return the value of an option that is true or false.
+    """Return the value of a boolean option.
 
     Raises:
-        BadRequest: For another value.
+        BadRequest: The value is neither true nor false.
     """
     text = options.get(name, str(default)).lower()
     if text not in ("true", "false"):

@@ -1,17 +1,19 @@
-"""The reader of `format("seamark")`: the server plans with all indexes, Spark's tasks read with pyarrow.
+"""The reader of `format("seamark")`: the server plans with all indexes, and Spark's tasks read with pyarrow.
 
     spark.read.format("seamark").option("uri", "http://127.0.0.1:8181").option("table", "db.events").load()
 
-Invariant: the rows are the same as with Iceberg's reader. The driver plans a scan once; tasks read the files of the
-plan and receive the access data for them, but no catalog token. Tables of format version 3 are supported. A stream's
-offsets are snapshot ids: a repeated batch reads the same files, and Spark's checkpoint makes the stream exactly-once.
+Invariant: the rows are the same as with Iceberg's reader. The driver plans a scan once. Tasks read the
+files of the plan; they receive the credentials for these files, but no catalog token. Tables of format
+version 3 are supported. A stream's offsets are snapshot ids: a repeated batch reads the same files, and
+Spark's checkpoint makes the stream exactly-once.
 
-Options replace what PySpark 4.1 does not pass to a Python source: `columns` (or `.schema(…)`), because the source does
-not receive the columns of a query, and `where`, any SQL predicate, because it does not receive disjunctions. Filters
-that the source receives are used only with the option `push-filters`, and then each filter is applied to every row
-(`filters.py`). Reason: Spark stores the filters of one query of a `load()` and reuses them for another query without
-filters, or for all scans of one query (`PythonDataSourceV2` has one read function); these then lack rows. So with
-`push-filters`, a `load()` may serve only one query.
+Options replace what PySpark 4.1 does not pass to a Python source: `columns` (or `.schema(…)`), because the
+source does not receive the columns of a query, and `where`, any SQL predicate, because it does not receive
+disjunctions. Filters that the source receives are used only with the option `push-filters`, and then each
+filter is applied to every row (`filters.py`). The reason is that Spark stores the filters of one query of a
+`load()`. It reuses them for another query without filters, or for all scans of one query
+(`PythonDataSourceV2` has one read function), and rows are then missing. So with `push-filters`, use a
+`load()` for only one query.
 """
 
 from __future__ import annotations
@@ -40,13 +42,16 @@ from seamark.formats.iceberg.metadata.replacement import is_replace
 
 CHANGE_TYPE = "_change_type"
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
-"""Spark's setting that the option `push-filters` requires."""
+"""The setting of Spark that the option `push-filters` requires."""
 SPLIT_BYTES = 128 << 20
 OPEN_BYTES = 4 << 20
-"""The assumed cost of opening a file, in bytes read; Spark's default."""
+"""The assumed cost of opening a file, as a number of read bytes; Spark's default."""
 SMALL_BYTES = 32 << 20
 TASKS_MIN = 16
-"""If tasks of `SPLIT_BYTES` would be fewer, smaller tasks are made, down to `SMALL_BYTES`."""
+"""The minimum number of tasks.
+
+If there are fewer tasks of `SPLIT_BYTES`, smaller tasks are made, down to `SMALL_BYTES`.
+"""
 
 _METADATA: dict[str, spark_types.DataType] = {FILE: spark_types.StringType(), POSITION: spark_types.LongType()}
 _OPTIONS = frozenset(
@@ -77,15 +82,15 @@ class Options:
 
     @staticmethod
     def of(raw_options: Mapping[str, str]) -> Options:
-        """Parse the options of a reader. `uri` is by default SEAMARK_URL.
+        """Parse the options of a reader; the default of `uri` is SEAMARK_URL.
 
         Raises:
-            BadRequest: For unknown or contradictory options.
+            BadRequest: Options are unknown, or cannot be combined.
         """
         options = {name.lower(): value for name, value in raw_options.items()}
         unknown = sorted(options.keys() - _OPTIONS)
         if unknown:
-            raise BadRequest(f"Unknown options {', '.join(unknown)}: there are {', '.join(sorted(_OPTIONS))}")
+            raise BadRequest(f"Unknown options {', '.join(unknown)}; the options are {', '.join(sorted(_OPTIONS))}")
         client, table = client_and_table(options)
         named = [name for name in ("snapshot-id", "branch", "tag", "as-of") if name in options]
         if len(named) > 1:
@@ -146,7 +151,7 @@ def schema_of(table: OpenTable, options: Options) -> spark_types.StructType:
     """Return the schema of the columns that the options select.
 
     Raises:
-        BadRequest: For an unknown column, or a column without a Spark type.
+        BadRequest: A column is unknown, or has no Spark type.
     """
     by_name = {field.name: field for field in table.schema.fields}
     names = options.columns or (*by_name, *((CHANGE_TYPE,) if options.changes else ()))
@@ -154,7 +159,7 @@ def schema_of(table: OpenTable, options: Options) -> spark_types.StructType:
     fields = []
     for name in names:
         if name not in by_name and name not in special:
-            raise BadRequest(f"There is no column {name!r}: the table has {', '.join(by_name)}")
+            raise BadRequest(f"There is no column {name!r}; the table has {', '.join(by_name)}")
         try:
             kind = special[name] if name not in by_name else spark_type(by_name[name].type)
         except ValueError as error:
@@ -169,10 +174,10 @@ def _special_types(with_changes: bool) -> dict[str, spark_types.DataType]:
 
 
 def check_schema(schema: spark_types.StructType, table: OpenTable) -> spark_types.StructType:
-    """Return the schema that Spark passes, which may come from the user.
+    """Check the schema that Spark passes, which may come from the user, and return it.
 
     Raises:
-        BadRequest: If it does not match the table.
+        BadRequest: The schema does not match the table.
     """
     by_name = {column.name: column for column in table.schema.fields}
     for field in schema.fields:
@@ -180,16 +185,15 @@ def check_schema(schema: spark_types.StructType, table: OpenTable) -> spark_type
             _special_types(True).get(field.name) if field.name not in by_name else spark_type(by_name[field.name].type)
         )
         if expected is None or expected.simpleString() != field.dataType.simpleString():
-            problem = "is no column of the table" if expected is None else f"is {expected.simpleString()} in the table"
+            problem = (
+                "is not a column of the table" if expected is None else f"is {expected.simpleString()} in the table"
+            )
             raise BadRequest(f"{field.name} {field.dataType.simpleString()}: {field.name} {problem}")
     return schema
 
 
 class RowReader:
-    """Reads the changes of a task.
-
-    It is pickled for Spark's tasks.
-    """
+    """Reads the changes of a task; it is pickled for Spark's tasks."""
 
     def __init__(self, table: OpenTable, schema: spark_types.StructType, where: Expression) -> None:
         names = [name for name in schema.fieldNames() if name != CHANGE_TYPE]
@@ -235,7 +239,7 @@ class BatchReader(DataSourceReader):
         self._where = bind_filter(options.where, table)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For Spark's tasks: partitions contain everything that they need."""
+        """Return the state for Spark's tasks, whose partitions contain everything that they need."""
         return {}
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -268,7 +272,7 @@ class BatchReader(DataSourceReader):
 class FilteringReader(BatchReader):
     """A reader with the option `push-filters`.
 
-    Spark calls `pushFilters` if it exists, so `BatchReader` lacks it.
+    It is a separate class, because Spark calls `pushFilters` if it exists, so `BatchReader` must not have it.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
@@ -282,7 +286,10 @@ class FilteringReader(BatchReader):
 
 
 class StreamReader(DataSourceStreamReader):
-    """The rows that append snapshots added after `start-snapshot-id`; without it, first the rows of the table."""
+    """Reads the rows that append snapshots have added after `start-snapshot-id`.
+
+    Without this option, it first reads the rows of the table.
+    """
 
     def __init__(self, options: Options, table: OpenTable, schema: spark_types.StructType) -> None:
         if options.changes or options.limit is not None or (options.at.ref is None and options.at != CURRENT):
@@ -293,7 +300,7 @@ class StreamReader(DataSourceStreamReader):
         self._where = bind_filter(options.where, table)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For Spark's tasks: partitions contain everything that they need."""
+        """Return the state for Spark's tasks, whose partitions contain everything that they need."""
         return {}
 
     def initialOffset(self) -> dict[str, str]:  # noqa: N802
@@ -304,7 +311,9 @@ class StreamReader(DataSourceStreamReader):
         return _encode_offset(self._options.start if opened.snapshot_id is None else opened.snapshot_id)
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:
-        """Use the schema from the start of the stream, even if the table's schema has changed."""
+        """Return the tasks of a batch, with the schema at the start of the stream, even if the table's schema has
+        changed.
+        """
         options, first, last = self._options, _decode_offset(start), _decode_offset(end)
         if last is None or first == last:
             return []
@@ -322,7 +331,7 @@ class StreamReader(DataSourceStreamReader):
         """Check that the snapshots only append rows.
 
         Raises:
-            BadRequest: If a snapshot deleted or rewrote rows, which a stream of rows cannot represent.
+            BadRequest: A snapshot deleted or rewrote rows, which a stream of rows cannot represent.
         """
         for snapshot in history(table, first, last):
             operation = snapshot.summary_map().get(OPERATION)
@@ -345,7 +354,7 @@ def _decode_offset(offset: Mapping[str, str]) -> int | None:
 
 
 def _choose_enough(snapshot_changes: Iterator[SnapshotChange], limit: int, where: Expression) -> list[SnapshotChange]:
-    """Return the first changes that together certainly have `limit` rows."""
+    """Return the first changes that together have at least `limit` rows with certainty."""
     chosen: list[SnapshotChange] = []
     rows = 0
     for change in snapshot_changes:
@@ -360,7 +369,7 @@ def _choose_enough(snapshot_changes: Iterator[SnapshotChange], limit: int, where
 
 
 def split_tasks(snapshot_changes: Iterable[SnapshotChange], rows: RowReader, split_bytes: int) -> list[InputPartition]:
-    """Divide files into tasks of about `split_bytes` bytes, or smaller tasks if there would be few.
+    """Divide files into tasks of about `split_bytes` bytes, or into smaller tasks if there would be few tasks.
 
     Large files are split at row groups.
     """

@@ -1,20 +1,21 @@
-"""The writer of `format("seamark")`: batches with `df.write`, streams with `df.writeStream`.
+"""The writer of `format("seamark")` for batches (`df.write`) and streams (`df.writeStream`).
 
     df.write.format("seamark").option("uri", …).option("table", "db.events").mode("append").save()
     stream.writeStream.format("seamark").option("uri", …).option("table", …).option("checkpointLocation", …).start()
 
-`mode("overwrite")` replaces the rows that match the option `replace-where`, by default all rows; with
-`replace-partitions`, the partitions of the new rows. Rows are written in Spark's distribution: shuffle them first, or
-use `frames.writes.write`, which distributes them as the table requires.
+`mode("overwrite")` replaces the rows that match the option `replace-where`, by default all rows. With the
+option `replace-partitions`, it replaces the partitions of the new rows. Rows are written in Spark's
+distribution: shuffle them first, or use `frames.writes.write`, which distributes rows with the table's
+distribution mode.
 
-A stream commits each batch once. The commit contains the query's id, which Spark stores in the checkpoint, and the
-batch's number; a batch with the same id and number is not committed again after losses and repetitions. Spark repeats
-only the last batch, with the same rows. An earlier batch therefore comes from a checkpoint that is older than the
-table; it is refused, because its rows may not be in the table.
+A stream commits each batch once. The commit contains the query's id, which Spark stores in the checkpoint,
+and the batch's number; a batch with the same id and number is not committed again. Spark repeats only the
+last batch, with the same rows. An earlier batch therefore comes from a checkpoint that is older than the
+table. It is refused, because its rows may not be in the table.
 
-Invariants: a batch is treated as a duplicate only if it is the same batch. No file is deleted that a snapshot may
-reference: Spark aborts a write after a failed commit, even if the outcome is unknown. So `abort` deletes nothing, and
-files of other tasks of a failed job remain as orphans.
+Invariants: a batch is treated as a duplicate only if it is the same batch. No file is deleted to which a
+snapshot may refer. Spark aborts a write after a failed commit, even if the outcome is unknown. So `abort`
+deletes nothing, and files of other tasks of a failed job remain as orphan files.
 """
 
 from __future__ import annotations
@@ -63,13 +64,13 @@ class SinkOptions:
         """Parse the options of a writer.
 
         Raises:
-            BadRequest: For unknown or contradictory options.
-            Unwritable: If columns do not fit the table.
+            BadRequest: Options are unknown, or cannot be combined.
+            Unwritable: Columns do not fit the table.
         """
         options = {name.lower(): value for name, value in raw_options.items()}
         supported = OPTIONS | ({"checkpointlocation", "queryname"} if streaming else frozenset())
         if unknown := sorted(options.keys() - supported):
-            raise BadRequest(f"Unknown options {', '.join(unknown)}: there are {', '.join(sorted(OPTIONS))}")
+            raise BadRequest(f"Unknown options {', '.join(unknown)}; the options are {', '.join(sorted(OPTIONS))}")
         client, table = client_and_table(options)
         partitions = flag(options, "replace-partitions", False)
         if not overwrite and (partitions or "replace-where" in options):
@@ -129,10 +130,12 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """Delete nothing; see the module's docstring."""
 
     def _check_last(self, producer: Producer, snapshot_id: int | None) -> None:
-        """Check that the committed batch is the query's last batch. Its snapshot is known only then.
+        """Check that the committed batch is the query's last batch.
+
+        For an earlier batch, `snapshot_id` is None.
 
         Raises:
-            BadRequest: If the table has later batches of the query.
+            BadRequest: The table has later batches of the query.
         """
         into, (name, number) = self._options.into, producer
         loaded = self._options.client.load_table(into.table, history=True)

@@ -1,9 +1,9 @@
-"""`format("seamark")`: Spark reads and writes tables through the server, without Iceberg's jars.
+"""The data source `format("seamark")`: Spark reads and writes tables through the server, without Iceberg's jars.
 
     register(spark)
 
-`reader.py` has the readers, `sink.py` the writers that Spark's JVM calls, `frame_writer.py` those of PySpark's
-DataFrameWriter.
+`reader.py` has the readers, `sink.py` has the writers that Spark's JVM calls, and `frame_writer.py` has the
+writers of PySpark's DataFrameWriter.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from seamark.connector.spark.source import frame_writer, sink
 else:
     frame_writer = LazyModule("seamark.connector.spark.source.frame_writer")
-    sink = LazyModule("seamark.connector.spark.source.sink")  # most queries only read
+    sink = LazyModule("seamark.connector.spark.source.sink")  # Most queries only read.
 
 
 class SeamarkSource(DataSource):

@@ -1,1 +1,1 @@
-"""MERGE, UPDATE, DELETE and INSERT OVERWRITE on the rows that an index locates."""
+"""Runs MERGE, UPDATE, DELETE and INSERT OVERWRITE on the rows that an index locates."""

@@ -1,12 +1,13 @@
-"""Runs MERGE, UPDATE and DELETE on the rows that an index locates, or as Iceberg's own statement; and INSERT OVERWRITE.
+"""Runs MERGE, UPDATE and DELETE on the rows that an index locates, or with Iceberg; and runs INSERT OVERWRITE.
 
     result = execute(spark, "MERGE INTO sea.db.t USING changed AS s ON t.id = s.id …")
     result.path, result.reason, result.report
 
-A statement is located if equality with constants, a subquery or the source's rows, or a filter that the server can
-plan, says which stored rows it can change. Spark then runs the statement's own query on these rows
-(`row_changes.py`), and one commit replaces them. Otherwise, and if anything fails before the commit, Iceberg's own
-statement runs: its result and its error are then those of `spark.sql`.
+A statement is located if a part of its condition restricts the stored rows that it can change. This part is
+an equality with constants, a subquery or the source's rows, or a filter that the server can plan. Spark
+then runs the statement's own query on these rows (`row_changes.py`), and one commit replaces them.
+Otherwise, and if anything fails before the commit, Iceberg runs the statement; the result and the error are
+then those of `spark.sql`.
 """
 
 from __future__ import annotations
@@ -65,11 +66,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ExecutedStatement:
-    """How a statement ran.
+    """The result of a statement, and the way in which it ran.
 
     Attributes:
         path: `located`, `indexed` (an INSERT OVERWRITE by Seamark's writers) or `iceberg`.
-        reason: Why it ran in this way.
+        reason: The reason for the path.
         report: The changes that Seamark made.
         frame: The result of the statement.
     """
@@ -82,14 +83,14 @@ class ExecutedStatement:
 
 @dataclass(frozen=True)
 class StatementExplanation:
-    """How a statement would run."""
+    """The way in which a statement would run."""
 
     path: str
     reason: str
     keys: tuple[str, ...] = ()
     """The columns whose values locate the rows."""
     index: str | None = None
-    """The record index that locates them."""
+    """The record index that locates the rows."""
     mode: str | None = None
     """`merge-on-read` or `copy-on-write`."""
 
@@ -102,8 +103,8 @@ def execute(
 ) -> ExecutedStatement:
     """Run a statement once.
 
-    Errors of the statement are Spark's; after a conflict with other writers in all attempts, and if the outcome of the
-    commit is unknown, those of `seamark.connector.client.errors`.
+    Errors of the statement are Spark's errors. If other writers cause a conflict in all attempts, or the
+    outcome of the commit is unknown, the error is one of `seamark.connector.client.errors`.
     """
     try:
         statement = _prepare(spark, text, args, limits)
@@ -122,9 +123,9 @@ def explain(
     args: Mapping[str, Any] | Sequence[Any] | None = None,
     limits: StatementLimits = DEFAULT_LIMITS,
 ) -> StatementExplanation:
-    """Return how `execute` would run a statement.
+    """Return the way in which `execute` would run a statement.
 
-    Changes nothing, and evaluates no rows.
+    The function changes nothing and evaluates no rows.
     """
     try:
         return _prepare(spark, text, args, limits).plan()
@@ -133,7 +134,7 @@ def explain(
 
 
 def is_change(catalyst: Catalyst, parsed: Node) -> bool:
-    """Return whether a parsed statement is one that `execute` may run otherwise than Spark."""
+    """Return whether `execute` may run a parsed statement in another way than Spark."""
     kind = catalyst.kind(parsed)
     return kind in KINDS or (kind == INSERT and bool(parsed.overwrite()))
 
@@ -145,18 +146,18 @@ def _prepare(spark: SparkSession, text: str, args: Any, limits: StatementLimits)
         catalyst = Catalyst(spark)
         parsed = catalyst.parse(text)
         if not is_change(catalyst, parsed):
-            raise NotLocated("it is no MERGE, UPDATE, DELETE or INSERT OVERWRITE")
+            raise NotLocated("it is not a MERGE, UPDATE, DELETE or INSERT OVERWRITE")
         return (
             _Overwrite(spark, parsed) if catalyst.kind(parsed) == INSERT else _LocatedStatement(spark, parsed, limits)
         )
 
 
 class _Unprepared(Exception):
-    """The reason why Iceberg's own statement runs. Nothing was committed."""
+    """The reason why Iceberg runs the statement; nothing was committed."""
 
 
 class _Statement(Protocol):
-    """One statement. Its methods raise `_Unprepared` for every error before a commit."""
+    """One statement, whose methods raise `_Unprepared` for every error before a commit."""
 
     path: str
     reason: str
@@ -192,7 +193,8 @@ class _Overwrite:
             if error.left_open:
                 raise
             raise _Unprepared(str(error)) from error
-        except (PySparkException, Py4JError, Unwritable) as error:  # from tasks, before the commit
+        except (PySparkException, Py4JError, Unwritable) as error:
+            # Tasks raise this error before the commit.
             raise _Unprepared(_summarize(error)) from error
 
     def _options(self) -> Mapping[str, Any]:
@@ -252,7 +254,9 @@ class _LocatedStatement:
     # Preparation
 
     def _evaluate(self) -> None:
-        """Evaluate the rows that the keys come from once: of a MERGE's source, and of subqueries in a condition."""
+        """Evaluate the rows that contain the keys once: the rows of a MERGE's source, and of subqueries in a
+        condition.
+        """
         source, condition = self._statement.source, self._statement.condition
         if source is not None:
             self._source = self._collect(source, "source")
@@ -269,7 +273,7 @@ class _LocatedStatement:
         return collect_rows(self._catalyst, self._build, plan, role, self._limits.rows)
 
     def _insert_subqueries(self) -> None:
-        """Make the condition use the evaluated rows of its subqueries."""
+        """Replace the subqueries of the condition by their evaluated rows."""
         if self._subqueries and not self._inserted:
             new = [(part, self._build.with_subquery(part, rows.plan)) for part, rows in self._subqueries]
             self._statement = self._statement.with_parts(self._build, new)
@@ -301,8 +305,7 @@ class _LocatedStatement:
     ) -> ChangedRows | None:
         """Return the changes of a statement whose condition is true for exactly the located rows.
 
-        Returns:
-            None if Spark must join.
+        Return None if Spark must compute a join.
         """
         if self._statement.kind == DELETE:
             return deletion_of(located)
@@ -314,14 +317,14 @@ class _LocatedStatement:
         return self._query.run_on_pairs(located, opened, self._source, ordinals, self._limits.rows)
 
     def _replacements(self) -> list[tuple[Node, Node]]:
-        """Return nodes of the query with the evaluated rows."""
+        """Return pairs of a node of the query and a node with its evaluated rows."""
         if self._source is not None:
             return [(self._statement.source, self._source.plan)]
         self._insert_subqueries()
         return []
 
     def _check_mode(self, opened: OpenTable, target: WriteTarget) -> str:
-        """Check the table, and return the mode of its properties."""
+        """Check the table, and return the mode in its properties."""
         self.target.check(opened)
         properties = opened.metadata.properties
         mode = properties.get(f"write.{self._statement.kind.lower()}.mode", COPY_ON_WRITE).lower()
@@ -338,7 +341,9 @@ class _LocatedStatement:
                 self._catalyst, self._build, condition, columns, self._source_ids(), self._source_plan
             )
             if key_values is None:
-                raise NotLocated("its ON has no equality of a column of the table with a value of the source")
+                raise NotLocated(
+                    "its ON does not compare a column of the table for equality with a value of the source"
+                )
             return self._explain_keys(opened, key_values)
         candidates = keys_of_condition(self._catalyst, self._build, condition, columns)
         by_index = [one for one in candidates if self._find_index_columns(opened, one)]
@@ -351,10 +356,10 @@ class _LocatedStatement:
             return bind_exactly(sql_of(where), opened.schema)
         if candidates:
             return self._explain_keys(opened, candidates[0])
-        raise NotLocated("its condition does not say which rows it can change")
+        raise NotLocated("its condition does not restrict the rows that it can change")
 
     def _columns(self, opened: OpenTable) -> dict[int, SparkColumn]:
-        """Return the columns of the stored rows whose values Spark compares as Iceberg does, by the ids of
+        """Return the columns of the stored rows whose values Spark compares like Iceberg, by the ids of
         attributes.
         """
         kinds = {field.name: spark_kind(field.type) for field in opened.schema.fields if "." not in field.name}
@@ -393,7 +398,7 @@ class _LocatedStatement:
         return self._statement.source if self._source is None else self._source.plan
 
     def _evaluate_keys(self, key_values: KeyValues, names: Sequence[str]) -> pa.Table:
-        """Return the values of these columns, possibly repeated.
+        """Return the values of these columns; values may be repeated.
 
         If the values of a MERGE are columns of its source, they are in the order of the source's rows.
         """
@@ -418,7 +423,7 @@ class _LocatedStatement:
 
 
 class _unprepared:  # noqa: N801
-    """Turns errors before the commit into `_Unprepared`."""
+    """Convert errors before the commit to `_Unprepared`."""
 
     def __enter__(self) -> None:
         pass

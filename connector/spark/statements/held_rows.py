@@ -1,4 +1,6 @@
-"""The rows that a statement's keys come from, evaluated once: of a MERGE's source, and of subqueries of a condition."""
+"""Evaluates the rows that contain a statement's keys once: rows of a MERGE's source, and of subqueries of
+a condition.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,16 @@ _COLLECTED_TYPE = re.compile(
     r"|decimal\([0-9,]+\)|(?:struct|array|map)<(?!.*(?:collate|interval|variant)).*>",
     re.DOTALL,
 )
-"""Types of columns that the driver holds, as Spark writes them."""
+"""The types of columns that the driver can collect, in Spark's notation."""
 
 
 @dataclass(frozen=True)
 class CollectedRows:
-    """Rows with the attributes `outputs`, a Scala Seq.
+    """Rows with the attributes `outputs`, which is a Scala Seq.
 
-    `table` has them in this order, with the types of `schema`; None if Spark holds the rows, as `spark_plan`.
+    Attributes:
+        table: The columns in the order of `outputs`, with the types of `schema`. None if the rows are in Spark,
+            as `spark_plan`.
     """
 
     build: PlanBuilder
@@ -47,7 +51,7 @@ class CollectedRows:
 
     @cached_property
     def plan(self) -> Node:
-        """A plan of the rows, with the same attributes."""
+        """A plan of the rows with the same attributes."""
         if self.spark_plan is not None:
             return self.spark_plan
         assert self.table is not None
@@ -57,18 +61,18 @@ class CollectedRows:
 
     @property
     def columns(self) -> Mapping[int, pa.ChunkedArray]:
-        """The columns by the ids of attributes; empty if Spark holds the rows."""
+        """The columns by the ids of attributes; empty if the rows are in Spark."""
         return {} if self.table is None else dict(zip(self.ids, self.table.columns, strict=True))
 
 
 def collect_rows(catalyst: Catalyst, build: PlanBuilder, plan: Node, role: str, rows_max: int) -> CollectedRows:
-    """Evaluate a plan. The driver holds rows of common types, and Spark holds other rows.
+    """Evaluate a plan; rows of common types are collected on the driver, other rows stay in Spark.
 
     Args:
         role: The name of the rows in the error.
 
     Raises:
-        NotLocated: For more than `rows_max` rows.
+        NotLocated: There are more than `rows_max` rows.
     """
     attributes = catalyst.attributes(plan)
     ids, names = tuple(number for number, _ in attributes), tuple(name for _, name in attributes)
@@ -94,7 +98,10 @@ def _check_count(rows: int, role: str, rows_max: int) -> None:
 
 
 def ordinals_of(keys: BatchKeys, values: pa.Table, columns: Iterable[SparkColumn]) -> Longs:
-    """Return the ordinal of the key that is equal to each row's values, int64[rows]; -1 if no key is, as for a null."""
+    """Return the ordinal of the key that equals each row's values: int64[rows].
+
+    It is -1 if no key is equal, for example if a value is null.
+    """
     fits = np.ones(len(values), dtype=np.bool_)
     for column in columns:
         fits &= fits_column(values[column.name], column)

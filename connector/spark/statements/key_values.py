@@ -1,11 +1,12 @@
-"""The keys of the stored rows that a statement can change, as plans of Spark.
+"""Finds the keys of the stored rows that a statement can change, as plans of Spark.
 
     MERGE … ON t.id = s.id                  the values of s.id
     UPDATE, DELETE … WHERE id IN (1, 2)     the constants
     UPDATE, DELETE … WHERE id IN (SELECT …) the rows of the subquery
 
-Only equality of a column of the target with a value of the same type is used, or of an int column with a bigint. A row
-without one of these values meets no such condition: Spark compares as keys are compared, also NaN and both zeros.
+Only two kinds of equality are used: of a column of the target with a value of the same type, and of an int
+column with a bigint. A row without one of these values never meets such a condition, because Spark compares
+values like keys are compared, including NaN and both zeros.
 """
 
 from __future__ import annotations
@@ -30,22 +31,24 @@ _FLOATS = frozenset({"float", "double"})
 
 @dataclass(frozen=True)
 class KeyValues:
-    """Values of these columns.
+    """Values of these columns, which a condition requires.
 
     Attributes:
-        numbers: The attributes that they are taken from, None for other expressions.
+        numbers: The ids of the attributes that have the values; None for other expressions.
     """
 
     columns: tuple[SparkColumn, ...]
     make_plan: Callable[[], Node]
     numbers: tuple[int | None, ...]
     whole: bool = False
-    """Whether the condition is true for just the stored rows with these values. Never so for floats, because IN with
-    many constants distinguishes the two zeros."""
+    """Whether the condition is true for exactly the stored rows with these values.
+
+    It is False for floats, because IN with many constants distinguishes the two zeros.
+    """
 
     @cached_property
     def plan(self) -> Node:
-        """A plan whose outputs are the values, named as the columns."""
+        """A plan whose outputs are the values, with the names of the columns."""
         return self.make_plan()
 
     @property
@@ -61,11 +64,13 @@ def keys_of_join(
     outputs: Iterable[int],
     source: Callable[[], Node],
 ) -> KeyValues | None:
-    """Return the values that the join's source has for columns of the target; None without an equality of such columns.
+    """Return the values that the join's source has for columns of the target.
+
+    Return None if the condition has no equality of such columns.
 
     Args:
         outputs: The ids of the source's attributes.
-        source: Makes a plan of the source's rows.
+        source: Returns a plan of the source's rows.
     """
     numbers = frozenset(outputs)
     pairs: dict[SparkColumn, Node] = {}
@@ -147,8 +152,9 @@ def _are_exact(columns: Iterable[SparkColumn]) -> bool:
 
 
 def fitting_rows(values: pa.Table, columns: Iterable[SparkColumn]) -> pa.Table:
-    """Return the rows that a stored row can be equal to: without nulls, and without numbers that an int column
-    cannot hold.
+    """Return the rows to which a stored row can be equal.
+
+    Rows with nulls are left out, and so are numbers that an int column cannot store.
     """
     for column in columns:
         values = values.filter(pa.array(fits_column(values[column.name], column)))
@@ -156,7 +162,7 @@ def fitting_rows(values: pa.Table, columns: Iterable[SparkColumn]) -> pa.Table:
 
 
 def fits_column(values: pa.ChunkedArray, column: SparkColumn) -> npt.NDArray[np.bool_]:
-    """Return whether a stored value can be equal to each of these."""
+    """Return whether a stored value can be equal to each of these values: bool[values]."""
     fits = pc.is_valid(values)
     if column.kind == "int" and pa.types.is_int64(values.type):
         within = pc.and_(pc.greater_equal(values, _INT_MIN), pc.less_equal(values, _INT_MAX))
@@ -166,7 +172,7 @@ def fits_column(values: pa.ChunkedArray, column: SparkColumn) -> npt.NDArray[np.
 
 
 def _find_column(catalyst: Catalyst, node: Node, columns: Mapping[int, SparkColumn]) -> SparkColumn | None:
-    """Return the target's column; also of an int column that is cast to bigint."""
+    """Return the target's column of a node, which may be an int column that is cast to bigint."""
     node = catalyst.uncast(node)
     kind = catalyst.type_of(node)
     if catalyst.kind(node) == "Cast" and kind == "bigint" and catalyst.type_of(node.child()) == "int":

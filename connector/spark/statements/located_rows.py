@@ -1,4 +1,6 @@
-"""The stored rows that a statement can change: located by keys or by a filter, with the columns that it needs."""
+"""Locates the stored rows that a statement can change, by keys or by a filter, with the columns that it
+needs.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from seamark.formats.iceberg.types.schema import Field
 from seamark.formats.iceberg.types.values import FLOATS
 
 PLACE = "_pos"
-"""The column of the row's number, in the place of its position in its file."""
+"""The column with the number of the row; it replaces the position of the row in its file."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,9 @@ class StatementLimits:
     """The limits of a statement that changes located rows.
 
     Attributes:
-        rows: Located rows, and rows of a source, which are held in memory.
-        read_rows: Rows of the files that are read to find the rows, if no record index locates them.
+        rows: The maximum number of located rows, and of rows of a source; these rows are in memory.
+        read_rows: The maximum number of rows in the files that are read to find the rows, if no record index
+            locates them.
     """
 
     rows: int = 200_000
@@ -42,11 +45,11 @@ DEFAULT_LIMITS = StatementLimits()
 
 @dataclass(frozen=True)
 class CandidateRows:
-    """The stored rows that a statement can change. Row r is the row `positions[r]` of the file `tasks[files[r]]`.
+    """The stored rows that a statement can change; row r is the row `positions[r]` of the file `tasks[files[r]]`.
 
     Attributes:
         values: The needed columns, and `PLACE`.
-        read: Paths of files that were read to locate rows.
+        read: The paths of files that were read to locate rows.
     """
 
     tasks: tuple[ScanTask, ...]
@@ -55,10 +58,10 @@ class CandidateRows:
     values: pa.Table
     read: frozenset[str]
     keys: Longs | None = None
-    """The ordinal of each row's key, if keys located it."""
+    """The ordinal of each row's key, if the rows were located by keys."""
 
     def group_by_file(self, rows: Longs) -> list[MatchedRows]:
-        """Return these rows by file."""
+        """Return these rows, grouped by file."""
         chosen = np.unique(rows)
         order = chosen[np.lexsort((self.positions[chosen], self.files[chosen]))]
         matched_rows = []
@@ -74,7 +77,7 @@ def locate_by_keys(
     """Return the stored rows with these keys.
 
     Raises:
-        NotLocated: If too many rows would be read.
+        NotLocated: Too many rows would have to be read.
     """
     if keys.count and find_record_index(opened.metadata, keys.fields) is None:
         _check_read(plan(client, opened, keys.filter_expression(1_000, opened.metadata.partition_specs)), limits)
@@ -93,7 +96,7 @@ def locate_by_keys(
         read = read_chosen(reading, opened.storage, chosen)
         values = pa.Table.from_batches([batch for batches in read for batch in batches], reading.arrow)
         if len(values) != count:
-            raise NotLocated("the index names rows that are not stored")
+            raise NotLocated("the index contains rows that are not stored")
     columns = {name: values[name] for name in names_to_read} | {
         name: column.take(pa.array(ordinals)) for name, column in key_columns.items()
     }
@@ -107,7 +110,7 @@ def locate_by_filter(
     """Return the rows that match the filter.
 
     Raises:
-        NotLocated: If too many rows would be read.
+        NotLocated: Too many rows would have to be read.
     """
     tasks = _check_read(restrict_to_rows(client, opened, where, plan(client, opened, where)), limits)
     reading = plan_read(opened, names, where, positions=True)
@@ -130,7 +133,7 @@ def locate_by_filter(
 def _find_exact_columns(keys: BatchKeys) -> Iterator[tuple[Field, pa.Array]]:
     """Yield the key columns whose stored values are identical to the keys.
 
-    Values of floats may differ, because equal floats include two zeros and several NaNs.
+    Columns of floats are left out, because equal floats include two zeros and several NaNs.
     """
     for field, column in zip(keys.fields, keys.columns, strict=True):
         if str(field.type) not in FLOATS:

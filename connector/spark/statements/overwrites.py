@@ -1,7 +1,8 @@
-"""INSERT OVERWRITE by Seamark's writers, which build the table's index files as they write.
+"""Runs INSERT OVERWRITE with Seamark's writers, which also build the table's index files.
 
-Spark's analyser makes the statement's query, with conversions and default values, and decides what is replaced: all
-rows, the rows of given partitions, or the partitions of the new rows (`spark.sql.sources.partitionOverwriteMode`).
+Spark's analyser creates the statement's query, with conversions and default values. It also decides which
+rows are replaced: all rows, the rows of given partitions, or the partitions of the new rows
+(`spark.sql.sources.partitionOverwriteMode`).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class OverwriteStatement:
     """One INSERT OVERWRITE.
 
     Raises:
-        NotLocated: If Iceberg's own statement must run.
+        NotLocated: Iceberg must run the statement.
     """
 
     def __init__(self, spark: SparkSession, parsed: Node) -> None:
@@ -87,13 +88,13 @@ class OverwriteStatement:
         texts = []
         for part in self._catalyst.operands(condition, "And"):
             comparison = Conditions(self._catalyst).read(part, columns)
-            # A condition may be weaker than the part; an equality of a column is the part.
+            # A condition may be weaker than the part of the filter, but an equality of a column is equivalent to it.
             if (
                 not isinstance(comparison, ColumnComparison)
                 or comparison.op not in _EQUALITIES
                 or comparison.transform != IDENTITY
             ):
-                raise NotLocated("its PARTITION is no equality of identity partitions")
+                raise NotLocated("its PARTITION is not an equality of identity partitions")
             texts.append(sql_of(comparison))
         return " AND ".join(texts)
 

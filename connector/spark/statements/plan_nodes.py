@@ -1,7 +1,7 @@
-"""Builds plans of Spark over py4j: nodes, and plans with other nodes in the place of some.
+"""Builds plans of Spark through py4j: creates nodes, and replaces nodes of plans.
 
-An attribute in Spark is identified by a number. A node that replaces another node has the same attributes, so that the
-nodes above it refer to them.
+An attribute in Spark is identified by a number. A node that replaces another node has the same attributes,
+so that the references of the nodes above stay valid.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class PlanBuilder:
         return DataFrame(self.class_of(f"{SPARK}classic.Dataset").ofRows(self._spark._jsparkSession, plan), self._spark)
 
     def with_one_time(self, plan: Node) -> Node:
-        """Return the plan with literals for the current time, so that its parts can run one after the other."""
+        """Return the plan with literals for the current time, so that its parts can run one after another."""
         return self._object(OPTIMIZER, "ComputeCurrentTime").apply(plan)
 
     def local(self, rows: pa.Table, schema: StructType) -> Node:
-        """Return a plan of rows that the driver holds."""
+        """Return a plan of rows that are on the driver."""
         whole = pa.table([column.combine_chunks() for column in rows.columns], names=rows.column_names)
         return self._spark.createDataFrame(whole, schema)._jdf.queryExecution().analyzed()
 
@@ -59,18 +59,18 @@ class PlanBuilder:
         return self._object(_EXPRESSIONS, "Literal").apply(value)
 
     def default(self, kind: Node) -> Node:
-        """Return some literal of the type, not null."""
+        """Return a literal of the type that is not null."""
         return self._object(_EXPRESSIONS, "Literal").default(kind)
 
     def no_rows(self) -> DataFrame:
-        """No rows of no columns."""
+        """Return a frame without rows and columns."""
         return self.frame(self.limit(0, self._one_row()))
 
     def as_attribute(self, expression: Node, attribute: Node, name: str | None = None) -> Node:
-        """Return the expression as the output that the attribute refers to.
+        """Return the expression as the output to which the attribute refers.
 
         Args:
-            name: Of the attribute, if it is known.
+            name: The name of the attribute, if it is known.
         """
         return self._alias(expression, str(attribute.name()) if name is None else name, attribute.exprId())
 
@@ -83,7 +83,7 @@ class PlanBuilder:
         return part.copy(part.values(), part.query().withNewPlan(plan))
 
     def with_operands(self, condition: Node, parts: Sequence[tuple[Node, Node]]) -> Node:
-        """Return a condition with other operands of its ANDs."""
+        """Return a condition whose AND has other operands."""
         for old, by in parts:
             if condition.fastEquals(old):
                 return by
@@ -92,10 +92,7 @@ class PlanBuilder:
         return condition.copy(self.with_operands(condition.left(), parts), self.with_operands(condition.right(), parts))
 
     def are_constants(self, values: Node) -> bool:
-        """Return whether all of them, a Scala Seq, are constants.
-
-        One call for thousands of values.
-        """
+        """Return whether all values, a Scala Seq, are constants; one call checks thousands of values."""
         array = self._array(values)
         return bool(array.foldable()) and bool(array.deterministic())
 
@@ -124,10 +121,10 @@ class PlanBuilder:
         """Return a class of the JVM."""
         return self._statics.class_of(name)
 
-    # Replacement
+    # Replacement of nodes
 
     def replace_nodes(self, plan: Node, new: Sequence[tuple[Node, Node]]) -> Node:
-        """Return the plan with new nodes for old nodes; not in subqueries."""
+        """Return the plan with new nodes instead of old nodes; subqueries are not changed."""
         for old, by in new:
             if plan.fastEquals(old):
                 return by

@@ -1,7 +1,8 @@
 """Runs a statement's query on the located rows, and writes the changes that it returns.
 
-Spark runs the query that its analyser made of the statement, with the located rows in the place of the table, and with
-the source's rows as they were when their keys were read. The result has a row for each change.
+Spark runs the query that its analyser has created for the statement. In this query, the located rows
+replace the table, and the source has the rows from which the keys were read. The result has a row for each
+change.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ class ChangedRows:
     """The rows that a statement deletes and adds.
 
     Attributes:
-        deleted: Numbers of located rows, int64, possibly repeated.
-        new: Rows to add, with the table's columns, and in a table with row lineage with `_row_id`, not null for updated
-            rows.
+        deleted: The numbers of located rows, int64; they may be repeated.
+        new: The rows to add, with the table's columns. In a table with row lineage, they also have `_row_id`,
+            which is not null for updated rows.
     """
 
     deleted: Longs
@@ -59,7 +60,9 @@ class ChangedRows:
 
 
 def find_needed_columns(catalyst: Catalyst, statement: RowStatement) -> list[str]:
-    """Return the columns of the stored rows that the query's expressions use; others only pass through it."""
+    """Return the columns of the stored rows that the query's expressions use; other columns pass through the
+    query unchanged.
+    """
     used: set[int] = set()
     left = [statement.query]
     while left:
@@ -69,7 +72,8 @@ def find_needed_columns(catalyst: Catalyst, statement: RowStatement) -> list[str
                 used |= frozenset() if catalyst.kind(output) == "AttributeReference" else catalyst.reference_ids(output)
         else:
             used |= catalyst.reference_ids(node)
-        if statement.join is not None and node.fastEquals(statement.join):  # the source uses no stored row
+        # The source of a MERGE uses no stored row, so only the other side of the join is searched.
+        if statement.join is not None and node.fastEquals(statement.join):
             left.append(node.right() if statement.appends else node.left())
         else:
             left += catalyst.children(node)
@@ -77,7 +81,7 @@ def find_needed_columns(catalyst: Catalyst, statement: RowStatement) -> list[str
 
 
 class ChangeQuery:
-    """The query of one statement, ready to be run on located rows."""
+    """The query of one statement, which can be run on located rows."""
 
     def __init__(self, spark: SparkSession, statement: RowStatement) -> None:
         self._spark = spark
@@ -89,15 +93,15 @@ class ChangeQuery:
         return find_needed_columns(self._catalyst, self._statement)
 
     def names(self, schema: Schema) -> list[str]:
-        """Return the columns of the table, and `_row_id`, that the query needs of the stored rows."""
+        """Return the columns of the stored rows that the query needs: columns of the table, and `_row_id`."""
         column_names = {field.name for field in schema.fields} | {ROW_ID_NAME}
         return [name for name in self._needed if name in column_names]
 
     def run(self, located: CandidateRows, opened: OpenTable, more: Sequence[tuple[Node, Node]]) -> ChangedRows:
-        """Run the query on located rows. If the statement fails, the error is Spark's.
+        """Run the query on located rows; if the statement fails, the error is Spark's.
 
         Args:
-            more: Other nodes of the query that are replaced, with their new nodes.
+            more: Pairs of another node of the query and the node that replaces it.
         """
         return self._run_query(opened, [(self._statement.stored, self._plan_of_located(located, opened)), *more])
 
@@ -118,11 +122,12 @@ class ChangeQuery:
         Its ON is true for the pairs of a located row and a source row with the same key.
 
         Args:
-            keys: The ordinal of the key of each source row, int64[rows]; -1 for none.
+            keys: The ordinal of the key of each source row: int64[rows]; -1 if a row has no key.
 
         Returns:
-            None for a join of an unknown form, for too many pairs, and if a stored row is in several pairs: Spark looks
-            for those only among the rows of a partition, where its join brings them together.
+            None if the join has an unknown form, if there are too many pairs, or if a stored row is in several
+                pairs. Spark checks for such rows only within a partition, and its join puts these pairs into one
+                partition.
         """
         join = self._statement.join
         if join is None or located.keys is None or source.table is None:
@@ -150,8 +155,8 @@ class ChangeQuery:
         source_rows: pa.Table,
         marks: Mapping[int, str],
     ) -> Node:
-        """Return the rows of the join: the columns of stored rows and the mark that there is one, beside rows of the
-        source.
+        """Return the rows of the join: columns of stored rows with the mark that the row exists, next to rows of
+        the source.
         """
         kinds = [field.dataType for field in fields] + [spark_types.BooleanType()]
         kinds += [field.dataType for field in source.schema.fields]
@@ -168,19 +173,18 @@ class ChangeQuery:
         return self._with_attributes(join, local, by_id)
 
     def _find_marks(self, join: Node, kind: str) -> dict[int, str] | None:
-        """Return what the join's side of the stored rows has besides their columns.
+        """Return the marks on the join's side of the stored rows, by the ids of attributes.
 
-        None for a join that is not known.
+        Return None if the join has an unknown form.
         """
         if kind in (_INNER, _RIGHT_OUTER):
             return self._read_marks(join.left())
         return {} if kind == _LEFT_ANTI and self._is_stored(join.right()) else None
 
     def _read_marks(self, side: Node) -> dict[int, str] | None:
-        """Return the mark that a row is stored, and the number of the row, by the ids of attributes.
+        """Return the marks of a row, by the ids of attributes: that it is stored, and the number of the row.
 
-        Returns:
-            None for any other column, such as a part of the ON in a filter of this side.
+        Return None if the side has any other column, such as a part of the ON in a filter.
         """
         if self._catalyst.kind(side) != "Project" or not self._is_stored(side.child()):
             return None
@@ -201,7 +205,7 @@ class ChangeQuery:
         return marks
 
     def _is_stored(self, node: Node) -> bool:
-        """Return whether the node has all stored rows: Spark may put a filter above them that is true."""
+        """Return whether the node has all stored rows; Spark may put a filter above them that is always true."""
         if self._catalyst.kind(node) == "Filter" and self._is_true(node.condition()):
             node = node.child()
         return bool(node.fastEquals(self._statement.stored))
@@ -219,7 +223,11 @@ class ChangeQuery:
         return self._with_attributes(self._statement.stored, plan, self._by_id(by_name))
 
     def _by_id(self, by_name: Mapping[str, Node]) -> dict[int, Node]:
-        """Return nodes by the ids of the stored rows' attributes, of those by their names."""
+        """Return the nodes by the ids of the stored rows' attributes.
+
+        Args:
+            by_name: The nodes by the names of the attributes.
+        """
         attributes = self._catalyst.attributes(self._statement.stored)
         return {number: by_name[name] for number, name in attributes if name in by_name}
 
@@ -237,7 +245,7 @@ class ChangeQuery:
         deletes = np.isin(operation, (_DELETE, _UPDATE))
         adds = np.isin(operation, (_UPDATE, _INSERT, _REINSERT))
         if not (deletes | adds).all():
-            raise ValueError(f"Spark's query has an operation that is not known: {sorted(set(operation.tolist()))}")
+            raise ValueError(f"Spark's query has an unknown operation: {sorted(set(operation.tolist()))}")
         new_names = [name for name in (*names, ROW_ID_NAME) if name in outputs]
         new = result.select(new_names).filter(pa.array(adds)) if adds.any() else result.select([]).slice(0, 0)
         return ChangedRows(
@@ -260,9 +268,7 @@ class ChangeQuery:
         return fields, columns
 
     def _with_attributes(self, node: Node, plan: Node, by_id: Mapping[int, Node]) -> Node:
-        """Return a plan's rows with the attributes of a node.
-
-        An attribute that is not used has any value.
+        """Return a plan's rows with the attributes of a node; an unused attribute may have any value.
 
         Args:
             by_id: The plan's outputs, by the ids of these attributes.
@@ -284,7 +290,7 @@ def deletion_of(located: CandidateRows) -> ChangedRows:
 def match_rows(stored: Longs, source: Longs, pairs_max: int) -> tuple[Longs, Longs] | None:
     """Return the pairs of rows with equal keys: their positions in `stored` and in `source`, int64[pairs] each.
 
-    A given key of -1 is equal to none. None for more than `pairs_max` pairs.
+    A key of -1 is not equal to any key. Return None if there are more than `pairs_max` pairs.
     """
     order = np.argsort(stored, kind="stable")
     ordered = stored[order]
@@ -297,10 +303,12 @@ def match_rows(stored: Longs, source: Longs, pairs_max: int) -> tuple[Longs, Lon
 
 
 def join_rows(kind: str, pairs: tuple[Longs, Longs], alone: Longs) -> tuple[Longs, Longs]:
-    """Return the positions of the stored rows, -1 for none, and of the source rows that a join has.
+    """Return the positions of the stored rows and of the source rows that a join returns.
+
+    A position of -1 represents a missing stored row.
 
     Args:
-        alone: Source rows without a stored row.
+        alone: The source rows without a stored row.
     """
     if kind == _INNER:
         return pairs
@@ -319,7 +327,7 @@ def write_changes(
     target: WriteTarget,
     mode: str,
 ) -> RowChange:
-    """Write the files of the change. They are deleted if an error occurs."""
+    """Write the files of the change; delete them if an error occurs."""
     matched = located.group_by_file(changes.deleted)
     deleted = sum(len(file.positions) for file in matched)
     new = changes.new

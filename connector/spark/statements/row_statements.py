@@ -1,10 +1,11 @@
-"""MERGE, UPDATE and DELETE as Spark's analyser rewrites them: a query of row changes over the target table.
+"""Lets Spark's analyser rewrite MERGE, UPDATE and DELETE to a query of row changes over the target table.
 
-Spark rewrites such a statement to a query whose rows are changes: an operation, new values, and the place of the stored
-row. Its conversions, default values, checks of nulls and its check for several source rows of one stored row are part
-of that query. Here the target is a copy of the table in memory with the mode merge-on-read, because the query for
-copy-on-write also has the rows that stay. The query is never run on that copy: `row_changes.py` replaces the target in
-it by the rows that an index locates. So Spark itself decides what happens to these rows.
+Spark rewrites such a statement to a query whose rows are changes: an operation, new values, and the place
+of the stored row. Spark's conversions, default values, checks of nulls, and its check for several source
+rows of one stored row are part of that query. In this module, the target is a copy of the table's
+definition in memory with the mode merge-on-read, because the query for copy-on-write also returns the rows
+that stay. The query is never run on that copy: `row_changes.py` replaces the target by the rows that an
+index locates. So Spark itself decides the changes of these rows.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from seamark.connector.write.upserts import MERGE_ON_READ
 
 MERGE, UPDATE, DELETE = "MERGE", "UPDATE", "DELETE"
 KINDS = {"MergeIntoTable": MERGE, "UpdateTable": UPDATE, "DeleteFromTable": DELETE}
-"""The statements, by Spark's name of the parsed node."""
+"""The kinds of statements, by Spark's name of the parsed node."""
 _OPERATION_TABLE = "org.apache.spark.sql.connector.write.RowLevelOperationTable"
 _MODES = ("write.delete.mode", "write.update.mode", "write.merge.mode")
 
@@ -40,8 +41,8 @@ class RowStatement:
     """A statement that changes rows, as a query.
 
     Attributes:
-        query: Returns the changes.
-        stored: The query's leaf for the stored rows.
+        query: The query that returns the changes.
+        stored: The leaf of the query that has the stored rows.
         source: The node of a MERGE's source in the query.
         condition: The ON of a MERGE, or the condition of an UPDATE or DELETE.
         appends: Whether the query has only new rows, without operations.
@@ -55,7 +56,7 @@ class RowStatement:
     condition: Node | None = None
     appends: bool = False
     filter: Node | None = None
-    """The node of an UPDATE's or DELETE's condition."""
+    """The node with the condition of an UPDATE or DELETE."""
     join: Node | None = None
     """The node that joins the stored rows of a MERGE with its source."""
 
@@ -69,7 +70,7 @@ class RowStatement:
 
 
 class RowStatementReader:
-    """Reads statements of one session."""
+    """Reads the statements of one session."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
@@ -77,10 +78,10 @@ class RowStatementReader:
         self._build = PlanBuilder(spark)
 
     def read(self, parsed: Node) -> RowStatement:
-        """Read a parsed statement. If Spark cannot analyse it, the error is Spark's.
+        """Read a parsed statement; if Spark cannot analyse it, the error is Spark's.
 
         Raises:
-            NotLocated: If Iceberg's own statement must run.
+            NotLocated: Iceberg must run the statement.
         """
         kind = KINDS[self._catalyst.kind(parsed)]
         check_session(self._spark)
@@ -92,6 +93,7 @@ class RowStatementReader:
         table = self._catalyst.analyze(name)
         relation = target_relation(self._spark, table)
         target = target_of_relation(self._catalyst, relation)
+        # Spark replaces a node only if the new node is not equal to it, and tables with equal names are equal.
         copy = relation.copy(
             self._merge_on_read(relation.table()),
             relation.output(),
@@ -99,7 +101,7 @@ class RowStatementReader:
             relation.identifier(),
             relation.options(),
             relation.timeTravelSpec(),
-        ).newInstance()  # Spark keeps a node in the place of an equal one, and tables are equal by their names
+        ).newInstance()
         resolved = self._build.replace_nodes(table, [(relation, copy)])
         plan = self._catalyst.analyze(self._build.replace_nodes(parsed, [(name, resolved)]))
         return self._read_rewritten(kind, target, plan, copy)
@@ -110,11 +112,11 @@ class RowStatementReader:
         while self._catalyst.kind(node) == "SubqueryAlias":
             node = node.child()
         if self._catalyst.kind(node) != "UnresolvedRelation":
-            raise NotLocated("its target is no name of a table")
+            raise NotLocated("its target is not the name of a table")
         return node
 
     def _merge_on_read(self, table: Node) -> Node:
-        """Return a copy of Spark's table whose statements Spark rewrites to changes of rows."""
+        """Return a copy of Spark's table for which Spark rewrites statements to changes of rows."""
         iceberg = table.table()
         operations = iceberg.operations()
         properties = self._build.class_of("java.util.HashMap")(operations.current().properties())
@@ -149,7 +151,7 @@ class RowStatementReader:
         """Return the leaf of the stored rows.
 
         Raises:
-            NotLocated: If the statement also reads the table elsewhere.
+            NotLocated: The statement also reads the table in another place.
         """
         stored_leaves = []
         for leaf in self._catalyst.leaves(query):

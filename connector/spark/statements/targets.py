@@ -1,4 +1,4 @@
-"""The table that a statement changes."""
+"""Finds and checks the table that a statement changes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from seamark.connector.spark.query.catalyst import Catalyst, Node
 
 SPARK_TABLE = "org.apache.iceberg.spark.source.SparkTable"
 SUMMARY_PREFIX = "spark.sql.iceberg.snapshot-property."
-"""Settings of the session that Iceberg writes to the summary of each snapshot."""
+"""The prefix of the session's settings that Iceberg writes to the summary of each snapshot."""
 _SETTINGS = ("spark.wap.branch", "spark.wap.id")
-"""With these settings Iceberg writes to another branch than main, or commits without publishing."""
+"""The settings with which Iceberg writes to another branch than main, or commits without publishing."""
 OPERATION = "__row_operation"
-"""The column of the operation in the rows of Spark's queries of row changes."""
+"""The column with the operation in the rows of Spark's queries of row changes."""
 _RESERVED = frozenset(
     {OPERATION, "_file", "_pos", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number"}
 )
@@ -26,7 +26,7 @@ _FORMAT = "write.format.default"
 
 
 class NotLocated(Exception):
-    """The reason why Iceberg's own statement runs."""
+    """The reason why Iceberg runs the statement."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class StatementTarget:
     """A table of a catalog of the session.
 
     Attributes:
-        levels: Its namespaces and name.
+        levels: The levels of its namespace, and its name.
     """
 
     catalog: str
@@ -47,7 +47,9 @@ class StatementTarget:
         return SeamarkClient(str(uri), token=token or None)
 
     def refresh(self, spark: SparkSession) -> None:
-        """Make Spark read the table again where the session or the catalog has cached it, as Spark's writes do."""
+        """Make Spark read the table again if the session or the catalog has cached it, like after Spark's own
+        writes.
+        """
         catalog_caches = spark.conf.get(f"spark.sql.catalog.{self.catalog}.cache-enabled", "true") != "false"
         if catalog_caches or Catalyst(spark).has_cached():
             spark.catalog.refreshTable(".".join(map(backquote, (self.catalog, *self.levels))))
@@ -56,10 +58,10 @@ class StatementTarget:
         """Check that the table is the analysed table, and that Seamark can write it.
 
         Raises:
-            NotLocated: If the table was altered, or does not have Parquet files.
+            NotLocated: The table was altered, or its files are not Parquet files.
         """
         if (opened.metadata.table_uuid, opened.metadata.current_schema_id) != (self.uuid, self.schema_id):
-            raise NotLocated("the table was altered meanwhile")
+            raise NotLocated("the table was altered in the meantime")
         properties = opened.metadata.properties
         if properties.get(_FORMAT, "parquet").lower() != "parquet":
             raise NotLocated(f"{_FORMAT} is {properties[_FORMAT]!r}; Seamark writes Parquet files")
@@ -69,10 +71,10 @@ def check_session(spark: SparkSession) -> None:
     """Check that the session's settings do not change the meaning of statements.
 
     Raises:
-        NotLocated: If the session writes to another branch, or without publishing.
+        NotLocated: The session writes to another branch, or commits without publishing.
     """
     if any(spark.conf.get(name, None) for name in _SETTINGS):
-        raise NotLocated("the session writes to a branch to be audited")
+        raise NotLocated("the session writes to another branch, or commits without publishing")
 
 
 def commit_summary(spark: SparkSession) -> dict[str, str]:
@@ -88,13 +90,13 @@ def target_relation(spark: SparkSession, table: Node) -> Node:
     """Return the relation of a resolved table.
 
     Raises:
-        NotLocated: Unless it is the current state of a table of a Seamark catalog.
+        NotLocated: The relation is not the current state of a table of a Seamark catalog.
     """
     catalyst = Catalyst(spark)
     while catalyst.kind(table) == "SubqueryAlias":
         table = table.child()
     if not catalyst.is_relation(table) or table.catalog().isEmpty() or table.identifier().isEmpty():
-        raise NotLocated("its target is no table of a Seamark catalog")
+        raise NotLocated("its target is not a table of a Seamark catalog")
     catalog = table.catalog().get()
     uri = str(spark.conf.get(f"spark.sql.catalog.{catalog.name()}.uri", "") or "")
     if (
@@ -103,11 +105,11 @@ def target_relation(spark: SparkSession, table: Node) -> Node:
         or catalyst.class_of(table.table()) != SPARK_TABLE
         or table.timeTravelSpec().isDefined()
     ):
-        raise NotLocated("its target is no table of a Seamark catalog")
+        raise NotLocated("its target is not a table of a Seamark catalog")
     if table.table().branch() is not None:
         raise NotLocated("its target is a branch")
     if reserved := _RESERVED & {name for _, name in catalyst.attributes(table)}:
-        raise NotLocated(f"the table has a column {min(reserved)}, a name that Iceberg or Spark reserves")
+        raise NotLocated(f"the table has a column {min(reserved)}, but Iceberg or Spark reserves this name")
     return table
 
 

@@ -79,9 +79,8 @@ class AcceptedLogins:
             asking.add_done_callback(lambda _: self._asking.pop(login, None))
         try:
             async with asyncio.timeout(CHECK_S):
-                return await asyncio.shield(
-                    asking
-                )  # The request is shielded, because other waiting statements and the next statement need its result.
+                # The request is shielded, because other waiting statements and the next statement need its result.
+                return await asyncio.shield(asking)
         except TimeoutError:
             return False
 

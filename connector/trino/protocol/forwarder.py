@@ -98,7 +98,8 @@ class ClientBody:
         Raises:
             RefusedBody: A limit is exceeded.
         """
-        if self._content.is_eof() and self.refusal is None:  # Most bodies arrive together with their headers.
+        # Most bodies arrive together with their headers.
+        if self._content.is_eof() and self.refusal is None:
             chunk = self._content.read_nowait()
         else:
             chunk = await self._wait()
@@ -239,7 +240,7 @@ class Forwarder:
                 try:
                     return await passing(coordinator, answer, response_headers(answer, extra_headers or {}))
                 except (aiohttp.ClientError, TimeoutError) as error:
-                    return error_response(502, f"The answer broke off: {error or type(error).__name__}")
+                    return error_response(502, f"The answer ended early: {error or type(error).__name__}")
         return error_response(502, f"No coordinator can be reached: {unreached}")
 
 
@@ -258,7 +259,7 @@ async def _pass_back(
     try:
         first = await answer.content.readany()
     except (aiohttp.ClientError, TimeoutError) as error:
-        return error_response(502, f"The answer broke off before its body: {error or type(error).__name__}")
+        return error_response(502, f"The answer ended before its body: {error or type(error).__name__}")
     if first and answer.content.at_eof():  # Most answers are small and arrive in one packet.
         headers.popall("Content-Length", None)
         return web.Response(status=answer.status, reason=answer.reason, headers=headers, body=first)

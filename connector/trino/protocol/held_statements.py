@@ -113,7 +113,7 @@ class HeldStatement:
         self._query_id = ""
         self._deadline_s = time.monotonic() + hold_s
         self.next_uri: str | None = None
-        """Where the statement continues; a cancellation is sent there, because the client does not have this URI."""
+        """The next URI of the statement. A cancellation is sent to it, because the client does not have it."""
 
     async def wait_for_planning(
         self, first: aiohttp.ClientResponse, headers: CIMultiDict[str]

@@ -11,11 +11,14 @@ class ProxyMetrics:
     def __init__(self) -> None:
         self.registry = registry = prometheus.CollectorRegistry()
         self.requests = prometheus.Counter(
-            "seamark_trino_requests", "Requests answered, by the status' first digit.", ("status",), registry=registry
+            "seamark_trino_requests",
+            "Answered requests by the first digit of the status.",
+            ("status",),
+            registry=registry,
         )
         self.statements = prometheus.Counter(
             "seamark_trino_statements",
-            "Statements by what became of them: rewritten, unchanged, original (the rewritten one failed).",
+            "Statements by outcome: rewritten, unchanged, original (the rewritten statement failed).",
             ("outcome",),
             registry=registry,
         )
@@ -26,7 +29,7 @@ class ProxyMetrics:
             registry=registry,
         )
         self.files = prometheus.Counter(
-            "seamark_trino_files", "Data files of scans that plan tables stand for: considered, kept.", ("which",),
+            "seamark_trino_files", "Data files of scans that plan tables replace: considered, kept.", ("which",),
             registry=registry,
         )  # fmt: skip
         self.answering = prometheus.Gauge(
@@ -34,7 +37,7 @@ class ProxyMetrics:
         )
         self.breaker_open = prometheus.Gauge(
             "seamark_trino_breaker_open",
-            "1 while no plan tables are made because it failed: seamark to make them, trino to read them.",
+            "1 while no plan tables are made, because seamark failed to make them or trino failed to read them.",
             ("which",),
             registry=registry,
         )

@@ -66,7 +66,7 @@ _ENDED_S = 600.0
 _ALTERS = re.compile(rb"\balter\b", re.IGNORECASE)
 _NO_TABLE = re.compile(r"[$@~]")
 _RULES = (
-    "A row filter or a column mask of Trino is in force for this user; files are merged and columns dropped of all rows"
+    "A row filter or a column mask of Trino is in force for this user, but the statement changes the files of all rows"
 )
 _COUNTS = ("nodes", "totalSplits", "queuedSplits", "runningSplits", "completedSplits", "planningTimeMillis")
 _TIMES = ("analysisTimeMillis", "cpuTimeMillis", "wallTimeMillis", "queuedTimeMillis", "finishingTimeMillis")
@@ -218,7 +218,7 @@ class TableStatements:
         except NotAllowed as refusal:
             return to_failed_answer(refusal.error, base)
         except (aiohttp.ClientError, TimeoutError) as error:
-            message = f"Trino did not say whether this is allowed: {error or type(error).__name__}"
+            message = f"Trino did not answer whether this is allowed: {error or type(error).__name__}"
             return to_failed_answer(_error("GENERIC_INTERNAL_ERROR", message, "INTERNAL_ERROR"), base)
         number = secrets.token_hex(16)
         job = StatementJob(self._url, self._token, wanted.statement, wanted.utc)

@@ -23,5 +23,5 @@ def test_splice_without_replacements_keeps_the_text() -> None:
     [[Replacement(0, 3, "a"), Replacement(2, 4, "b")], [Replacement(5, 9, "a")], [Replacement(3, 2, "a")]],
 )
 def test_overlapping_or_outlying_replacements_are_refused(replacements: list[Replacement]) -> None:
-    with pytest.raises(ValueError, match="overlaps another, or is not within the text"):
+    with pytest.raises(ValueError, match="overlaps another replacement, or is not within the text"):
         splice("12345678", replacements)

@@ -290,7 +290,7 @@ def test_star_of_a_set_operation_has_the_columns_of_its_queries(statement: str, 
     columns = {"a": "long", "b": "string"}
     text = statement.format("SELECT a, b FROM t", "SELECT b, a FROM t")
     if predicate == "refused":
-        with pytest.raises(UnsupportedStatement, match="not named"):
+        with pytest.raises(UnsupportedStatement, match="columns without names"):
             DuckDBStatement(text)
         return
     read = DuckDBStatement(text)

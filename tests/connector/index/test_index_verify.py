@@ -104,7 +104,7 @@ def test_audit_reports_a_wrong_number_of_rows(client: IndexClient, monkeypatch: 
     monkeypatch.setattr(client, "index", lambda *_: found)
     found.json["rows"] = 119
     audit = audit_index(client, "db.t", "record", sample=0)
-    assert audit.problems == ("its index files count 120 rows of data files that hold 119",)
+    assert audit.problems == ("its index files count 120 rows, but its data files have 119",)
 
 
 def test_damaged_index_file_is_quarantined_and_built_again(client: IndexClient, kind: str) -> None:
@@ -122,7 +122,9 @@ def test_damaged_index_file_is_quarantined_and_built_again(client: IndexClient, 
     assert states(client, kind) == before | {path.name: "quarantined"}
     assert client.index("db.t", kind).lag_files == 2
     code, text = seamark(client.url, "verify", "db.t", kind)
-    assert (code, "put aside; 2 data files are to be indexed again" in " ".join(text.split())) == (1, True), text
+    assert (code, "quarantined before; 2 data files have to be indexed again" in " ".join(text.split())) == (1, True), (
+        text
+    )
     build(client, "db.t", kind, InProcessWorkers())
     code, text = seamark(client.url, "verify", "db.t", kind)
     assert (code, "120 rows counted" in text) == (0, True), text

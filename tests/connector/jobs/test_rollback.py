@@ -111,7 +111,7 @@ def test_undo_reverts_the_newest_job_and_an_invalid_request_names_the_reason(
     with catalog_at(served.url) as catalog:
         create(catalog, 2)
     append(client, "db.t", rows(range(3)))
-    with pytest.raises(BadRequest, match="No snapshot of the branch"):
+    with pytest.raises(BadRequest, match="The branch has no snapshot"):
         undo_job(client, "db.t")
     with pytest.raises(BadRequest, match="only snapshots that replace files"):
         undo_job(client, "db.t", open_table(client, "db.t", CURRENT).snapshot_id)
@@ -122,7 +122,7 @@ def test_undo_reverts_the_newest_job_and_an_invalid_request_names_the_reason(
     done = undo_job(client, "db.t")
     assert (done.undone_id, done.files_restored, done.files_removed) == (job, 2, 1)
     assert paths(client) == before
-    with pytest.raises(BadRequest, match="No snapshot of the branch"):
+    with pytest.raises(BadRequest, match="The branch has no snapshot"):
         undo_job(client, "db.t")
     with pytest.raises(Conflict, match="replaced or deleted"):
         undo_job(client, "db.t", job)
@@ -202,7 +202,7 @@ def test_manifest_rewrite_is_undone_below_later_commits_or_refused(
                 listed = manifests_of(catalog.load_table("db.t"))
                 assert before <= listed
                 assert (listed == before) == (later == "nothing")
-                with pytest.raises(BadRequest, match="No snapshot of the branch"):
+                with pytest.raises(BadRequest, match="The branch has no snapshot"):
                     undo_job(client, "db.t")
                 with pytest.raises(Conflict, match="replaced"):
                     undo_job(client, "db.t", rewritten)

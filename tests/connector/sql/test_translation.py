@@ -199,7 +199,7 @@ def test_identifiers_of_a_statement_do_not_reach_duckdb() -> None:
         ('SELECT id FROM s.t WHERE name = "ab-12"', "write a text in single quotes"),
         ("SELECT id FROM s.t a, s.t b", "ambiguous"),
         ("SELECT name + 1 FROM s.t", "not defined for the types"),
-        ("SELECT id FROM s.t WHERE name = 1", "convert one with CAST"),
+        ("SELECT id FROM s.t WHERE name = 1", "convert one of them with CAST"),
         ("SELECT 1 UNION SELECT 'a'", "use CAST"),
         ("SELECT 1, 2 UNION SELECT 1", "2 and 1 columns"),
         ("SELECT DATE '2024-13-01'", "not a valid date"),

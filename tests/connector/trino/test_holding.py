@@ -216,7 +216,7 @@ async def test_plans_that_trino_cannot_read_are_not_made_for_a_while() -> None:
     async with staged(playing(QUEUED, broken)) as (trino, rig):
         for _ in range(FAILURES_MAX):
             assert (await result(rig))[2] == "original; ICEBERG_INVALID_METADATA"
-        assert (await result(rig))[2].startswith("unchanged; lately Trino could not read its plans")
+        assert (await result(rig))[2].startswith("unchanged; recently, Trino could not read its plans")
         assert len(trino.asked) == 2 * FAILURES_MAX + 1
 
 
@@ -226,7 +226,7 @@ async def test_user_whose_rules_forbid_plans_gets_none_for_a_while() -> None:
         for _ in range(FAILURES_MAX):
             assert (await result(rig, headers={"X-Trino-User": "eve"}))[2] == "planned"
         told = (await result(rig, headers={"X-Trino-User": "eve"}))[2]
-        assert told.startswith("unchanged; lately Trino could not read its plans")
+        assert told.startswith("unchanged; recently, Trino could not read its plans")
         assert len(trino.asked) == 2 * FAILURES_MAX + 1
         assert (await result(rig, headers={"X-Trino-User": "ada"}))[2] == "planned"
         assert len(trino.asked) == 2 * FAILURES_MAX + 3
@@ -338,7 +338,7 @@ async def test_unchanged_query_is_followed_out_of_the_queue_without_repeated_pag
     async with staged(lambda _: [QUEUED, QUEUED, PLANNING, ROWS, END]) as (trino, rig):
         rows, error, told = await result(rig, UNCHANGED)
         assert (rows, error) == ([[1]], None)
-        assert told == "unchanged; nothing to prune by"
+        assert told == "unchanged; it has no condition that could leave out files"
         assert trino.fetched == [(0, 1), (0, 2), (0, 3), (0, 4)]
         _, _, body = await rig.ask("POST", "/v1/statement", data=b" with x as (select 1) table x")
         assert json.loads(body)["nextUri"].endswith("/executing/1/slug/3")

@@ -460,7 +460,7 @@ def test_required_field_can_be_null_only_if_its_struct_is_null(tmp_path: Path) -
     file, metadata = write(tmp_path, rows, schema)
     assert read_by_pyiceberg(metadata, [file])["c"].to_pylist() == rows["c"].to_pylist()
     assert by_column(file["null-value-counts"]) == {2: 1}
-    with pytest.raises(Unwritable, match=r"column c is required; 1 .* row 1"):
+    with pytest.raises(Unwritable, match=r"column c is required, but 1 .* row 1"):
         write(tmp_path, pa.table({"c": [1, None, 3]}), one("int", required=True))
     with pytest.raises(Unwritable, match=r"column c\.c is required, but the data does not have it"):
         write(tmp_path, pa.table({"c": [{}]}), one(StructType((Field(2, "c", True, "int"),))))

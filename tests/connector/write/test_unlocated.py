@@ -104,7 +104,7 @@ def test_equality_upsert_of_a_promoted_int_key_near_the_minimum_is_refused(clien
     ]
     body = json.dumps({"requirements": [], "updates": updates}).encode()
     client._request("POST", "/v1/namespaces/db/tables/t", {}, body)
-    with pytest.raises(Unwritable, match="a key of column id is next to the least int"):
+    with pytest.raises(Unwritable, match="a key of column id is next to the smallest int"):
         upsert(client, "db.t", rows((least, "fr"), (5, "fr")), keys=["id"], strategy=EQUALITY)
     upsert(client, "db.t", rows((5, "fr"), (least + 8, "fr")), keys=["id"], strategy=EQUALITY)
     upsert(client, "db.t", rows((least, "it")), keys=["id"])

@@ -97,7 +97,7 @@ def test_refusals_are_one_sentence_and_suggest_the_right_catalog(rig: Rig) -> No
     assert "Unknown options" in refused(rig.writer(frame, kees="id").save, f"{rig.db}.t2")
     assert "keys require" in refused(rig.writer(frame, keys="id").save, f"{rig.db}.t2")
     assert "does not exist" in refused(rig.writer(frame).insertInto, f"{rig.db}.t2")
-    assert "no transform" in refused(rig.writer(frame, partitioning="hash(id)").save, f"{rig.db}.t2")
+    assert "not a partition transform" in refused(rig.writer(frame, partitioning="hash(id)").save, f"{rig.db}.t2")
     rig.sql("CREATE TABLE {db}.strict (id bigint NOT NULL, v int) USING iceberg")
     nulls = rig.frame((None, 1), columns="id bigint, v int")
     assert "is required" in refused(rig.writer(nulls).save, f"{rig.db}.strict")

@@ -340,7 +340,7 @@ def test_statement_that_may_change_other_rows_is_run_by_iceberg_with_a_reason(ri
         f"MERGE INTO {t} t USING (SELECT 1L AS id) s ON t.id > s.id WHEN MATCHED THEN DELETE": "equality",
         f"MERGE INTO {t} t USING (SELECT 1L AS id) {on} NOT MATCHED BY SOURCE THEN DELETE": "SOURCE",
         f"MERGE WITH SCHEMA EVOLUTION INTO {t} t USING (SELECT 1L AS id) {on} MATCHED THEN DELETE": "schema",
-        f"INSERT INTO {t} SELECT * FROM {t}": "no MERGE",
+        f"INSERT INTO {t} SELECT * FROM {t}": "not a MERGE",
     }
     for text, reason in reasons.items():
         told = explain(rig.spark, text)

@@ -309,11 +309,11 @@ def test_rows_larger_than_sparks_estimate_are_left_to_tasks(rig: Rig) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"mode": "upsert"}, "name the key columns"),
+        ({"mode": "upsert"}, "set the key columns"),
         ({"mode": "upsert", "keys": "id"}, "lists of names"),
         ({"mode": "upsert", "keys": ["id"], "where": "id = 1"}, "takes no where"),
         ({"mode": "upsert", "keys": ["id"], "row_mode": "both"}, "it may be merge-on-read or copy-on-write"),
-        ({"mode": "upsert", "keys": ["id"], "strategy": "guess"}, "located by lookup or scan"),
+        ({"mode": "upsert", "keys": ["id"], "strategy": "guess"}, "it must be lookup, scan or equality"),
         ({"mode": "delete", "precombine": "ts"}, "takes no precombine"),
         ({"mode": "append", "keys": ["id"]}, "takes no keys"),
         ({"mode": "merge"}, "there is no mode 'merge'"),
