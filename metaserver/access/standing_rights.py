@@ -18,9 +18,9 @@ class StandingRights:
         self._authorizer = Authorizer()
 
     async def why_lost(self, who: str, role: Role, namespace: NamespacePath) -> str | None:
-        """Return why the principal has the right no longer; None if it has.
+        """Return why the principal no longer has the right; None if it has.
 
-        Not checked: rights by roles that only an OIDC token states.
+        The check does not include rights by roles that only an OIDC token states.
         """
         is_foreign = who.startswith(OIDC_PREFIX)
         if self._mode == "none":
