@@ -51,7 +51,7 @@ class _Blob:
         """
         if start < 0 or length < 0 or start + length > self.length:
             raise ValueError(
-                f"{self.location}: bytes {start} to {start + length} exceed the blob of {self.length} bytes"
+                f"{self.location}: bytes {start} to {start + length} are not in the blob of {self.length}"
             )
         data = await self.objects.read_range(self.location, self.offset + start, length) if length else b""
         if len(data) != length:
