@@ -1,10 +1,11 @@
 """The audit log: changes and refused requests, with their principals.
 
 The log records all requests that change something and all SQL statements, with their outcome, and refused
-requests (401, 403). It records other reads only with the setting audit_reads. Of the refused requests of
-an address or a principal, the first of each minute are written, and one record has the number of the
-others (`refusals.py`), so that refusals cannot fill the disk. A record contains names, the operation, the
-resource's path and the outcome, but never a header, a query string or a body, which may contain secrets.
+requests (401, 403). It records other reads only with the setting audit_reads. Refusals cannot fill the
+disk: only the first refused requests of an address or a principal in each minute are written, and one
+record has the number of the others (`refusals.py`). A record contains names, the operation, the
+resource's path and the outcome. It never contains a header, a query string or a body, which may contain
+secrets.
 
 One task writes records to the store in batches. A request waits for space in the queue, not for the
 write. Records are never dropped while the server runs: otherwise an attacker could displace records by

@@ -5,9 +5,9 @@ it. The other replicas request it from the owner. There are two rules. A peer th
 wrong never fails a read, because then the storage is read. Content is used only if its digest and its
 signature match.
 
-Slow: if the owner has not begun to answer within about the 95th percentile of earlier times, or has not
-finished within that of earlier answers, the storage is read at the same time, and the first result is
-used (a hedged read). Gone: after some consecutive failures the owner is not used for a while, and its
+An owner is slow if it has not begun to answer within about the 95th percentile of earlier times, or has
+not finished within that of earlier answers. Then the storage is read at the same time, and the first
+result is used (a hedged read). After some consecutive failures the owner is not used for a while, and its
 substitute reads the file for all.
 
 Everything else (ranges, writes, listings, deletes, files whose names can be used again) goes to the

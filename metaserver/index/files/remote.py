@@ -50,9 +50,7 @@ class _Blob:
             ValueError: The range is outside the blob, or fewer bytes were read.
         """
         if start < 0 or length < 0 or start + length > self.length:
-            raise ValueError(
-                f"{self.location}: bytes {start} to {start + length} are not in the blob of {self.length}"
-            )
+            raise ValueError(f"{self.location}: bytes {start} to {start + length} are not in the blob of {self.length}")
         data = await self.objects.read_range(self.location, self.offset + start, length) if length else b""
         if len(data) != length:
             raise ValueError(f"{self.location}: read {len(data)} bytes at {start} of the blob, not {length}")

@@ -103,9 +103,9 @@ class ColumnSample:
     def held(self) -> float:
         """The probability that a file contains a given value of the column.
 
-        It is the same for all values. If each file contains a value with the probability p, then among n files,
-        the values that occur are in n p / (1 - (1 - p)^n) files on average. This number grows with p, so p is
-        found by bisection from the average in the sample.
+        It is the same for all values. Let p be the probability that a file contains a value. Then the values that
+        occur in n files are in n p / (1 - (1 - p)^n) of them on average. This number grows with p, so p is found
+        by bisection from the average in the sample.
         """
         parts = [column.keys_of_rows(None) for column in self.columns]
         distinct = len(distinct_keys(parts, self.column.kind))
