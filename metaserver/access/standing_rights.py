@@ -26,7 +26,7 @@ class StandingRights:
         if self._mode == "none":
             return None
         if ("oidc" if is_foreign else "token") not in self._mode:
-            return "the server no longer accepts logins of its kind"
+            return "the server no longer accepts this kind of login"
         if not is_foreign:
             token = await self._store.token_named(who)
             if token is None or not is_live(token, self._clock.now_ms()):

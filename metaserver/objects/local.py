@@ -361,7 +361,7 @@ def _explain(error: OSError, location: str, *, is_folder: bool = False) -> Excep
     if error.errno in _BUSY:
         return RetryLater(f"This machine is out of resources for {location!r} ({reason}); try again later")
     if isinstance(error, NotPlainFileError) or error.errno in _NOT_FILES:
-        return ObjectMissing(f"What is stored at {location!r} is not a plain file")
+        return ObjectMissing(f"{location!r} is not a plain file")
     if error.errno == errno.ENAMETOOLONG:
         return BadRequest(f"The location {location!r} is too long for the file system")
     return StorageError(f"The file system refused {location!r}: {reason}")

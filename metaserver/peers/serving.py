@@ -103,7 +103,7 @@ class PeerServer:
         except Unauthenticated:
             return self._refuse(401, began_s)
         except BadRequest as error:
-            _log.warning("a replica asked for a file outside the warehouse", error=error.message)
+            _log.warning("a replica requested a file outside the warehouse", error=error.message)
             return self._refuse(400, began_s)
         except ConnectionError:
             return self._refuse(499, began_s)

@@ -360,7 +360,7 @@ class PlanTables:
 
 def too_many_plans(principal: str) -> TooManyRequests:
     return TooManyRequests(
-        f"{principal} has leased as many plans as one principal may (plan_tables_limit, plan_tables_bytes); "
+        f"{principal} has reached the limit of plans of one principal (plan_tables_limit, plan_tables_bytes); "
         "withdraw some",
         30,
     )

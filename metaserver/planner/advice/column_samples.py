@@ -166,7 +166,7 @@ async def _sample(rows: DataRows, scan: ScanPlan, parts: Sequence[Bound]) -> Col
     files = await asyncio.to_thread(_find_files_left, scan, parts)
     chosen = _choose_sample_files(files)
     if len(chosen) < min(FILES_MIN, len(files)):
-        return f"its files have too many rows to read some: {files[0].records:,} in one"
+        return f"its files have too many rows for a sample: one file has {files[0].records:,}"
 
     async def read(file: ListedFile) -> FileColumn:
         return (await asyncio.to_thread(read_file_columns, rows, scan.metadata, file, [column]))[column]

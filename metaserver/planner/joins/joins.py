@@ -156,7 +156,7 @@ def _condition_of(alternatives: Sequence[tuple[RequestedJoin, JoinFilters]]) -> 
 
 def _mark_unused(result: JoinFilters) -> JoinFilters:
     first, *nested = result.outcomes
-    reason = first.reason or "an alternative of it was not used"
+    reason = first.reason or "one of its alternatives was not used"
     return JoinFilters((), (msgspec.structs.replace(first, keys=None, used=False, reason=reason), *nested))
 
 
