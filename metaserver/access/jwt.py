@@ -92,7 +92,8 @@ def _part(text: str, description: str) -> dict[str, Any]:
         # urlsafe_b64decode ignores characters outside the alphabet, but a token with such characters is invalid.
         raw = binascii.a2b_base64(text.translate(_URL_SAFE).encode() + b"=" * (-len(text) % 4), strict_mode=bool(text))
         decoded = msgspec.json.decode(raw)
-    except (ValueError, RecursionError):  # raised by base64, UTF-8 and JSON
+    except (ValueError, RecursionError):
+        # The errors are from base64, UTF-8 and JSON.
         raise Unauthenticated(f"The token's {description} is not JSON in base64url") from None
     if not isinstance(decoded, dict):
         raise Unauthenticated(f"The token's {description} is not a JSON object")

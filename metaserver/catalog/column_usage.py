@@ -129,7 +129,8 @@ class ColumnUsage:
         for uuid, rows in (await asyncio.to_thread(_by_table, counts)).items():
             try:
                 await self._context.store.transact([AddColumnReads(uuid, self.today, rows)])
-            except NoSuchTable:  # the table was dropped meanwhile
+            except NoSuchTable:
+                # The table was dropped in the meantime.
                 continue
             except BadRequest as error:
                 _log.warning("reads of columns are not recorded", uuid=uuid, error=error.message)

@@ -66,7 +66,8 @@ class DatabaseShares:
             if type(operation).__name__.startswith(_ADDS_NOTHING):
                 continue
             parts: list[tuple[str, object]] = [(senders[number % len(senders)], operation)]
-            if isinstance(operation, SaveAudit):  # a task of the server itself wrote it
+            # Audit records are written by a task of the server itself.
+            if isinstance(operation, SaveAudit):
                 parts = [(record.who, record) for record in operation.records]
             elif isinstance(operation, RecordInstant) and operation.instant.who:
                 parts = [(operation.instant.who, operation)]
@@ -103,7 +104,8 @@ def _size_bytes(part: object) -> int:
     """
     try:
         return len(msgspec.msgpack.encode(part, enc_hook=repr))
-    except (ValueError, TypeError, OverflowError, RecursionError):  # an engine's report may have integers of any length
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        # A report of an engine may have integers of any length.
         return _UNKNOWN_BYTES
 
 

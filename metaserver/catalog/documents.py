@@ -207,7 +207,8 @@ class Documents:
     def _finish_check(self, location: str, task: asyncio.Task[None]) -> None:
         del self._checks[location]
         if not task.cancelled():
-            task.exception()  # there may be no request that waits for it
+            # Mark the error as retrieved, because no request may be waiting.
+            task.exception()
 
     async def close(self) -> None:
         for task in tuple(self._checks.values()):
@@ -238,7 +239,8 @@ class Documents:
 
     async def _read(self, location: str) -> bytes:
         named = _NAMED.search(location)
-        for objects in self._sources:  # a cache may have caused the error
+        # The error may be caused by a cache.
+        for objects in self._sources:
             try:
                 data = await objects.read(location, limit_bytes=_METADATA_LIMIT_BYTES)
             except ObjectMissing:

@@ -224,7 +224,8 @@ class Dropped:
                 ]
             )
         except CommitConflict:
-            return  # another replica completed it
+            # Another replica has completed the purge.
+            return
 
     async def _release(self, instant: Instant) -> ReleaseLocations:
         """Return the operation that releases the claims after a purge.

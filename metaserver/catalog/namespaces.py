@@ -114,7 +114,8 @@ class Namespaces:
             )
             properties = {key: value for key, value in stored.properties.items() if key not in named} | updates
             properties = record_setters(caller.who, properties, stored.properties)
-            if updates:  # properties from before the limit may be removed
+            # Properties that are older than the limit may be removed.
+            if updates:
                 _check_size(path, properties)
             replace = ReplaceNamespaceProperties(path=path, expected_version=stored.version, properties=properties)
             try:

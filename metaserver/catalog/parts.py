@@ -245,7 +245,8 @@ class CatalogContext:
         """
         if await self.store.names_of(uuid):
             return True
-        for state in (InstantState.COMPLETED, InstantState.INFLIGHT):  # a rolled-back change may be tried again
+        # A change that was rolled back may be tried again.
+        for state in (InstantState.COMPLETED, InstantState.INFLIGHT):
             if await self.store.instants(InstantFilter(uuid=uuid, state=state), 1):
                 return True
         return False

@@ -59,7 +59,8 @@ class Quota:
         if usage is None or end not in usage.amounts:
             return
         amount = min(amount, usage.amounts[end])
-        usage.amounts[end] -= amount  # an amount of 0 stays, because its end is in the heap
+        # An amount of 0 is kept, because its end is in the heap.
+        usage.amounts[end] -= amount
         usage.total -= amount
 
     def _count_used(self, holder: str, now_s: float) -> int:

@@ -277,7 +277,8 @@ async def rename_entry(
         uuid=None if entry is None else entry.uuid,
     )
     operations: list[Any] = [rename]
-    if entry is not None:  # otherwise the store raises the error
+    # If the entry does not exist, the store raises the error.
+    if entry is not None:
         summary = {"to": show(target.namespace, target.name), "to-namespace": list(target.namespace)}
         operations.append(context.instant(caller, entry, "rename", requested_ms=requested_ms, summary=summary))
     operations += context.remember(caller, status=204)

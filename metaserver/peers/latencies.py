@@ -58,7 +58,8 @@ class CircuitBreaker:
             return True
         if now_s < self._until_s:
             return False
-        self._until_s = now_s + self._pause_s  # others wait for the result of the trial
+        # Other requests wait for the result of the trial.
+        self._until_s = now_s + self._pause_s
         return True
 
     def record_success(self) -> None:

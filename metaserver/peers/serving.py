@@ -133,7 +133,8 @@ class PeerServer:
         if result is not None:
             # With a known length, the content needs no framing in chunks, which would copy it on both sides.
             response.content_length = HEAD_BYTES + len(result[1])
-        await response.prepare(request)  # sends the headers
+        # This sends the headers.
+        await response.prepare(request)
         if result is None:
             await asyncio.wait((reading,))
             result = self._result(reading)

@@ -122,7 +122,8 @@ def _tighten_contents(home: Path) -> list[Path]:
         path = home / name
         try:
             status = path.lstat()
-        except FileNotFoundError:  # the temporary file of another process, already removed
+        except FileNotFoundError:
+            # Another process has already removed its temporary file.
             continue
         if stat.S_ISLNK(status.st_mode):
             if name.endswith(_SECRET_SUFFIXES) or status.st_uid not in (0, os.geteuid()):

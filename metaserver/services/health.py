@@ -121,7 +121,8 @@ def problems_of_services(
     if state.problem is not None and state.enabled and waits:
         yield Problem("table services are off", state.problem, "nothing is indexed, clustered, compacted or expired")
     for service, run in failed.items():
-        if service == INDEXING.name and not has_indexes:  # the index that failed was dropped
+        # The index whose job failed has been dropped.
+        if service == INDEXING.name and not has_indexes:
             continue
         when = datetime.fromtimestamp(run.requested_ms / 1000, UTC).isoformat(" ", "minutes").removesuffix("+00:00")
         yield Problem(

@@ -85,7 +85,8 @@ async def claim(
         name=entry.name,
         returns=returns,
     )
-    if not returns:  # otherwise no file is written before the transaction
+    # If the entry returns, no file is written before the transaction, which makes the check.
+    if not returns:
         await _check_free(context, operation)
     return operation
 
@@ -279,7 +280,8 @@ async def fill(context: CatalogContext) -> int:
     lost: dict[str, list[str]] = {}
     while unread < _ENTRIES_PER_FILL and (entries := await context.store.list_unclaimed(after, _ENTRIES_PER_FILL)):
         after = entries[-1].uuid
-        if len(entries) == _ENTRIES_PER_FILL and entries[0].uuid != after:  # keeps all names of a UUID in one batch
+        # All names of a UUID must be in one batch.
+        if len(entries) == _ENTRIES_PER_FILL and entries[0].uuid != after:
             entries = [entry for entry in entries if entry.uuid != after]
             after = entries[-1].uuid
         found_locations = await asyncio.gather(*(_locations(context, entry) for entry in entries))

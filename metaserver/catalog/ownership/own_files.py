@@ -156,7 +156,8 @@ async def check_added(
     reader = _Reader(context, own, files)
     await asyncio.to_thread(own.check, [*statistics_paths, *lists], "The file")
     carried = await reader.list_manifests_before(base, commit.added_snapshots)
-    for path in await foreign(context, uuid, carried):  # lists of earlier snapshots may have been overwritten
+    # The manifest lists of earlier snapshots may have been overwritten.
+    for path in await foreign(context, uuid, carried):
         del carried[path]
     for location in lists:
         manifests += [path for path in await reader.manifest_list(location) if path not in carried]
@@ -227,7 +228,8 @@ class OwnLocations:
     def _is_folder_within(self, folder: str) -> bool:
         try:
             key = self._warehouse.key(parse_location(folder))
-        except BadRequest:  # the location is the root of a bucket
+        except BadRequest:
+            # A location without a folder is the root of a bucket.
             return False
         while key not in self._locations:
             shorter = key.rpartition("/")[0]

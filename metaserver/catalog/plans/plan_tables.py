@@ -298,7 +298,8 @@ class PlanTables:
         try:
             (plan_table,) = await self._context.store.transact([KeepPlanTable(plan)])
         except CommitUnknown:
-            raise  # the plan may be registered
+            # After an unknown outcome, the plan may be registered.
+            raise
         except SeamarkError:
             await self._remove_quietly(plan.files)
             raise
@@ -354,7 +355,8 @@ class PlanTables:
 
     async def _remove_quietly(self, locations: Sequence[str]) -> None:
         for location in locations:
-            with contextlib.suppress(SeamarkError):  # leaves orphans of a few kB
+            # If a deletion fails, orphans of a few kB remain.
+            with contextlib.suppress(SeamarkError):
                 await self._context.objects.delete(location)
 
 

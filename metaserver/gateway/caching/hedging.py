@@ -103,7 +103,8 @@ class HedgedStore:
         for attempt in attempts:
             if attempt is not used:
                 await attempt.close()
-        answer = await used.opening  # raises its error if all failed
+        # If all attempts failed, this raises the error of the first.
+        answer = await used.opening
         try:
             yield answer
         except BaseException as error:

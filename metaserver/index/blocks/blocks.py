@@ -96,7 +96,8 @@ class Blocks:
         """Remove damaged blocks from the caches, so that their manifests are decoded again."""
         while self._damaged:
             key, reference = self._damaged.popleft()
-            if self._alive.get(key) in (None, reference()):  # not yet replaced
+            # No other block has replaced the damaged block.
+            if self._alive.get(key) in (None, reference()):
                 self._alive.pop(key, None)
                 await self._stack.remove(key)
 
@@ -150,7 +151,8 @@ class Blocks:
                     tasks = [group.create_task(self._load_block(*one)) for one in absent.items()]
             return dict(task.result() for task in tasks)
         except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None  # raise the first error if several files are damaged
+            # If several files are damaged, the first error is raised.
+            raise errors.exceptions[0] from None
         finally:
             # The error's traceback references this frame, and a task references the error. This cycle would keep other
             # blocks alive.
@@ -203,7 +205,8 @@ class Blocks:
             )
         self.decoded += 1
         packed = await self._decoders.decode(data, location)
-        _check(manifest, Block(packed))  # check before caching: the next read may return valid bytes
+        # Check before the block is cached: the next read may return valid bytes.
+        _check(manifest, Block(packed))
         return packed
 
     async def _read(self, location: str, file_kind: str, objects: ObjectStore) -> bytes:
@@ -236,7 +239,8 @@ def _check(manifest: ManifestFile, block: Block) -> None:
         Corrupt: They contradict each other about partition spec or content; either may be wrong.
     """
     if not manifest.manifest_length:
-        return  # version 1 metadata lists it, and states neither
+        # Version 1 metadata lists the manifest without these values.
+        return
     if block.spec_id != manifest.partition_spec_id:
         raise Corrupt(
             f"Manifest {block.location} has partition spec {block.spec_id}; "

@@ -61,7 +61,8 @@ class Decoders:
 
     def __init__(self, executor: ThreadPoolExecutor, threads: int, *, processes_min_bytes: int = PROCESSES_MIN_BYTES):
         self._executor = executor
-        self._processes_max = threads if threads > 1 else 0  # a single thread does not compete for the GIL
+        # A single thread does not compete for the GIL, so processes would not help.
+        self._processes_max = threads if threads > 1 else 0
         self._min_bytes = processes_min_bytes
         self._lock = threading.Lock()
         """Protects all attributes below."""
@@ -135,7 +136,8 @@ class Decoders:
                 started = _Process()
             except OSError as error:
                 log.warning("decoder_not_started", error=str(error))
-                self._processes_max = 0  # the environment does not allow processes
+                # The environment may not allow processes.
+                self._processes_max = 0
                 return None
             self._processes.add(started)
             self._idle.append(started)
@@ -177,7 +179,8 @@ class _Process:
         self._pipes = questions, answers
         self._to, self._from = questions.fileno(), answers.fileno()
         for descriptor in (self._to, self._from):
-            with contextlib.suppress(OSError):  # with a smaller pipe, it is only slower
+            # A smaller pipe only makes decoding slower.
+            with contextlib.suppress(OSError):
                 fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._ready = False
 
@@ -191,7 +194,8 @@ class _Process:
             poll.register(self._from, select.POLLIN | select.POLLHUP)
             self._ready = bool(poll.poll(0))
             if self._ready:
-                with contextlib.suppress(_ProcessLost):  # the next use reports it
+                # The next use of the process reports the error.
+                with contextlib.suppress(_ProcessLost):
                     self._answer()
         return self._ready
 

@@ -138,7 +138,8 @@ class Cleaner:
             # The listing is completed first, because deletions during a listing could make it skip files.
             old = [stored async for stored in self._objects.list(folder) if stored.modified_ms < before_ms]
             unknown = [stored.location for stored in old if stored.location not in registered_locations]
-            if unknown:  # raises BadRequest if the clocks differ
+            if unknown:
+                # This raises BadRequest if the clocks differ.
                 await storage_time_ms(self._objects, self._clock, f"{folder.rpartition('/')[0]}/clock")
             for location in unknown:
                 await self._objects.delete(location)

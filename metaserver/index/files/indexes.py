@@ -137,7 +137,8 @@ class Indexes:
         except (Corrupt, ObjectMissing, TooLarge) as error:
             if self._stored is self._objects:
                 await self._quarantine(file, error.message)
-            else:  # a cache may have caused the error
+            else:
+                # The error may be caused by a cache.
                 self._defer(file, error.message)
                 await self.verify_source([file], error.message)
         except UnknownVersion as error:
