@@ -292,7 +292,7 @@ def parse_delete_body(body: str | None) -> list[str]:
     The XML must be unambiguous: no DTD, entity, comment, CDATA or attribute.
     """
     if not body:
-        raise BadRequest("A request that deletes several objects needs its body in `body`; send it")
+        raise BadRequest("A request that deletes several objects must be signed with its body: send it in `body`")
     if len(body) > DELETE_BODY_MAX:
         raise BadRequest(f"The body has {len(body)} characters; at most {DELETE_BODY_MAX} are read")
     declaration = _XML_DECLARATION.match(body)

@@ -172,7 +172,7 @@ class DataRows:
         try:
             file = BoundedParquet(pa.PythonFile(source, mode="r"), path, budget)
             if file.rows != records:
-                raise Unreadable(path, f"it has {file.rows} rows, but its manifest states {records}")
+                raise Unreadable(path, f"it has {file.rows} rows; its manifest states {records}")
             return read(file)
         except AmbiguousColumn as error:
             raise Unreadable(path, str(error)) from None
