@@ -1,15 +1,17 @@
 """The audit log: changes and refused requests, with their principals.
 
-Recorded are all requests that change something and all SQL statements, with their outcome, and refused requests (401,
-403); other reads only with the setting audit_reads. Of the refused requests of an address or a principal, the first of
-each minute are written, and one record has the number of the others (`refusals.py`), so that refusals cannot fill the
-disk. A record contains names, the operation, the resource's path and the outcome, but never a header, a query string or
-a body, which may contain secrets.
+The log records all requests that change something and all SQL statements, with their outcome, and refused
+requests (401, 403). It records other reads only with the setting audit_reads. Refusals cannot fill the
+disk: only the first refused requests of an address or a principal in each minute are written, and one
+record has the number of the others (`refusals.py`). A record contains names, the operation, the
+resource's path and the outcome. It never contains a header, a query string or a body, which may contain
+secrets.
 
-One task writes records to the store in batches. A request waits for space in the queue, not for the write, and records
-are never dropped while the server runs: an attacker must not be able to displace records by flooding the log. Reads and
-refusals of unauthenticated clients do not wait and may be dropped (`dropped` counts them). A process that is killed
-loses the records in its queue; commits are also in the timeline, in the same transaction as the commit.
+One task writes records to the store in batches. A request waits for space in the queue, not for the
+write. Records are never dropped while the server runs: otherwise an attacker could displace records by
+flooding the log. Reads, and refusals of unauthenticated clients, do not wait and may be dropped
+(`dropped` counts them). A process that is killed loses the records in its queue. Commits are also
+recorded in the timeline, in the transaction of the commit.
 """
 
 from __future__ import annotations
@@ -32,16 +34,16 @@ from seamark.metaserver.store.operations import SaveAudit
 from seamark.metaserver.store.port import PointerStore
 
 CAPACITY = 10_000
-"""The largest number of queued records; about 5 MB."""
+"""The maximum number of queued records; about 5 MB."""
 BATCH = 512
 CLOSE_TIMEOUT_S = 10.0
-"""How long closing waits for a database that does not accept the last records."""
+"""The time that closing waits for a database that does not accept the last records."""
 _RETRY_S = 0.5
 _TEXT_MAX = 1024
 _DENIED = (401, 403)
 _STRANGER_TEXT_MAX = 200
 REFUSED = "refused"
-"""The action of a record that counts refused requests; its resource has the number."""
+"""The action of a record that counts refused requests. Its resource has the number."""
 _EACH_ADDRESS, _EACH_PRINCIPAL, _KEYS_MAX = 20, 500, 2_000
 """Refusals a minute that are written individually; the number of addresses and principals that are distinguished."""
 _ROLL_S = 10.0
@@ -49,7 +51,10 @@ _log = structlog.get_logger("seamark.audit")
 
 
 class AuditLog:
-    """Used by many tasks of one event loop; opened by `open_audit`."""
+    """The queue and the writer of audit records.
+
+    Many tasks of one event loop use it. It is opened by `open_audit`.
+    """
 
     def __init__(
         self, store: PointerStore, clock: Clock, *, reads: bool = False, capacity: int = CAPACITY, batch: int = BATCH
@@ -64,11 +69,13 @@ class AuditLog:
         self._last_id = 0
         self._refusals = Refusals(each_address=_EACH_ADDRESS, each_principal=_EACH_PRINCIPAL, keys_max=_KEYS_MAX)
         self.dropped = 0
-        """Lost records: reads when the queue was full, and records that were not written before the end."""
+        """The number of lost records: reads when the queue was full, and records that were not written before the
+        end.
+        """
 
     @property
     def waiting(self) -> int:
-        """Records that are not in the store yet."""
+        """The number of records that are not in the store yet."""
         return self._unsaved
 
     def wants(self, operation: str, status: int) -> bool:
@@ -88,9 +95,9 @@ class AuditLog:
     ) -> bool:
         """Queue a record; wait for space if it must not be lost.
 
-        `kind` is that of the error, None without one.
+        `kind` is the kind of the error; None without an error.
 
-        False for a refusal that is only counted, and for a record that is not kept.
+        Returns False for a refusal that is only counted, and for a record that is not kept.
         """
         if not self.wants(operation, status):
             return False
@@ -141,12 +148,12 @@ class AuditLog:
             self._unsaved += 1
 
     def _make_id(self) -> str:
-        """Return a UUIDv7 greater than the last, so that the log is ordered within a millisecond."""
+        """Return a UUIDv7 that is greater than the last, so that the log is ordered within a millisecond."""
         self._last_id = max(self._clock.uuid7().int, self._last_id + 1)
         return str(uuid.UUID(int=self._last_id))
 
     async def write(self) -> None:
-        """The background task: writes queued records in batches, one transaction each, until it is cancelled."""
+        """Write queued records in batches, each in one transaction, until cancelled. This is the background task."""
         while True:
             try:
                 async with asyncio.timeout(_ROLL_S):
@@ -162,7 +169,7 @@ class AuditLog:
                 self._queue.task_done()
 
     async def _save(self, records: tuple[AuditRecord, ...]) -> None:
-        # A repeat is safe after an unknown outcome: a record with an existing id is not inserted again.
+        # It is safe to repeat the write after an unknown outcome: a record with an existing id is not inserted again.
         while True:
             try:
                 await self._store.transact([SaveAudit(records)])
@@ -174,29 +181,32 @@ class AuditLog:
                 return
 
     async def flush(self) -> None:
-        """Wait until all records so far are in the store."""
+        """Wait until all records that are queued now are in the store."""
         await self._queue.join()
 
     async def close(self, timeout_s: float) -> None:
-        """Flush for at most `timeout_s`; record that are lost then are counted and logged."""
+        """Flush for at most `timeout_s`. Records that are lost then are counted and logged."""
         self._count_up(closing=True)
         self._closing = True
         try:
             await asyncio.wait_for(self._queue.join(), timeout_s)
         except TimeoutError:
             self.dropped += self.waiting
-            _log.error("audit records are lost: the database did not take them", records=self.waiting)
+            _log.error("audit records are lost: the database did not accept them", records=self.waiting)
 
 
 def outcome_of(status: int, kind: str | None) -> str:
-    """allowed, denied, or failed:<kind of the error>."""
+    """Return the outcome: allowed, denied, or failed:<kind of the error>."""
     if status in _DENIED:
         return "denied"
     return "allowed" if status < 400 else f"failed:{kind or status}"
 
 
 def _clean(text: str) -> str:
-    """Bounded text that every database can store: a path may contain characters that PostgreSQL's text cannot."""
+    """Return text of limited length that every database can store.
+
+    A path may contain characters that PostgreSQL cannot store as text.
+    """
     text = text.replace("\x00", "\ufffd").encode(errors="replace").decode()
     return text if len(text) <= _TEXT_MAX else text[: _TEXT_MAX - 1] + "…"
 
@@ -211,7 +221,7 @@ async def open_audit(
     batch: int = BATCH,
     close_timeout_s: float = CLOSE_TIMEOUT_S,
 ) -> AsyncIterator[AuditLog]:
-    """The log with its writer; flushed on exit."""
+    """Open the log with its writer, and flush it at the end of the block."""
     audit = AuditLog(store, clock, reads=reads, capacity=capacity, batch=batch)
     writer = asyncio.create_task(audit.write(), name="audit")
     try:

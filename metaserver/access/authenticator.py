@@ -1,4 +1,4 @@
-"""Authentication: from the headers of a request to a `Principal`.
+"""Authentication: finds the `Principal` from the headers of a request.
 
 | setting auth | accepted |
 |---|---|
@@ -7,15 +7,16 @@
 | oidc | JWTs of the configured issuer |
 | token+oidc | all of these |
 
-All modes but `none` also accept the logins of this server's own table services, and of its workers that run SQL
-statements (`worker_tokens.py`).
+All modes but `none` also accept the logins of this server's own table services, and of its workers that
+run SQL statements (`worker_tokens.py`).
 
-Nothing is cached: a revoked token or grant is invalid for the next request, on every replica. That costs two reads by
-key, of microseconds with SQLite.
+Nothing is cached: a revoked token or grant is invalid for the next request, on every replica. That costs
+two reads by key, which take microseconds with SQLite.
 
-Without logins, browsers are the danger: any web page could make them send requests to loopback or, by a name that
-resolves to 127.0.0.1, read the answers. Requests must therefore not come from a page of another site (`Origin`) nor be
-addressed to another host (`Host`). Engines send no `Origin`, and the configured `Host`.
+Without logins, browsers are the danger: any web page could make them send requests to loopback. By a name
+that resolves to 127.0.0.1, the page could also read the answers. Requests must therefore not come from a
+page of another site (`Origin`), and must not be addressed to another host (`Host`). Engines send no
+`Origin`, and the configured `Host`.
 """
 
 from __future__ import annotations
@@ -50,21 +51,21 @@ else:
 
 _HOWTO = "send the header Authorization: Bearer <token>"
 _NO_TOKENS = ("None", "null", "undefined")
-"""The texts that clients send in the place of a token that is not set."""
+"""The texts that clients send instead of a token that is not set."""
 
 
 class Login(msgspec.Struct, frozen=True):
-    """A principal and the proof of its identity."""
+    """A principal, and how it proved its identity."""
 
     principal: Principal
     token: AccessToken | None = None
-    """The bearer token of this server that the login is based on, if any."""
+    """The bearer token of this server on which the login is based, if any."""
     expires_ms: int | None = None
-    """The end of the presented token, if it states that."""
+    """The end of the presented token, if the token states it."""
 
 
 class Authenticator:
-    """Opened by `open_authenticator`."""
+    """Authenticates requests. It is opened by `open_authenticator`."""
 
     def __init__(
         self,
@@ -91,10 +92,12 @@ class Authenticator:
     async def authenticate(self, headers: Mapping[str, str], remote: str | None) -> Principal:
         """Return the principal that sent these headers.
 
-        `headers` as in aiohttp, with case-insensitive names.
+        The names in `headers` are case-insensitive, as in aiohttp.
 
-        Unauthenticated (401) without a valid login; Forbidden, without logins, for a browser's request from another
-        site; RetryLater while the database or the issuer is unavailable.
+        Raises:
+            Unauthenticated: The request has no valid login (401).
+            Forbidden: The server requires no logins, and the request is from a browser on another site.
+            RetryLater: The database or the issuer is unavailable.
         """
         if self.open:
             return self.identify_local(headers, remote)
@@ -117,7 +120,8 @@ class Authenticator:
     async def login(self, bearer: str) -> Login:
         """Return the holder of a token of an accepted kind.
 
-        Errors as for `authenticate`.
+        Raises:
+            Unauthenticated, RetryLater: See `authenticate`.
         """
         if bearer.startswith(PREFIX):
             return await self.login_secret(bearer)
@@ -142,10 +146,10 @@ class Authenticator:
         return await self._login_token(await self._store.token_by_digest(digest_of(secret)))
 
     async def login_expired(self, bearer: str) -> Login:
-        """Return the holder of an access token of this server, even if it has expired, while the token it was made
-        from is live.
+        """Return the holder of an access token of this server, even if it has expired.
 
-        It proves nothing alone: only for a client that has also presented that other token.
+        The token from which it was made must be live. An expired token alone proves nothing: call this only for a
+        client that has also presented that other token.
         """
         return await self._login_issued(bearer, jwt.read(bearer), expired_too=True)
 
@@ -175,7 +179,7 @@ class Authenticator:
         """Return the principal of all clients of an `open` server.
 
         Raises:
-            Forbidden: As for `authenticate`.
+            Forbidden: See `authenticate`.
         """
         if not self.open:
             raise RuntimeError("This server requires logins")
@@ -209,7 +213,7 @@ def _host_of(url: str) -> str:
 async def open_authenticator(
     settings: Settings, store: PointerStore, keyring: Keyring, clock: Clock
 ) -> AsyncIterator[Authenticator]:
-    """Configured by the settings auth, oidc_…, oauth_token_ttl_s and clock_leeway_s."""
+    """Open an authenticator with the settings auth, oidc_…, oauth_token_ttl_s and clock_leeway_s."""
     issuer = Issuer(keyring, clock, ttl_s=settings.oauth_token_ttl_s, leeway_s=settings.clock_leeway_s)
     async with AsyncExitStack() as stack:
         has_oidc = "oidc" in settings.auth

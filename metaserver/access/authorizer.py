@@ -1,22 +1,22 @@
-"""Authorization: whether a principal may do an operation in a namespace. Pure: a table of operations, and the grants.
+"""Authorization: decides whether a principal may do an operation in a namespace.
 
-A grant is a role on a namespace and all below it; on the empty path, on the whole catalog. `reader` < `writer` <
-`admin`, and each includes the previous roles.
+It consists of a table of operations, and of the grants; it has no input or output. A grant is a role on a
+namespace and all namespaces below it. A grant on the empty path is for the whole catalog. `reader` <
+`writer` < `admin`, and each role includes the previous roles.
 
-| who | may |
-|---|---|
-| any login | read the configuration, list the namespaces that it has grants on, read the metrics of the server |
-| a grant below | list the parents of its namespaces, and see that they exist |
-| reader | list, load, probe, plan, explain, query, plan tables; credentials to read; reports; timelines, indexes |
-| writer | create, commit, index, drop, rename, undrop; create, change and drop namespaces (if empty); plan views |
-| writer of the whole catalog | register, which points a name at any file of the warehouse, also of other tables |
-| admin | purge dropped entries before their retention ends; grant and revoke roles within its namespace |
-| admin of the whole catalog | tokens, which belong to no namespace; the audit log; the list of replicas |
+| who | may | |---|---| | any login | read the configuration, list the namespaces that it has grants on,
+read the metrics of the server | | a grant below | list the parents of its namespaces, and see that they
+exist | | reader | list, load, probe, plan, explain, query, plan tables; credentials to read; reports;
+timelines, indexes | | writer | create, commit, index, drop, rename, undrop; create, change and drop
+namespaces (if empty); plan views | | writer of the whole catalog | register, which points a name at any
+file of the warehouse, also of other tables | | admin | purge dropped entries before their retention ends;
+grant and revoke roles within its namespace | | admin of the whole catalog | tokens, which belong to no
+namespace; the audit log; the list of replicas |
 
-A drop needs a writer only, because it can be undone. So does `purgeRequested` on a drop, because files stay for the
-retention. An operation on several places (rename, undrop elsewhere, a transaction on many tables) needs the role in
-each; the caller checks each place. An operation that is not in the table needs an admin of the whole catalog: a
-forgotten line denies access and never grants it.
+A drop needs only a writer, because it can be undone. So does `purgeRequested` on a drop, because files
+stay for the retention. An operation on several places (rename, undrop elsewhere, a transaction on many
+tables) needs the role in each place; the caller checks each place. An operation that is not in the table
+needs an admin of the whole catalog: a missing entry denies access and never grants it.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Rule(msgspec.Struct, frozen=True):
     role: Role
     scope: Scope = Scope.NAMESPACE
     read_only: bool = False
-    """An operation that changes nothing. Operations of readers never do."""
+    """Whether the operation changes nothing. This is always true for operations of readers."""
     recorded: bool = False
-    """An operation that the audit records although it changes nothing."""
+    """Whether the audit log records the operation although it changes nothing."""
 
 
 _UNKNOWN = Rule(Role.ADMIN, Scope.CATALOG)
@@ -92,7 +92,7 @@ RULES = _rules()
 
 
 def changes(operation: str) -> bool:
-    """Return whether the operation changes something that the audit records.
+    """Return whether the operation changes something that the audit log records.
 
     True for unknown operations.
     """
@@ -101,18 +101,18 @@ def changes(operation: str) -> bool:
 
 
 def is_recorded(operation: str) -> bool:
-    """Return whether the audit records the operation, with any outcome."""
+    """Return whether the audit log records the operation, with any outcome."""
     return RULES.get(operation, _UNKNOWN).recorded or changes(operation)
 
 
 class Authorizer:
-    """Stateless: any number of instances may exist."""
+    """Checks principals and operations. It has no state, so several instances may exist."""
 
     def require(self, principal: Principal, operation: str, namespace: NamespacePath) -> None:
         """Check that `principal` may do `operation` in `namespace`.
 
         Raises:
-            Forbidden: When it may not; the message names the missing grant.
+            Forbidden: It may not; the message names the missing grant.
         """
         if self.allows(principal, operation, namespace):
             return
@@ -132,7 +132,7 @@ class Authorizer:
         """Check that `principal` may do `operation` in at least one namespace.
 
         Raises:
-            Forbidden: When it may not.
+            Forbidden: It may not do the operation in any namespace.
         """
         rule = RULES.get(operation, _UNKNOWN)
         if not any(self.allows(principal, operation, grant.namespace) for grant in principal.grants):
@@ -153,7 +153,7 @@ class Authorizer:
     def holds(self, principal: Principal, role: Role, namespace: NamespacePath) -> bool:
         """Return whether a grant gives at least `role` on `namespace`, directly or on a parent."""
         rank = RANKS[role]
-        for grant in principal.grants:  # a loop, because it runs for every request and `any` creates a generator
+        for grant in principal.grants:  # A loop: it runs for every request, and `any` would create a generator.
             if RANKS.get(grant.role, 0) >= rank and namespace[: len(grant.namespace)] == grant.namespace:
                 return True
         return False
@@ -178,7 +178,7 @@ class Authorizer:
         return frozenset(names)
 
     def visible(self, principal: Principal, namespace: NamespacePath) -> bool:
-        """Return whether a listing may include this namespace: there is a grant on it, above it or below it."""
+        """Return whether a listing may include this namespace: a grant on it, above it or below it exists."""
         return any(
             grant.role in RANKS
             and (namespace[: len(grant.namespace)] == grant.namespace or grant.namespace[: len(namespace)] == namespace)

@@ -1,12 +1,12 @@
 """S3 keys that the catalog vends for one table: an access key, its secret, and a session token.
 
-The token contains the grant (table, location, rights, expiry) and an HMAC of it by a key of the keyring. The access key
-and the secret are further HMACs of the same grant. So nothing is stored, every replica verifies the keys of every
-other, and a client cannot change its grant. Layout of a token, before base64: key id (8 bytes), grant (msgpack), HMAC
-(32 bytes).
+The token contains the grant (table, location, rights, expiry) and an HMAC of it by a key of the keyring.
+The access key and the secret are further HMACs of the same grant. So nothing is stored, every replica can
+verify the keys that another replica issued, and a client cannot change its grant. Layout of a token,
+before base64: key id (8 bytes), grant (msgpack), HMAC (32 bytes).
 
-The end of a grant is a multiple of half its lifetime. Two answers of that time have equal keys, so that a client may
-reuse the first (HTTP 304), and keys are valid for at least half of the lifetime.
+The end of a grant is a multiple of half its lifetime. Two answers within that time have equal keys, so
+that a client may reuse the first answer (HTTP 304), and keys are valid for at least half of the lifetime.
 """
 
 from __future__ import annotations
@@ -26,29 +26,33 @@ from seamark.metaserver.access.keyring import ID_BYTES, Keyring
 from seamark.metaserver.objects.credentials import VendedKeys
 
 TOKEN_CHARS_MAX = 12_288
-"""Characters of a token: a location has at most 4,096 characters of up to four bytes, which base64 makes a third
-longer. Longer tokens are refused unread."""
+"""The maximum number of characters of a token. Longer tokens are refused unread.
+
+A location has at most 4,096 characters of up to four bytes, and base64 makes it a third longer.
+"""
 _PURPOSE = "gateway-keys"
 _MAC_BYTES = 32
 _OPENED_BYTES = 4 << 20
 
 
 class ObjectGrant(msgspec.Struct, frozen=True, array_like=True):
-    """The right of the bearer of the keys to read, or also write, the objects below `location` until `expires_ms`."""
+    """The right to read, or also write, the objects below `location` until `expires_ms`."""
 
     table_uuid: str
     location: str
     writable: bool
     who: str
-    """The principal that the keys were issued to: its login and rights are checked again while they live, and it has a
-    share of the cache."""
+    """The principal to which the keys were issued.
+
+    Its login and rights are checked again while the keys are valid, and it has a share of the cache.
+    """
     expires_ms: int
     pinned: bool = False
     """Whether the gateway pins the table's objects in its cache."""
     staged: bool = False
     """Whether the table had no name when the keys were issued."""
     namespace: tuple[str, ...] = ()
-    """Whose rights the bearer had; empty in keys of earlier versions."""
+    """The namespace on which the principal had rights; empty in keys of earlier versions."""
 
 
 class GatewayKeys:
@@ -57,7 +61,9 @@ class GatewayKeys:
         self._clock = clock
         self._lifetime_ms = lifetime_s * 1000
         self._opened: MemoryCache[tuple[str, str], tuple[ObjectGrant, str]] = MemoryCache(_OPENED_BYTES, "gateway-keys")
-        """Verified tokens with their access keys: clients use the same keys for many requests."""
+        """Verified tokens with their access keys. They are cached because clients use the same keys for many
+        requests.
+        """
 
     def issue(
         self,
@@ -78,15 +84,14 @@ class GatewayKeys:
         return VendedKeys(access_key, secret, to_base64url(token), grant.expires_ms)
 
     def stamp(self) -> str:
-        """Equal for two times if the keys that are issued at these times for the same grant are equal."""
+        """Return a text that is equal for two times if the keys issued at these times for the same grant are equal."""
         return f"{self._expires_ms()}-{self._keyring.signing(_PURPOSE)[0].hex()}"
 
     def open(self, token: str, access_key_id: str) -> tuple[ObjectGrant, str]:
         """Return the grant of a token, and the secret of its access key.
 
         Raises:
-            Forbidden: For a token that this catalog did not issue, that has expired, or that belongs to another access
-                key.
+            Forbidden: The catalog did not issue the token, the token has expired, or it belongs to another access key.
         """
         access = self._opened.get((token, access_key_id))
         if access is None:
@@ -119,7 +124,7 @@ class GatewayKeys:
 
 
 class ExpiredGrant(Forbidden):
-    """The keys were valid before; a client loads the table again."""
+    """The keys have expired. The client must load the table again."""
 
     kind = "expired_grant"
 

@@ -1,7 +1,7 @@
-"""Checks at start that refuse unsafe or useless access settings.
+"""Checks at start that refuse unsafe or unusable access settings.
 
-Without logins every client is an admin, so the server may then listen on loopback only. The refusal names the commands
-that change the settings.
+Without logins every client is an admin, so the server may then listen only on loopback. The error names
+the commands that change the settings.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _log = structlog.get_logger("seamark.access")
 
 
 def check_binding(settings: Settings) -> None:
-    """Check that a server without a required login listens on loopback addresses only.
+    """Check that a server without a required login listens only on loopback addresses.
 
-    A host name counts with every address that it resolves to. This function resolves names, so it may block.
+    A host name counts with every address to which it resolves. This function resolves names, so it may block.
 
     Raises:
-        ConfigError: When it would listen on other addresses.
+        ConfigError: The server would listen on other addresses.
     """
     if settings.auth != "none" or is_loopback(settings.host):
         return
@@ -40,10 +40,10 @@ def check_binding(settings: Settings) -> None:
 
 
 async def check_logins(settings: Settings, store: PointerStore, clock: Clock) -> None:
-    """Check that a principal can log in; warn when no OIDC user has any right.
+    """Check that a principal can log in; log a warning if no OIDC user has any right.
 
     Raises:
-        ConfigError: When only tokens are accepted and none is live.
+        ConfigError: Only tokens are accepted, and none is live.
     """
     if settings.auth == "token" and not await live_tokens(store, clock):
         raise ConfigError(
@@ -51,16 +51,16 @@ async def check_logins(settings: Settings, store: PointerStore, clock: Clock) ->
             + token_command(settings)
         )
     if settings.auth == "oidc" and not settings.oidc_roles_claim and not await store.grants(None):
-        _log.warning("nobody has a grant and oidc_roles_claim is empty: give one with seamark grant add oidc:<subject>")
+        _log.warning("no user has a grant and oidc_roles_claim is empty: add one with seamark grant add oidc:<subject>")
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether `host` resolves to loopback addresses only.
+    """Return whether `host` resolves only to loopback addresses.
 
-    Empty means all addresses: False.
+    An empty host means all addresses, so the result is False.
 
     Raises:
-        ConfigError: If unknown.
+        ConfigError: The host cannot be resolved.
     """
     if not host:
         return False

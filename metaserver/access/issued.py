@@ -1,8 +1,9 @@
 """Access tokens that this server signs, for clients that require OAuth's client-credentials flow.
 
-Such a token is a JWT (HS256, with a key of the keyring that all replicas share) that contains the digest of the bearer
-token it was made from. It is valid only while that token is live, so that revoking the bearer token revokes all tokens
-made from it. A new token with the same name has another digest and does not revalidate it.
+An access token is a JWT (HS256, with a key of the keyring that all replicas share) that contains the
+digest of the bearer token from which it was made. It is valid only while the bearer token is live, so
+revoking the bearer token revokes all access tokens made from it. A new bearer token with the same name
+has another digest, and does not make them valid again.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ else:
     jwk, jose = LazyModule("joserfc.jwk"), LazyModule("joserfc.jwt")
 
 ISSUER = "seamark"
-"""The issuer and audience of the tokens. OIDC issuers are URLs, so that none has this name."""
+"""The issuer and audience of the tokens. OIDC issuers are URLs, so none of them has this name."""
 PURPOSE = "access-token"
 _ALGORITHM = "HS256"
 
@@ -36,16 +37,13 @@ class Issued(msgspec.Struct, frozen=True):
 
     name: str
     digest: str
-    """The digest of the bearer token it was made from; empty for a token issued without a login."""
+    """The digest of the bearer token from which it was made; empty for a token issued without a login."""
     expires_ms: int | None
-    """The end is None when the expiry was not checked."""
+    """The end of the token; None if the expiry was not checked."""
 
 
 class Issuer:
-    """Issues and verifies access tokens.
-
-    `authenticator.py` creates it.
-    """
+    """Issues and verifies access tokens. It is created by `authenticator.py`."""
 
     def __init__(self, keyring: Keyring, clock: Clock, *, ttl_s: int, leeway_s: int) -> None:
         self._keyring = keyring
@@ -60,7 +58,7 @@ class Issuer:
     def issue(self, token: AccessToken | None, until_ms: int | None = None) -> tuple[str, int]:
         """Return (JWT, lifetime in seconds) for the holder of `token`, or without a login (None).
 
-        The lifetime ends with the token and with `until_ms`, the end of the login that it prolongs.
+        The lifetime ends with the token, and with `until_ms`, the end of the login that the JWT prolongs.
         """
         now_ms = self._clock.now_ms()
         ends_ms = [end for end in (None if token is None else token.expires_ms, until_ms) if end is not None]
@@ -86,10 +84,10 @@ class Issuer:
         """Check that this server signed the token.
 
         Args:
-            expired_too: Also accept an expired token.
+            expired_too: Whether an expired token is accepted.
 
         Raises:
-            Unauthenticated: When it did not sign the token, or the token has expired.
+            Unauthenticated: This server did not sign the token, or the token has expired.
         """
         claims = jwt.verify(token, unverified, self._key_of(unverified), _ALGORITHM)
         name, digest = claims.get("sub"), claims.get("token")

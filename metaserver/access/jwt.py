@@ -1,7 +1,8 @@
-"""JSON Web Tokens (RFC 7519, 7515): decodes them, and verifies signature and times.
+"""JSON Web Tokens (RFC 7519, 7515): decodes them, and verifies signatures and times.
 
-The token never chooses the algorithm: the caller passes the key with its one algorithm, and a header with another
-algorithm is refused. Therefore neither `none` nor HMAC with a public key as its key can be accepted.
+The token never chooses the algorithm: the caller passes the key with its only algorithm, and a header
+with another algorithm is refused. Therefore neither `none` nor an HMAC that uses a public key as its
+secret can be accepted.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ else:
     signatures = LazyModule("seamark.metaserver.access.signatures")
 
 LENGTH_MAX = 16 * 1024
-"""The largest length in characters; twice what one header line can contain in aiohttp."""
+"""The maximum length of a token in characters: twice the size of a header line in aiohttp."""
 
 
 class Unverified(msgspec.Struct, frozen=True):
-    """The header and the claims before verification."""
+    """The header and the claims of a token before verification."""
 
     header: dict[str, Any]
     claims: dict[str, Any]
@@ -36,10 +37,10 @@ def looks_like_jwt(text: str) -> bool:
 
 
 def read(token: str) -> Unverified:
-    """Header and claims.
+    """Return the header and the claims.
 
     Raises:
-        Unauthenticated: Unless both are JSON objects in base64url, within `LENGTH_MAX`.
+        Unauthenticated: They are not JSON objects in base64url, or the token is longer than `LENGTH_MAX`.
     """
     if len(token) > LENGTH_MAX:
         raise Unauthenticated(f"The token has {len(token)} characters; the limit is {LENGTH_MAX}")
@@ -54,10 +55,10 @@ def read(token: str) -> Unverified:
 
 
 def verify(token: str, unverified: Unverified, key: signatures.Key, algorithm: str) -> dict[str, Any]:
-    """Return the claims, with a verified signature.
+    """Return the claims, after the signature is verified.
 
     Raises:
-        Unauthenticated: For an invalid signature or another algorithm.
+        Unauthenticated: The signature is invalid, or has another algorithm.
     """
     if unverified.header.get("alg") != algorithm:
         raise Unauthenticated(f"The token is not signed with {algorithm}, which its key requires")
@@ -69,8 +70,9 @@ def verify(token: str, unverified: Unverified, key: signatures.Key, algorithm: s
 def check_times(claims: dict[str, Any], now_ms: int, *, early_s: int, late_s: int) -> int:
     """Return the expiry in milliseconds since the epoch.
 
-    Unauthenticated more than `early_s` before the token is valid, more than `late_s` after its expiry, and without an
-    expiry.
+    Raises:
+        Unauthenticated: The token has no expiry, or the time is more than `early_s` before the token is valid, or more
+            than `late_s` after its expiry.
     """
     now_s = now_ms / 1000
     expires_s = _seconds(claims, "exp")
@@ -87,10 +89,11 @@ def check_times(claims: dict[str, Any], now_ms: int, *, early_s: int, late_s: in
 
 def _part(text: str, description: str) -> dict[str, Any]:
     try:
-        # urlsafe_b64decode ignores characters outside the alphabet; such a token is invalid.
+        # urlsafe_b64decode ignores characters outside the alphabet, but a token with such characters is invalid.
         raw = binascii.a2b_base64(text.translate(_URL_SAFE).encode() + b"=" * (-len(text) % 4), strict_mode=bool(text))
         decoded = msgspec.json.decode(raw)
-    except (ValueError, RecursionError):  # from base64, UTF-8 and JSON
+    except (ValueError, RecursionError):
+        # The errors are from base64, UTF-8 and JSON.
         raise Unauthenticated(f"The token's {description} is not JSON in base64url") from None
     if not isinstance(decoded, dict):
         raise Unauthenticated(f"The token's {description} is not a JSON object")

@@ -1,9 +1,10 @@
-"""Signing keys for what clients send back: access tokens, plan and page tokens, passes of staged tables.
+"""Signing keys for data that clients send back: access tokens, plan and page tokens, passes of staged tables.
 
-All replicas share the keys through the database, encrypted with a key that is not in the database (`protectors.py`). A
-new key is created when the newest is old enough (`signing_key_rotation_s`). It is published some minutes before it is
-used, so that every replica knows it; older keys still verify until everything that they signed has expired. One list of
-root keys serves all purposes: each purpose derives its own keys (HKDF, RFC 5869), so that a token of one purpose is
+All replicas share the keys through the database. The keys are encrypted with a key that is not in the
+database (`protectors.py`). A new key is created when the newest key is old enough
+(`signing_key_rotation_s`). It is published some minutes before it is used, so that every replica has it.
+Older keys still verify until everything that they signed has expired. One list of root keys is used for
+all purposes: each purpose derives its own keys (HKDF, RFC 5869), so that a token of one purpose is
 invalid for another.
 """
 
@@ -28,9 +29,9 @@ SECRET_NAME = "signing-keys"  # noqa: S105  the name of the row, not a secret
 REFRESH_S = 60.0
 """The interval between checks for keys of other replicas."""
 PUBLISHED_S = 5 * REFRESH_S
-"""How long a new key is published before it signs."""
+"""The time for which a new key is published before it signs."""
 RETIRED_S_MIN = 86_400
-"""The minimum time for which a retired key still verifies: passes of staged tables are valid for a day."""
+"""The minimum time for which a retired key still verifies, because passes of staged tables are valid for a day."""
 ID_BYTES = 8
 _KEY_BYTES = 32
 _ABOUT = b"seamark signing keys"
@@ -46,7 +47,7 @@ class SigningKey(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Keyring:
-    """Root keys, newest last, and keys derived from them."""
+    """The root keys, newest last, and the keys derived from them."""
 
     def __init__(self, keys: Sequence[SigningKey], clock: Clock) -> None:
         self._clock = clock
@@ -62,13 +63,13 @@ class Keyring:
         self._derived.clear()
 
     def signing(self, purpose: str) -> tuple[bytes, bytes]:
-        """Return (id, key) for signing now."""
+        """Return the current (id, key) for signing."""
         now_ms = self._clock.now_ms()
         usable = [key for key in self._keys if key.from_ms <= now_ms] or self._keys[:1]
         return usable[-1].id, self._derive(purpose, usable[-1])
 
     def verifying(self, purpose: str, key_id: bytes) -> bytes | None:
-        """Return the key with this id; None for an unknown key and after its retirement."""
+        """Return the key with this id; None if the key is unknown or retired."""
         derived = self._derived.get((purpose, key_id))
         if derived is not None:
             return derived
@@ -85,7 +86,7 @@ class Keyring:
 class StoredKeyring(Keyring):
     """A keyring in the database, shared by the replicas.
 
-    Opened by `open_keyring`; `refresh` updates it.
+    It is opened by `open_keyring`, and `refresh` updates it.
     """
 
     def __init__(self, settings: Settings, store: PointerStore, clock: Clock) -> None:
@@ -94,10 +95,10 @@ class StoredKeyring(Keyring):
         self._store = store
 
     async def refresh(self) -> None:
-        """Load keys of other replicas and create a new key when it is due.
+        """Load keys of other replicas, and create a new key when it is due.
 
         Raises:
-            ConfigError: When the stored keys are encrypted with a key that this server does not have.
+            ConfigError: The stored keys are encrypted with a key that this server does not have.
         """
         for _ in range(_TRIES):
             stored = await self._store.secret(SECRET_NAME)
@@ -134,7 +135,7 @@ class StoredKeyring(Keyring):
 
 
 async def renew_keys(settings: Settings, store: PointerStore, clock: Clock) -> str:
-    """Replace all keys, even if they cannot be decrypted: everything that they signed becomes invalid.
+    """Replace all keys, even if they cannot be decrypted. Everything that the old keys signed becomes invalid.
 
     Returns the description of the key that encrypts the new keys.
     """

@@ -1,11 +1,12 @@
-"""Tokens of an OpenID Connect issuer: JWTs verified with its published keys (OIDC Core 1.0, 3.1.3.7; RFC 7517).
+"""Verifies tokens of an OpenID Connect issuer: JWTs signed with its keys (OIDC Core 1.0, 3.1.3.7; RFC 7517).
 
-Keys are fetched for the first token, and again when they are old or a token names an unknown key; for unknown keys at
-most once a minute. A key that the issuer withdraws is accepted for at most `FRESH_S` while the issuer is available, and
-for `STALE_S` while it is not. Without any keys the answer is 503 instead of 401: the token may be valid.
+Keys are fetched for the first token, and again when they are old or a token names an unknown key; for
+unknown keys at most once a minute. If the issuer withdraws a key, it is accepted for at most `FRESH_S`
+while the issuer is available, and for `STALE_S` while it is not. If there are no keys, the answer is 503
+instead of 401, because the token may be valid.
 
-Only the configured issuer is contacted. Redirects are not followed, and keys are not read from an http URL when the
-issuer is https.
+Only the configured issuer is contacted. Redirects are not followed, and keys are not read from an http
+URL if the issuer is https.
 """
 
 from __future__ import annotations
@@ -52,14 +53,14 @@ class VerifyKey(msgspec.Struct, frozen=True):
 
 class Identity(msgspec.Struct, frozen=True):
     name: str
-    """`oidc:` and the principal claim."""
+    """`oidc:` and the value of the principal claim."""
     roles: tuple[Grant, ...]
     """The roles in the roles claim."""
     expires_ms: int
 
 
 class Oidc:
-    """Verifies tokens of one issuer; opened by `open_oidc`."""
+    """Verifies tokens of one issuer. It is opened by `open_oidc`."""
 
     def __init__(self, settings: Settings, clock: Clock, http: aiohttp.ClientSession) -> None:
         self._issuer = settings.oidc_issuer
@@ -81,8 +82,8 @@ class Oidc:
         """Return the identity that the token proves.
 
         Raises:
-            Unauthenticated: With the fault of the token.
-            RetryLater: When the issuer's keys are unavailable.
+            Unauthenticated: The token is invalid; the message has the reason.
+            RetryLater: The issuer's keys are unavailable.
         """
         claims_issuer = unverified.claims.get("iss")
         if claims_issuer != self._issuer:
@@ -111,7 +112,7 @@ class Oidc:
             raise Unauthenticated(f"The token's principal is invalid: {error.message}") from None
 
     def _roles(self, claims: dict[str, Any], name: str) -> list[Grant]:
-        """Unknown entries are roles of other services; they are ignored."""
+        """Return the roles in the claim. Unknown entries are roles of other services, and are ignored."""
         if not self._roles_claim:
             return []
         value = _claim(claims, self._roles_claim)
@@ -138,7 +139,7 @@ class Oidc:
         return key
 
     def _lookup(self, kid: str | None) -> VerifyKey | None:
-        """Return the key with this kid; without a kid, the issuer's sole key."""
+        """Return the key with this kid. Without a kid, return the issuer's only key."""
         if kid is None and len(self._keys) == 1:
             return next(iter(self._keys.values()))
         return self._keys.get(kid)
@@ -147,12 +148,12 @@ class Oidc:
         return float("inf") if since_s is None else self._clock.monotonic() - since_s
 
     async def _refresh(self, kid: str | None) -> None:
-        """Fetch new keys, or keep the old keys for some time.
+        """Fetch new keys. If that fails, keep the old keys for some time.
 
         Concurrent requests share one fetch.
         """
         if self._fetching.locked() and self._lookup(kid) is not None and self._age_s(self._fetched_s) < STALE_S:
-            return  # a fetch is in progress; the issuer may be slow, and the old keys can still be used
+            return  # A fetch is in progress. The issuer may be slow, and the old keys can still be used.
         before = self._attempts
         async with self._fetching:
             paused = self._failed and self._age_s(self._tried_s) < RETRY_S
@@ -181,7 +182,7 @@ class Oidc:
             self._tried_s = self._clock.monotonic()
 
     async def _discover(self) -> str:
-        """OpenID Connect Discovery 1.0, 4: `jwks_uri` of a document for this issuer."""
+        """Return the `jwks_uri` from the discovery document of this issuer (OpenID Connect Discovery 1.0, 4)."""
         document = await self._get(self._issuer.rstrip("/") + "/.well-known/openid-configuration")
         if not isinstance(document, dict) or document.get("issuer") != self._issuer:
             raise ValueError("the discovery document names another issuer")
@@ -209,7 +210,7 @@ def read_keys(document: object) -> dict[str | None, VerifyKey]:
     """Return the usable keys of a JWK set (RFC 7517, 5) by kid.
 
     Raises:
-        BadRequest: For an invalid JWK set.
+        BadRequest: The JWK set is invalid.
     """
     listed = document.get("keys") if isinstance(document, Mapping) else None
     if not isinstance(listed, list):
@@ -223,11 +224,11 @@ def read_keys(document: object) -> dict[str | None, VerifyKey]:
 
 
 def _read_key(value: dict[str, Any]) -> VerifyKey | None:
-    """Return None unless it is a public key for a supported algorithm; symmetric keys in particular are refused."""
+    """Return the key; None unless it is a public key for a supported algorithm. Symmetric keys are refused."""
     if value.get("use", "sig") != "sig":
         return None
     kind, curve = value.get("kty"), value.get("crv")
-    # use, key_ops and alg are checked here, before joserfc would check them.
+    # use, key_ops and alg are checked here, because joserfc checks them only later.
     material = {name: value[name] for name in ("kty", "n", "e", "crv", "x", "y") if isinstance(value.get(name), str)}
     key: RSAKey | ECKey | OKPKey
     algorithms: tuple[str, ...]
@@ -252,7 +253,7 @@ def _read_key(value: dict[str, Any]) -> VerifyKey | None:
 
 
 def _claim(claims: Mapping[str, Any], name: str) -> object:
-    """Return the claim with this name, otherwise by its path (`realm_access.roles`), because some issuers nest
+    """Return the claim with this name, or otherwise with this path (`realm_access.roles`), because some issuers nest
     claims.
     """
     if name in claims:
@@ -267,8 +268,8 @@ def _claim(claims: Mapping[str, Any], name: str) -> object:
 
 @asynccontextmanager
 async def open_oidc(settings: Settings, clock: Clock) -> AsyncIterator[Oidc]:
-    """Fetch no keys yet, so that a server starts while its issuer is unavailable."""
+    """Open the verifier without fetching keys, so that a server can start while its issuer is unavailable."""
     if settings.oidc_issuer.startswith("http:"):
-        _log.warning("the OIDC issuer is not https; a man in the middle can log in as any user")
+        _log.warning("the OIDC issuer is not https; an attacker in the network can log in as any user")
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as http:
         yield Oidc(settings, clock, http)

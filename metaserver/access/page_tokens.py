@@ -1,7 +1,8 @@
-"""Page tokens: the position of a listing, encrypted, because it is often a name that the client may not see.
+"""Page tokens: encrypted positions of listings. A position is often a name that the client may not see.
 
-AES-256-GCM with a key of the keyring. Layout, before base64: key id (8 bytes), nonce (12), ciphertext and tag. The
-plain text is padded to a multiple of 64 bytes, because its length would reveal the length of the name.
+The encryption is AES-256-GCM with a key of the keyring. Layout, before base64: key id (8 bytes), nonce
+(12), ciphertext and tag. The plain text is padded to a multiple of 64 bytes, because its length would
+reveal the length of the name.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ class PageTokens:
         return to_base64url(key_id + nonce + AESGCM(key).encrypt(nonce, padded, None))
 
     def decode(self, token: str) -> str | None:
-        """Return None for the empty token, which requests the first page.
+        """Return the position of a token; None for the empty token, which requests the first page.
 
         Raises:
-            BadRequest: For a token from another server.
+            BadRequest: This server did not issue the token.
         """
         if not token:
             return None

@@ -1,11 +1,11 @@
 """Principals, and the text form of roles and namespaces.
 
-Names of tokens and of OIDC subjects cannot collide: a token's name is `[A-Za-z0-9][A-Za-z0-9._@-]*`, without a colon; a
-subject of the OIDC issuer is always `oidc:` and the claim's value. So no subject can get the name, and with it the
-grants, of a token, regardless of its claims.
+Names of tokens and of OIDC subjects cannot collide. A token's name is `[A-Za-z0-9][A-Za-z0-9._@-]*`,
+without a colon; a subject of the OIDC issuer is always `oidc:` and the claim's value. So no subject can
+get the name of a token, and with it the grants, for any claims.
 
-The text form of a grant is `role` (the whole catalog) or `role:namespace`, with levels joined by dots; a dot or a
-backslash within a level is escaped with a backslash.
+The text form of a grant is `role` (the whole catalog) or `role:namespace`, with levels joined by dots. A
+dot or a backslash within a level is escaped with a backslash.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LEVEL = re.compile(r"(?:[^.\\]|\\[.\\])+")
 
 
 class Role(StrEnum):
-    """Each role includes the previous roles."""
+    """The roles. Each role includes the previous roles."""
 
     READER = "reader"
     WRITER = "writer"
@@ -43,7 +43,7 @@ class Role(StrEnum):
 
 
 RANKS = {"reader": 1, "writer": 2, "admin": 3}
-"""The rank of each role, by the text of the role in grants."""
+"""The rank of each role, by the role's text in grants."""
 
 
 class Principal(msgspec.Struct, frozen=True):
@@ -53,11 +53,14 @@ class Principal(msgspec.Struct, frozen=True):
 
 
 ANONYMOUS = Principal(ANONYMOUS_NAME, (Grant(ANONYMOUS_NAME, Role.ADMIN.value),))
-"""Every client of a server without logins, which listens on loopback only (`guard.check_binding`)."""
+"""The principal of every client of a server without logins, which listens only on loopback (`guard.check_binding`)."""
 
 
 CURRENT: ContextVar[str] = ContextVar("principal", default="")
-"""The value that `current_principal` returns. The middleware sets it for each request, cheaper than `answering`."""
+"""The value that `current_principal` returns.
+
+The middleware sets it for each request, which is cheaper than `answering`.
+"""
 
 
 def current_principal() -> str:
@@ -79,7 +82,7 @@ def check_token_name(name: str) -> str:
     """Return the name if it is valid for a token.
 
     Raises:
-        BadRequest: If it is not.
+        BadRequest: The name is invalid.
     """
     if len(name) > NAME_LENGTH_MAX or not _TOKEN_NAME.match(name):
         raise BadRequest(
@@ -95,7 +98,7 @@ def check_principal_name(name: str) -> str:
     """Return the name if grants may name it: the name of a token, or `oidc:` and a subject.
 
     Raises:
-        BadRequest: If they may not.
+        BadRequest: The name is neither.
     """
     if name.startswith(OIDC_PREFIX):
         subject = name.removeprefix(OIDC_PREFIX)
@@ -110,7 +113,7 @@ def check_role(text: str) -> Role:
     """Return the role with this text.
 
     Raises:
-        BadRequest: For an unknown role.
+        BadRequest: The role is unknown.
     """
     try:
         return Role(text)
@@ -122,7 +125,7 @@ def make_grant(principal: str, role: str, namespace: NamespacePath) -> Grant:
     """Return a grant. The empty path is the whole catalog.
 
     Raises:
-        BadRequest: For an invalid part.
+        BadRequest: A part is invalid.
     """
     if namespace:
         check_namespace(namespace)
@@ -130,7 +133,11 @@ def make_grant(principal: str, role: str, namespace: NamespacePath) -> Grant:
 
 
 def parse_path(text: str) -> NamespacePath:
-    """`a.b` → `("a", "b")`, `a\\.b` → `("a.b",)`. BadRequest for an empty level or a stray backslash."""
+    r"""Return the path of a text: `a.b` is `("a", "b")`, and `a\.b` is `("a.b",)`.
+
+    Raises:
+        BadRequest: A level is empty, or a backslash escapes another character.
+    """
     levels, at = [], 0
     while True:
         match = _LEVEL.match(text, at)
@@ -154,10 +161,10 @@ def show_path(path: NamespacePath) -> str:
 
 
 def parse_role(text: str) -> tuple[Role, NamespacePath]:
-    """`writer:a.b` → the role and its namespace.
+    """Return the role and the namespace of a text such as `writer:a.b`.
 
     Raises:
-        BadRequest: For other text, never a wider scope.
+        BadRequest: The text is invalid. It is never read as a wider scope.
     """
     role, colon, path = text.partition(":")
     return check_role(role), parse_path(path) if colon else ()

@@ -1,8 +1,9 @@
 """Encryption of the signing keys, so that a copy of the database alone is useless: a port and its local implementation.
 
-`KeyProtector` is the port; a key management service can implement it with its wrap and unwrap calls. The local
-implementation is AES-256-GCM (NIST SP 800-38D) with a key from the setting `encryption_key` or from a file outside the
-database. Several keys may be set: the first encrypts and all decrypt, so that the key can be replaced.
+`KeyProtector` is the port; a key management service can implement it with its wrap and unwrap calls. The
+local implementation is AES-256-GCM (NIST SP 800-38D) with a key from the setting `encryption_key` or from
+a file outside the database. Several keys may be set: the first encrypts and all decrypt, so that the key
+can be replaced.
 """
 
 from __future__ import annotations
@@ -30,34 +31,34 @@ _ID_BYTES, _NONCE_BYTES = 8, 12
 
 
 class WrongKey(Exception):
-    """The data are encrypted with a key that this protector does not have; carries the id of that key."""
+    """The data are encrypted with a key that this protector does not have. The error contains the id of that key."""
 
 
 class KeyProtector(Protocol):
     """Encrypts small secrets.
 
-    `about` is authenticated data: a secret that is sealed for one purpose opens for no other.
+    `about` is authenticated data: a secret that is sealed for one purpose cannot be opened for another.
     """
 
     @property
     def description(self) -> str:
-        """The source and the id of the key for messages; never the key itself."""
+        """The source and the id of the key, for messages. It never contains the key itself."""
 
     async def seal(self, data: bytes, about: bytes) -> bytes: ...
 
     async def open(self, sealed: bytes, about: bytes) -> bytes:
-        """Decrypts.
+        """Decrypt the data.
 
         Raises:
-            WrongKey: When another key is needed or the data were changed.
+            WrongKey: Another key is needed, or the data were changed.
         """
 
     def is_current(self, sealed: bytes) -> bool:
-        """Return whether the key that encrypts now has encrypted the data."""
+        """Return whether the data are encrypted with the current key."""
 
 
 class LocalProtector:
-    """AES-256-GCM.
+    """A protector with AES-256-GCM.
 
     Layout: version (1 byte), key id (8), nonce (12), ciphertext and tag.
     """
@@ -91,17 +92,17 @@ class LocalProtector:
 
 
 def _id_of(key: bytes) -> bytes:
-    """Identify a key without revealing it: a hash of 256 random bits."""
+    """Return an id of a key that does not reveal the key: a hash of its 256 random bits."""
     return hashlib.sha256(b"seamark key id\n" + key).digest()[:_ID_BYTES]
 
 
 def open_protector(settings: Settings, clock: Clock, *, create: bool) -> KeyProtector | None:
-    """Configured by the settings encryption_key and encryption_key_file.
+    """Open the protector that the settings encryption_key and encryption_key_file configure.
 
-    `create` creates a missing key file; without it the result is None then.
+    If `create` is true, a missing key file is created. Otherwise the result is None then.
 
     Raises:
-        ConfigError: For an invalid key or file.
+        ConfigError: A key or the file is invalid.
     """
     if settings.encryption_key:
         keys = [_parse(text, "the setting encryption_key") for text in settings.encryption_key.split(",")]
@@ -119,12 +120,12 @@ def key_file(settings: Settings) -> Path:
 
 
 def make_key(clock: Clock) -> str:
-    """Return a key in base64, the format of the file and the setting."""
+    """Return a new key in base64, the format of the file and the setting."""
     return base64.b64encode(clock.random_bytes(KEY_BYTES)).decode()
 
 
 def _create(path: Path, clock: Clock) -> None:
-    """Atomic, because other workers and replicas may read or create the same file."""
+    """Create the file atomically, because other workers and replicas may read or create it at the same time."""
     text = "# Encrypts the signing keys in Seamark's database. Keep it secret, and apart from copies of the database.\n"
     fresh = path.with_name(f".{path.name}-{clock.random_bytes(8).hex()}")
     try:

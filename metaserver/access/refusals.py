@@ -1,9 +1,10 @@
 """Decides which refused requests are recorded individually, and counts the others.
 
-Refused requests cost an unauthenticated client nothing, so recording them must be cheap: of each address the first few
-a minute are written, the others are counted. The same applies to the refused requests of a principal, with a higher
-limit; requests of a principal that were accepted are always written. Both tables are bounded: beyond the bound,
-addresses share one entry. Pure; the caller passes the time.
+Unauthenticated clients can send refused requests at no cost, so recording them must be cheap. Of each
+address, the first few refusals per minute are written, and the others are counted. The same applies to
+the refused requests of a principal, with a higher limit. Accepted requests of a principal are always
+written. Both tables have a maximum size; further addresses share one entry. The caller passes the time,
+and there is no input or output.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Refusals:
         return count <= self._each[unauthenticated]
 
     def due(self, now_ms: int, *, closing: bool = False) -> list[UnrecordedRefusals]:
-        """Return the unwritten refusals of the last window, once it is over; then the next window begins."""
+        """Return the unwritten refusals of the last window, if it has ended, and begin the next window."""
         if now_ms - self._since_ms < WINDOW_MS and not closing:
             return []
         left = [

@@ -1,5 +1,7 @@
-"""Signatures of JSON Web Tokens, by joserfc. Separate from `jwt.py` because the library is large and servers without
-logins do not need it."""
+"""Signatures of JSON Web Tokens, by joserfc.
+
+They are separate from `jwt.py` because the library is large, and servers without logins do not need it.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,11 @@ Key = RSAKey | ECKey | OKPKey | OctKey
 
 
 class _Registry(jws.JWSRegistry):
-    """joserfc's checks for one algorithm, with long headers as real issuers send them (x5c) and with unknown header
-    fields.
+    """joserfc's checks for one algorithm.
 
-    Tokens with a `crit` header are refused before.
+    It accepts long headers (x5c) and unknown header fields, as real issuers send them.
+
+    Tokens with a `crit` header are refused earlier.
     """
 
     max_header_length = 8 * 1024

@@ -18,15 +18,15 @@ class StandingRights:
         self._authorizer = Authorizer()
 
     async def why_lost(self, who: str, role: Role, namespace: NamespacePath) -> str | None:
-        """Return why the principal has the right no longer; None if it has.
+        """Return why the principal no longer has the right; None if it has.
 
-        Not checked: rights by roles that only an OIDC token states.
+        The check does not include rights by roles that only an OIDC token states.
         """
         is_foreign = who.startswith(OIDC_PREFIX)
         if self._mode == "none":
             return None
         if ("oidc" if is_foreign else "token") not in self._mode:
-            return "the server no longer accepts logins of its kind"
+            return "the server no longer accepts this kind of login"
         if not is_foreign:
             token = await self._store.token_named(who)
             if token is None or not is_live(token, self._clock.now_ms()):

@@ -1,11 +1,12 @@
-"""Bearer tokens of this server: `smk_` and 256 random bits, shown once and stored as SHA-256 only.
+"""Bearer tokens of this server: `smk_` and 256 random bits, shown once and stored only as SHA-256.
 
-The digest needs neither salt nor stretching, because 256 random bits cannot be guessed. A look-up by digest leaks
-nothing useful to a timing attacker, who cannot choose the digest of an unknown secret.
+The digest needs neither salt nor stretching, because 256 random bits cannot be guessed. A timing attack
+on a look-up by digest is useless, because the attacker cannot choose the digest of an unknown secret.
 
-The name of a token is its principal. It can be used again once the old token has ended, and the grants belong to the
-name: to replace a leaked token, revoke it and create one with the same name. When `create_token` gets grants, they
-replace the grants of the name, so that a new token never inherits more than was requested.
+The name of a token is its principal. The name can be used again after the old token has ended, and the
+grants belong to the name. To replace a leaked token, revoke it and create a token with the same name. If
+`create_token` receives grants, they replace the grants of the name, so that a new token never inherits
+more than was requested.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from seamark.metaserver.store.operations import Operation, RemoveGrant, RevokeTo
 from seamark.metaserver.store.port import PointerStore
 
 PREFIX = "smk_"
-"""Makes leaked tokens recognisable for secret scanners and people."""
+"""The prefix by which secret scanners and people recognise a leaked token."""
 SECRET_BYTES = 32
 TTL_S_MAX = 100 * 366 * 86400
 
 
 def digest_of(secret: str) -> str:
-    """Hexadecimal SHA-256, as in the store."""
+    """Return the hexadecimal SHA-256, as in the store."""
     return hashlib.sha256(secret.encode(errors="surrogateescape")).hexdigest()
 
 
@@ -41,13 +42,12 @@ async def create_token(
 ) -> str:
     """Return the secret of a new token, which cannot be shown again.
 
-    Token and grants are saved in one transaction.
-
-    `ttl_s` None: no expiry. `grants` None keeps the name's grants; otherwise they replace them.
+    Token and grants are saved in one transaction. If `ttl_s` is None, the token has no expiry. If `grants` is
+    None, the name keeps its grants; otherwise they are replaced.
 
     Raises:
-        BadRequest: For an invalid name or role.
-        AlreadyExists: While a live token has the name.
+        BadRequest: A name or a role is invalid.
+        AlreadyExists: A live token has the name.
     """
     check_token_name(name)
     if ttl_s is not None and not 0 < ttl_s <= TTL_S_MAX:
@@ -75,10 +75,12 @@ async def create_token(
 
 
 async def revoke_token(store: PointerStore, clock: Clock, name: str) -> None:
-    """Revoke the token and every access token made from it, from the next request on, on every replica.
+    """Revoke the token and every access token made from it.
+
+    It takes effect with the next request, on every replica.
 
     Raises:
-        NotFound: If no live token has this name.
+        NotFound: No live token has this name.
     """
     await store.transact([RevokeToken(name=name, now_ms=clock.now_ms())])
 

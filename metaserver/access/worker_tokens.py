@@ -1,9 +1,11 @@
-"""Logins that the server issues for processes that it starts: service tokens for the jobs of its table services, and
-statement tokens for the worker that runs one SQL statement of a caller.
+"""Logins that the server issues for processes that it starts.
 
-A token is valid for a short time, on every replica, with any `auth`. It is signed with a key of the keyring, so nothing
-of it is stored. Layout, after the prefix and in base64: key id (8 bytes), MessagePack of the claims, HMAC-SHA256 of
-both (32 bytes).
+Service tokens are for the jobs of its table services. Statement tokens are for the worker that runs one
+SQL statement of a caller.
+
+A token is valid for a short time, on every replica, with any `auth`. It is signed with a key of the
+keyring, so it is not stored. Layout, after the prefix and in base64: key id (8 bytes), MessagePack of the
+claims, HMAC-SHA256 of both (32 bytes).
 """
 
 from __future__ import annotations
@@ -23,9 +25,12 @@ from seamark.metaserver.access.principal import RANKS, Principal, Role
 from seamark.metaserver.store.model import Grant, NamespacePath
 
 SERVICE_PRINCIPAL = "service:seamark"
-"""No token and no OIDC subject can have this name, so no grant of an operator belongs to it."""
+"""The principal of service tokens. No other token and no OIDC subject can have this name, so it has no grants."""
 STATEMENT_CHARACTERS_MAX = 6000
-"""A header has at most 8 KiB; a caller with more grants needs one on a higher namespace."""
+"""The maximum size of the token, because a header has at most 8 KiB.
+
+A caller with more grants needs a grant on a higher namespace.
+"""
 _MAC_BYTES = 32
 
 
@@ -66,10 +71,10 @@ class _SignedTokens:
         """Return the claims of a token.
 
         Args:
-            expired: The message for a token after its end.
+            expired: The message for an expired token.
 
         Raises:
-            Unauthenticated: For a token that has expired, or is no token of this kind.
+            Unauthenticated: The token has expired, or is not a token of this kind.
         """
         try:
             raw = from_base64url(token.removeprefix(self.prefix))
@@ -80,7 +85,7 @@ class _SignedTokens:
             claims = from_msgpack(whole[ID_BYTES:], kind)
         except (ValueError, msgspec.DecodeError):
             name = self._purpose.replace("-", " ")
-            raise Unauthenticated(f"The {name} is not one of this server") from None
+            raise Unauthenticated(f"This server did not issue the {name}") from None
         if claims.expires_ms <= self._clock.now_ms():
             raise Unauthenticated(expired)
         return claims
@@ -91,7 +96,7 @@ def _mac(key: bytes, whole: bytes) -> bytes:
 
 
 class ServiceTokens(_SignedTokens):
-    """Each with the role writer in one namespace."""
+    """Tokens with the role writer in one namespace."""
 
     prefix = "sms_"
     _purpose = "service-token"
@@ -100,10 +105,10 @@ class ServiceTokens(_SignedTokens):
         return self._sign(_ServiceClaims(namespace, self._end_ms(ttl_s)))
 
     def principal(self, token: str) -> tuple[Principal, int]:
-        """Return (the principal, when its login ends in milliseconds).
+        """Return (the principal, the end of its login in milliseconds).
 
         Raises:
-            Unauthenticated: For any other token.
+            Unauthenticated: The token is not a valid service token.
         """
         expired = "The service token has expired; the server issues one for each job"
         claims = self._verify(token, _ServiceClaims, expired)
@@ -112,10 +117,10 @@ class ServiceTokens(_SignedTokens):
 
 
 class StatementTokens(_SignedTokens):
-    """Each with the caller's name and, on the namespaces where the caller may read, the role reader: never more than
-    the caller's rights, and never a right to write.
+    """Tokens with the caller's name, and with the role reader on the namespaces that the caller may read.
 
-    They are valid for the statement's time limit.
+    They never have more than the caller's rights, and never the right to write. They are valid for the
+    statement's time limit.
     """
 
     prefix = "smq_"
@@ -125,14 +130,14 @@ class StatementTokens(_SignedTokens):
         """Return a token for the statements of the caller.
 
         Raises:
-            BadRequest: If the caller has too many grants for a token.
+            BadRequest: The caller has grants on too many namespaces for a token.
         """
         namespaces = {grant.namespace for grant in caller.grants if grant.role in RANKS}
         topmost = [path for path in namespaces if not any(path[:n] in namespaces for n in range(len(path)))]
         token = self._sign(_StatementClaims(caller.name, tuple(sorted(topmost)), self._end_ms(ttl_s)))
         if len(token) > STATEMENT_CHARACTERS_MAX:
             raise BadRequest(
-                f"{caller.name} has grants on {len(topmost):,} namespaces, too many for a statement; an admin grants "
+                f"{caller.name} has grants on {len(topmost):,} namespaces, too many for a statement; ask an admin for "
                 "the role reader on a namespace above them"
             )
         return token

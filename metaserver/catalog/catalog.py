@@ -52,17 +52,22 @@ class Catalog:
     context: CatalogContext
 
     async def load_location(self, namespace: NamespacePath, name: str) -> str:
-        """The table's location. NoSuchTable; Forbidden when its metadata names another location than it claims."""
+        """Return the table's location.
+
+        Raises:
+            NoSuchTable: The table does not exist.
+            Forbidden: The table has not claimed the location that its metadata names.
+        """
         loaded = await self.tables.load(namespace, name)
         assert loaded.entry is not None
         await check_own(self.context, loaded.entry.uuid, loaded.metadata.location)
         return loaded.metadata.location
 
     async def check_writable(self, loaded: LoadedTable) -> None:
-        """Check that the server writes only inside the table's claimed locations by the table's metadata.
+        """Check that the table's metadata makes the server write only inside the table's claimed locations.
 
         Raises:
-            Forbidden: When it would write elsewhere.
+            Forbidden: The server would write elsewhere.
         """
         assert loaded.entry is not None
         await check_writable(self.context, loaded.entry.uuid, loaded.metadata)
@@ -71,20 +76,20 @@ class Catalog:
         """Return the location of a staged table, by the token of its staging.
 
         Raises:
-            Forbidden: For an invalid token, or when another table has claimed the location since.
+            Forbidden: The token is invalid, or another table has claimed the location meanwhile.
         """
         location = self.staging.location(token, namespace, name)
         await check_staged(self.context, location, namespace, name)
         return location
 
     async def replay(self, record: IdempotencyRecord) -> LoadedTable | LoadedView | None:
-        """Return the table or view of a recorded answer; None when the record contains the answer itself.
+        """Return the table or view of a recorded answer; None if the record contains the answer itself.
 
-        Not NotFound: the request succeeded, and clients that receive 404 for a commit delete the files that they wrote
-        for it.
+        A missing file does not raise NotFound: the request succeeded, and clients that receive 404 for a commit
+        delete the files that they wrote for it.
 
         Raises:
-            CommitUnknown: When the recorded metadata file has been deleted since.
+            CommitUnknown: The recorded metadata file has been deleted since.
         """
         location = record.metadata_location
         if location is None:
@@ -92,7 +97,7 @@ class Catalog:
         entry = Entry(kind=EntryKind.TABLE, namespace=(), name="", uuid="", metadata_location=location)
         try:
             return LoadedTable(entry=entry, metadata=await self.documents.table(location))
-        except Corrupt:  # the record does not contain the kind; metadata of one kind does not decode as the other
+        except Corrupt:  # The kind is not recorded, but metadata of one kind cannot be decoded as the other.
             view = structs.replace(entry, kind=EntryKind.VIEW)
             return LoadedView(entry=view, metadata=await self.documents.view(location))
         except NotFound:
@@ -119,7 +124,7 @@ async def open_catalog(
         stored: The storage itself, without the caches that `objects` may have; by default `objects`.
 
     Raises:
-        ConfigError: For an invalid warehouse URI.
+        ConfigError: The warehouse URI is invalid.
     """
     warehouse = Warehouse(settings.warehouse_uri(), settings.allowed_locations)
     documents = Documents(objects, clock, budget_bytes=settings.metadata_cache_bytes, stored=stored)

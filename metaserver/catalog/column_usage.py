@@ -1,10 +1,11 @@
-"""Counters by day of the columns that are read and the age of the partitions, for advice on column TTLs.
+"""Counts, by day, the columns that are read and the age of the partitions, for advice on column TTLs.
 
-A read is counted in memory, without I/O, and recorded once a minute. Reads that a killed server has not recorded are
-lost: the advice states how much of the traffic it has seen. Jobs of table services are not counted.
+A read is counted in memory, without I/O, and recorded once a minute. If a server is killed, its
+unrecorded reads are lost; the advice states how many reads it includes. Jobs of table services are not
+counted.
 
-The memory is limited, and one principal can use at most half of it. A read beyond the limit counts as a read of every
-column of its table, so that no column that is read looks unread.
+The memory is limited, and one principal can use at most half of it. A read beyond the limit counts as a
+read of every column of its table, so that no column looks unread although it is read.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from seamark.metaserver.store.passed_time import look_at_clock
 
 FLUSH_S = 60.0
 COLUMNS_MAX = 200
-"""A read of more columns counts as a read of every column."""
+"""A read of more columns than this counts as a read of every column."""
 _COLUMNS_EACH = 16
-"""A read of more columns counts as several towards the limit: it takes as much memory."""
+"""A read of more columns than this counts as several reads towards the limit, because it takes as much memory."""
 DAY_MS = 86_400_000
 _LISTED_MAX = 200_000
 _PRUNED = 1000
@@ -45,8 +46,8 @@ class ColumnRead(NamedTuple):
     """A read of columns of a table.
 
     Attributes:
-        columns: Ids, made by `columns_of`.
-        oldest_age_d: The same as in `ColumnReads`.
+        columns: Column ids, from `columns_of`.
+        oldest_age_d: See `ColumnReads`.
     """
 
     uuid: str
@@ -55,8 +56,9 @@ class ColumnRead(NamedTuple):
 
 
 def columns_of(ids: Iterable[int]) -> frozenset[int]:
-    """Return the columns of a read, of at most `COLUMNS_MAX`: clients may name tens of thousands, and each read is
-    kept.
+    """Return the columns of a read, at most `COLUMNS_MAX`.
+
+    The number is limited because clients may name tens of thousands of columns, and each read is kept in memory.
     """
     columns = frozenset(ids)
     if len(columns) <= COLUMNS_MAX:
@@ -65,10 +67,10 @@ def columns_of(ids: Iterable[int]) -> frozenset[int]:
 
 
 class ColumnUsage:
-    """Belongs to one event loop.
+    """Counts reads of columns.
 
-    `plans`: the end of the oldest partition of recent plan snapshots by their ids, as `find_oldest_end_ms` has it: scan
-    reports name the snapshot that they read.
+    An instance belongs to one event loop. `plans` has the end of the oldest partition of recent plan
+    snapshots, by snapshot id, from `find_oldest_end_ms`: scan reports name the snapshot that they read.
     """
 
     def __init__(self, context: CatalogContext) -> None:
@@ -76,7 +78,7 @@ class ColumnUsage:
         self._limit = context.settings.column_usage_counters
         self._counts: Counter[ColumnRead] = Counter()
         self._held: Counter[str | None] = Counter()
-        """Of the limit, by principal."""
+        """The used part of the limit, by principal."""
         self._is_full = False
         self.plans: MemoryCache[int, int | None] = MemoryCache(_PLANS_BYTES, "column-usage")
         self.days = context.settings.column_usage_days
@@ -86,7 +88,7 @@ class ColumnUsage:
         """Count a read.
 
         Args:
-            who: The principal that reads. None without logins: then it has the whole limit.
+            principal: The principal that reads; None without logins. Then it may use the whole limit.
         """
         if read not in self._counts:
             cost = 1 + len(read.columns) // _COLUMNS_EACH
@@ -107,7 +109,7 @@ class ColumnUsage:
 
     @property
     def today(self) -> int:
-        """Days since the epoch."""
+        """Return the current day, in days since the epoch."""
         return self._context.clock.now_ms() // DAY_MS
 
     async def run(self) -> None:
@@ -117,22 +119,24 @@ class ColumnUsage:
             await self.flush()
 
     async def flush(self) -> None:
-        """Record what was counted, except what the database refuses for a table.
+        """Record the counted reads, except those that the database refuses for a table.
 
-        RetryLater, CommitUnknown: the rest is lost.
+        Raises:
+            RetryLater, CommitUnknown: The database does not answer. The remaining reads are lost.
         """
         counts, self._counts, self._is_full = self._counts, Counter(), False
         self._held = Counter()
         for uuid, rows in (await asyncio.to_thread(_by_table, counts)).items():
             try:
                 await self._context.store.transact([AddColumnReads(uuid, self.today, rows)])
-            except NoSuchTable:  # it was dropped meanwhile
+            except NoSuchTable:
+                # The table was dropped in the meantime.
                 continue
             except BadRequest as error:
                 _log.warning("reads of columns are not recorded", uuid=uuid, error=error.message)
 
     async def of_table(self, uuid: str) -> list[ColumnReads]:
-        """Return the reads of a table, with those that this server has not recorded yet."""
+        """Return the reads of a table, including those that this server has not recorded yet."""
         await self.flush()
         return await self._context.store.column_reads(uuid, self.today - self.days, _LISTED_MAX)
 
@@ -148,7 +152,7 @@ class ColumnUsage:
 
 
 def _by_table(counts: Mapping[ColumnRead, int]) -> dict[str, tuple[tuple[int, int, int], ...]]:
-    """Return for each table the columns with (oldest_age_d, reads)."""
+    """Return for each table its columns, as (column id, oldest_age_d, reads)."""
     tables: defaultdict[str, dict[int, tuple[int, int]]] = defaultdict(dict)
     for read, count in counts.items():
         of_table = tables[read.uuid]

@@ -1,10 +1,11 @@
 """Limits of the rows and bytes that a principal writes to the database within an hour, and of a namespace's size.
 
-Tables, views, functions and namespaces stay until a client drops them, so their number is limited for each namespace of
-the first level, a tenant's usual place. Other rows (instants, idempotency keys, audit records, reports, index files,
-producers, plans) end with a retention or with their table. The limit of an hour's writes bounds them.
+Tables, views, functions and namespaces stay until a client drops them. So their number is limited for
+each top-level namespace, which usually belongs to one tenant. Other rows (instants, idempotency keys,
+audit records, reports, index files, producers, plans) are removed after a retention or with their table.
+They are limited by the hourly writes.
 
-These limits refuse no drop. Counters belong to one worker.
+These limits never refuse a drop. Each worker has its own counters.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ from seamark.metaserver.store.port import PointerStore
 
 WINDOW_S = 3600.0
 COUNTED_AGAIN_S = 10.0
-"""How long a full namespace stays full: a count of a million rows takes a tenth of a second."""
+"""The time for which a namespace counts as full. To count a million rows takes a tenth of a second."""
 _NAMESPACES_MAX = 10_000
 _ADDS_NOTHING = (
     *("Check", "Drop", "End", "Forget", "Lease", "Move", "Quarantine", "Release", "Remove", "Renew", "Retire"),
     *("Revoke", "Swap", "Take"),
 )
-"""Beginnings of the names of operations that add no rows."""
+"""The prefixes of operations that add no rows."""
 _RETRY_S = 60
 _UNKNOWN_BYTES = 128 << 10
-"""The size of an operation that cannot be encoded: that of the largest report."""
+"""The assumed size of an operation that cannot be encoded: the size of the largest report."""
 
 
 class DatabaseShares:
@@ -58,14 +59,15 @@ class DatabaseShares:
     def charge(self, operations: Sequence[Operation]) -> None:
         """Count the rows and bytes of a transaction for the principals that caused it."""
         now_s = self._clock.monotonic()
-        # One task commits the changes of several principals together. It runs in the context of one of their requests.
+        # One task commits the changes of several principals together, and runs in the context of one of their requests.
         instants = (operation.instant.who for operation in operations if isinstance(operation, RecordInstant))
         senders = list(dict.fromkeys(principal for principal in instants if principal)) or [current_principal()]
         for number, operation in enumerate(operations):
             if type(operation).__name__.startswith(_ADDS_NOTHING):
                 continue
             parts: list[tuple[str, object]] = [(senders[number % len(senders)], operation)]
-            if isinstance(operation, SaveAudit):  # written by a task of the server's own
+            # Audit records are written by a task of the server itself.
+            if isinstance(operation, SaveAudit):
                 parts = [(record.who, record) for record in operation.records]
             elif isinstance(operation, RecordInstant) and operation.instant.who:
                 parts = [(operation.instant.who, operation)]
@@ -75,7 +77,11 @@ class DatabaseShares:
                     self._bytes.add(principal, now_s, now_s + WINDOW_S, _size_bytes(part))
 
     def require_room(self, principal: str) -> None:
-        """TooManyRequests if the principal has written its share of this hour."""
+        """Check that the principal has not written its share of this hour.
+
+        Raises:
+            TooManyRequests: It has written its share.
+        """
         if principal == ANONYMOUS.name:
             return
         now_s = self._clock.monotonic()
@@ -92,18 +98,19 @@ class DatabaseShares:
 
 
 def _size_bytes(part: object) -> int:
-    """About the size of a value in the database.
+    """Return the approximate size of a value in the database.
 
-    Never raises: the transaction has succeeded.
+    The function never raises, because the transaction has succeeded.
     """
     try:
         return len(msgspec.msgpack.encode(part, enc_hook=repr))
-    except (ValueError, TypeError, OverflowError, RecursionError):  # an engine's report may have integers of any length
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        # A report of an engine may have integers of any length.
         return _UNKNOWN_BYTES
 
 
 class _Size(msgspec.Struct):
-    """The rows and characters at `counted_s`, and the additions since then."""
+    """The rows and characters at the time `counted_s`, and the additions since then."""
 
     counted_s: float
     rows: int
@@ -113,10 +120,10 @@ class _Size(msgspec.Struct):
 
 
 class NamespaceSizes:
-    """The sizes of namespaces of the first level.
+    """The sizes of top-level namespaces.
 
-    They are counted again when what was added since could have used half of the room that there was, so replicas notice
-    what others add.
+    A namespace is counted again when the additions since the last count may have used half of the free room,
+    so that replicas notice the additions of other replicas.
     """
 
     def __init__(self) -> None:
@@ -129,7 +136,7 @@ class NamespaceSizes:
         """Check that the operations stay within the limits of their namespaces.
 
         Raises:
-            Forbidden: If a namespace would exceed its limit.
+            Forbidden: A namespace would exceed its limit.
         """
         rows, characters = await _additions(store, operations)
         for top in rows | characters:
@@ -146,7 +153,7 @@ class NamespaceSizes:
 
 
 async def _additions(store: PointerStore, operations: Sequence[Operation]) -> tuple[Counter[str], Counter[str]]:
-    """Return the rows, and the characters of properties, that operations add to namespaces of the first level."""
+    """Return the rows, and the characters of properties, that the operations add to top-level namespaces."""
     rows, characters = Counter[str](), Counter[str]()
     for operation in operations:
         match operation:
@@ -173,7 +180,7 @@ def _characters(properties: Mapping[str, str]) -> int:
 
 
 def _is_doubtful(size: _Size, rows: int, characters: int, settings: Settings, now_s: float) -> bool:
-    """Return whether the size has to be counted again before it is compared with the limits."""
+    """Return whether the size must be counted again before it is compared with the limits."""
     is_old = now_s - size.counted_s >= COUNTED_AGAIN_S
     for counted, since, amount, limit in (
         (size.rows, size.added_rows, rows, settings.namespace_entries_limit),

@@ -1,11 +1,13 @@
 """Cached table and view metadata by location: decoded, as JSON, or as JSON with only the referenced snapshots.
 
-Files at a location are immutable, so the cache needs no invalidation; entries are evicted by a byte budget. A table's
-writers can overwrite its metadata files nevertheless. The name of a file that the server wrote therefore contains the
-digest of its content (`name_suffix`), and a file with other content is not read.
+Files at a location are immutable, so the cache needs no invalidation; entries are evicted by a byte
+budget. However, a table's writers are able to overwrite its metadata files. The name of a file that the
+server wrote therefore contains the digest of its content (`name_suffix`), and a file with other content
+is refused.
 
-Properties that control clients (`configures_client`) are refused when they are set. Older metadata, or metadata from
-another catalog, may contain them. They are left out here, so that no answer and no later metadata file contains them.
+Requests must not set properties that control clients (`configures_client`). Older metadata, or metadata
+from another catalog, may contain them. They are removed here, so that no answer and no later metadata
+file contains them.
 """
 
 from __future__ import annotations
@@ -43,14 +45,17 @@ refer to the JSON, and other fields take about as much as in JSON (measured, `te
 _METADATA_LIMIT_BYTES = 1 << 28
 _PACKED_IN_LOOP_BYTES = 16 << 10
 _RECHECK_S = 30.0
-"""How long a metadata file that was seen on remote storage is assumed to exist. Local files are checked each time."""
+"""The time for which a metadata file that was found on remote storage is assumed to exist.
+
+Local files are checked each time.
+"""
 _SEEN_LIMIT = 100_000
 _DIGEST_CHARACTERS = 40
 _NAMED = re.compile(r"\.([0-9a-f]{40})(?:\.gz)?\.(?:metadata|function)\.json\Z")
 
 
 class Documents:
-    """A read-through cache with one concurrent read per location, bounded by `budget_bytes`."""
+    """A read-through cache with at most one concurrent read per location, within `budget_bytes`."""
 
     def __init__(
         self, objects: ObjectStore, clock: Clock, *, budget_bytes: int, stored: ObjectStore | None = None
@@ -76,8 +81,8 @@ class Documents:
         """Return the metadata of a table.
 
         Raises:
-            NotFound: When the file is missing.
-            Corrupt: When the file contains no table metadata.
+            NotFound: The file is missing.
+            Corrupt: The file contains no table metadata.
         """
         cached = self._cache.get(("table", location))
         if isinstance(cached, TableMetadata):
@@ -87,9 +92,9 @@ class Documents:
         return metadata
 
     async def peek(self, location: str) -> TableMetadata:
-        """Return the metadata of a table like `table`, but do not cache it.
+        """Return the metadata of a table like `table`, but do not cache them.
 
-        A look at many tables would displace the documents that requests need.
+        Examining many tables would otherwise displace the documents that requests need.
         """
         cached = self._cache.get(("table", location))
         if isinstance(cached, TableMetadata):
@@ -106,10 +111,10 @@ class Documents:
         return metadata
 
     async def read_stored_properties(self, location: str) -> dict[str, str]:
-        """Return all properties in the metadata file, also those that clients do not see.
+        """Return all properties in the metadata file, including those that clients do not see.
 
         Raises:
-            BadRequest: When the file has no valid properties.
+            BadRequest: The file has no valid properties.
         """
         try:
             return from_json(await self._read_json(location), _Properties).properties or {}
@@ -126,7 +131,7 @@ class Documents:
         return data
 
     async def document(self, location: str, mode: SnapshotMode) -> bytes:
-        """JSON of the table metadata: complete, or with only the snapshots that branches and tags refer to."""
+        """Return the JSON of the table metadata: complete, or only with the snapshots of branches and tags."""
         cached = self._cache.get((mode, location))
         if isinstance(cached, bytes):
             return cached
@@ -134,7 +139,7 @@ class Documents:
         return self.render(location, metadata, mode)
 
     def render(self, location: str, metadata: TableMetadata, mode: SnapshotMode) -> bytes:
-        """Return the same as `document`, from decoded metadata."""
+        """Return the result of `document` for decoded metadata."""
         cached = self._cache.get((mode, location))
         if isinstance(cached, bytes):
             return cached
@@ -151,10 +156,10 @@ class Documents:
         return data
 
     async def ensure_exists(self, location: str) -> None:
-        """Check that the metadata file exists: the cache must not serve a table whose file is gone.
+        """Check that the metadata file exists, because the cache must not serve a table whose file is missing.
 
         Raises:
-            NotFound: When it is missing.
+            NotFound: The file is missing.
         """
         if location.startswith("file:"):
             if not await self._objects.exists(location):
@@ -165,12 +170,12 @@ class Documents:
         if seen_s is None or now_s - seen_s >= _RECHECK_S:
             await self._wait_for_check(location, seen_s)
         elif now_s - seen_s >= _RECHECK_S / 2:
-            self._check(location)  # so that requests of a table in use never wait for the storage
+            self._check(location)  # Requests of a table in use then never wait for the storage.
 
     async def _wait_for_check(self, location: str, seen_s: float | None) -> None:
-        """Wait for a check.
+        """Wait for a check of the storage.
 
-        A request that allows it does not wait long for the storage.
+        If the request allows stale answers, the wait is short.
         """
         staleness, check = current_staleness(), self._check(location)
         if staleness is not None and seen_s is not None:
@@ -183,7 +188,7 @@ class Documents:
         await asyncio.shield(check)
 
     def _check(self, location: str) -> asyncio.Task[None]:
-        """Return the task that checks whether the file exists; one at a time for a file."""
+        """Return the task that checks whether the file exists. There is at most one task for a file."""
         task = self._checks.get(location)
         if task is None:
             task = self._checks[location] = asyncio.create_task(self._look(location), name="document-exists")
@@ -202,7 +207,8 @@ class Documents:
     def _finish_check(self, location: str, task: asyncio.Task[None]) -> None:
         del self._checks[location]
         if not task.cancelled():
-            task.exception()  # there may be no request that waits for it
+            # Mark the error as retrieved, because no request may be waiting.
+            task.exception()
 
     async def close(self) -> None:
         for task in tuple(self._checks.values()):
@@ -210,7 +216,7 @@ class Documents:
         await asyncio.gather(*self._checks.values(), return_exceptions=True)
 
     def remember_table(self, location: str, metadata: TableMetadata, document: bytes) -> None:
-        """Caches metadata after its write."""
+        """Cache metadata after they were written."""
         self._cache.put(("table", location), metadata, memory_of(metadata, len(document)))
         self._cache.put(("all", location), document, len(document))
 
@@ -225,15 +231,16 @@ class Documents:
         return metadata
 
     async def _read_json(self, location: str) -> bytes:
-        """Decompressed, because the size of the JSON determines the size of the cache entry."""
+        """Read and decompress the JSON, because its size determines the size of the cache entry."""
         data = await self._read(location)
-        with contextlib.suppress(zlib.error):  # the decoder reports the fault
+        with contextlib.suppress(zlib.error):  # The decoder reports the error.
             return gunzip(data) if len(data) <= _PACKED_IN_LOOP_BYTES else await asyncio.to_thread(gunzip, data)
         return data
 
     async def _read(self, location: str) -> bytes:
         named = _NAMED.search(location)
-        for objects in self._sources:  # the fault may be that of a cache
+        # The error may be caused by a cache.
+        for objects in self._sources:
             try:
                 data = await objects.read(location, limit_bytes=_METADATA_LIMIT_BYTES)
             except ObjectMissing:
@@ -272,13 +279,13 @@ def _drop_client_properties(metadata: M) -> M:
 
 
 def memory_of(metadata: TableMetadata, json_bytes: int) -> int:
-    """Return approximate memory of decoded table metadata with this size in JSON, within a tenth."""
+    """Return the approximate memory of decoded table metadata whose JSON has this size. The error is below a tenth."""
     columns = sum(len(schema.fields) for schema in metadata.schemas)
     return _TABLE_BYTES + 2 * json_bytes + _COLUMN_BYTES * columns
 
 
 def _missing(location: str) -> NotFound:
-    # The message of Iceberg Java's readers, which clients match on.
+    # Iceberg Java's readers have this message, and clients search for it.
     return NotFound(f"Failed to open input stream for file: {location}")
 
 
@@ -289,19 +296,20 @@ def _digest(data: bytes) -> str:
 def name_suffix(data: bytes, kind: str = ".metadata.json") -> str:
     """Return the end of the name of a file with this content: the digest and `kind`.
 
-    It is where PyIceberg and Trino expect the name of a codec, which they ignore.
+    PyIceberg and Trino expect the name of a codec at this place, and ignore other text.
     """
     return f".{_digest(data)}{kind}"
 
 
 def is_named_by_content(location: str) -> bool:
-    """Return whether the location has `name_suffix`, so that a change of the file is detected."""
+    """Return whether the location has a `name_suffix`, so that a change of the file is detected."""
     return _NAMED.search(location) is not None
 
 
 def compress(codec: str, document: bytes) -> tuple[bytes, str]:
-    """Return the bytes to store and the file suffix, by table property write.metadata.compression-codec (none or
-    gzip).
+    """Return the bytes to store and the file suffix.
+
+    `codec` is the table property write.metadata.compression-codec: none or gzip.
     """
     match codec.lower():
         case "none" | "":

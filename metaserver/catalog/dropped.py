@@ -1,13 +1,14 @@
 """Dropped tables, views and functions: their rows stay until the retention ends, for undrop; then they are purged.
 
-An entry of which files are left after that is retained: no request can restore it, and its locations stay claimed for
-its namespace until its files are gone, or an admin releases them.
+If files of an entry are left after that, the entry is retained: it cannot be restored, and its locations
+stay claimed for its namespace until its files are removed, or an admin releases the locations.
 
-Files are deleted only here, and only the files of a table that no live name shares: the transaction that deletes the
-row checks its UUID. A purge is an instant: in flight once the row is deleted, completed once the files are. A purge
-that a crash interrupted is found in flight and repeated, because deletion is idempotent.
+Files of dropped tables are deleted only here, and only if no live name shares them: the transaction that
+deletes the row checks the UUID. A purge is an instant: in flight after the row is deleted, completed
+after the files are deleted. A purge that a crash interrupted is found in flight and repeated, because
+deletion is idempotent.
 
-The retention is of time that has passed (`PassedTime`): a clock that jumps ahead does not end it.
+The retention counts passed time (`PassedTime`): a clock that jumps ahead does not end it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from seamark.metaserver.store.port import InstantFilter
 
 _BATCH = 100
 _CHECKED_EVERY_S = 6 * 3600
-"""How often the server looks whether a retained entry still has files."""
+"""The interval in which the server checks whether a retained entry still has files."""
 HOUSEKEEPER = Caller(who="seamark", request_id="housekeeping")
 
 
@@ -69,7 +70,7 @@ class Dropped:
     async def list_retained(
         self, namespace: NamespacePath | None, page_token: str | None, page_size: int | None
     ) -> Page[DroppedEntry]:
-        """Return entries that can no longer be restored, and keep their locations because files are there."""
+        """Return entries that can no longer be restored, but keep their locations because they still have files."""
 
         async def read(after: str | None, limit: int) -> list[DroppedEntry]:
             return await self._context.store.list_retained(namespace, after, limit)
@@ -77,10 +78,10 @@ class Dropped:
         return await self._context.page(read, lambda row: row.id, page_token, page_size)
 
     async def release(self, dropped_id: str) -> None:
-        """End the claims of an entry, and leave its files where they are.
+        """End the claims of an entry, and leave its files in place.
 
         Raises:
-            BadRequest: While it can be restored.
+            BadRequest: The entry can still be restored.
         """
         row = await self.get(dropped_id)
         passed = await look_at_clock(self._context.store, self._context.clock)
@@ -93,7 +94,7 @@ class Dropped:
         await self._context.transact([*forget, ReleaseLocations(uuid=row.entry.uuid)])
 
     async def release_unused(self) -> int:
-        """Housekeeping: ends the claims of retained entries of which no file is left.
+        """End the claims of retained entries that have no files left. This is a task of housekeeping.
 
         Returns their number.
         """
@@ -110,8 +111,13 @@ class Dropped:
     async def restore(
         self, caller: Caller, dropped_id: str, namespace: NamespacePath | None, name: str | None
     ) -> Entry:
-        """Restores an entry under its old or another name. AlreadyExists, NoSuchNamespace; NotFound after the
-        retention."""
+        """Restore an entry under its old name or another name.
+
+        Raises:
+            AlreadyExists: The name exists.
+            NoSuchNamespace: The namespace does not exist.
+            NotFound: The retention has ended.
+        """
         requested_ms = self._context.clock.now_ms()
         row = await self.get(dropped_id)
         passed = await look_at_clock(self._context.store, self._context.clock)
@@ -129,10 +135,10 @@ class Dropped:
         return await self._context.store.entry(entry.kind, path, to_name) or entry
 
     async def purge(self, caller: Caller, dropped_id: str) -> None:
-        """Purge before the retention ends, files included, even if the drop did not request it.
+        """Purge an entry and its files before the retention ends, even if the drop did not request it.
 
         Raises:
-            BadRequest: When the table's properties forbid the deletion of files.
+            BadRequest: The table's properties forbid the deletion of files.
         """
         row = await self.get(dropped_id)
         if row.entry.kind is EntryKind.TABLE:
@@ -140,7 +146,7 @@ class Dropped:
         await self._forget(caller, msgspec.structs.replace(row, purge=True))
 
     async def purge_expired(self) -> int:
-        """Housekeeping: repeats interrupted purges, then purges expired rows.
+        """Repeat interrupted purges, then purge expired rows. This is a task of housekeeping.
 
         Returns the number of both.
         """
@@ -151,19 +157,19 @@ class Dropped:
             await self._delete_files(instant)
         passed = await look_at_clock(self._context.store, self._context.clock)
         retention_ms = self._context.settings.drop_retention_s * 1000
-        # An entry that was dropped with another retention may be among these, or come later.
+        # If the retention was changed, these may include entries that are not yet expired, and omit expired entries.
         rows = await self._context.store.list_expired(passed.ago(retention_ms) + retention_ms, _BATCH)
         expired = [row for row in rows if _is_expired(row, passed)]
         for row in expired:
             try:
                 await self._forget(HOUSEKEEPER, row)
-            except NotFound:  # another replica was faster, or the row was just undropped
+            except NotFound:  # Another replica was faster, or the row was restored.
                 continue
         return len(unfinished) + len(expired)
 
     async def _forget(self, caller: Caller, row: DroppedEntry) -> None:
         if not row.purge or row.entry.kind is not EntryKind.TABLE:
-            # A retained view or function has only its locations left: its files are never deleted.
+            # A retained view or function has only its locations left, because its files are never deleted.
             ended = ReleaseLocations(uuid=row.entry.uuid) if row.is_retained else ForgetDropped(dropped_id=row.id)
             await self._context.transact([ended])
             return
@@ -175,16 +181,17 @@ class Dropped:
                 [ForgetDropped(dropped_id=row.id, unshared=True), RecordInstant(instant=instant)]
             )
         except CommitConflict:
-            # Another name registered the same table, which keeps the files; only the row is deleted.
+            # Another name has registered the same table and keeps the files, so only the row is deleted.
             await self._context.transact([ForgetDropped(dropped_id=row.id)])
             return
         await self._delete_files(instant)
 
     async def _delete_files(self, instant: Instant) -> None:
-        """Delete manifests after the files that they list, and the metadata file last, so that the remaining files
-        can still be found.
+        """Delete the files of an entry: manifests after the files that they list, and the metadata file last.
 
-        While the storage is unavailable the instant stays in flight, and a later round continues.
+        So the remaining files can still be found.
+
+        If the storage is unavailable, the instant stays in flight, and a later round continues.
         """
         deleted = failed = 0
         assert instant.metadata_location is not None
@@ -200,7 +207,7 @@ class Dropped:
         except RetryLater:
             return
         except SeamarkError:
-            # Unreadable metadata leads to no files; they stay, and the instant records the failure.
+            # With unreadable metadata, no files are found. They stay, and the instant records the failure.
             failed += 1
         self._context.documents.forget(instant.metadata_location)
         try:
@@ -217,7 +224,8 @@ class Dropped:
                 ]
             )
         except CommitConflict:
-            return  # another replica completed it
+            # Another replica has completed the purge.
+            return
 
     async def _release(self, instant: Instant) -> ReleaseLocations:
         """Return the operation that releases the claims after a purge.
@@ -251,7 +259,7 @@ def _is_expired(row: DroppedEntry, passed: PassedTime) -> bool:
 def no_such_dropped(dropped_id: str) -> NotFound:
     """Return the error for an unknown id.
 
-    The answer for an id in a namespace that the caller cannot see must not differ.
+    The answer for an id in a namespace that the caller cannot see must be the same.
     """
     return NotFound(f"No dropped entry has the id {dropped_id[:100]!r}; list them with GET /api/v1/dropped")
 
@@ -259,9 +267,9 @@ def no_such_dropped(dropped_id: str) -> NotFound:
 def drop_operations(
     context: CatalogContext, caller: Caller, entry: Entry, *, purge: bool, requested_ms: int
 ) -> list[Operation]:
-    """Drop a name and keep its row for the retention.
+    """Return the operations that drop a name and keep its row for the retention.
 
-    Without a retention, only a purge is recorded, due now.
+    Without a retention, they only record a purge, which is due now.
     """
     retention_ms = context.settings.drop_retention_s * 1000
     keep = None

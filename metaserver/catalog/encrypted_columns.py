@@ -1,7 +1,8 @@
 """The encrypted columns that a table declares, and uses of columns that would publish their values.
 
-The server has no keys, so it knows encrypted columns by properties alone: its own, and those by which parquet-java
-encrypts files. Jobs, which have keys, look at the files (`connector/parquet/copy/protection.py`).
+The server has no keys, so it can only see in properties which columns are encrypted: its own property,
+and the properties with which parquet-java encrypts files. Jobs have keys, and examine the files
+(`connector/parquet/copy/protection.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from seamark.formats.iceberg.metadata.properties import as_bool, as_names
 from seamark.formats.runtime.errors import BadRequest
 
 ENCRYPTED_COLUMNS = "seamark.encrypted-columns"
-"""Names of columns, separated by commas."""
+"""The property with the names of encrypted columns, separated by commas."""
 _COLUMN_KEYS, _UNIFORM_KEY = "parquet.encryption.column.keys", "parquet.encryption.uniform.key"
 _COMPLETE = "parquet.encryption.complete.columns"
 Use = tuple[str, int]
@@ -22,7 +23,7 @@ Use = tuple[str, int]
 
 
 def find_encrypted_ids(metadata: TableMetadata) -> frozenset[int]:
-    """Return the ids of the declared columns, of what they contain, and of what contains them."""
+    """Return the ids of the declared columns, of their nested columns, and of the columns that contain them."""
     properties, columns = metadata.properties, metadata.current_schema.index.by_id
     if properties.get(_UNIFORM_KEY) or as_bool(properties, _COMPLETE, False):
         return frozenset(columns)
@@ -68,16 +69,16 @@ def check_encrypted_columns(
 ) -> None:
     """Check that a commit publishes no values of encrypted columns.
 
-    What the table had before stays, and jobs refuse it.
+    Earlier uses of the table are not checked; jobs refuse them.
 
     Args:
         metadata: The table's metadata after the commit.
-        base: The metadata before it. None for a new table.
+        base: The metadata before the commit. None for a new table.
         list_indexed: Returns the ids of the columns of a table's indexes.
 
     Raises:
         BadRequest: The commit adds a use of an encrypted column that publishes its values or their order, or declares a
-            column that is used so.
+            column as encrypted that has such a use.
     """
     properties = metadata.properties
     if not (ENCRYPTED_COLUMNS in properties or _COLUMN_KEYS in properties or _UNIFORM_KEY in properties):
@@ -86,7 +87,7 @@ def check_encrypted_columns(
         names = {column.name for column in metadata.current_schema.index.by_id.values()}
         for name in as_names(properties, ENCRYPTED_COLUMNS, "different columns"):
             if name not in names:
-                raise BadRequest(f"{ENCRYPTED_COLUMNS} names {name[:200]!r}, which is no column of the table")
+                raise BadRequest(f"{ENCRYPTED_COLUMNS} names {name[:200]!r}, but the table has no such column")
     former = set() if base is None else set(_list_uses(base, list_indexed(base)))
     for use, column_id in sorted(set(_list_uses(metadata, list_indexed(metadata))) - former):
         column = metadata.current_schema.index.by_id[column_id].name
@@ -120,7 +121,7 @@ def _uses(metadata: TableMetadata, indexed: Iterable[int]) -> Iterator[Use]:
 
 
 def _list_clustering_columns(metadata: TableMetadata) -> Iterator[str]:
-    """Yield the columns of a clustering, and those by which it joins."""
+    """Yield the clustering columns, and the columns of the joins by which a table is clustered."""
     yield from _names(metadata, clustering.COLUMNS)
     try:
         joins = clustering.joins_of(metadata.properties)

@@ -1,6 +1,6 @@
 """Functions (UDFs): stores metadata documents of the Iceberg UDF specification, format version 1.
 
-The REST specification covers reads; writes and drops are Seamark's API.
+The REST specification has routes for reads; the routes for writes and drops are Seamark's.
 """
 
 from __future__ import annotations
@@ -32,10 +32,7 @@ class _Definition(msgspec.Struct, rename="kebab"):
 
 
 class _Document(msgspec.Struct, rename="kebab"):
-    """The required parts of a function document.
-
-    Other fields are kept.
-    """
+    """The required parts of a function document. Other fields are kept."""
 
     function_uuid: Annotated[
         str, msgspec.Meta(pattern="^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$")
@@ -63,7 +60,7 @@ class Functions:
         """Create or replace a function.
 
         Raises:
-            BadRequest: For an invalid document, or one that changes the UUID.
+            BadRequest: The document is invalid, or changes the UUID.
         """
         requested_ms = self._context.clock.now_ms()
         check_name(name, "function name")
@@ -81,7 +78,7 @@ class Functions:
             caller, EntryKind.FUNCTION, namespace, name, checked.function_uuid, None
         )
         if current is None and await self._context.store.names_of(checked.function_uuid):
-            # A UUID identifies the history of an entry and decides whether a table's files may be deleted.
+            # The UUID identifies the history of an entry, and decides whether a table's files may be deleted.
             raise BadRequest(f"The function-uuid {checked.function_uuid} is in use; choose another")
         body = encode_json(document)
         location = f"{folder}/metadata/{self._context.clock.uuid7()}{name_suffix(body, '.function.json')}"
@@ -98,7 +95,7 @@ class Functions:
     async def drop(self, caller: Caller, namespace: NamespacePath, name: str) -> None:
         """Drop a function.
 
-        There is no undrop: a function is one small document, and a put restores it.
+        There is no undrop, because a function is one small document and can be stored again.
         """
         requested_ms = self._context.clock.now_ms()
         entry = await self._context.require_entry(EntryKind.FUNCTION, namespace, name)

@@ -1,4 +1,7 @@
-"""Work on what a client sent, whose duration grows with it: a schema of 50,000 columns takes seconds to check."""
+"""Runs work on the content of requests whose duration grows with their size.
+
+For example, it takes seconds to check a schema of 50,000 columns.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,19 @@ from seamark.formats.runtime.fair_lock import FairLock
 T = TypeVar("T")
 
 LARGE_BYTES = 128 << 10
-"""The size of JSON from which a request counts as large. Less takes milliseconds."""
+"""The size of JSON from which a request counts as large. A smaller request takes milliseconds."""
 
 
 class LargeRequests(FairLock):
-    """Checks one large request at a time, and principals in turn."""
+    """Runs the work of one large request at a time, alternately for all principals."""
 
     async def run_by_size(self, holder: str, size_bytes: int, work: Callable[[], T]) -> T:
-        """Return the result of `work`, which is pure: of a large request in a thread, so that the loop serves others
-        meanwhile.
+        """Return the result of `work`, which has no side effects.
+
+        The work of a large request runs in a thread, so that the event loop can serve other requests.
 
         Args:
-            size_bytes: Of the request as JSON, or about as much.
+            size_bytes: The approximate size of the request as JSON.
         """
         if size_bytes <= LARGE_BYTES:
             return work()
@@ -32,10 +36,11 @@ class LargeRequests(FairLock):
 
 
 def index_columns(metadata: TableMetadata) -> TableMetadata:
-    """Return the same metadata with the names of its columns indexed.
+    """Return the same metadata with an index of the column names.
 
-    For 50,000 columns this takes a quarter of a second, which the first plan would take from the event loop.
+    For 50,000 columns, this takes a quarter of a second. Without it, the first plan would block the event
+    loop for that time.
     """
-    with suppress(BadRequest):  # who needs the columns gets the error
+    with suppress(BadRequest):  # The code that needs the columns raises the error.
         _ = metadata.current_schema.index
     return metadata

@@ -13,7 +13,7 @@ from seamark.metaserver.store.operations import SaveMetricsReport
 
 _WINDOW_S = 60.0
 _PAGE_BYTES = 4 << 20
-"""The limit of the reports in an answer, which are decoded and encoded in the event loop."""
+"""The maximum size of the reports in an answer, which are decoded and encoded on the event loop."""
 _TYPES = ("scan-report", "commit-report")
 
 
@@ -25,12 +25,15 @@ class MetricsReports:
     async def report(
         self, caller: Caller, namespace: NamespacePath, name: str, report: dict[str, Any], size: int
     ) -> Entry | None:
-        """Stores a report of `size` bytes, and returns the table. Each table keeps its newest `metrics_reports_limit`
-        reports.
+        """Store a report of `size` bytes, and return the table.
 
-        BadRequest for an unknown report-type or a snapshot-id that is not a 64-bit integer; NoSuchNamespace;
-        TooManyRequests for a caller that has sent `metrics_rate_bytes` within a minute. Reports on tables that do not
-        exist are dropped: in a CTAS, an engine reports its scans before it commits the table.
+        Each table keeps its newest `metrics_reports_limit` reports. Reports on tables that do not exist are
+        dropped: in a CTAS, an engine reports its scans before it commits the table.
+
+        Raises:
+            BadRequest: The report-type is unknown, or a snapshot-id is not a 64-bit integer.
+            NoSuchNamespace: The namespace does not exist.
+            TooManyRequests: The caller has sent `metrics_rate_bytes` within a minute.
         """
         report_type = report.get("report-type")
         if report_type not in _TYPES:
@@ -66,7 +69,8 @@ class MetricsReports:
     ) -> Page[MetricsReport]:
         """Return a page of the reports of a table.
 
-        A page has at most as many reports as fit in `_PAGE_BYTES` at their largest size; see `CatalogContext.page`.
+        A page has at most as many reports of the maximum size as fit into `_PAGE_BYTES`; see
+        `CatalogContext.page`.
         """
         uuid = (await self._context.require_entry(EntryKind.TABLE, namespace, name)).uuid
         limit = max(1, _PAGE_BYTES // self._context.settings.metrics_report_limit_bytes)

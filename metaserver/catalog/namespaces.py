@@ -1,4 +1,4 @@
-"""Namespaces: a namespace needs an existing parent, has properties and can be dropped when it is empty."""
+"""Namespaces. A namespace needs an existing parent, has properties, and can be dropped when it is empty."""
 
 from __future__ import annotations
 
@@ -27,7 +27,13 @@ class Namespaces:
         self._context = context
 
     async def create(self, caller: Caller, path: NamespacePath, properties: dict[str, str]) -> Namespace:
-        """AlreadyExists; NoSuchNamespace for the parent; BadRequest for a `location` outside the warehouse."""
+        """Create a namespace.
+
+        Raises:
+            AlreadyExists: The namespace exists.
+            NoSuchNamespace: The parent does not exist.
+            BadRequest: The property `location` is outside the warehouse.
+        """
         check_namespace(path)
         await self._check_properties(caller, path, properties)
         if "location" in properties:
@@ -45,7 +51,7 @@ class Namespaces:
         return created
 
     async def get(self, path: NamespacePath) -> Namespace:
-        """Return the properties always contain a `location`, which Trino's CTAS needs."""
+        """Return the namespace. Its properties always contain a `location`, which Trino's CTAS needs."""
         return self.with_location(await self._context.require_namespace(path))
 
     async def exists(self, path: NamespacePath) -> bool:
@@ -58,12 +64,12 @@ class Namespaces:
         page_size: int | None,
         visible: Collection[str] | None = None,
     ) -> Page[NamespacePath]:
-        """Return the direct children whose names are in `visible`, or all; the empty parent is the catalog.
+        """Return the direct children whose names are in `visible`, or all children. The empty parent is the catalog.
 
         Only visible names are looked up, so neither the pages nor their time reveal the number of the others.
 
         Raises:
-            NoSuchNamespace: For an unknown parent.
+            NoSuchNamespace: The parent does not exist.
         """
         if parent:
             await self._context.require_namespace(parent)
@@ -86,9 +92,10 @@ class Namespaces:
     async def update_properties(
         self, caller: Caller, path: NamespacePath, removals: builtins.list[str], updates: dict[str, str]
     ) -> PropertyChanges:
-        """Unprocessable when a key is both set and removed.
+        """Change properties. If another request changes them at the same time, try again with the new properties.
 
-        A lost race is retried on the new properties.
+        Raises:
+            Unprocessable: A key is both set and removed.
         """
         contradictory = sorted(set(removals) & set(updates))
         if contradictory:
@@ -107,7 +114,8 @@ class Namespaces:
             )
             properties = {key: value for key, value in stored.properties.items() if key not in named} | updates
             properties = record_setters(caller.who, properties, stored.properties)
-            if updates:  # those of before the limit may be removed
+            # Properties that are older than the limit may be removed.
+            if updates:
                 _check_size(path, properties)
             replace = ReplaceNamespaceProperties(path=path, expected_version=stored.version, properties=properties)
             try:
@@ -127,7 +135,11 @@ class Namespaces:
         await self._context.large.run_by_size(caller.who, caller.request_bytes, check)
 
     async def drop(self, caller: Caller, path: NamespacePath) -> None:
-        """NamespaceNotEmpty while it contains tables, views, functions or namespaces; dropped entries do not count."""
+        """Drop a namespace.
+
+        Raises:
+            NamespaceNotEmpty: It contains tables, views, functions or namespaces. Dropped entries do not count.
+        """
         await self._context.transact([DropNamespace(path=path), *self._context.remember(caller, status=204)])
 
     def with_location(self, namespace: Namespace) -> Namespace:
@@ -147,7 +159,7 @@ def _check_size(path: NamespacePath, properties: Mapping[str, str]) -> None:
     if characters > limit:
         where = "" if len(path) <= _DEEP else f" for one with more than {_DEEP} levels"
         raise TooLarge(
-            f"The namespace would have properties of {characters:,} characters; the limit is {limit:,}{where}"
+            f"The properties of the namespace would have {characters:,} characters; the limit is {limit:,}{where}"
         )
     policies = count_policies(properties)
     if policies > INHERITED_MAX:

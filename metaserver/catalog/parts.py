@@ -57,7 +57,7 @@ PATH_PROPERTIES = (
     "write.object-storage.path",
     "write.folder-storage.path",
 )
-"""Table properties that name folders for files, in addition to the table's location."""
+"""The table properties that name folders for files, in addition to the table's location."""
 
 _MISSING = {EntryKind.TABLE: NoSuchTable, EntryKind.VIEW: NoSuchView, EntryKind.FUNCTION: NoSuchFunction}
 _SETTLE_TRIES = 5
@@ -67,18 +67,18 @@ T = TypeVar("T")
 
 @dataclass
 class Unclaimed:
-    """Entries that were created before claims existed and whose locations are not known yet (`claims.fill`)."""
+    """Entries that are older than claims, and whose locations are not known yet (`claims.fill`)."""
 
     unread: int = 0
-    """The number of entries whose metadata could not be read from storage; further entries were not read."""
+    """The number of entries whose metadata could not be read from storage. The entries after them were not read."""
     lost: dict[str, list[str]] = field(default_factory=dict)
-    """Possible locations, as keys, of entries with missing or damaged metadata, by UUID."""
+    """The possible locations, as keys, of entries with missing or damaged metadata, by UUID."""
     tried_s: float = -math.inf
 
 
 @dataclass(frozen=True)
 class CatalogContext:
-    """The services that the catalog depends on; one instance per server."""
+    """The services that the catalog depends on. A server has one instance."""
 
     settings: Settings
     store: PointerStore
@@ -103,16 +103,16 @@ class CatalogContext:
     ) -> None:
         """Check that the caller may place an entry at the location.
 
-        Signatures and purges depend on the location of a table, so a principal with write access to one namespace must
-        not place a table over the files of another.
+        Signatures and purges depend on the location of a table, so a principal with write access to one namespace
+        must not place a table over the files of another namespace.
 
         Args:
-            within: The namespace of the new entry, where the caller may write; its location may be outside those of its
-                parents.
+            within: The namespace of the new entry, where the caller may write. Its location may be outside those of
+                its parents.
 
         Raises:
-            BadRequest: For a location outside the warehouse.
-            Forbidden: For a location outside the caller's grants.
+            BadRequest: The location is outside the warehouse.
+            Forbidden: The location is outside the caller's grants.
         """
         parsed = self.warehouse.parse(location, description)
         if caller.confined_to is None:
@@ -136,10 +136,10 @@ class CatalogContext:
         """Check that the caller may set the properties.
 
         Raises:
-            BadRequest: For properties that control clients, and for an invalid location.
-            Forbidden: For changed properties with locations for writers that are outside the caller's grants.
+            BadRequest: A property controls clients, or has an invalid location.
+            Forbidden: A changed property has a location for writers that is outside the caller's grants.
         """
-        # Those that are stored count as well, so the length of the request does not say how much there is to check.
+        # Stored properties count as well, because the request's length does not show how much must be checked.
         size_bytes = sum(len(key) + len(value) for key, value in properties.items())
         check = partial(check_client_properties, properties, "A table or view")
         await self.large.run_by_size(caller.who, size_bytes, check)
@@ -150,13 +150,13 @@ class CatalogContext:
                 await self.check_location(caller, properties[key], key, within)
 
     async def transact(self, operations: Sequence[Operation]) -> None:
-        """Run the operations in one transaction and wake the watchers of the timeline.
+        """Run the operations in one transaction, and wake the watchers of the timeline.
 
         After a lost reply, the instant among the operations decides the outcome.
 
         Raises:
-            Forbidden: For an addition to a namespace that has as much as it may have.
-            CommitUnknown: When the database does not answer that query either; then no file may be deleted.
+            Forbidden: An operation adds to a namespace that has reached its limit.
+            CommitUnknown: The database does not answer that query either. Then no file may be deleted.
         """
         await self.sizes.require_room(self.store, self.settings, self.clock, operations)
         instant = next((operation.instant for operation in operations if isinstance(operation, RecordInstant)), None)
@@ -170,35 +170,35 @@ class CatalogContext:
             self.timeline.notify()
 
     async def create_and_transact(self, location: str, data: bytes, operations: Sequence[Operation]) -> None:
-        """Write a new file, then run the operations as `transact`.
+        """Write a new file, then run the operations with `transact`.
 
-        Deletes the file when the transaction is known to have failed.
+        If the transaction is known to have failed, the file is deleted.
         """
         try:
             await self.objects.create(location, data)
             await self.transact(operations)
         except (CommitUnknown, ObjectExists):
-            raise  # an orphaned file is harmless, a dangling pointer is not; an existing file belongs to another
+            raise  # An orphaned file is harmless. An existing file belongs to another writer.
         except (SeamarkError, IdempotencyTaken):
-            with suppress(SeamarkError):  # leaves an orphan; the client must receive the first error
+            with suppress(SeamarkError):  # The file stays as an orphan; the client must receive the first error.
                 await self.objects.delete(location)
             raise
 
     async def _has_committed(self, instant: Instant, undone: type[SeamarkError]) -> bool:
-        """Return whether a transaction with a lost reply was committed.
+        """Return whether a transaction with a lost reply was committed; False if the database does not answer.
 
-        `undone` is raised if it was not committed and can no longer be; except for a commit this is not a conflict,
-        which clients would interpret as an existing name.
+        `undone` is raised if it was not committed and no longer can be. Except for a commit, this is not a
+        conflict, which clients would interpret as an existing name.
 
-        A missing instant proves nothing, because the commit may still run in the database. Therefore a rolled-back
-        instant is inserted with its id: when that succeeds, the lost transaction can no longer commit; when the id
-        exists, it has committed. False when the database does not answer.
+        A missing instant proves nothing, because the transaction may still run in the database. Therefore a
+        rolled-back instant is inserted with its id. If this succeeds, the lost transaction can no longer commit.
+        If the id exists, the transaction has committed.
         """
         for attempt in range(1, _SETTLE_TRIES + 1):
             try:
                 recorded = await self._was_recorded(instant)
             except SeamarkError:
-                # A failed query is no answer: the caller would delete the files.
+                # If the query fails, the outcome is unknown; otherwise the caller would delete the files.
                 await self.back_off(attempt)
                 continue
             if not recorded:
@@ -216,18 +216,22 @@ class CatalogContext:
             recorded = await self.store.instant(instant.id)
             if recorded is None:
                 raise CommitUnknown(f"The instant {instant.id} is recorded, but cannot be read") from None
-            # A purge is recorded in flight; any instant that is not rolled back belongs to the lost transaction.
+            # A purge is recorded in flight. Any instant that is not rolled back belongs to the lost transaction.
             return recorded.state is not InstantState.ROLLED_BACK
         return False
 
     async def back_off(self, attempt: int) -> None:
-        """Wait with exponential backoff and jitter, half a second at most."""
+        """Wait with exponential backoff and jitter, at most half a second."""
         ceiling_s = min(0.5, 0.005 * 2**attempt)
         jitter = int.from_bytes(self.clock.random_bytes(2), "big") / 65536
         await asyncio.sleep(ceiling_s * (0.5 + jitter / 2))
 
     async def require_entry(self, kind: EntryKind, namespace: NamespacePath, name: str) -> Entry:
-        """The current pointer. NoSuchTable, NoSuchView or NoSuchFunction."""
+        """Return the current pointer.
+
+        Raises:
+            NoSuchTable, NoSuchView, NoSuchFunction: The entry does not exist.
+        """
         entry = await self.store.entry(kind, namespace, name)
         if entry is None:
             raise _MISSING[kind](f"{kind.value.capitalize()} does not exist: {show(namespace, name)}")
@@ -236,12 +240,13 @@ class CatalogContext:
     async def is_uuid_taken(self, uuid: str) -> bool:
         """Return whether an entry has this UUID, or had it before its purge.
 
-        The UUID identifies the timeline, the reports and the index files of an entry, and decides whether its files may
-        be deleted.
+        The UUID identifies the timeline, the reports and the index files of an entry, and decides whether its
+        files may be deleted.
         """
         if await self.store.names_of(uuid):
             return True
-        for state in (InstantState.COMPLETED, InstantState.INFLIGHT):  # a rolled-back change may be tried again
+        # A change that was rolled back may be tried again.
+        for state in (InstantState.COMPLETED, InstantState.INFLIGHT):
             if await self.store.instants(InstantFilter(uuid=uuid, state=state), 1):
                 return True
         return False
@@ -249,8 +254,9 @@ class CatalogContext:
     async def choose_location(
         self, caller: Caller, kind: EntryKind, namespace: NamespacePath, name: str, uuid: str, requested: str | None
     ) -> str:
-        """Return the location of a new table, view or function: the requested one, checked, or a new folder below
-        that of the namespace.
+        """Return the location of a new table, view or function.
+
+        It is the requested location, after checks, or a new folder below the location of the namespace.
         """
         if requested:
             location = requested.rstrip("/") or requested
@@ -271,7 +277,7 @@ class CatalogContext:
         fingerprint: str | None = None,
         summary: dict[str, Any] | None = None,
     ) -> RecordInstant:
-        """Return an instant about `entry` that is completed now."""
+        """Return a completed instant about `entry`. Its time is now."""
         return RecordInstant(
             instant=Instant(
                 id=str(self.clock.uuid7()),
@@ -294,7 +300,7 @@ class CatalogContext:
     def remember(
         self, caller: Caller, *, status: int, body: bytes | None = None, metadata_location: str | None = None
     ) -> list[Operation]:
-        """Return the operation that records the first answer, when the caller has sent an idempotency key."""
+        """Return the operation that records the first answer, if the caller has sent an idempotency key."""
         key = caller.idempotency
         if key is None:
             return []
@@ -316,8 +322,9 @@ class CatalogContext:
         page_token: str | None,
         page_size: int | None,
     ) -> Page[T]:
-        """Return a page, or everything if neither token nor size is given (REST specification: clients that do not
-        page receive all items).
+        """Return a page, or everything if neither token nor size is given.
+
+        The REST specification says that clients that do not page receive all items.
         """
         limit = self.settings.page_limit
         if page_size is not None:

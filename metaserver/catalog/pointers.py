@@ -21,9 +21,12 @@ _NUMBER = re.compile(r"v?(\d{1,9})[-.]")
 async def check_name_free(
     context: CatalogContext, namespace: NamespacePath, name: str, kind: EntryKind = EntryKind.TABLE
 ) -> None:
-    """AlreadyExists before anything is written.
+    """Check that the name is free, before anything is written.
 
     The transaction checks again.
+
+    Raises:
+        AlreadyExists: The name exists.
     """
     await context.require_namespace(namespace)
     for other in (kind, EntryKind.VIEW if kind is EntryKind.TABLE else EntryKind.TABLE):
@@ -33,7 +36,7 @@ async def check_name_free(
 
 
 def swap_of(entry: Entry, location: str, now_ms: int, holder: str = "") -> SwapPointer:
-    """Return the operation that moves the pointer of the entry, if it has not moved since."""
+    """Return the operation that moves the pointer of the entry, if no other commit has moved it."""
     return SwapPointer(
         kind=entry.kind,
         namespace=entry.namespace,
@@ -63,12 +66,12 @@ def make_entry(
 def metadata_location(
     context: CatalogContext, location: str, properties: dict[str, str], previous: str | None, suffix: str
 ) -> str:
-    """Return a new location for a metadata file; no location is written twice.
+    """Return a new location for a metadata file. No location is written twice.
 
     The number follows that of the previous file, so that the highest number is the newest file.
 
     Raises:
-        BadRequest: When write.metadata.path is outside the warehouse.
+        BadRequest: write.metadata.path is outside the warehouse.
     """
     folder = check_metadata_folder(context, location, properties)
     number = _NUMBER.match(previous.rpartition("/")[2]) if previous is not None else None
@@ -80,7 +83,7 @@ def check_metadata_folder(context: CatalogContext, location: str, properties: di
     """Return the folder for metadata files.
 
     Raises:
-        BadRequest: When write.metadata.path is outside the warehouse.
+        BadRequest: write.metadata.path is outside the warehouse.
     """
     if METADATA_PATH in properties:
         context.warehouse.check(properties[METADATA_PATH], METADATA_PATH)
@@ -90,11 +93,12 @@ def check_metadata_folder(context: CatalogContext, location: str, properties: di
 def check_uuid(entry: Entry, metadata: TableMetadata) -> None:
     """Check that the metadata belongs to the table of the entry.
 
-    The table's writers can overwrite metadata files, and the UUID decides which files belong to the table. A table
-    whose UUID was derived may have received another from a commit, whose file is then named by its content.
+    The table's writers can overwrite metadata files, and the UUID decides which files belong to the table. If
+    the table's UUID was derived, a commit may have given the table another UUID. Then the name of the
+    metadata file contains the digest of its content.
 
     Raises:
-        Forbidden: When it belongs to another table.
+        Forbidden: The metadata belongs to another table.
     """
     is_own = table_uuid(metadata) == entry.uuid
     if not is_own and not (is_derived(entry.uuid) and is_named_by_content(entry.metadata_location)):
@@ -107,14 +111,16 @@ def check_uuid(entry: Entry, metadata: TableMetadata) -> None:
 def table_uuid(metadata: TableMetadata) -> str:
     """Return the table's UUID.
 
-    Version 1 metadata may have none; then it is derived from the location.
+    Version 1 metadata may have no UUID; then it is derived from the location.
     """
     return metadata.table_uuid or str(uuid5(NAMESPACE_URL, metadata.location))
 
 
 def uuid_of(entry: Entry | None, metadata: TableMetadata) -> str:
-    """Return the UUID in the database if the table exists: its writers could put another table's UUID into its
-    metadata, and the UUID decides which files, locations and instants belong to the table.
+    """Return the UUID in the database if the table exists, otherwise that of the metadata.
+
+    The table's writers could put another table's UUID into its metadata, and the UUID decides which files,
+    locations and instants belong to the table.
     """
     return table_uuid(metadata) if entry is None else entry.uuid
 
@@ -122,6 +128,6 @@ def uuid_of(entry: Entry | None, metadata: TableMetadata) -> str:
 def is_derived(uuid: str) -> bool:
     """Return whether `table_uuid` derived the UUID from a location.
 
-    The metadata may have received a UUID since.
+    The metadata may have received a UUID later.
     """
     return uuid[14:15] == "5"

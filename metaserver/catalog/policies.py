@@ -1,6 +1,7 @@
 """Policies of table services and of the gateway's cache: properties of a table, or of a namespace for all its tables.
 
-The value nearest to the table counts: its own property, then that of its namespace, then those of the namespaces above.
+The value nearest to the table is effective: that of the table, then that of its namespace, then those of
+the namespaces above.
 """
 
 from __future__ import annotations
@@ -20,17 +21,19 @@ from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.store.port import PointerStore
 
 PREFIXES = ("seamark.cache.preload", "seamark.services.", *list_inherited_prefixes())
-"""Prefixes of the properties that a namespace may have for its tables."""
+"""The prefixes of the properties that a namespace may have for its tables."""
 
 SETTERS = "seamark.policy.set-by"
-"""A JSON object of who set each property of the policy, which the server keeps (`record_setters`)."""
+"""The property with the setter of each property of the policy, as a JSON object. The server maintains it
+(`record_setters`).
+"""
 
 
 _RECORDED = (
     *PREFIXES,
     *(prefix for service in SERVICES.values() for prefix in service.property_prefixes if not service.is_inherited),
 )
-"""Prefixes of the properties whose setters are recorded."""
+"""The prefixes of the properties whose setters are recorded."""
 
 
 class Inherited(NamedTuple):
@@ -39,18 +42,20 @@ class Inherited(NamedTuple):
     value: str
     namespace: NamespacePath
     who: str = ""
-    """The principal that set it, if that is known."""
+    """The principal that set the property; empty if it is unknown."""
 
 
 Policies = Mapping[str, Inherited]
 INHERITED_MAX = 200
-"""The limit of the policies that tables inherit: a namespace may have a thousand levels above it."""
+"""The maximum number of policies that tables inherit. A namespace may have a thousand levels above it."""
 
 
 def add_policies(above: Policies, namespace: NamespacePath, properties: Mapping[str, str]) -> Policies:
-    """Return the policies for the tables of a namespace with these properties, below one with the policies `above`.
+    """Return the policies for the tables of a namespace with these properties.
 
-    If there are more than `INHERITED_MAX`, the policies nearest to the tables count.
+    `above` are the policies of its parent.
+
+    If there are more than `INHERITED_MAX`, the policies nearest to the tables are kept.
     """
     named = {name: value for name, value in properties.items() if name.startswith(PREFIXES)}
     if not named:
@@ -62,10 +67,7 @@ def add_policies(above: Policies, namespace: NamespacePath, properties: Mapping[
 
 
 def setters_of(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return who set the properties of a policy.
-
-    Without the properties whose setter is unknown.
-    """
+    """Return the principals that set the properties of a policy, for properties whose setter is known."""
     try:
         return from_json(properties.get(SETTERS) or "{}", dict[str, str])
     except msgspec.MsgspecError:
@@ -73,15 +75,15 @@ def setters_of(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def record_setters(principal: str, properties: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties with the names of their setters: a job has no more rights than that principal has now.
+    """Return the properties with the names of their setters. A job has only the rights that its setters have now.
 
-    The server keeps the names in one property of the table or namespace, which no client can set. Each change is
+    The server stores the names in one property of the table or namespace, which no client can set. Each change is
     computed from the stored value. Without logins there are no names.
 
     Args:
-        who: The principal that changes the properties, and the setter of each value that differs from `before`.
+        principal: The principal that changes the properties: the setter of each value that differs from `before`.
         properties: The properties after the change. Names of setters in them are ignored.
-        before: The properties before it.
+        before: The properties before the change.
     """
     former = setters_of(before)
     setters: dict[str, str] = {}
@@ -116,16 +118,16 @@ async def load_policies(store: PointerStore, path: NamespacePath) -> Policies:
 
 
 def setters_in_effect(metadata: TableMetadata, policies: Policies) -> dict[str, str]:
-    """Return who set the properties that the table has and inherits, by property.
+    """Return the principals that set the properties that the table has and inherits, by property.
 
-    Without those of whom that is unknown.
+    Properties with unknown setters are left out.
     """
     inherited = {name: policy.who for name, policy in policies.items() if name not in metadata.properties}
     return {name: who for name, who in {**inherited, **setters_of(metadata.properties)}.items() if who}
 
 
 def with_policies(metadata: TableMetadata, policies: Policies) -> TableMetadata:
-    """Return the metadata as table services see it, with the inherited properties; not to be written."""
+    """Return the metadata for table services, with the inherited properties. They must not be written."""
     if not policies:
         return metadata
     inherited = {name: policy.value for name, policy in policies.items()}

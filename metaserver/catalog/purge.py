@@ -1,7 +1,7 @@
 """Lists the files that a table's metadata refers to, in deletion order: each file before the file that refers to it.
 
-Only files in the table's own folders may be deleted, and none if the property `gc.enabled` is false, because other
-tables may use them.
+Only files in the table's own folders may be deleted. If the property `gc.enabled` is false, no file may
+be deleted, because other tables may use them.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ _MANIFEST_LIMIT_BYTES = 1 << 30
 
 
 def own_folders(context: CatalogContext, metadata: TableMetadata) -> list[str]:
-    """Return the folders that the table writes to now and that are in the warehouse."""
+    """Return the folders to which the table currently writes, and that are in the warehouse."""
     folders = [metadata.location, *(metadata.properties[key] for key in PATH_PROPERTIES if key in metadata.properties)]
     return [folder for folder in folders if context.warehouse.contains(folder)]
 
 
 def make_owns(context: CatalogContext, metadata: TableMetadata) -> Callable[[str], bool]:
-    """Return whether a location is below the table's location or a `write.*.path` property, and in the warehouse.
+    """Return a function that reports whether a location is in the warehouse, below the table's location or a
+    `write.*.path` property.
 
     Metadata can name any file, and a purge must not delete files of another table.
     """
@@ -58,16 +59,18 @@ async def deletable_files(
     without_claims: bool = False,
     exclusive: bool = False,
 ) -> Callable[[str], bool]:
-    """Return whether a location is one of the table's own files (`make_owns`), is in a location that the database
-    records as claimed by the table, because its writers can overwrite its metadata file, and is in no location of
-    another UUID.
+    """Return a function that reports whether a location is one of the table's deletable files.
+
+    The location must be one of the table's own (`make_owns`) and in no location of another UUID. It must also
+    be in a location that the database records as claimed by the table, because the table's writers can
+    overwrite its metadata file.
 
     Args:
-        without_claims: A table without any claims, which an earlier version dropped, is judged by its metadata alone.
-        exclusive: Without folders that other tables share or are allowed to name files in.
+        without_claims: Whether only metadata decide if the table has no claims, because an earlier version dropped it.
+        exclusive: Whether to exclude folders that other tables share, or where they may name files.
 
     Raises:
-        RetryLater: While the storage is unavailable.
+        RetryLater: The storage is unavailable.
     """
     owns = make_owns(context, metadata)
     is_foreign = await foreign_file_check(context, uuid, own_folders(context, metadata), exclusive=exclusive)
@@ -77,7 +80,7 @@ async def deletable_files(
     def is_deletable(location: str) -> bool:
         try:
             return owns(location) and (is_judged_by_metadata or own.holds(location)) and not is_foreign(location)
-        except BadRequest:  # a location that the server cannot parse
+        except BadRequest:  # The server cannot parse the location.
             return False
 
     return is_deletable
@@ -87,12 +90,12 @@ async def check_purgeable(context: CatalogContext, entry: Entry) -> None:
     """Check that the table's properties allow the deletion of its files.
 
     Raises:
-        BadRequest: When they forbid it.
+        BadRequest: The properties forbid it.
     """
     try:
         metadata = await context.documents.table(entry.metadata_location)
     except (NotFound, Corrupt, Forbidden):
-        return  # without readable metadata nothing is purged; the drop must still be possible
+        return  # Without readable metadata nothing is purged, but the drop must be possible.
     if not is_collectable(metadata):
         raise BadRequest(
             f"Cannot purge {show(entry.namespace, entry.name)}: its gc.enabled is false, so others may use its files; "
@@ -106,19 +109,20 @@ def is_collectable(metadata: TableMetadata) -> bool:
 
 
 async def reachable_files(context: CatalogContext, uuid: str, metadata_location: str) -> AsyncIterator[str]:
-    """Locations of data and delete files, manifests, index files, files of plan tables, manifest lists, statistics
-    and older metadata files, then the metadata file itself.
+    """Yield the locations of data and delete files, manifests, index files, files of plan tables, manifest lists,
+    statistics and older metadata files, and finally the metadata file itself.
 
-    Only `deletable_files`; nothing if `gc.enabled` is false. Missing or damaged manifests are skipped.
+    Only `deletable_files` are included, and no file if `gc.enabled` is false. Missing or damaged manifests
+    are skipped.
 
     Raises:
-        RetryLater: While the storage is unavailable.
+        RetryLater: The storage is unavailable.
     """
     try:
         metadata = await context.documents.table(metadata_location)
     except NotFound:
         return
-    if not is_collectable(metadata):  # the property may have been set after the drop
+    if not is_collectable(metadata):  # The property may have been set after the drop.
         return
     allowed = await deletable_files(context, uuid, metadata, without_claims=True)
     seen: set[str] = set()
@@ -144,7 +148,7 @@ async def reachable_files(context: CatalogContext, uuid: str, metadata_location:
     own_names = (INDEX_FOLDER, FORMER_INDEX_FOLDER, PLANS_FOLDER)
     for folder in (*(f"{base}/{name}" for name in own_names), former_plans):
         if allowed(folder):
-            # The listing is completed first: deletions during a listing could make it skip files.
+            # The listing is completed first, because deletions during a listing could make it skip files.
             for location in [item.location async for item in context.objects.list(folder)]:
                 if allowed(location):
                     yield location
@@ -173,4 +177,4 @@ def _decode(data: bytes, fields: tuple[str, ...]) -> list[str]:
             str(reduce(lambda value, field: value[field], fields, row)) for row in fastavro.reader(io.BytesIO(data))
         ]
     except Exception:  # noqa: BLE001  writers may commit invalid files, and the reader fails in many ways
-        return []  # a broken manifest lists nothing; its own file is still deleted
+        return []  # A broken manifest lists nothing, but its own file is deleted.

@@ -1,7 +1,8 @@
-"""Quotas: amounts that principals have used recently; each amount counts until a given time.
+"""Quotas: amounts that principals have used recently. Each amount counts until a given time.
 
-Belongs to one worker and starts empty, so a limit applies per worker. The memory is bounded: amounts of a holder that
-end within the same few seconds are merged, and holders without current amounts are removed.
+Each worker has its own quotas, which start empty, so a limit applies per worker. The memory is limited:
+amounts of a holder that end within the same few seconds are merged, and holders without current amounts
+are removed.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import math
 from heapq import heappop, heappush
 
 _GRAIN_S = 5.0
-"""Amounts that end within the same interval of this length end together, at its end."""
+"""The length of an interval. Amounts that end within the same interval end together, at its end."""
 _HOLDERS_MIN = 1000
-"""The minimum number of holders before expired holders are removed."""
+"""The minimum number of holders from which expired holders are removed."""
 
 
 class _Usage:
@@ -21,16 +22,13 @@ class _Usage:
     def __init__(self) -> None:
         self.total = 0
         self.amounts: dict[int, int] = {}
-        """By the number of the interval in which they end."""
+        """The amounts by the number of the interval in which they end."""
         self.ends: list[int] = []
         """A heap of these interval numbers."""
 
 
 class Quota:
-    """Each holder may use up to `share`.
-
-    The holder None has no limit.
-    """
+    """A limit of `share` for each holder. The holder None has no limit."""
 
     def __init__(self, share: int) -> None:
         self._share = share
@@ -56,12 +54,13 @@ class Quota:
         usage.total += amount
 
     def take_back(self, holder: str, until_s: float, amount: int = 1) -> None:
-        """Remove an amount that was added with this `until_s`; an amount that has ended is ignored."""
+        """Remove an amount that was added with this `until_s`. An amount that has ended is ignored."""
         usage, end = self._usages.get(holder), _span_of(until_s)
         if usage is None or end not in usage.amounts:
             return
         amount = min(amount, usage.amounts[end])
-        usage.amounts[end] -= amount  # an amount of 0 stays, because its end is in the heap
+        # An amount of 0 is kept, because its end is in the heap.
+        usage.amounts[end] -= amount
         usage.total -= amount
 
     def _count_used(self, holder: str, now_s: float) -> int:

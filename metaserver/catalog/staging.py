@@ -1,8 +1,9 @@
 """Signed passes for staged tables, whose files are written before any pointer refers to them.
 
-A staged table is not stored, so that a signing request for its files cannot be looked up. The client carries the data
-instead, signed with a key that all replicas share: table, location and expiry. A pass opens one new location (its UUID
-was generated at staging) and no location of another table.
+A staged table is not stored, so the server cannot look it up for a signing request of its files. The
+client sends the data instead, signed with a key that all replicas share: table, location and expiry. A
+pass gives access to one new location (its UUID was generated at staging), and to no location of another
+table.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ else:
     errors, jwk, jwt = LazyModule("joserfc.errors"), LazyModule("joserfc.jwk"), LazyModule("joserfc.jwt")
 
 TTL_S = 86_400
-"""The longest time between the staging of a CREATE TABLE AS SELECT and its last signed request."""
+"""The maximum time between the staging of a CREATE TABLE AS SELECT and its last signed request."""
 _PURPOSE = "staged-table"
 
 
@@ -33,7 +34,7 @@ class StagingPasses:
         self._keyring = keyring
 
     def issue(self, namespace: NamespacePath, name: str, location: str) -> str:
-        """Return a pass, as text for a URL."""
+        """Return a pass in a form for URLs."""
         claims = {
             "aud": _PURPOSE,
             "namespace": list(namespace),
@@ -48,7 +49,7 @@ class StagingPasses:
         """Return the location of the staged table.
 
         Raises:
-            Forbidden: For a pass that is invalid, expired or for another table.
+            Forbidden: The pass is invalid, expired or for another table.
         """
         try:
             claims = jwt.decode(token, self._key_of, algorithms=["HS256"]).claims
@@ -68,7 +69,11 @@ class StagingPasses:
         return str(claims["location"])
 
     def _key_of(self, signed: GuestProtocol) -> jwk.OctKey:
-        """ValueError for a pass with an unknown key."""
+        """Return the key of a pass.
+
+        Raises:
+            ValueError: The key is unknown.
+        """
         key = self._keyring.verifying(_PURPOSE, bytes.fromhex(str(signed.headers().get("kid"))))
         if key is None:
             raise ValueError("unknown key")

@@ -53,7 +53,11 @@ class Tables:
         return await self._context.list_names(EntryKind.TABLE, namespace, page_token, page_size)
 
     async def entry(self, namespace: NamespacePath, name: str) -> Entry:
-        """The current pointer. NoSuchTable."""
+        """Return the current pointer of a table.
+
+        Raises:
+            NoSuchTable: The table does not exist.
+        """
         return await self._context.require_entry(EntryKind.TABLE, namespace, name)
 
     async def exists(self, namespace: NamespacePath, name: str) -> bool:
@@ -63,8 +67,8 @@ class Tables:
         """Return a table with its metadata.
 
         Raises:
-            NoSuchTable: When it does not exist.
-            NotFound: When the metadata file is missing in storage.
+            NoSuchTable: The table does not exist.
+            NotFound: The metadata file is missing in storage.
         """
         entry = await self.entry(namespace, name)
         await self._context.documents.ensure_exists(entry.metadata_location)
@@ -73,7 +77,7 @@ class Tables:
         return LoadedTable(entry=entry, metadata=metadata)
 
     async def stage(self, caller: Caller, namespace: NamespacePath, request: CreateTable) -> LoadedTable:
-        """Return the metadata of a table that is not created yet; stores nothing.
+        """Return the metadata of a table that is not created yet. Nothing is stored.
 
         The client commits it with assert-create.
         """
@@ -105,12 +109,12 @@ class Tables:
         """Create a name for existing metadata.
 
         Args:
-            overwrite: The name may exist.
+            overwrite: Whether the name may exist.
 
         Raises:
-            BadRequest: Outside the warehouse, or for an invalid metadata file.
-            AlreadyExists: When the metadata is that of a table with another live name: both names would commit to the
-                same files, and the table with the name would be gone.
+            BadRequest: The file is outside the warehouse, or is not a valid metadata file.
+            AlreadyExists: The name exists, or the metadata is that of a table with another live name. Two names
+                would commit to the same files, and the table that had the name would be lost.
         """
         requested_ms = self._context.clock.now_ms()
         check_new_name(name, "table name")
@@ -148,7 +152,10 @@ class Tables:
         return LoadedTable(entry=stored or entry, metadata=metadata)
 
     async def _check_registered(self, caller: Caller, entry: Entry) -> None:
-        """A concurrent purge or cleaning commit may not have seen the new name: then the name is removed again."""
+        """Remove a new name again if its files may be deleted.
+
+        A concurrent purge or cleaning commit may have missed the new name.
+        """
         try:
             await self._registrable(entry.metadata_location)
         except (NotFound, BadRequest):
@@ -159,14 +166,14 @@ class Tables:
                 name=entry.name,
                 expected_location=entry.metadata_location,
             )
-            with contextlib.suppress(CommitConflict, NotFound):  # the name has changed, so it was usable
+            with contextlib.suppress(CommitConflict, NotFound):  # The name has changed, so it was usable.
                 await self._context.transact([drop, unregistered])
             raise
 
     async def unregister(self, caller: Caller, namespace: NamespacePath, name: str) -> LoadedTable:
-        """Remove the name and keep all files; later commits fail.
+        """Remove the name and keep all files. Later commits fail.
 
-        No undrop: the table can be registered again.
+        There is no undrop, because the table can be registered again.
         """
         requested_ms = self._context.clock.now_ms()
         for attempt in range(self._context.settings.commit_retries + 1):
@@ -184,7 +191,7 @@ class Tables:
                         *self._context.remember(caller, status=200, metadata_location=entry.metadata_location),
                     ]
                 )
-            except CommitConflict:  # the answer must include the commit that came first
+            except CommitConflict:  # The answer must include the commit that came first.
                 if attempt == self._context.settings.commit_retries:
                     raise
             else:
@@ -192,9 +199,9 @@ class Tables:
         raise AssertionError("the loop returns or raises")
 
     async def drop(self, caller: Caller, namespace: NamespacePath, name: str, *, purge: bool) -> None:
-        """Drop a table; it can be restored until its retention ends.
+        """Drop a table. It can be restored until its retention ends.
 
-        After that, its files are deleted if `purge`.
+        After that, its files are deleted if `purge` is true.
         """
         requested_ms = self._context.clock.now_ms()
         entry = await self.entry(namespace, name)
@@ -232,12 +239,12 @@ class Tables:
         return structs.replace(metadata, properties=record_setters(caller.who, metadata.properties, {}))
 
     async def _registrable(self, location: str) -> TableMetadata:
-        # Checked in the storage, because the cache may still contain a file that is gone.
+        # The storage is checked, because the cache may still contain a file that no longer exists.
         if not await self._context.objects.exists(location):
             raise NotFound(f"Cannot register {location}: the file does not exist")
         try:
             metadata = await self._context.documents.table(location)
-        except Corrupt as error:  # the client named the file, so the request is at fault
+        except Corrupt as error:  # The client named the file, so this is an error of the request.
             raise BadRequest(f"Cannot register {location}: {error.message}") from None
         purging = await self._context.store.instants(
             InstantFilter(uuid=table_uuid(metadata), action="purge", state=InstantState.INFLIGHT), 1
@@ -250,9 +257,12 @@ class Tables:
 async def rename_entry(
     context: CatalogContext, caller: Caller, kind: EntryKind, source: TableIdentifier, target: TableIdentifier
 ) -> None:
-    """AlreadyExists, NoSuchNamespace for the target; NoSuchTable, NoSuchView for the source.
+    """Rename a table or view. Files are not moved.
 
-    Files are not moved.
+    Raises:
+        AlreadyExists: The target exists.
+        NoSuchNamespace: The namespace of the target does not exist.
+        NoSuchTable, NoSuchView: The source does not exist.
     """
     requested_ms = context.clock.now_ms()
     check_changeable(source.name)
@@ -267,7 +277,8 @@ async def rename_entry(
         uuid=None if entry is None else entry.uuid,
     )
     operations: list[Any] = [rename]
-    if entry is not None:  # otherwise the store raises the error
+    # If the entry does not exist, the store raises the error.
+    if entry is not None:
         summary = {"to": show(target.namespace, target.name), "to-namespace": list(target.namespace)}
         operations.append(context.instant(caller, entry, "rename", requested_ms=requested_ms, summary=summary))
     operations += context.remember(caller, status=204)

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class IdempotencyKey(msgspec.Struct, frozen=True):
-    """The Idempotency-Key header of a request; recorded in the same transaction as the request's effects."""
+    """The Idempotency-Key header of a request. It is recorded in the transaction of the request's effects."""
 
     key: str
     scope: str
@@ -32,23 +32,23 @@ class IdempotencyKey(msgspec.Struct, frozen=True):
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """The principal of a request, for the timeline, and its idempotency key, if any."""
+    """The principal of a request, for the timeline, and the request's idempotency key, if any."""
 
     who: str
     request_id: str
     idempotency: IdempotencyKey | None = None
     confined_to: tuple[NamespacePath, ...] | None = None
-    """Namespaces whose locations the caller may place entries in; None: anywhere in the warehouse."""
+    """The namespaces in whose locations the caller may place entries; None for the whole warehouse."""
     names_owners: bool = True
     """Whether the caller may name other users as owners of views (`owners.py`)."""
     request_bytes: int = 0
-    """The length of the request's body, unpacked; 0 without one."""
+    """The length of the request's decompressed body; 0 without a body."""
 
 
 class Page(msgspec.Struct, Generic[T], frozen=True):
     items: list[T]
     next_token: str | None
-    """The token is None on the last page."""
+    """The token for the next page; None on the last page."""
 
 
 class LoadedTable(msgspec.Struct, frozen=True):
@@ -117,7 +117,7 @@ class TableCommit(msgspec.Struct, frozen=True):
     added_snapshots: tuple[SnapshotInput, ...]
     removed_snapshot_ids: tuple[int, ...]
     statistics_paths: tuple[str, ...]
-    """The files of statistics that the updates name."""
+    """The statistics files that the updates name."""
 
     @property
     def is_create(self) -> bool:

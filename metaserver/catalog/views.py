@@ -1,4 +1,4 @@
-"""Views: like tables, with versions instead of snapshots. Tables and views share one set of names."""
+"""Views: like tables, but with versions instead of snapshots. Tables and views share one set of names."""
 
 from __future__ import annotations
 
@@ -57,21 +57,22 @@ class Views:
     async def _metadata(self, entry: Entry) -> ViewMetadata:
         """Return the metadata of a view.
 
-        The view's writers can overwrite the file, and the UUID decides which locations and instants belong to the view.
+        The view's writers can overwrite the file, and the UUID decides which locations and instants belong to the
+        view.
 
         Raises:
-            Forbidden: For metadata of another view, or changed metadata of a view with an owner.
+            Forbidden: The file has metadata of another view, or changed metadata of a view with an owner.
         """
         metadata = await self._context.documents.view(entry.metadata_location)
         if metadata.view_uuid != entry.uuid:
             raise Forbidden(
-                f"The metadata file of {show(entry.namespace, entry.name)} was written over with another's; register "
-                "an older one"
+                f"The metadata file of {show(entry.namespace, entry.name)} was overwritten by another view's; "
+                "register an older metadata file"
             )
         if borrows_rights(metadata) and not await self._is_recorded(entry, metadata):
             raise Forbidden(
                 f"The metadata file of {show(entry.namespace, entry.name)}, a view that runs with the rights of "
-                "another, is not as it was when it was committed; register an older one"
+                "another user, was changed after its commit; register an older metadata file"
             )
         return metadata
 
@@ -128,7 +129,7 @@ class Views:
         await check_name_free(self._context, namespace, name, EntryKind.VIEW)
         try:
             metadata = await self._context.documents.view(location)
-        except Corrupt as error:  # the client named the file, so the request is at fault
+        except Corrupt as error:  # The client named the file, so this is an error of the request.
             raise BadRequest(f"Cannot register {location}: {error.message}") from None
         self._context.warehouse.check(metadata.location, "The location in the metadata file")
         check_client_properties(await self._context.documents.read_stored_properties(location), "A registered view")
@@ -151,10 +152,10 @@ class Views:
         requirements: builtins.list[dict[str, Any]],
         updates: builtins.list[dict[str, Any]],
     ) -> LoadedView:
-        """Update a view; a lost race is retried on the current metadata.
+        """Update a view. If another commit comes first, try again on the current metadata.
 
         Raises:
-            CommitConflict: When a requirement fails or every swap was lost.
+            CommitConflict: A requirement failed, or other commits came first in every attempt.
         """
         requested_ms = self._context.clock.now_ms()
         retries = self._context.settings.commit_retries

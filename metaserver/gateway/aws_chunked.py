@@ -208,7 +208,8 @@ class ChunkSigner:
         head = self._header(b"")
         if not trailer:
             return head + b"\r\n"
-        if len(value) != _CHECKSUM_CHARS[trailer] or not _BASE64.fullmatch(value):  # the length was declared
+        # The length of the body was computed from the length of the checksum.
+        if len(value) != _CHECKSUM_CHARS[trailer] or not _BASE64.fullmatch(value):
             raise S3Error("InvalidRequest", f"The trailer {trailer} is missing or malformed")
         text = f"{trailer}:{value}"
         if self._is_signed:

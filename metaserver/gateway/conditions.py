@@ -30,7 +30,8 @@ def read_range(text: str | None, size: int) -> tuple[int, int] | None:
         return None
     if not matched[1]:
         if not size and int(matched[2]):
-            return None  # for an empty object, this is the whole object
+            # The last bytes of an empty object are the whole object.
+            return None
         length = min(int(matched[2]), size)
         start = size - length
     else:

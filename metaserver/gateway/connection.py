@@ -69,7 +69,8 @@ class GatewayConnection(Connection):
         if waiter is None or waiter.done() or self._messages:
             super().data_received(data)
             return
-        self._waiter = None  # prevents the base class from waking the task
+        # Without a waiter, the base class does not wake the task.
+        self._waiter = None
         try:
             super().data_received(data)
             if len(self._messages) == 1 and not self._force_close:
@@ -97,7 +98,8 @@ class GatewayConnection(Connection):
         self._kernel_bytes = self._connections.kernel_bytes
         sock = None if self.transport is None else self.transport.get_extra_info("socket")
         if sock is not None and _NOTSENT_LOWAT is not None:
-            with contextlib.suppress(OSError):  # the connection may be lost already
+            # Setting the option fails if the connection is lost.
+            with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, self._kernel_bytes)
 
     def _begin(self) -> None:

@@ -311,7 +311,8 @@ class FolderBackend:
 
     async def _put_part(self, call: S3Call) -> web.StreamResponse:
         number = read_part_number(call.address.query.get("partNumber"))
-        await self._check_upload(call)  # before the body is received
+        # Check the upload before the body is received.
+        await self._check_upload(call)
         return await self._add_part(call, number, await self._receive(call, {}))
 
     async def _copy_part(self, call: S3Call) -> web.StreamResponse:

@@ -112,7 +112,8 @@ def _walk(root: RootFolder, path: str, start: str, prefix: str, after: str, *, g
             try:
                 with root.folder_of(name) as (folder, last):
                     status = os.stat(last, dir_fd=folder, follow_symlinks=False)
-            except (FileNotFoundError, NotADirectoryError, SymbolicLinkError):  # deleted or replaced
+            except (FileNotFoundError, NotADirectoryError, SymbolicLinkError):
+                # The file was deleted or replaced after its folder was listed.
                 continue
             if stat.S_ISREG(status.st_mode):
                 yield Listed(key, status)

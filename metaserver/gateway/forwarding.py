@@ -122,7 +122,8 @@ class Forwarding:
                 return await self._return_answer(call, answer)
         except (aiohttp.ClientError, TimeoutError) as error:
             cause = error.__cause__ or error.__context__
-            if isinstance(cause, S3Error):  # an error of the body, wrapped by the session
+            # The error is from the body, and the session has wrapped it.
+            if isinstance(cause, S3Error):
                 raise cause from None
             raise RetryLater(f"The store did not answer; try again later: {type(error).__name__}") from None
 
@@ -146,7 +147,8 @@ class Forwarding:
     async def _return_answer(self, call: S3Call, answer: aiohttp.ClientResponse) -> web.StreamResponse:
         if answer.status == 403 and call.method != "HEAD":
             error = await answer.content.read(_ERROR_BYTES_MAX)
-            if _KEYS_REFUSED.search(error):  # it names the server's key, and no client can fix it
+            # The store's message names the server's key, and no client can correct the error.
+            if _KEYS_REFUSED.search(error):
                 raise StorageError("The store refuses the server's keys; the operator of the server must correct them")
             return web.Response(status=403, body=error, headers=_headers(answer))
         part = _part(answer)
@@ -193,7 +195,8 @@ class Forwarding:
             except (aiohttp.ClientError, TimeoutError):
                 if span is None:
                     raise
-        found.close()  # only now is the connection free
+        # The connection to the store is free only after this.
+        found.close()
         start, end, size = span
         start, failed = start + arrived, 0
         etag = found.headers["ETag"]

@@ -132,7 +132,8 @@ class Gateway:
     def build_app(self) -> web.Application:
         @web.middleware
         async def handle_all(request: web.Request, handler: Handler) -> web.StreamResponse:
-            return await self.handle(request)  # also for targets that the router cannot match
+            # The handler also receives targets that the router cannot match.
+            return await self.handle(request)
 
         app = web.Application(middlewares=[handle_all])
         app.on_response_prepare.append(_name_server)
@@ -365,7 +366,8 @@ def _flat(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 async def _name_server(request: web.Request, response: web.StreamResponse) -> None:
-    response.headers["Server"] = "seamark"  # otherwise aiohttp sends its version and Python's
+    # Without this header, aiohttp sends its version and that of Python.
+    response.headers["Server"] = "seamark"
 
 
 async def _expect_nothing(request: web.Request) -> None:

@@ -72,7 +72,8 @@ class Ownership:
             self._known.pop(known_key, None)
             raise Forbidden("The keys are for a location that their table does not own; load the table again")
         if forgotten != self._forgotten:
-            return  # the answer may precede the news
+            # The answer of the database may be older than the instant.
+            return
         self._known[known_key] = now_s + self._recheck_s
         self._known.move_to_end(known_key)
         while len(self._known) > _REMEMBERED_MAX:

@@ -112,7 +112,8 @@ async def _maintain(components: ServerComponents, backend: Backend) -> None:
         if isinstance(backend, CachingBackend):
             backend.report(components.metrics.gateway_cache)
         elif isinstance(backend, FolderBackend):
-            with contextlib.suppress(SeamarkError):  # uploads stay while the database does not answer
+            # If the database does not answer, no upload is deleted.
+            with contextlib.suppress(SeamarkError):
                 await backend.delete_abandoned(await look_at_clock(components.store, components.clock))
         await asyncio.sleep(_REPORT_S if isinstance(backend, CachingBackend) else _CLEANING_S)
 

@@ -32,7 +32,8 @@ async def storage_time_ms(objects: ObjectStore, clock: Clock, folder: str) -> in
     try:
         modified_ms = [info.modified_ms async for info in objects.list(folder) if info.location == probe]
     finally:
-        with suppress(SeamarkError):  # an unused empty object
+        # If the deletion fails, an unused empty object remains.
+        with suppress(SeamarkError):
             await objects.delete(probe)
     if not modified_ms:
         raise StorageError(f"The storage does not list {probe}, which was just written; its clock cannot be read")

@@ -46,7 +46,8 @@ class FolderObjects(ForwardingObjects):
             yield ObjectInfo(f"s3://{info.location.removeprefix(before)}", info.size_bytes, info.modified_ms)
 
     def uploads(self, prefix: str) -> AsyncIterator[Upload]:
-        return no_uploads()  # the objects gateway deletes the parts of uploads
+        # Unfinished uploads are deleted by the objects gateway.
+        return no_uploads()
 
     async def abort_uploads(self, uploads: Sequence[Upload]) -> int:
         return 0

@@ -171,7 +171,8 @@ class LocalObjects:
                 return
 
     def uploads(self, prefix: str) -> AsyncIterator[Upload]:
-        return no_uploads()  # incomplete files have temporary names, not listed
+        # Incomplete files have temporary names, which `list` leaves out.
+        return no_uploads()
 
     async def abort_uploads(self, uploads: Sequence[Upload]) -> int:
         return 0
@@ -361,7 +362,7 @@ def _explain(error: OSError, location: str, *, is_folder: bool = False) -> Excep
     if error.errno in _BUSY:
         return RetryLater(f"This machine is out of resources for {location!r} ({reason}); try again later")
     if isinstance(error, NotPlainFileError) or error.errno in _NOT_FILES:
-        return ObjectMissing(f"What is stored at {location!r} is not a plain file")
+        return ObjectMissing(f"{location!r} is not a plain file")
     if error.errno == errno.ENAMETOOLONG:
         return BadRequest(f"The location {location!r} is too long for the file system")
     return StorageError(f"The file system refused {location!r}: {reason}")
@@ -484,7 +485,8 @@ def check_writable(root: str, umask: int | None) -> None:
     try:
         if not os.path.isdir(root):
             _make_parents(root, umask)
-        os.stat(root + "/.")  # fails if it is a file
+        # This fails if the path is a file.
+        os.stat(root + "/.")
     except OSError as error:
         raise StorageError(f"Cannot create the folder {root}: {error.strerror}") from error
     if not os.access(root, os.W_OK | os.X_OK):

@@ -109,7 +109,7 @@ class S3Objects:
         try:
             await self._put_if_absent(store, at, data, write_id)
         except exceptions.AlreadyExistsError:
-            failure: SeamarkError = ObjectExists(f"Something is already stored at {location!r}")
+            failure: SeamarkError = ObjectExists(f"An object already exists at {location!r}")
         except _FAILED as error:
             failure = _explain(error, location)
             if not isinstance(failure, RetryLater):

@@ -198,7 +198,8 @@ def check_request(method: str, address: Address, headers: dict[str, str], body: 
         Forbidden: The request names an object elsewhere, or has something that is not on the allow lists.
         BadRequest: The request is malformed.
     """
-    names = set(address.query) - {"x-id"}  # the SDKs add it as a label
+    # The SDKs add the query as a label of the operation.
+    names = set(address.query) - {"x-id"}
     _check_opaque(address.query)
     if address.key:
         _check_key(address.bucket, address.key, table, "uri")
@@ -248,7 +249,8 @@ def _check_listing(address: Address, table: Location) -> None:
     for name, allowed in _LIST_VALUES.items():
         value = address.query.get(name)
         if value is not None and not allowed.fullmatch(value):
-            if name == "max-keys":  # all stores answer other values with 400
+            # All stores answer another value with 400.
+            if name == "max-keys":
                 raise BadRequest(f"max-keys={value[:100]!r} is not a number of keys")
             raise Forbidden(f"The query {name}={value[:100]!r} of a listing is not allowed here")
 
@@ -290,14 +292,15 @@ def parse_delete_body(body: str | None) -> list[str]:
     The XML must be unambiguous: no DTD, entity, comment, CDATA or attribute.
     """
     if not body:
-        raise BadRequest("A request that deletes several objects needs its body in `body`; send it")
+        raise BadRequest("A request that deletes several objects must be signed with its body: send it in `body`")
     if len(body) > DELETE_BODY_MAX:
         raise BadRequest(f"The body has {len(body)} characters; at most {DELETE_BODY_MAX} are read")
     declaration = _XML_DECLARATION.match(body)
     text = body[declaration.end() :] if declaration else body
     if "<!" in text or "<?" in text or "\x00" in text:
         raise BadRequest("The body has an XML declaration, comment or section that is not allowed here")
-    if text.count("<") > 8 * DELETE_KEYS_MAX:  # a key needs 4, and parsing takes time
+    # A key needs 4 tags. Parsing many more elements would take a second.
+    if text.count("<") > 8 * DELETE_KEYS_MAX:
         raise BadRequest(f"The body has more elements than {DELETE_KEYS_MAX} keys need")
     try:
         root = ElementTree.fromstring(text)  # noqa: S314  without <! there are no entities to expand

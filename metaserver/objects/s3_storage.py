@@ -104,6 +104,7 @@ class S3Storage(ServerStorage):
 
     def access_check(self, root: Location, settings: Settings, name: str) -> dict[str, Any]:
         address = store_address(settings)
-        if settings.s3_client_access == "gateway":  # the gateway accepts only keys of a table
+        # The gateway accepts only keys that were issued for a table.
+        if settings.s3_client_access == "gateway":
             return {"endpoint": address.get("s3.endpoint", "")}
         return {"location": f"{root}/{name}", "storage": address}

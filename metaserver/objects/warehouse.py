@@ -1,7 +1,7 @@
 """The warehouse of a server: the places where tables may be stored, and the locations of new tables and namespaces.
 
-For any location or name from a client, the results of `check`, `namespace_location` and `table_location`
-are below the warehouse or an allowed location *for every reader*, including readers that decode percent
+The results of `check`, `namespace_location` and `table_location` are below the warehouse or an allowed
+location, for any location or name from a client, and *for every reader*. Some readers decode percent
 escapes, replace backslashes or resolve dots. Locations with these are rejected, not corrected.
 
 Names become path segments of ASCII letters, digits, `_`, `-` and `.`. Other characters are replaced, and

@@ -1,1 +1,1 @@
-"""The peer tier: replicas read immutable files from the storage once for all of them."""
+"""The peer tier: each immutable file is read from the storage once, and shared by all replicas."""

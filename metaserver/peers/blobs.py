@@ -1,8 +1,8 @@
-"""The files that this replica keeps for all: read from the storage once, unchanged, with their SHA-256.
+"""The files that this replica keeps for all replicas: read from the storage once, unchanged, with their SHA-256.
 
-A stored value is the digest (32 bytes) and the content. The digest is computed when the content arrives from the
-storage, and the reader that uses the content compares it: a fault of a disk, of memory or of the network in between
-cannot become a wrong answer.
+A stored value is the digest (32 bytes) and the content. The digest is computed when the content arrives
+from the storage, and the reader that uses the content compares it. So a fault of a disk, of memory or of
+the network cannot cause a wrong answer.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from seamark.metaserver.settings.settings import Settings
 DIGEST_BYTES = 32
 _THREADS = 2
 _INLINE_BYTES = 128 << 10
-"""The size up to which a digest takes less time than a change of threads."""
+"""Up to this size, computing a digest takes less time than a change of threads."""
 _MAPPED_SHARE = 8
-"""Pages of mapped files belong to the kernel, which can take them back: they count an eighth."""
+"""A mapped file counts an eighth of its size, because its pages belong to the kernel, which can reclaim them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +40,10 @@ class StoredFile:
 
 
 class FileCache:
-    """Belongs to one event loop."""
+    """The cache of this replica's files.
+
+    An instance belongs to one event loop.
+    """
 
     def __init__(self, stored: ObjectStore, stack: Stack[StoredFile], *, limit_bytes: int) -> None:
         self._stored = stored
@@ -54,15 +57,16 @@ class FileCache:
     async def get(self, location: str, *, is_checked: bool = True) -> StoredFile:
         """Return a file from memory, the disk, or the storage.
 
-        Without `is_checked` the content may not have its digest; then call it again with it.
+        If `is_checked` is False, the content may not match its digest. In this case, call the method again with
+        True.
 
         Raises:
-            TooLarge: Above `limit_bytes`; errors of `ObjectStore.read`.
+            TooLarge: The file exceeds `limit_bytes`. Errors of `ObjectStore.read` are not converted.
         """
         file = await self._load(location)
         if not is_checked or await is_intact(file):
             return file
-        # A mapped file was changed under its mapping. The disk tier checks what it opens again.
+        # A mapped file was changed on disk. The disk tier checks the file when it is opened again.
         self.damaged += 1
         self._stack.discard(_key(location))
         file = await self._load(location)
@@ -86,7 +90,7 @@ def digest_of(content: bytes | memoryview) -> bytes:
 
 
 async def is_intact(file: StoredFile) -> bool:
-    """Return whether the content has its digest; of large content in a thread."""
+    """Return whether the content matches its digest. Large content is checked in a thread."""
     if len(file.content) <= _INLINE_BYTES:
         return digest_of(file.content) == file.sha256
     return await asyncio.to_thread(digest_of, file.content) == file.sha256

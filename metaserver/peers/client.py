@@ -1,4 +1,4 @@
-"""Asks other replicas for files, over HTTP."""
+"""The HTTP client that requests files from other replicas."""
 
 from __future__ import annotations
 
@@ -30,18 +30,19 @@ _READ_BYTES = 512 << 10
 
 
 class PeerFailed(Exception):
-    """The replica did not answer with the content; the message says why."""
+    """The replica did not answer with the content. The message has the reason."""
 
 
 class PeerDamaged(PeerFailed):
-    """The answer was changed on its way, or is not one of a replica."""
+    """The answer was changed in transit, or is not from a replica."""
 
 
 @dataclass(slots=True)
 class Question:
-    """A request under way.
+    """A request that is in progress.
 
-    `acknowledged` is set with the answer's first bytes, `from_cache` says whether the replica has the file already.
+    `acknowledged` is set when the first bytes of the answer arrive. `from_cache` is whether the replica
+    already has the file.
     """
 
     answer: asyncio.Task[bytes]
@@ -50,9 +51,9 @@ class Question:
 
 
 class PeerClient:
-    """Belongs to one event loop.
+    """Sends requests to other replicas.
 
-    Opened by `open_peer_client`.
+    An instance belongs to one event loop. It is opened by `open_peer_client`.
     """
 
     def __init__(self, session: aiohttp.ClientSession, tickets: PeerTickets, *, scheme: str) -> None:
@@ -60,13 +61,13 @@ class PeerClient:
         self._tickets = tickets
         self._scheme = scheme
         self.damaged = 0
-        """Answers whose content did not have the digest."""
+        """The number of answers whose content did not match the digest."""
 
     def ask(self, address: str, location: str, limit_bytes: int | None) -> Question:
         """Send a request in a task.
 
         Raises:
-            PeerFailed: When it is awaited, for any answer but the intact content of at most `limit_bytes`.
+            PeerFailed: Raised when the answer is awaited, unless it is the intact content with at most `limit_bytes`.
         """
         question: Question
 
@@ -84,7 +85,7 @@ class PeerClient:
         try:
             return await self._read(address, location, limit_bytes, acknowledge, {})
         except PeerDamaged:
-            # Its cached copy may be damaged: it discards that when it compares the digest itself.
+            # The replica's cached copy may be damaged. It discards the copy when it compares the digest itself.
             return await self._read(address, location, limit_bytes, acknowledge, {CHECK_HEADER: "1"})
 
     async def _read(
@@ -115,21 +116,21 @@ class PeerClient:
             raise PeerFailed(type(error).__name__) from None
         if sha256 != head.sha256:
             self.damaged += 1
-            raise PeerDamaged("the content has another digest")
+            raise PeerDamaged("the content does not match its digest")
         return content
 
 
 async def _read_content(stream: aiohttp.StreamReader, length: int) -> tuple[bytes, bytes]:
-    """Return (content, its SHA-256), hashed while it arrives.
+    """Return (content, its SHA-256). The digest is computed while the content arrives.
 
     Raises:
-        PeerFailed: If it has another length.
+        PeerFailed: The content does not have this length.
     """
     pieces, left, sha256 = [], length, hashlib.sha256()
     while left:
         piece = await stream.readany()
         if not piece or len(piece) > left:
-            raise PeerFailed(f"the content has not the {length} bytes of its head")
+            raise PeerFailed(f"the content does not have the {length} bytes that its head states")
         sha256.update(piece)
         pieces.append(piece)
         left -= len(piece)
@@ -138,9 +139,9 @@ async def _read_content(stream: aiohttp.StreamReader, length: int) -> tuple[byte
 
 @asynccontextmanager
 async def open_peer_client(settings: Settings, tickets: PeerTickets) -> AsyncIterator[PeerClient]:
-    """Speaks https if the server has a certificate: replicas have the same settings.
+    """Open a client. It uses https if the server has a certificate, because replicas have the same settings.
 
-    Authorities are the system's and those of SEAMARK_CA.
+    The trusted certificate authorities are the system's and those of SEAMARK_CA.
     """
     try:
         trusted = build_client_context() if settings.tls_cert else None

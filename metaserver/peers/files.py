@@ -1,14 +1,17 @@
-"""The object storage as the rest of the server sees it: whole immutable files are read through the replicas.
+"""The object storage for the rest of the server: whole immutable files are read through the replicas.
 
-Each file has an owner among the replicas (`membership.py`), which reads it from the storage and keeps it; the others
-ask the owner. The rules: a peer that is slow, gone, full or wrong never fails a read, because then the storage is read;
-and no content is used whose digest or signature does not match.
+Each file has an owner among the replicas (`membership.py`), which reads it from the storage and caches
+it. The other replicas request it from the owner. There are two rules. A peer that is slow, gone, full or
+wrong never fails a read, because then the storage is read. Content is used only if its digest and its
+signature match.
 
-Slow: when the owner has not begun to answer after about the 95th percentile of earlier beginnings, or has not finished
-after that of earlier answers, the storage is read at the same time, and the first result is used (a hedged read). Gone:
-after some failures in a row the owner is not used for a while, and its substitute reads the file for all.
+An owner is slow if it has not begun to answer within about the 95th percentile of earlier times, or has
+not finished within that of earlier answers. Then the storage is read at the same time, and the first
+result is used (a hedged read). After some consecutive failures the owner is not used for a while, and its
+substitute reads the file for all.
 
-Everything else (ranges, writes, listings, deletes, files whose names can be used again) goes to the storage.
+Everything else (ranges, writes, listings, deletes, files whose names can be used again) goes to the
+storage.
 """
 
 from __future__ import annotations
@@ -33,31 +36,31 @@ _BREAKERS_MAX = 1024
 
 @dataclass(slots=True)
 class PeerCounts:
-    """Since the start, of reads of immutable files by this process."""
+    """Counts of reads of immutable files by this process since its start."""
 
     own: int = 0
     """Reads from the cache of this replica, because it owns the file."""
     hits: int = 0
-    """Answered by another replica from its cache."""
+    """Reads that another replica answered from its cache."""
     fetched: int = 0
-    """Answered by another replica, which read the storage."""
+    """Reads that another replica answered after it read the storage."""
     hedged: int = 0
-    """The storage was read, too, because a replica was slow."""
+    """Reads for which the storage was also read, because a replica was slow."""
     failed: int = 0
-    """The storage was read because a replica failed."""
+    """Reads from the storage because a replica failed."""
     skipped: int = 0
-    """The owner was not asked, because it had failed before."""
+    """Reads for which the owner was skipped, because it had failed before."""
     direct: int = 0
-    """Read from the storage: this replica is alone, or the file is too large for the cache."""
+    """Reads from the storage because this replica is alone, or the file is too large for the cache."""
 
     def as_dict(self) -> dict[str, int]:
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
 
 class PeerObjects(ForwardingObjects):
-    """An ObjectStore over `stored`.
+    """An ObjectStore that reads `stored` through the replicas.
 
-    Belongs to one event loop.
+    An instance belongs to one event loop.
     """
 
     def __init__(
@@ -97,7 +100,7 @@ class PeerObjects(ForwardingObjects):
         return await self._flights.run((checked, limit_bytes), lambda: self._read_from(owner, checked, limit_bytes))
 
     def _owner(self, ranked: list[str]) -> str | None:
-        """Return the owner, or its substitute while the owner fails; None while both do."""
+        """Return the owner, or its substitute while the owner fails; None if both fail."""
         for rank, address in enumerate(ranked):
             if address == self._membership.address or self._breaker(address).allows(self._clock.monotonic()):
                 self.counts.skipped += rank
@@ -154,7 +157,7 @@ class PeerObjects(ForwardingObjects):
             await asyncio.gather(question.answer, *filter(None, (reading,)), return_exceptions=True)
 
     async def _wait(self, question: Question, began_s: float) -> None:
-        """Wait until the answer is complete, or as long as it may take."""
+        """Wait until the answer is complete, or until it takes too long."""
         beginning = asyncio.get_running_loop().create_task(question.acknowledged.wait(), name="peer-beginning")
         try:
             await asyncio.wait(
@@ -170,14 +173,14 @@ class PeerObjects(ForwardingObjects):
             await asyncio.wait((question.answer,), timeout=expected.value_s)
 
     def _result(self, question: Question, owner: str, began_s: float) -> bytes | None:
-        """Return the content of a finished answer; None after a failure, which the breaker counts."""
+        """Return the content of a finished answer; None after a failure, which the circuit breaker counts."""
         now_s = self._clock.monotonic()
         try:
             content = question.answer.result()
         except PeerFailed as error:
             self.counts.failed += 1
             if question.acknowledged.is_set() and not isinstance(error, PeerDamaged):
-                self._breaker(owner).record_success()  # it answers, but does not have this file
+                self._breaker(owner).record_success()  # It answers, but it does not have this file.
             else:
                 self._breaker(owner).record_failure(now_s)
             return None

@@ -1,6 +1,7 @@
-"""How long to wait for a replica before the storage is read, too, and which replicas are not used for a while.
+"""Decides how long to wait for a replica before the storage is also read, and which replicas are not used for a while.
 
-Pure but for the clock that callers give."""
+Callers pass the time; there is no input or output.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ _RECOMPUTED_EVERY = 16
 
 
 class Percentile:
-    """The 95th percentile of the last `SAMPLES` durations, times `factor`, from `least_s` to `most_s`."""
+    """The 95th percentile of the last `SAMPLES` durations, times `factor`, limited to `least_s` to `most_s`."""
 
     def __init__(self, first_s: float, *, least_s: float, most_s: float, factor: float = 1.5) -> None:
         self._samples: deque[float] = deque(maxlen=SAMPLES)
@@ -32,10 +33,10 @@ class Percentile:
 
 
 class CircuitBreaker:
-    """Closed at first.
+    """A circuit breaker, which is closed at first.
 
-    After `failures_max` failures in a row it opens for `pause_s`, which doubles up to `pause_max_s` with each further
-    failure. After the pause one request is let through as a trial.
+    After `failures_max` consecutive failures it opens for `pause_s`, which doubles up to `pause_max_s` with
+    each further failure. After the pause, one request is allowed as a trial.
     """
 
     def __init__(self, *, failures_max: int = 3, pause_s: float = 1.0, pause_max_s: float = 30.0) -> None:
@@ -52,12 +53,13 @@ class CircuitBreaker:
         return self._is_open
 
     def allows(self, now_s: float) -> bool:
-        """Return whether to send a request now; a trial counts as sent."""
+        """Return whether to send a request now. A trial counts as sent."""
         if not self._is_open:
             return True
         if now_s < self._until_s:
             return False
-        self._until_s = now_s + self._pause_s  # others wait for the result of the trial
+        # Other requests wait for the result of the trial.
+        self._until_s = now_s + self._pause_s
         return True
 
     def record_success(self) -> None:

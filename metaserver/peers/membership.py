@@ -1,7 +1,8 @@
-"""The replicas of the catalog, by their leases in the database, and which of them reads which file.
+"""The replicas of the catalog, from their leases in the database, and the owner of each file.
 
-The rule: the list is a hint. A replica that reads from another list asks another replica, which answers as well; a
-replica that is gone is skipped (`files.py`). So a database that is away changes nothing: the last list stays.
+The rule: the list is only a hint. If a replica has another list, it requests the file from another
+replica, which also answers. A replica that has stopped is skipped (`files.py`). So if the database does
+not answer, the last list is used.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ _log = structlog.get_logger("seamark.peers")
 
 
 class Membership:
-    """Belongs to one event loop.
+    """The list of replicas, and the lease of this replica.
 
-    The workers of a machine have one address and are one replica.
+    An instance belongs to one event loop. The workers of a machine have one address and are one replica.
     """
 
     def __init__(self, store: PointerStore, clock: Clock, replica: Replica, *, lease_s: float) -> None:
@@ -39,7 +40,7 @@ class Membership:
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
-        """The replicas of the last renewal."""
+        """The replicas at the last renewal."""
         return self._replicas
 
     @property
@@ -47,20 +48,20 @@ class Membership:
         return self.replica.address
 
     def rank_replicas(self, location: str) -> list[str]:
-        """Return the address of the replica that reads the file for all, then that of its substitute.
+        """Return the address of the replica that reads the file for all, then the address of its substitute.
 
-        Empty before the first renewal, and when this replica is alone.
+        Empty before the first renewal, and if this replica is alone.
         """
         return self._ring.rank(location) if len(self._replicas) > 1 else []
 
     async def run(self) -> None:
-        """Renew the lease until it is cancelled."""
+        """Renew the lease until cancelled."""
         while True:
             await self.renew()
             await asyncio.sleep(self._lease_s / 3 * (0.75 + self._clock.random_bytes(1)[0] / 510))
 
     async def renew(self) -> None:
-        """Never raises an error of the database."""
+        """Renew the lease and read the list. Errors of the database are not raised."""
         try:
             (live,) = await self._store.transact([RenewReplica(self.replica, int(self._lease_s * 1000))])
         except SeamarkError as error:
@@ -71,9 +72,9 @@ class Membership:
         self.replace(live)
 
     async def leave(self) -> None:
-        """End the lease, so that the others do not have to wait for its end.
+        """End the lease, so that the other replicas do not have to wait for its end.
 
-        Never raises an error of the database.
+        Errors of the database are not raised.
         """
         self.replace(())
         try:
@@ -84,7 +85,7 @@ class Membership:
     def replace(self, live: Sequence[Replica]) -> None:
         """Use this list.
 
-        Replicas of another protocol are left out: they cannot answer.
+        Replicas with another protocol are left out, because they cannot answer.
         """
         compatible = tuple(one for one in live if one.protocol == VERSION)
         if [(one.address, one.weight) for one in compatible] != [(one.address, one.weight) for one in self._replicas]:

@@ -33,7 +33,7 @@ def bind_peer_socket(settings: Settings) -> socket.socket:
     """Return a bound TCP socket that does not listen yet.
 
     Raises:
-        ConfigError: If the address is in use or not one of this machine.
+        ConfigError: The address is in use, or is not an address of this machine.
     """
     name = "peer_listen" if settings.peer_listen else "peer_address"
     setting = getattr(settings, name)
@@ -51,7 +51,7 @@ def bind_peer_socket(settings: Settings) -> socket.socket:
     except OSError as error:
         sock.close()
         raise ConfigError(
-            f"Cannot bind {name} {setting!r}: {error.strerror}; give an address of this machine, and a free port"
+            f"Cannot bind {name} {setting!r}: {error.strerror}; set an address of this machine, and a free port"
         ) from None
     return sock
 
@@ -78,7 +78,7 @@ class Peers:
         self.client = client
 
     def counts(self) -> dict[str, int]:
-        """Since the start, by source."""
+        """The counts of reads since the start, by source."""
         damaged = self.client.damaged + self.cache.damaged
         return {**self.objects.counts.as_dict(), "damaged": damaged}
 
@@ -86,9 +86,9 @@ class Peers:
     async def serving(
         self, limits: ConnectionLimits, tls: ssl.SSLContext | None, observer: RequestObserver
     ) -> AsyncIterator[None]:
-        """Answer other replicas during the block, and is listed among them.
+        """Answer other replicas during the block, and add this replica to their list.
 
-        `membership.run` keeps it listed.
+        `membership.run` keeps it in the list.
         """
         async with serving_peers(
             self._server,
@@ -110,7 +110,7 @@ def _open_used_tickets(settings: Settings, clock: Clock) -> UsedTickets:
     """Open the record of used tickets in the home folder, which belongs to one server.
 
     Raises:
-        ConfigError: If the file cannot be opened.
+        ConfigError: The file cannot be opened.
     """
     path = settings.home / USED_TICKETS_NAME
     try:
@@ -132,10 +132,10 @@ async def open_peers(
     clock: Clock,
     observer: RequestObserver,
 ) -> AsyncIterator[Peers]:
-    """Open everything, and bind the port.
+    """Open the peer tier, and bind the port.
 
     Raises:
-        ConfigError: For an unusable address.
+        ConfigError: The address cannot be used.
     """
     async with AsyncExitStack() as stack:
         sock = stack.enter_context(bind_peer_socket(settings))

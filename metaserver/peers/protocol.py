@@ -1,4 +1,4 @@
-"""What replicas send each other, pure: a request for one immutable file, and the answer. Version 1.
+"""The protocol of replicas, version 1: a request for one immutable file, and the answer. No input or output.
 
     GET /peers/v1/file
     Seamark-Peer-Location: <location, percent-encoded>
@@ -8,20 +8,20 @@
     200, Seamark-Peer-Source: cache | storage
     <head: 80 bytes> <content>
 
-The answer's status line and headers leave at once, and distinguish a live replica from a dead replica; with `storage`,
-the replica reads the file first. The head, all numbers big-endian:
+The answer's status line and headers are sent at once, and show that the replica is alive. With `storage`,
+the replica then reads the file. The head, all numbers big-endian:
 
     bytes  0–7   0: the content follows; 1: not in the storage; 2: too large; 3: failed
     bytes  8–15  length of the content
     bytes 16–47  SHA-256 of the content, computed when it was read from the storage
     bytes 48–79  HMAC-SHA256 of bytes 0–47 and the request's HMAC
 
-Both HMACs use a key of the keyring. The request's covers the address of the replica that receives it and the location,
-so that a ticket is of no use elsewhere; a replica accepts a ticket once (`used_tickets.py`), so that no request can be
-repeated; the answer's covers the nonce, so that no earlier answer can be repeated. An
-attacker who can write to the network between replicas can therefore neither read files by requests nor change answers;
-TLS also keeps the content secret. A version is a path: a replica of another version answers 404, and the storage is
-read.
+Both HMACs use a key of the keyring. The request's HMAC covers the address of the receiving replica and
+the location, so that a ticket is useless elsewhere. A replica accepts a ticket once (`used_tickets.py`),
+so that no request can be repeated. The answer's HMAC covers the nonce, so that no earlier answer can be
+repeated. An attacker who can write to the network between replicas can therefore neither read files by
+requests nor change answers; TLS also keeps the content secret. The version is part of the path: a replica
+of another version answers 404, and the storage is read.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ LOCATION_HEADER, TICKET_HEADER, SOURCE_HEADER = "Seamark-Peer-Location", "Seamar
 CHECK_HEADER = "Seamark-Peer-Check"
 FROM_CACHE, FROM_STORAGE = "cache", "storage"
 TICKET_S = 10.0
-"""How long a request is valid, beside the allowed difference of clocks."""
+"""The time for which a request is valid, in addition to the allowed difference of clocks."""
 HEAD_BYTES = 80
 _PURPOSE = "peer"
 _MAC_BYTES = 32
@@ -72,13 +72,13 @@ class AnswerHead(msgspec.Struct, frozen=True):
 
 
 class BadAnswer(Exception):
-    """The answer of a replica is not one: cut off, changed, or for another request."""
+    """The answer is not from a replica: it is truncated, changed, or for another request."""
 
 
 def is_immutable(location: str) -> bool:
-    """Return whether no other file will ever have this location: its name contains a UUID.
+    """Return whether no other file can ever have this location: its name contains a UUID.
 
-    Replicas keep files across restarts and do not check whether they have changed.
+    Replicas keep files across restarts, and do not check whether they have changed.
     """
     return _UUID.search(location.rpartition("/")[2]) is not None
 
@@ -107,10 +107,10 @@ class PeerTickets:
         return {LOCATION_HEADER: quote(location, safe="/:"), TICKET_HEADER: ticket}, key_id + mac
 
     def open(self, address: str, location: str, ticket: str) -> tuple[str, bytes]:
-        """Return (location, HMAC) of a request to this replica, by its headers.
+        """Return (location, HMAC) of a request to this replica, from its headers.
 
         Raises:
-            Unauthenticated: For any other, and for one that was accepted before.
+            Unauthenticated: The ticket is invalid, or was accepted before.
         """
         try:
             if len(ticket) != _TICKET_CHARS:
@@ -122,7 +122,7 @@ class PeerTickets:
             if key is None or not hmac.compare_digest(mac, _request_mac(key, expires_ms, nonce, address, decoded)):
                 raise ValueError
         except (binascii.Error, UnicodeError, struct.error, ValueError):
-            raise Unauthenticated("The request is not one of a replica of this catalog") from None
+            raise Unauthenticated("The request is not from a replica of this catalog") from None
         now_ms = self._clock.now_ms()
         left_ms = expires_ms - now_ms
         if not -self._leeway_ms < left_ms <= TICKET_S * 1000 + self._leeway_ms:
@@ -133,12 +133,16 @@ class PeerTickets:
         return decoded, key_id + mac
 
     def seal(self, request: bytes, head: AnswerHead) -> bytes:
-        """Return the head of an answer, `HEAD_BYTES` long, to a request with this HMAC."""
+        """Return the head of an answer to a request with this HMAC, `HEAD_BYTES` long."""
         packed = _HEAD.pack(head.outcome, head.length, head.sha256)
         return packed + self._answer_mac(request, packed)
 
     def unseal(self, request: bytes, data: bytes) -> AnswerHead:
-        """BadAnswer unless it is the head of an answer to this request."""
+        """Return the head of an answer to this request.
+
+        Raises:
+            BadAnswer: The data are not the head of an answer to this request.
+        """
         if len(data) != HEAD_BYTES:
             raise BadAnswer(f"the head has {len(data)} bytes")
         packed, mac = data[: _HEAD.size], data[_HEAD.size :]

@@ -1,7 +1,7 @@
-"""Answers other replicas on a separate port: one route, one file an answer, only for requests with a valid ticket.
+"""Answers other replicas on a separate port: one route, one file per answer, for requests with a valid ticket.
 
-The order: a slot is taken, the ticket verified, the location checked against the warehouse and the allowed locations.
-Only then the cache or the storage is read.
+The steps are: wait for a slot, verify the ticket, check the location against the warehouse and the
+allowed locations. After these steps, the cache or the storage is read.
 """
 
 from __future__ import annotations
@@ -40,14 +40,17 @@ from seamark.metaserver.peers.protocol import (
 OPERATION = "peerFile"
 """The operation under which requests of replicas are counted."""
 _CACHE_WAIT_S = 0.003
-"""An answer that is ready after this time is one from the cache. A mapped file takes less than a millisecond."""
+"""An answer that is ready within this time counts as an answer from the cache.
+
+A mapped file takes less than 1 ms.
+"""
 _PIECE_BYTES = 256 << 10
 _NOTHING = bytes(32)
 _log = structlog.get_logger("seamark.peers")
 
 
 class RequestObserver(Protocol):
-    """Receives what metrics show."""
+    """Receives the data for metrics."""
 
     def observe(self, operation: str, status: int, seconds: float, error: BaseException | None) -> None: ...
 
@@ -55,7 +58,7 @@ class RequestObserver(Protocol):
 class PeerServer:
     """Handles requests of other replicas.
 
-    At most `limit` at a time; more are refused with 503.
+    At most `limit` requests run at a time. Others are refused with 503.
     """
 
     def __init__(
@@ -95,12 +98,12 @@ class PeerServer:
             )
             checked = str(self._warehouse.parse(location))
             if not is_immutable(checked):
-                raise BadRequest(f"The name of {checked!r} can be used again; replicas keep no such file")
+                raise BadRequest(f"The name of {checked!r} can be used again; replicas do not cache such a file")
             response = await self._answer(request, checked, mac)
         except Unauthenticated:
             return self._refuse(401, began_s)
         except BadRequest as error:
-            _log.warning("a replica asked for a file outside the warehouse", error=error.message)
+            _log.warning("a replica requested a file outside the warehouse", error=error.message)
             return self._refuse(400, began_s)
         except ConnectionError:
             return self._refuse(499, began_s)
@@ -114,7 +117,7 @@ class PeerServer:
         return web.Response(status=status)
 
     async def _answer(self, request: web.Request, location: str, mac: bytes) -> web.StreamResponse:
-        # The read continues when the client replica is gone: the next request finds the file here.
+        # The read continues if the other replica disconnects, so that the next request finds the file here.
         is_checked = CHECK_HEADER in request.headers
         reading = asyncio.get_running_loop().create_task(
             self._cache.get(location, is_checked=is_checked), name="peer-file"
@@ -128,9 +131,10 @@ class PeerServer:
         )
         result = self._result(reading) if reading.done() else None
         if result is not None:
-            # A known length spares the content the framing in chunks, which copies it on both sides.
+            # With a known length, the content needs no framing in chunks, which would copy it on both sides.
             response.content_length = HEAD_BYTES + len(result[1])
-        await response.prepare(request)  # sends the headers
+        # This sends the headers.
+        await response.prepare(request)
         if result is None:
             await asyncio.wait((reading,))
             result = self._result(reading)
@@ -144,7 +148,7 @@ class PeerServer:
     def _finish(self, reading: asyncio.Task[StoredFile]) -> None:
         self._reading.discard(reading)
         if not reading.cancelled():
-            reading.exception()  # the requester may be gone, and no other request retrieves it
+            reading.exception()  # The requester may have disconnected, and no other request retrieves the error.
 
     def _result(self, reading: asyncio.Task[StoredFile]) -> tuple[AnswerHead, memoryview]:
         try:

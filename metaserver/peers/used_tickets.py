@@ -1,9 +1,9 @@
-"""The tickets that a replica has accepted, each once: a file that the workers of a machine share, and that survives a
-restart.
+"""The tickets that a replica has accepted, each once.
 
-A ticket is kept until it has ended. The file has a fixed size; a ticket for which it has no room is refused, and the
-other replica then reads the storage. Tickets that are older than the file are refused, too: what the replica accepted
-before it had the file is unknown.
+They are in a file that the workers of a machine share, and that survives a restart. A ticket is kept
+until it has ended. The file has a fixed size. If there is no room for a ticket, the ticket is refused,
+and the other replica then reads the storage. Tickets that are older than the file are also refused,
+because it is unknown which tickets the replica accepted before it had the file.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ NONCE_BYTES = 16
 _GROUPS, _GROUP = 8192, 16
 """A nonce, which is random, has a place in one group: 131,072 tickets at a time, about 3 MB."""
 _PLACE = struct.Struct(f">{NONCE_BYTES}sQ")
-"""The nonce, and the end of its ticket in milliseconds; 0: free."""
+"""The nonce, and the end of its ticket in milliseconds; 0 for a free place."""
 _HEAD = struct.Struct(">Q")
 _FILE_BYTES = _HEAD.size + _GROUPS * _GROUP * _PLACE.size
 
 
 class TicketRecord(Protocol):
     def accept(self, nonce: bytes, issued_ms: int, until_ms: int, now_ms: int) -> bool:
-        """Return whether the ticket is used for the first time; then it is used.
+        """Return whether the ticket is used for the first time, and record that it is used.
 
         Args:
-            until_ms: When it is refused by its age.
+            until_ms: The time from which it is refused because of its age.
         """
 
 
 class UsedTickets:
-    """A `TicketRecord`.
+    """A `TicketRecord` in a file.
 
-    Belongs to one thread; processes share the file.
+    An instance belongs to one thread; processes share the file.
     """
 
     def __init__(self, path: Path, now_ms: int) -> None:
-        """Open the record. A file of another size is replaced by an empty one.
+        """Open the record. A file of another size is replaced by an empty file.
 
         Raises:
-            OSError: If the file cannot be opened.
+            OSError: The file cannot be opened.
         """
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -67,7 +67,7 @@ class UsedTickets:
             return False
         group = int.from_bytes(nonce[:4], "big") % _GROUPS
         first = _HEAD.size + group * _GROUP * _PLACE.size
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)  # another worker has it for microseconds
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)  # another worker holds it for microseconds
         try:
             free = None
             for place in range(first, first + _GROUP * _PLACE.size, _PLACE.size):

@@ -1,1 +1,1 @@
-"""The run time of the server for all packages: the home folder, background work, concurrency, allowed staleness."""
+"""Shared parts of the running server: the home folder, background work, concurrency, allowed staleness."""

@@ -1,4 +1,4 @@
-"""Background work of a server: runs until its block ends, and starts again after a failure."""
+"""Background work of a server. It runs until its block ends, and starts again after a failure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ import structlog
 from seamark.formats.runtime.errors import SeamarkError
 
 RESTART_S = 5.0
-"""Between a failure of the work and its restart."""
+"""The time between a failure of the work and its restart."""
 _log = structlog.get_logger("seamark.server")
 
 
 def report(log: Callable[..., object], event: str, **fields: Any) -> None:
-    """Call `log`, in a loop that must go on although the log fails, as it may on a full disk."""
+    """Call `log`, and ignore its errors.
+
+    Loops that must continue use it, because logging may fail, for example on a full disk.
+    """
     with contextlib.suppress(Exception):
         log(event, **fields)
 

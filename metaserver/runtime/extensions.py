@@ -1,7 +1,7 @@
 """Extensions that the program adds to the server that it starts.
 
-The server does not import the connector. Routes that need it, and the processes that run jobs and statements as clients
-of the server, are in packages above the server.
+The server does not import the connector. Packages above the server contain the routes that need the
+connector, and the processes that run jobs and statements as clients of the server.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from types import ModuleType
 
 @dataclass(frozen=True, kw_only=True)
 class Extensions:
-    """Routes, and the modules of processes that the server starts.
+    """Additional routes, and the modules of processes that the server starts.
 
-    `seamark.commands` has those of `seamark serve`.
+    `seamark.commands` contains the extensions of `seamark serve`.
     """
 
     routes: tuple[ModuleType, ...]
-    """Modules with endpoints, which are served beside the server's own."""
+    """Modules with endpoints, which are served in addition to the server's own endpoints."""
     job_worker: str
     """The module that runs jobs of table services: `python -m MODULE <memory limit in bytes>`."""
     spark_driver: str

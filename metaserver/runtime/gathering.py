@@ -1,4 +1,4 @@
-"""Concurrent awaitables of which the first error cancels the others."""
+"""Runs awaitables concurrently. The first error cancels the others."""
 
 from __future__ import annotations
 

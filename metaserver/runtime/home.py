@@ -1,12 +1,13 @@
 """The server's home folder: private to the account that runs the server, and used by one server at a time.
 
-The home holds secrets: the database, the key that protects the signing keys, and caches with values of rows. So the
-folder has mode 0700 and its files 0600 from their creation, and `prepare_home` repairs wider modes. It refuses what it
-cannot repair: a folder or file of another account, or a symbolic link in place of one of the server's files, because
-the owner of either could read or replace the server's data.
+The home contains secrets: the database, the key that protects the signing keys, and caches with values of
+rows. So the folder has mode 0700 and its files 0600 from their creation, and `prepare_home` corrects
+wider modes. Some states cannot be corrected and are refused: a folder or file of another account, or a
+symbolic link in place of one of the server's files. The owner of either could read or replace the
+server's data.
 
-A warehouse inside the home is not visited: the home's mode protects it, and it may have millions of files. Engines of
-other users therefore need a warehouse outside the home.
+A warehouse inside the home is not visited: the home's mode protects it, and it may have millions of
+files. Engines of other users therefore need a warehouse outside the home.
 """
 
 from __future__ import annotations
@@ -33,21 +34,19 @@ _OTHERS = 0o077
 LOCK_NAME = "server.lock"
 SERVER_FILE_NAME = "server.json"
 _OWN_FOLDERS = frozenset(("cache", "metrics", "logs"))
-"""Folders of the home with contents of the server alone."""
+"""The folders of the home that contain only files of the server."""
 _SECRET_SUFFIXES = (".db", ".db-wal", ".db-shm", ".db-journal", ".key", ".json", ".lock")
-"""Names at the top of the home that must not be symbolic links."""
+"""The suffixes of names at the top of the home that must not be symbolic links."""
 _SQLITE_SUFFIXES = ("", "-wal", "-shm", "-journal")
 
 
 def prepare_home(settings: Settings) -> list[Path]:
     """Create the home folder, and make it and the server's files private.
 
-    Returns the paths that were not private.
-
-    This includes a SQLite database and cache folders elsewhere.
+    The files include a SQLite database and cache folders elsewhere. Returns the paths that were not private.
 
     Raises:
-        ConfigError: If it fails.
+        ConfigError: The folder cannot be created or made private.
     """
     home = settings.home
     try:
@@ -62,7 +61,7 @@ def prepare_home(settings: Settings) -> list[Path]:
 
 
 def make_private(settings: Settings) -> list[Path]:
-    """Return the same as `prepare_home`, but creates nothing."""
+    """Do the same as `prepare_home` without creating anything, and return the same."""
     repaired: list[Path] = []
     try:
         if os.path.lexists(settings.home):
@@ -71,7 +70,7 @@ def make_private(settings: Settings) -> list[Path]:
             repaired += _tighten(settings.home)
             repaired += _tighten_contents(settings.home)
             if not used:
-                repaired.clear()  # a folder created for a server that has not run yet: there was nothing to read
+                repaired.clear()  # The server has never run with this new folder, so it contained no data.
         database = sqlite_file(settings)
         if database is not None:
             for suffix in _SQLITE_SUFFIXES:
@@ -88,7 +87,7 @@ def _check_home(home: Path) -> None:
     status = home.lstat()
     if stat.S_ISLNK(status.st_mode):
         raise ConfigError(
-            f"The home folder {home} is a symbolic link, which its owner can turn elsewhere; "
+            f"The home folder {home} is a symbolic link, whose owner can change its target; "
             f"use the folder itself: --home {os.path.realpath(home)}"
         )
     if not stat.S_ISDIR(status.st_mode):
@@ -101,8 +100,8 @@ def _check_home(home: Path) -> None:
 def _check_owner(path: Path, status: os.stat_result) -> None:
     if status.st_uid != os.geteuid():
         raise ConfigError(
-            f"{path} belongs to {_account(status.st_uid)}, and this process runs as {_account(os.geteuid())}: "
-            "the owner could read and replace what the server keeps there. Run as its owner, or change it with chown"
+            f"{path} belongs to {_account(status.st_uid)}, but this process runs as {_account(os.geteuid())}: "
+            "the owner could read and replace the server's data there. Run as its owner, or change it with chown"
         )
 
 
@@ -123,11 +122,12 @@ def _tighten_contents(home: Path) -> list[Path]:
         path = home / name
         try:
             status = path.lstat()
-        except FileNotFoundError:  # another process's temporary file, already removed
+        except FileNotFoundError:
+            # Another process has already removed its temporary file.
             continue
         if stat.S_ISLNK(status.st_mode):
             if name.endswith(_SECRET_SUFFIXES) or status.st_uid not in (0, os.geteuid()):
-                raise ConfigError(f"{path} is a symbolic link; remove it, and move the file that it names here")
+                raise ConfigError(f"{path} is a symbolic link; remove it, and move the file to which it refers here")
             continue
         if name in _OWN_FOLDERS and stat.S_ISDIR(status.st_mode):
             repaired += _tighten_tree(path)
@@ -152,14 +152,14 @@ def _tighten_file(path: Path) -> list[Path]:
     except FileNotFoundError:
         return []
     if stat.S_ISLNK(status.st_mode):
-        raise ConfigError(f"The database file {path} is a symbolic link; name {os.path.realpath(path)} itself")
+        raise ConfigError(f"The database file {path} is a symbolic link; use {os.path.realpath(path)} itself")
     _check_owner(path, status)
     return _tighten(path)
 
 
 def _tighten(path: Path) -> list[Path]:
-    """Remove all permissions of group and others; return [path] if there were any."""
-    # A path, not a descriptor: closing a descriptor of a database would release SQLite's locks in this process.
+    """Remove all permissions of group and others. Return [path] if there were any, otherwise []."""
+    # Use a path, not a descriptor: closing a descriptor of a database would release SQLite's locks in this process.
     try:
         mode = path.lstat().st_mode
         if stat.S_ISLNK(mode) or not mode & _OTHERS:
@@ -183,10 +183,10 @@ def is_in_home(settings: Settings, path: str) -> bool:
 
 
 def create_private(path: Path, data: bytes) -> None:
-    """Create a file with mode 0600, on disk when this returns.
+    """Create a file with mode 0600. It is on disk when the function returns.
 
     Raises:
-        FileExistsError: If it exists.
+        FileExistsError: The file exists.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
@@ -196,7 +196,7 @@ def create_private(path: Path, data: bytes) -> None:
 
 
 def write_server_file(settings: Settings, url: str, port: int) -> Path:
-    """`<home>/server.json`: the address of the running server, for scripts that use port 0."""
+    """Write the address of the running server to `<home>/server.json`, for scripts that use port 0."""
     path = settings.home / SERVER_FILE_NAME
     fresh = path.with_name(f".server-{os.getpid()}.json")
     fresh.unlink(missing_ok=True)
@@ -212,7 +212,7 @@ def lock_home(settings: Settings) -> Iterator[None]:
     The kernel releases the lock (flock) when a server is killed.
 
     Raises:
-        ConfigError: With the other server's address, if it is locked.
+        ConfigError: Another server holds the lock; the message has its address.
     """
     path = settings.home / LOCK_NAME
     try:
@@ -237,7 +237,7 @@ def lock_home(settings: Settings) -> Iterator[None]:
 
 
 def _describe_server(settings: Settings, lock: int) -> str:
-    """Process id and URL of the server that holds the lock, as far as it has written them."""
+    """Return the process id and URL of the server that holds the lock, if it has written them."""
     pid = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
     url = "still starting"
     with suppress(OSError, msgspec.DecodeError):

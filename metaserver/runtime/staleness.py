@@ -1,8 +1,9 @@
 """The staleness that a request allows: answers from earlier reads while the database or the storage does not answer.
 
-A client sends `Cache-Control: stale-if-error=<seconds>` (RFC 5861, 4; `max-stale` of RFC 9111, 5.2.1.2 is read alike).
-The middleware puts a `Staleness` into the context of a request that reads; code that answers from an earlier read asks
-it for permission and records the age, which becomes the answer's header `Age` (RFC 9111, 5.1).
+A client sends `Cache-Control: stale-if-error=<seconds>` (RFC 5861, 4; `max-stale` of RFC 9111, 5.2.1.2 is
+also accepted). The middleware puts a `Staleness` into the context of a request that reads. Before code
+answers from an earlier read, it checks this object, and records the age there. The age becomes the
+answer's header `Age` (RFC 9111, 5.1).
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ _HEADER_CHARS_MAX = 1000
 
 
 class Staleness:
-    """Belongs to one request.
+    """The staleness that one request allows.
 
-    `wait_s`: how long to wait for a current value before an earlier one is used.
+    `wait_s` is how long to wait for a current value before an earlier value is used.
     """
 
     __slots__ = ("age_s", "limit_s", "wait_s")
@@ -41,7 +42,7 @@ _CURRENT: ContextVar[Staleness | None] = ContextVar("staleness", default=None)
 
 
 def current_staleness() -> Staleness | None:
-    """Return the staleness that the current request allows; None when it needs current values."""
+    """Return the staleness that the current request allows; None if it needs current values."""
     return _CURRENT.get()
 
 
@@ -56,9 +57,9 @@ def allowing(staleness: Staleness | None) -> Iterator[None]:
 
 
 def parse_staleness_s(cache_control: str) -> int | None:
-    """Return the seconds that a header Cache-Control allows; None without such a directive.
+    """Return the seconds that a Cache-Control header allows; None without such a directive.
 
-    The smallest of several.
+    If there are several directives, the smallest number is returned.
     """
     directives = _DIRECTIVE.findall(cache_control[:_HEADER_CHARS_MAX])
     return min(map(int, directives)) if directives else None

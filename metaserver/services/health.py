@@ -121,13 +121,14 @@ def problems_of_services(
     if state.problem is not None and state.enabled and waits:
         yield Problem("table services are off", state.problem, "nothing is indexed, clustered, compacted or expired")
     for service, run in failed.items():
-        if service == INDEXING.name and not has_indexes:  # the index that failed was dropped
+        # The index whose job failed has been dropped.
+        if service == INDEXING.name and not has_indexes:
             continue
         when = datetime.fromtimestamp(run.requested_ms / 1000, UTC).isoformat(" ", "minutes").removesuffix("+00:00")
         yield Problem(
             "failed job",
             f"the last run of {service}, at {when} UTC, failed: {run.summary['error']}",
-            "its work is not done, or not all of it; the server tries again, at the latest after an hour",
+            "its work is not done completely; the server tries again within an hour",
         )
 
 
@@ -195,7 +196,7 @@ def _replacement_problems(metadata: TableMetadata) -> Iterator[Problem]:
     newest, why = list(differences.items())[-1]
     yield Problem(
         "replacement with other rows",
-        f"{len(differences):,} snapshots have the operation replace, but not the rows of the snapshot before; of the "
-        f"newest, {newest}, the summary says that {why}",
+        f"{len(differences):,} snapshots have the operation replace, but other rows than their parents; the summary of "
+        f"the newest, {newest}, says that {why}",
         "readers of changes may miss these rows; find out which program committed it",
     )

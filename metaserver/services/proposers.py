@@ -210,7 +210,7 @@ def _report_deleted_rows(proposer: JobProposer, state: TableState) -> Iterator[P
             state,
             "deleted rows",
             f"{health.delete_files:,} delete files delete about {health.deleted_records:,} of {health.records:,} rows",
-            "readers open the delete files, and read the deleted rows and drop them",
+            "readers open the delete files, and read deleted rows only to drop them",
         )
 
 
@@ -413,7 +413,7 @@ class TableStatistics(JobProposer):
             detail = (
                 f"{changed:,} of {newest.rows:,} rows were added or removed in {commits:,} commits since the statistics"
             )
-        yield self.make_problem(state, "stale statistics", detail, "engines order joins by them")
+        yield self.make_problem(state, "stale statistics", detail, "engines use the statistics to order joins")
 
 
 class ManifestRewriting(RewriteProposer):
@@ -453,7 +453,7 @@ class ManifestRewriting(RewriteProposer):
                 state,
                 "small manifests",
                 f"{health.manifests:,} manifests list {health.files:,} files",
-                "an engine that plans without the server opens each",
+                "an engine that plans without the server opens each manifest",
             )
 
 

@@ -221,7 +221,8 @@ class Scheduler:
                 self._report_lag(queue.lags(), queue.failing())
                 self._report_running(self._running)
         finally:
-            self._report_lag({}, {})  # another replica reports its own reason
+            # Another replica now reports its own reason.
+            self._report_lag({}, {})
             self._report_running(())
 
     def _report_lag(self, lags: Mapping[str, float], failing: Mapping[str, int]) -> None:
@@ -297,7 +298,8 @@ class Scheduler:
             queue.finish(job, failed=False)
             queue.put(job, delay_s=_RETRY_S)
             return
-        if (closed_s := wait_s(job.window, self._clock.now_ms())) > 0:  # its window closed while it waited
+        # The window of the job closed while the job waited.
+        if (closed_s := wait_s(job.window, self._clock.now_ms())) > 0:
             queue.finish(job, failed=False)
             queue.put(job, delay_s=closed_s)
             return

@@ -1,1 +1,1 @@
-"""The settings of a server, and where their values come from."""
+"""The settings of a server, and the sources of their values."""

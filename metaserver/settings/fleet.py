@@ -1,4 +1,4 @@
-"""Settings of shared files among the replicas of a catalog, and of a server that tenants share."""
+"""The settings of files that the replicas of a catalog share, and of a server that tenants share."""
 
 from __future__ import annotations
 
@@ -71,10 +71,10 @@ class FleetSettings:
 
 
 def split_address(address: str, name: str = "peer_address") -> tuple[str, int]:
-    """Return the host and the port of an address host:port; an IPv6 address is in brackets.
+    """Return the host and the port of an address host:port. An IPv6 address is in brackets.
 
     Raises:
-        ConfigError: For another text; the message has the name of the setting.
+        ConfigError: The text is not an address; the message names the setting.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:

@@ -11,7 +11,7 @@ from seamark.formats.services.service import TableService
 from seamark.formats.services.services import SERVICES
 
 LAUNCHERS = ("worker", "local", "cluster")
-"""Where jobs can run (`services/launching/`)."""
+"""The launchers that can run jobs (`services/launching/`)."""
 _Class = TypeVar("_Class")
 
 
@@ -25,10 +25,10 @@ def setting(
     minimum: float | None = None,
     maximum: float | None = None,
 ) -> Any:
-    """Return a field with a default, what it means, and what it may be: one of `choices`, a URL of one of `schemes`
-    (or empty), a number from `minimum` to `maximum`, both included.
+    """Return a field with a default, a description, and its valid values.
 
-    A secret is not in the repr of the settings.
+    The valid values are one of `choices`, a URL of one of `schemes` (or empty), or a number from `minimum` to
+    `maximum`, both included. A secret is not in the repr of the settings.
     """
     metadata = {"description": description, "secret": secret, "choices": choices, "schemes": schemes}
     return dataclasses.field(
@@ -37,7 +37,7 @@ def setting(
 
 
 def _add_switches(settings: type[_Class]) -> type[_Class]:
-    """Add the setting of each table service that has one to a class, after its own, for `dataclass` to read."""
+    """Add the settings of table services to a class, after its own settings, for `dataclass` to read."""
     for service in SERVICES.values():
         if service.setting is not None:
             settings.__annotations__[service.setting] = bool
@@ -57,7 +57,7 @@ class _SwitchSettings:
     )
 
     def runs_by_default(self, service: TableService) -> bool:
-        """Return whether a table service works on tables without its switch."""
+        """Return whether a table service works on tables that do not set its switch."""
         return service.setting is None or bool(getattr(self, service.setting))
 
 

@@ -1,7 +1,8 @@
-"""Every setting of the server: one frozen value, each field with its description and its bounds.
+"""All settings of the server: one frozen value, whose fields have their descriptions and limits.
 
 `sources.py` reads flags, `SEAMARK_<NAME>` variables and the TOML file; the defaults are here. The page
-`docs/reference/settings.md` is generated from this file. Secret fields are never logged or shown (`Settings.redacted`).
+`docs/reference/settings.md` is generated from this file. Secret fields are never logged or shown
+(`Settings.redact`).
 """
 
 from __future__ import annotations
@@ -462,7 +463,7 @@ class Settings(GatewaySettings, ServiceSettings, TenantSettings, FleetSettings):
         }
 
     def redact(self) -> dict[str, Any]:
-        """Return what logs may show: secrets as ***, URLs without passwords, paths and tuples as JSON knows them."""
+        """Return the settings for logs: secrets as ***, URLs without passwords, paths and tuples as JSON values."""
         shown: dict[str, Any] = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -477,7 +478,7 @@ class Settings(GatewaySettings, ServiceSettings, TenantSettings, FleetSettings):
 
 
 def redact_url(url: str) -> str:
-    """`url` without password and query, either of which may hold a secret."""
+    """Return `url` without its password and query, which may contain a secret."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -491,12 +492,12 @@ def redact_url(url: str) -> str:
 
 
 def environment_name(name: str) -> str:
-    """`port` → `SEAMARK_PORT`."""
+    """Return the environment variable of a setting: `SEAMARK_PORT` for `port`."""
     return ENVIRONMENT_PREFIX + name.upper()
 
 
 def flag_name(name: str) -> str:
-    """`s3_endpoint` → `--s3-endpoint`."""
+    """Return the command-line flag of a setting: `--s3-endpoint` for `s3_endpoint`."""
     return "--" + name.replace("_", "-")
 
 

@@ -20,7 +20,7 @@ from seamark.metaserver.settings.fleet import split_address
 from seamark.metaserver.settings.settings import FIELDS, Settings, environment_name, flag_name
 
 CONFIG_VARIABLE = "SEAMARK_CONFIG"
-"""Names the TOML file when no `--config` does."""
+"""The variable that names the TOML file if `--config` does not."""
 _LOCAL_BYTES_MIN = 3 << 30
 _PATH_CHARACTERS_MAX = 200
 _UMASK = re.compile(r"(?:0?[0-7]{3})?")
@@ -29,10 +29,13 @@ _TYPES: dict[str, Any] = typing.get_type_hints(Settings)
 
 
 def load(flags: Mapping[str, Any], environment: Mapping[str, str], config: Path | None = None) -> Settings:
-    """Settings from flags > `environment` > TOML file > defaults.
+    """Return the settings from flags > `environment` > TOML file > defaults.
 
-    `flags` maps field names to text, numbers, booleans or sequences; None means not given. `config` is the TOML file,
-    else the file that SEAMARK_CONFIG names. ConfigError names the setting and where its value came from.
+    `flags` maps field names to text, numbers, booleans or sequences; None means that the flag is not set.
+    `config` is the TOML file; by default, it is the file that SEAMARK_CONFIG names.
+
+    Raises:
+        ConfigError: A value is invalid; the message names the setting and the source of the value.
     """
     if config is None and environment.get(CONFIG_VARIABLE):
         config = Path(environment[CONFIG_VARIABLE])
@@ -51,7 +54,7 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], config: Path 
 
 
 def find_exposed_secrets(environment: Mapping[str, str], config: Path | None = None) -> tuple[Path, list[str]] | None:
-    """Return the TOML file and the secret settings in it, where other accounts may read it; None where they may not."""
+    """Return the TOML file and its secret settings, if other accounts may read the file; otherwise None."""
     if config is None and environment.get(CONFIG_VARIABLE):
         config = Path(environment[CONFIG_VARIABLE])
     if config is None:
@@ -61,52 +64,55 @@ def find_exposed_secrets(environment: Mapping[str, str], config: Path | None = N
 
 
 def check(settings: Settings) -> None:
-    """Check of several fields together.
+    """Check settings that depend on each other.
 
-    ConfigError names the settings that contradict each other.
+    Raises:
+        ConfigError: Settings contradict each other; the message names them.
     """
     if "oidc" in settings.auth and not (settings.oidc_issuer and settings.oidc_audience):
         raise ConfigError(
             f"auth = {settings.auth!r} needs oidc_issuer and oidc_audience: "
-            "whose tokens are believed, and for whom they are"
+            "the issuer of the accepted tokens, and the audience that they must name"
         )
     if bool(settings.s3_access_key_id) != bool(settings.s3_secret_access_key):
-        raise ConfigError("s3_access_key_id and s3_secret_access_key go together: give both or neither")
+        raise ConfigError("s3_access_key_id and s3_secret_access_key must be set together: set both or neither")
     if settings.s3_client_access == "static" and not settings.s3_access_key_id:
-        raise ConfigError("s3_client_access = 'static' hands out s3_access_key_id and s3_secret_access_key: set them")
+        raise ConfigError("s3_client_access = 'static' sends clients the s3_access_key_id and secret: set both keys")
     if settings.s3_client_access == "gateway" and not (settings.gateway_port or settings.gateway_url):
-        raise ConfigError("s3_client_access = 'gateway' hands out keys for the objects gateway: set gateway_port")
+        raise ConfigError("s3_client_access = 'gateway' sends clients keys for the objects gateway: set gateway_port")
     if urlsplit(settings.gateway_url).path.strip("/"):
-        raise ConfigError(f"gateway_url has no path, which S3 clients would drop: {settings.gateway_url!r} has one")
+        raise ConfigError(f"gateway_url must not have a path, which S3 clients would drop: {settings.gateway_url!r}")
     if settings.s3_folder:
         if settings.s3_endpoint or settings.s3_access_key_id:
             raise ConfigError("s3_folder replaces an S3 store: leave s3_endpoint and s3_access_key_id empty")
         if not settings.s3_folder.startswith("/"):
-            raise ConfigError(f"s3_folder is an absolute path: {settings.s3_folder!r} is not")
+            raise ConfigError(f"s3_folder must be an absolute path: {settings.s3_folder!r} is not")
         if settings.s3_client_access not in ("none", "gateway"):
-            raise ConfigError(f"s3_folder has no keys and no signatures of a store: {settings.s3_client_access!r}")
+            raise ConfigError(
+                f"s3_folder has no keys and no signatures, so s3_client_access cannot be {settings.s3_client_access!r}"
+            )
     if settings.peer_address:
         split_address(settings.peer_address)
     if settings.peer_listen:
         if not settings.peer_address:
-            raise ConfigError("peer_listen needs peer_address, by which other replicas reach this server")
+            raise ConfigError("peer_listen needs peer_address, at which other replicas reach this server: set it")
         split_address(settings.peer_listen, "peer_listen")
     if "worker" not in settings.services_launchers:
-        raise ConfigError("services_launchers lacks worker, where all jobs run that rewrite no data files: add it")
+        raise ConfigError("services_launchers lacks worker, which runs all jobs that rewrite no data files: add it")
     if "cluster" in settings.services_launchers and not settings.services_spark_master:
-        raise ConfigError("services_launchers has cluster: set services_spark_master, or leave cluster out")
+        raise ConfigError("services_launchers has cluster: set services_spark_master, or remove cluster")
     if 0 < settings.services_local_memory_bytes < _LOCAL_BYTES_MIN:
         raise ConfigError(
             f"services_local_memory_bytes is {settings.services_local_memory_bytes}: a JVM, a driver and a task need "
-            f"{_LOCAL_BYTES_MIN}; 0 is no limit"
+            f"{_LOCAL_BYTES_MIN}; 0 means no limit"
         )
     if bool(settings.tls_cert) != bool(settings.tls_key):
-        raise ConfigError("tls_cert and tls_key go together: give both or neither")
+        raise ConfigError("tls_cert and tls_key must be set together: set both or neither")
     if not _UMASK.fullmatch(settings.warehouse_umask):
-        raise ConfigError(f"warehouse_umask is an octal number such as 022: {settings.warehouse_umask!r} is not")
+        raise ConfigError(f"warehouse_umask must be an octal number such as 022: {settings.warehouse_umask!r} is not")
     if "/" in settings.prefix or any(ch.isspace() or not ch.isprintable() for ch in settings.prefix):
         raise ConfigError(
-            f"prefix is one path segment: {settings.prefix!r} holds a slash, a space or a control character"
+            f"prefix must be one path segment: {settings.prefix!r} has a slash, a space or a control character"
         )
 
 
@@ -131,9 +137,10 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _convert(name: str, value: Any, source: str) -> Any:
-    """`value` as the field's type and within its bounds.
+    """Return `value` as the field's type.
 
-    ConfigError says what `source` should have held.
+    Raises:
+        ConfigError: The value has another type or is outside its limits; the message says what `source` must contain.
     """
 
     def refuse(wanted: str, instead: str = "") -> ConfigError:
@@ -159,7 +166,7 @@ def _convert(name: str, value: Any, source: str) -> Any:
 
 
 def _as_location(text: str) -> str:
-    """Return the URL that a path, or a location as Hadoop or Java writes it, probably means; empty if there is none."""
+    """Return the URL that a path, or a location written by Hadoop or Java, probably means; otherwise empty."""
     scheme, separator, after_scheme = text.partition("://")
     rules = rules_of(scheme)
     if rules is not None and scheme in rules.aliases:
@@ -219,7 +226,7 @@ def _truth(value: Any, refuse: Refuse) -> bool:
 
 
 def _list(value: Any, refuse: Refuse) -> tuple[str, ...]:
-    """Return a TOML array or repeated flag unchanged; text is split at commas."""
+    """Return a TOML array or repeated flag unchanged. Text is split at commas."""
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     if not isinstance(value, (list, tuple)):

@@ -1,1 +1,1 @@
-"""The timeline: a log of instants, which clients read, watch and archive, and which webhooks receive."""
+"""The timeline: a log of instants. Clients read, watch and archive it, and webhooks receive it."""

@@ -1,7 +1,7 @@
-"""The states of an instant, pure: requested → inflight → completed or rolled back.
+"""The states of an instant: requested → inflight → completed or rolled back. No input or output.
 
-A table service requests, begins and ends an instant. What happens in one transaction, such as a commit, is recorded as
-completed. A finished instant does not change: the timeline is a log, not a queue.
+A table service requests, begins and ends an instant. The effects of one transaction, such as a commit,
+are recorded as completed. A finished instant does not change: the timeline is a log, not a queue.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def check_move(current: InstantState, new: InstantState) -> None:
     """Check that `new` can follow `current`.
 
     Raises:
-        BadRequest: When it cannot; the message names the allowed states.
+        BadRequest: It cannot; the message names the allowed states.
     """
     if new not in _NEXT[current]:
         allowed = " or ".join(sorted(state.value for state in _NEXT[current])) or "nothing: it is finished"
@@ -41,10 +41,10 @@ def check_move(current: InstantState, new: InstantState) -> None:
 
 
 def move(instant: Instant, state: InstantState, now_ms: int) -> Instant:
-    """Return the instant in its next state; final states set its time.
+    """Return the instant in its next state. A final state sets its time.
 
     Raises:
-        BadRequest: For an invalid transition.
+        BadRequest: The transition is invalid.
     """
     check_move(instant.state, state)
     completed_ms = now_ms if is_finished(state) else None
@@ -52,10 +52,10 @@ def move(instant: Instant, state: InstantState, now_ms: int) -> Instant:
 
 
 def check_invariants(instant: Instant) -> None:
-    """Check that no fields contradict each other; tests run it after every step.
+    """Check that no fields contradict each other. Tests run it after every step.
 
     Raises:
-        AssertionError: For fields that do.
+        AssertionError: Some fields contradict each other.
     """
     assert (instant.completed_ms is not None) == is_finished(instant.state), instant
     assert instant.completed_ms is None or instant.completed_ms >= 0, instant
@@ -64,7 +64,7 @@ def check_invariants(instant: Instant) -> None:
 def matches(where: InstantFilter, instant: Instant) -> bool:
     """Return whether an instant meets the conditions of the store's query.
 
-    `since` is left out: only the store can compare it.
+    `since` is ignored, because only the store can compare it.
     """
     return (
         (where.uuid is None or where.uuid == instant.uuid)

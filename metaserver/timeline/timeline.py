@@ -32,7 +32,7 @@ _log = structlog.get_logger("seamark.timeline")
 class Watcher:
     """A waiting client.
 
-    `where.since` is its position; None: the beginning. `counted`: included in the limit.
+    `where.since` is its position; None means the beginning. `counted` is whether the limit includes it.
     """
 
     def __init__(self, where: InstantFilter, counted: bool) -> None:
@@ -42,7 +42,10 @@ class Watcher:
 
 
 class Timeline:
-    """Opened by `open_timeline`; belongs to one event loop."""
+    """Reads, watches and archives the timeline.
+
+    It is opened by `open_timeline`, and belongs to one event loop.
+    """
 
     def __init__(self, settings: Settings, store: PointerStore, clock: Clock) -> None:
         self._settings = settings
@@ -61,34 +64,34 @@ class Timeline:
         return sum(watcher.counted for watcher in self._watchers)
 
     def notify(self) -> None:
-        """This replica has recorded an instant: wakes watchers immediately.
+        """Wake watchers immediately, because this replica has recorded an instant.
 
-        Cheap; never blocks or fails.
+        The call is cheap, and never blocks or fails.
         """
         self._news.set()
 
     def drain(self) -> None:
-        """The server stops: every watch returns, and later watches do not wait."""
+        """Make every watch return because the server stops. Later watches do not wait."""
         self._draining = True
         for watcher in self._watchers:
             watcher.woken.set()
 
     async def read(self, where: InstantFilter, limit: int) -> list[Instant]:
-        """Return at most `limit` instants in order of position; continue with the last position as `since`."""
+        """Return at most `limit` instants in the order of position. To continue, use the last position as `since`."""
         return await self._store.instants(where, limit)
 
     async def head(self) -> str | None:
-        """Return the position of the newest instant; None without instants."""
+        """Return the position of the newest instant; None if there are no instants."""
         newest = await self._store.instants(InstantFilter(newest_first=True), 1)
         return newest[0].position if newest else None
 
     async def watch(self, where: InstantFilter, limit: int, timeout_s: float) -> list[Instant]:
-        """Matching instants after `where.since`, waiting up to `timeout_s` for the first; empty after the timeout.
+        """Return matching instants after `where.since`, waiting up to `timeout_s` for the first.
 
-        `where` must be oldest first.
+        Empty after the timeout. `where` must be oldest first.
 
         Raises:
-            RetryLater: When `watchers_limit` clients wait.
+            RetryLater: `watchers_limit` clients are waiting already.
         """
         instants = await self.read(where, limit)
         if instants or timeout_s <= 0 or self._draining:
@@ -100,20 +103,21 @@ class Timeline:
                         instants = await self.read_next(watcher, limit)
                         if instants or self._draining:
                             return instants
-        # Instants that became visible without a wake-up (a slow transaction elsewhere) are still read here.
+        # This also reads instants that became visible without a wake-up, for example after a slow transaction
+        # elsewhere.
         return await self.read(where, limit)
 
     @asynccontextmanager
     async def watching(self, where: InstantFilter, *, counted: bool = True) -> AsyncIterator[Watcher]:
-        """Register a watcher while the block runs.
+        """Register a watcher for the duration of the block.
 
         Raises:
-            RetryLater: When the limit is reached.
+            RetryLater: The limit is reached.
         """
         if counted and self.watchers >= self._settings.watchers_limit:
             raise RetryLater(f"{self.watchers} clients already watch the timeline; read it with `since` instead", 5)
         watcher = Watcher(where, counted)
-        watcher.woken.set()  # the first read follows the registration, so that no instant is missed
+        watcher.woken.set()  # The first read is after the registration, so no instant is missed.
         self._watchers.add(watcher)
         if self._poller is None:
             self._ready.clear()
@@ -128,9 +132,9 @@ class Timeline:
                 self._poller = None
 
     async def read_next(self, watcher: Watcher, limit: int) -> list[Instant]:
-        """Wait for a wake-up, then reads and advances the watcher.
+        """Wait for a wake-up, then read and advance the watcher.
 
-        May be empty: a wake-up is only a hint.
+        The result may be empty, because a wake-up is only a hint.
         """
         await watcher.woken.wait()
         watcher.woken.clear()
@@ -146,9 +150,9 @@ class Timeline:
         return instants
 
     async def archive(self) -> int:
-        """Housekeeping: keeps each table's newest `timeline_keep` finished instants.
+        """Archive finished instants except each table's newest `timeline_keep`. This is a task of housekeeping.
 
-        Returns the number archived.
+        Returns the number of archived instants.
         """
         moved = 0
         while True:
@@ -165,7 +169,7 @@ class Timeline:
             self._poller = None
 
     def check_invariants(self) -> None:
-        """The poller runs exactly while there are watchers; run by tests after every step."""
+        """Check that the poller runs exactly while there are watchers. Tests run it after every step."""
         assert (self._poller is not None) == bool(self._watchers), (self._poller, len(self._watchers))
         assert self.watchers <= self._settings.watchers_limit
 
@@ -180,7 +184,7 @@ class Timeline:
                 else:
                     await self._look()
             except SeamarkError as error:
-                # The store is unavailable: watchers keep waiting, and their next request receives the error.
+                # The store is unavailable. Watchers keep waiting, and their next request receives the error.
                 report(_log.warning, "the timeline cannot be read", error=error.message)
             except Exception:  # noqa: BLE001  only the poller wakes the watchers
                 report(_log.exception, "the timeline cannot be read")
@@ -201,7 +205,7 @@ class Timeline:
                 return
 
     def _pause_s(self) -> float:
-        """Between 0.75 and 1.25 times the setting."""
+        """Return a time between 0.75 and 1.25 times the setting."""
         jitter = self._clock.random_bytes(1)[0] / 255
         return self._settings.watch_poll_s * (0.75 + jitter / 2)
 

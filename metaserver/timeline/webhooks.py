@@ -1,12 +1,14 @@
 """Sends every instant as a CloudEvent to each configured URL: at least once, in order per URL, from the first instant.
 
-The timeline is the queue: the only state of a webhook is its position (a cursor), so that a receiver that was
-unavailable for a week gets the events of the week. One replica at a time delivers to a URL (a lease); if two overlap,
-the cursor's compare-and-swap stops the replica that is behind. A receiver gets an event again when the reply or the
-cursor was lost: it recognises it by `id`, which is the instant's position and never reused.
+The timeline is the queue, and the only state of a webhook is its position (a cursor). So a receiver that
+was unavailable for a week gets the events of the week. One replica at a time delivers to a URL (a lease).
+If two overlap, the cursor's compare-and-swap stops the replica that is behind. If the reply or the cursor
+was lost, a receiver gets an event again. It can recognise the event by `id`, which is the instant's
+position and never reused.
 
-Format: CloudEvents 1.0, structured content mode, JSON (cloudevents/spec, http-protocol-binding 3.2). Signature, if
-`webhook_secret` is set: header `Seamark-Signature: t=<unix seconds>,v1=<hex>`, HMAC-SHA256 over `<t>.<body>`.
+Format: CloudEvents 1.0, structured content mode, JSON (cloudevents/spec, http-protocol-binding 3.2).
+Signature, if `webhook_secret` is set: header `Seamark-Signature: t=<unix seconds>,v1=<hex>`, HMAC-SHA256
+over `<t>.<body>`.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from seamark.metaserver.store.port import InstantFilter, PointerStore
 from seamark.metaserver.timeline.timeline import Timeline
 
 BATCH = 100
-"""Instants of one read; also the largest number that is delivered again after a crash."""
+"""The number of instants of one read. At most this many are delivered again after a crash."""
 LEASE_S = 30.0
 SEND_TIMEOUT_S = 10.0
 BACKOFF_S_MAX = 60.0
@@ -87,7 +89,7 @@ class InstantAnswer(msgspec.Struct, frozen=True, rename="kebab"):
 def signature(secret: str, at_s: int, body: bytes) -> str:
     """Return the value of the header Seamark-Signature.
 
-    A receiver recomputes v1 and refuses an old `t` (replay).
+    A receiver computes v1 again and refuses an old `t` (replay).
     """
     digest = hmac.new(secret.encode(), f"{at_s}.".encode() + body, hashlib.sha256).hexdigest()
     return f"t={at_s},v1={digest}"
@@ -151,14 +153,14 @@ class Deliverer:
                     await self._deliver(instant)
                     position = instant.position
             except BaseException:
-                # Interrupted: received events need not be sent again if the position can still be saved.
+                # After an interruption, received events need not be sent again if the position can still be saved.
                 with suppress(SeamarkError, LeaseLost):
                     await self._save(saved, position)
                 raise
             await self._save(saved, position)
 
     async def _wait_for_news(self, position: str | None) -> None:
-        """Wait at most a third of the lease, so that it is renewed in time."""
+        """Wait for new instants, but at most a third of the lease, so that the lease is renewed in time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(LEASE_S / 3):
                 async with self._timeline.watching(InstantFilter(since=position), counted=False) as watcher:
@@ -166,10 +168,10 @@ class Deliverer:
                         pass
 
     async def _deliver(self, instant: Instant) -> None:
-        """Deliver instants until the receiver answers 2xx.
+        """Deliver an instant, and repeat until the receiver answers 2xx.
 
         Raises:
-            LeaseLost: If the lease can no longer be guaranteed.
+            LeaseLost: This replica can no longer be sure to hold the lease.
         """
         body = encode_json(cloud_event(instant, self._source))
         attempt = 0
@@ -192,7 +194,7 @@ class Deliverer:
             await asyncio.sleep(pause_s)
 
     async def _send(self, body: bytes) -> str | None:
-        """Return None after success, otherwise the reason."""
+        """Send a body. None after success, otherwise the reason of the failure."""
         headers = {"Content-Type": "application/cloudevents+json; charset=utf-8", "User-Agent": "seamark"}
         if self._settings.webhook_secret:
             at_s = self._clock.now_ms() // 1000
@@ -216,7 +218,7 @@ class Deliverer:
             raise LeaseLost from None
 
     def _jitter_s(self, seconds: float) -> float:
-        """Between half of it and all of it, so that replicas and URLs do not send together."""
+        """Return a time between half of `seconds` and `seconds`, so that replicas and URLs do not send together."""
         return seconds * (0.5 + self._clock.random_bytes(1)[0] / 510)
 
 
@@ -230,9 +232,9 @@ async def open_webhooks(
     holder: str,
     on_failure: Callable[[], None],
 ) -> AsyncIterator[None]:
-    """Delivers to all `webhook_urls` while the block runs.
+    """Deliver to all `webhook_urls` during the block.
 
-    `holder` identifies this worker among all on the store.
+    `holder` identifies this worker among all workers on the store.
     """
     if not settings.webhook_urls:
         yield

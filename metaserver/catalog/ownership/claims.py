@@ -1,16 +1,18 @@
 """Claims: the locations of tables, views and functions, which no other entry may overlap.
 
-Signatures and purges depend on a table's location, so that two overlapping tables could read, overwrite and delete each
-other's files. Each entry claims its location, the folders of its `write.*.path` properties and, if that is elsewhere,
-its metadata file, in the transaction that creates or moves it. It keeps all claims while a name, live or dropped,
-refers to it, because older files stay where they were written. After that, it keeps them as long as files are there,
-for the namespace of its last name: otherwise another namespace could get the location, and read what was left there.
+Signatures and purges depend on a table's location, so two overlapping tables could read, overwrite and
+delete each other's files. An entry claims its locations in the transaction that creates or moves it: its
+location, the folders of its `write.*.path` properties and, if that is elsewhere, its metadata file. It
+keeps all claims while a live or dropped name refers to it, because older files stay where they were
+written. After that, the claims stay for the namespace of its last name as long as there are files.
+Otherwise another namespace could get the location, and read these files.
 
-A dropped entry may be created again with the same name at the same location: a principal that may do that may also
-restore it. It can no longer be restored then, and its purge does not delete the new files.
+A dropped entry may be created again with the same name at the same location, because a principal that may
+do this may also restore the entry. Afterwards the dropped entry cannot be restored, and its purge does
+not delete the new files.
 
-Folders of `write.*.path` may be shared by several tables if a principal with write access to the whole catalog allows
-it.
+Several tables may share folders of `write.*.path` if a principal with write access to the whole catalog
+allows it.
 """
 
 from __future__ import annotations
@@ -38,7 +40,10 @@ _log = structlog.get_logger("seamark.claims")
 _ENTRIES_PER_FILL = 64
 _TRIED_EVERY_S = 5.0
 _OVERLAPS_MAX = 100_000
-"""The limit of claims of others inside a table's folders; only older tables can have such claims."""
+"""The maximum number of claims of other entries inside a table's folders.
+
+Only older tables can have such claims.
+"""
 
 
 async def claim(
@@ -52,14 +57,14 @@ async def claim(
 ) -> ClaimLocations:
     """Return the operation with which the table or view `entry` with this metadata claims its locations.
 
-    Must be called before any file is written to them.
+    The function must be called before any file is written to them.
 
     Args:
-        fresh: The UUID is new.
-        returns: The UUID may be that of a dropped entry.
+        fresh: Whether the UUID is new.
+        returns: Whether the UUID may be that of a dropped entry.
 
     Raises:
-        BadRequest: For a location that overlaps a location of another entry.
+        BadRequest: A location overlaps a location of another entry.
     """
     candidates = [ClaimedLocation(key=metadata.location, shown=metadata.location)]
     common = caller.confined_to is None
@@ -80,18 +85,19 @@ async def claim(
         name=entry.name,
         returns=returns,
     )
-    if not returns:  # otherwise no file is written before the transaction
+    # If the entry returns, no file is written before the transaction, which makes the check.
+    if not returns:
         await _check_free(context, operation)
     return operation
 
 
 async def _check_free(context: CatalogContext, operation: ClaimLocations) -> None:
-    """Check that no other entry has the UUID or a location, so that no file is written before the transaction.
+    """Check that no other entry has the UUID or a location, before files are written.
 
     The transaction checks again.
 
     Raises:
-        BadRequest: If another entry has one of them.
+        BadRequest: Another entry has one of them.
     """
     own = await _own_keys(context, operation.uuid)
     if operation.fresh and own:
@@ -120,10 +126,7 @@ def moves(base: TableMetadata | ViewMetadata | None, metadata: TableMetadata | V
 
 
 async def claim_folder(context: CatalogContext, entry: Entry, folder: str, *, fresh: bool) -> ClaimLocations:
-    """Return the operation that claims the folder of a function.
-
-    See `claim`.
-    """
+    """Return the operation that claims the folder of a function; see `claim`."""
     locations = _outermost(context.warehouse, [ClaimedLocation(key=folder, shown=folder)])
     await context.objects.check_links([folder])
     await check_known(context, (claimed_location.key for claimed_location in locations), entry.uuid)
@@ -135,12 +138,12 @@ async def claim_folder(context: CatalogContext, entry: Entry, folder: str, *, fr
 async def check_unclaimed(
     context: CatalogContext, location: str, description: str, named: tuple[NamespacePath, str], uuid: str = ""
 ) -> None:
-    """Check that the location overlaps no location of another entry than `uuid`.
+    """Check that the location does not overlap locations of entries other than `uuid`.
 
     The transaction checks again.
 
     Raises:
-        BadRequest: If it overlaps one.
+        BadRequest: The location overlaps such a location.
     """
     if await _is_taken(context, location, named, uuid):
         raise ClaimedLocation(key="", shown=location, what=description).make_overlap_error()
@@ -159,7 +162,7 @@ async def check_outside(context: CatalogContext, location: str, description: str
     """Check that the location is outside all locations of tables, views and functions.
 
     Raises:
-        BadRequest: If it is equal to one of them, or inside it.
+        BadRequest: The location is equal to one of them, or inside it.
     """
     keys = [context.warehouse.key(parse_location(location))]
     await check_known(context, keys, "", around=False)
@@ -174,12 +177,12 @@ async def _keys(context: CatalogContext, locations: Iterable[str]) -> list[str]:
 
 
 async def check_staged(context: CatalogContext, location: str, namespace: NamespacePath, name: str) -> None:
-    """Check that no other table than that of the name has claimed the location of a staged table since.
+    """Check that only the table with this name may have claimed the location of a staged table.
 
     A pass outlives the staging, and the table may have been renamed or dropped.
 
     Raises:
-        Forbidden: When another table has claimed it.
+        Forbidden: Another table has claimed the location.
     """
     entry = await context.store.entry(EntryKind.TABLE, namespace, name)
     if await _is_taken(context, location, (namespace, name), "" if entry is None else entry.uuid):
@@ -191,13 +194,13 @@ async def check_staged(context: CatalogContext, location: str, namespace: Namesp
 async def check_own(context: CatalogContext, uuid: str, location: str) -> None:
     """Check that `uuid` has claimed the location.
 
-    The table's writers can overwrite metadata files, so that the database decides which files a client may open.
+    The database decides which files a client may open, because the table's writers can overwrite metadata files.
 
     Raises:
-        Forbidden: When it has not.
+        Forbidden: It has not claimed the location.
     """
     claims = await _own_keys(context, uuid)
-    if not claims and await fill(context):  # created by a concurrent server of a version without claims
+    if not claims and await fill(context):  # A concurrent server of a version without claims created it.
         claims = await _own_keys(context, uuid)
     if not claims and context.unclaimed.unread:
         raise RetryLater("The location of the table is not known yet, because the storage does not answer; try again")
@@ -207,7 +210,7 @@ async def check_own(context: CatalogContext, uuid: str, location: str) -> None:
 
 
 async def list_claimed(context: CatalogContext, uuid: str, locations: Sequence[str]) -> list[str]:
-    """Return the locations that `uuid` has claimed, regardless of its metadata."""
+    """Return which of the locations `uuid` has claimed, independently of its metadata."""
     claims = {
         claimed_location.location
         for claimed_location in await context.store.claims(uuid)
@@ -221,7 +224,7 @@ async def check_writable(context: CatalogContext, uuid: str, metadata: TableMeta
     """Check that an entry has claimed its location and the folder of its metadata, manifests and plans.
 
     Raises:
-        Forbidden: When it has not.
+        Forbidden: It has not claimed one of them.
     """
     folder = metadata_folder(metadata.location, metadata.properties)
     await check_own(context, uuid, folder)
@@ -232,15 +235,15 @@ async def check_writable(context: CatalogContext, uuid: str, metadata: TableMeta
 async def foreign_file_check(
     context: CatalogContext, uuid: str, folders: Sequence[str], *, exclusive: bool = False
 ) -> Callable[[str], bool]:
-    """Return a function that reports whether a file is in a location of another entry than `uuid`.
+    """Return a function that reports whether a file is in a location of an entry other than `uuid`.
 
-    The function knows the locations that overlap `folders`. A file for which it returns true must not be deleted
-    with `uuid`'s files. Shared folders contain files of several entries, those that `uuid` shares also its own.
-    With `exclusive`, all files in them count as foreign, and so do files in locations that an admin has allowed
-    another entry to name files in.
+    The function has the locations that overlap `folders`. A file for which it returns True must not be
+    deleted with `uuid`'s files. A shared folder contains files of several entries, and may also contain files
+    of `uuid`. With `exclusive`, all files in shared folders count as foreign, and so do files in locations
+    where an admin allows another entry to name files.
 
     Raises:
-        RetryLater: While some locations are unknown.
+        RetryLater: Some locations are unknown.
     """
     if context.unclaimed.unread:
         await fill(context)
@@ -267,17 +270,18 @@ async def foreign_file_check(
 
 
 async def fill(context: CatalogContext) -> int:
-    """Create claims for entries from before claims existed; return their number.
+    """Create claims for entries that are older than claims, and return their number.
 
-    An entry with unreadable metadata gets no claims, because a guess could claim another entry's location or miss its
-    own; `context.unclaimed` lists these.
+    An entry with unreadable metadata gets no claims, because a guess could claim another entry's location or
+    miss its own. Such entries are listed in `context.unclaimed`.
     """
     state = context.unclaimed
     state.tried_s, filled, unread, after = context.clock.monotonic(), 0, 0, ""
     lost: dict[str, list[str]] = {}
     while unread < _ENTRIES_PER_FILL and (entries := await context.store.list_unclaimed(after, _ENTRIES_PER_FILL)):
         after = entries[-1].uuid
-        if len(entries) == _ENTRIES_PER_FILL and entries[0].uuid != after:  # keeps all names of a UUID in one batch
+        # All names of a UUID must be in one batch.
+        if len(entries) == _ENTRIES_PER_FILL and entries[0].uuid != after:
             entries = [entry for entry in entries if entry.uuid != after]
             after = entries[-1].uuid
         found_locations = await asyncio.gather(*(_locations(context, entry) for entry in entries))
@@ -302,18 +306,18 @@ async def fill(context: CatalogContext) -> int:
 
 
 async def fill_rest(context: CatalogContext) -> int:
-    """Run a round of housekeeping: call `fill` if entries without claims are left."""
+    """Run a round of housekeeping: call `fill` if some entries have no claims."""
     return await fill(context) if context.unclaimed.unread or context.unclaimed.lost else 0
 
 
 async def check_known(context: CatalogContext, keys: Iterable[str], uuid: str, *, around: bool = True) -> None:
-    """Check that no other entry than `uuid` with an unknown location may overlap the keys.
+    """Check that no entry of unknown location, other than `uuid`, may overlap the keys.
 
     Args:
-        around: Also check that none may be inside them.
+        around: Whether to check also for entries that may be inside the keys.
 
     Raises:
-        RetryLater: If such an entry exists.
+        RetryLater: Such an entry exists.
     """
     state, checked = context.unclaimed, list(keys)
     if not _may_be_taken(state, checked, uuid, around=around):
@@ -324,12 +328,12 @@ async def check_known(context: CatalogContext, keys: Iterable[str], uuid: str, *
         return
     if state.unread:
         raise RetryLater(
-            "The location cannot be checked: where older tables lie is read from their metadata files, and the storage "
+            "The location cannot be checked: locations of older tables are in their metadata files, and the storage "
             "does not answer; try again when it does"
         )
     raise RetryLater(
         "A table, view or function whose metadata file is missing or broken may be in this location; restore that "
-        "file, or drop and purge what it belongs to, or choose another location"
+        "file, or drop and purge the entry, or choose another location"
     )
 
 
@@ -345,8 +349,9 @@ def _may_be_taken(state: Unclaimed, keys: Iterable[str], uuid: str, *, around: b
 
 
 async def _locations(context: CatalogContext, entry: Entry) -> list[str] | None:
-    """Return the locations of an entry: None if storage does not answer; empty if the metadata is missing or
-    damaged.
+    """Return the locations of an entry.
+
+    None if the storage does not answer; empty if the metadata is missing or damaged.
     """
     try:
         if entry.kind is EntryKind.TABLE:
@@ -355,7 +360,7 @@ async def _locations(context: CatalogContext, entry: Entry) -> list[str] | None:
         elif entry.kind is EntryKind.VIEW:
             view = await context.documents.view(entry.metadata_location)
             location, properties = view.location, view.properties
-        else:  # the server has chosen the location, and the document does not contain it
+        else:  # The server chose the location, and the document does not contain it.
             return [_folder(entry), entry.metadata_location]
     except (NotFound, Corrupt, BadRequest):
         return []
@@ -366,9 +371,9 @@ async def _locations(context: CatalogContext, entry: Entry) -> list[str] | None:
 
 
 async def has_files(context: CatalogContext, entry: Entry) -> bool:
-    """Return whether a file is left in a location that the entry has claimed; true if the storage fails.
+    """Return whether there is a file in a location that the entry has claimed; True if the storage fails.
 
-    The database names the locations, because the table's writers can overwrite its metadata file.
+    The locations come from the database, because the table's writers can overwrite its metadata file.
     """
     guessed = {_key(context.warehouse, location): location for location in (_folder(entry), entry.metadata_location)}
     for claimed_location in await context.store.claims(entry.uuid):
@@ -388,7 +393,7 @@ async def has_files(context: CatalogContext, entry: Entry) -> bool:
 
 
 def _folder(entry: Entry) -> str:
-    """Return a guess: metadata files are usually in the folder `metadata` of the location."""
+    """Return the probable location: metadata files are usually in its folder `metadata`."""
     return entry.metadata_location.rpartition("/")[0].removesuffix("/metadata")
 
 
@@ -417,7 +422,7 @@ def _outermost(warehouse: Warehouse, candidates: Iterable[ClaimedLocation]) -> t
 def _key(warehouse: Warehouse, location: str) -> str:
     try:
         return warehouse.key(parse_location(location))
-    except BadRequest:  # from before claims; the server writes to no such location
+    except BadRequest:  # The entry is older than claims, and the server does not write to this location.
         return unquote(location).rstrip("/")
 
 

@@ -1,13 +1,14 @@
 """Checks of the files that a table may name: files in its claimed locations, and in locations that an admin allows.
 
-A manifest can name any file, and a reader of a table reads the named files and sees their bounds. A writer without
-write access to the whole catalog may therefore add only files in the table's locations. Files that it carries over from
-the parent snapshot may be anywhere. Manifest lists and manifests are read to check that. Files can be overwritten after
-the commit, so that planning checks them again (`planner/plan/location_checks.py`).
+A manifest can name any file, and a reader of a table reads the named files and sees their bounds. A
+writer without write access to the whole catalog may therefore add only files in the table's locations.
+Files from the parent snapshot may be anywhere. To check this, manifest lists and manifests are read.
+Files can be overwritten after the commit, so planning checks them again
+(`planner/plan/location_checks.py`).
 
-A writer of the whole catalog may name any file. To have files of another table read as well, it lists their folders,
-separated by commas, in the property `seamark.allowed-locations`. The database stores the list, because the table's
-writers can overwrite its metadata file.
+A writer of the whole catalog may name any file. If it names files of another table, readers may read them
+only if their folders are listed, separated by commas, in the property `seamark.allowed-locations`. The
+database stores the list, because the table's writers can overwrite its metadata file.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ async def allow(
     """Return the operation that records a new list of allowed locations.
 
     Raises:
-        Forbidden: Unless the caller may write all of it.
+        Forbidden: The caller may not write the whole catalog.
     """
     if properties.get(ALLOWED_LOCATIONS) == before.get(ALLOWED_LOCATIONS):
         return []
@@ -57,7 +58,7 @@ async def replace_allowed_locations(
 ) -> AllowLocations:
     """Return the operation that allows a registered table exactly the locations in its list.
 
-    Earlier permissions do not count; see also `allow`.
+    Earlier permissions are removed; see also `allow`.
     """
     if caller.confined_to is not None:
         raise Forbidden(f"only a principal that may write the whole catalog may set {ALLOWED_LOCATIONS}")
@@ -71,20 +72,20 @@ async def replace_allowed_locations(
 
 
 async def own_locations(context: CatalogContext, uuid: str) -> OwnLocations:
-    """Return the locations in the database, independent of the table's metadata."""
+    """Return the locations in the database, which do not depend on the table's metadata."""
     claims = await context.store.claims(uuid)
     return OwnLocations(context.warehouse, {claim.location for claim in claims})
 
 
 async def foreign(context: CatalogContext, uuid: str, paths: Iterable[str]) -> set[str]:
-    """Return the paths in locations that other tables claim and where this table may name no files.
+    """Return the paths in locations that other tables claim and where this table may not name files.
 
     The server does not read them for this table.
     """
     locations = {claimed_location.location for claimed_location in await context.store.claims(uuid)}
     foreign: set[str] = set()
     paths = list(paths)
-    # A thread takes longer than few paths.
+    # For few paths, a thread takes longer.
     is_quick = len(paths) <= _PATHS_IN_LOOP_MAX
     group = partial(_by_folder, context.warehouse, paths)
     for key, within in (group() if is_quick else await asyncio.to_thread(group)).items():
@@ -96,7 +97,7 @@ async def foreign(context: CatalogContext, uuid: str, paths: Iterable[str]) -> s
 
 
 def _by_folder(warehouse: Warehouse, paths: Iterable[str]) -> dict[str, set[str]]:
-    """Return the paths by the key of their folder, without those that the server cannot read."""
+    """Return the paths by the key of their folder, without paths that the server cannot read."""
     named: dict[str, set[str]] = {}
     for path in paths:
         named.setdefault(path.rpartition("/")[0], set()).add(path)
@@ -119,18 +120,17 @@ async def check_added(
     """Check the files that a commit names.
 
     Args:
-        context: The context of the catalog.
         caller: The principal that commits.
         uuid: The table's UUID.
         base: The table's metadata before the commit. None for a new table.
-        metadata: The metadata after it. Locations that only `metadata` has become the table's with this commit, which
-            claims them. The caller's right to them is checked before.
+        metadata: The metadata after the commit. The commit claims the locations that only `metadata` has. The caller's
+            right to them is checked before.
         commit: The updates.
         files: Reads the manifest lists and manifests.
 
     Raises:
-        BadRequest: A file is behind a symbolic link or, for a confined caller, unreadable or outside the table's
-            locations.
+        BadRequest: A file is behind a symbolic link. Or the caller is confined, and a file is unreadable or outside the
+            table's locations.
     """
     lists = [snapshot.manifest_list for snapshot in commit.added_snapshots if snapshot.manifest_list is not None]
     manifests = [path for snapshot in commit.added_snapshots for path in snapshot.manifests or ()]
@@ -149,14 +149,15 @@ async def check_added(
         else set()
     )
     for description, location in _list_new_locations(context, base, metadata):
-        # Checked before any file there is read, because errors quote file names.
+        # The location is checked before any file there is read, because errors quote file names.
         await check_unclaimed(context, location, description, (commit.namespace, commit.name), uuid)
         locations.add(context.warehouse.key(parse_location(location)))
     own = OwnLocations(warehouse, locations)
     reader = _Reader(context, own, files)
     await asyncio.to_thread(own.check, [*statistics_paths, *lists], "The file")
     carried = await reader.list_manifests_before(base, commit.added_snapshots)
-    for path in await foreign(context, uuid, carried):  # the lists of earlier snapshots may have been overwritten
+    # The manifest lists of earlier snapshots may have been overwritten.
+    for path in await foreign(context, uuid, carried):
         del carried[path]
     for location in lists:
         manifests += [path for path in await reader.manifest_list(location) if path not in carried]
@@ -173,7 +174,7 @@ def _list_new_locations(
 ) -> Iterator[tuple[str, str]]:
     """Yield the name and value of each new location.
 
-    The locations of `base` count only if they are claimed, because its file may have been overwritten.
+    A location of `base` that is not claimed counts as new, because the file of `base` may have been overwritten.
     """
     if base is None or metadata.location != base.location:
         yield "The table's location", metadata.location
@@ -191,7 +192,7 @@ async def _check_carried(reader: _Reader, before: Iterable[str], outside: set[st
     """Check that all of the files are in manifests of the parent snapshot.
 
     Raises:
-        BadRequest: If one is not.
+        BadRequest: A file is not in these manifests.
     """
     for manifest in before:
         outside -= await reader.files(manifest)
@@ -203,12 +204,12 @@ async def _check_carried(reader: _Reader, before: Iterable[str], outside: set[st
 def _outside(path: str, description: str) -> BadRequest:
     return BadRequest(
         f"{description} {path[:_SHOWN_CHARACTERS_MAX]!r} is outside the table's folders; write it below the "
-        f"table's location, or have an admin of the catalog add its folder to the table property {ALLOWED_LOCATIONS}"
+        f"table's location, or ask an admin of the catalog to add its folder to the table property {ALLOWED_LOCATIONS}"
     )
 
 
 class OwnLocations:
-    """The locations that one table claims, and those where it may name files; as keys."""
+    """The locations that one table claims, and those where it may name files, both as keys."""
 
     def __init__(self, warehouse: Warehouse, locations: set[str]) -> None:
         self._warehouse = warehouse
@@ -227,7 +228,8 @@ class OwnLocations:
     def _is_folder_within(self, folder: str) -> bool:
         try:
             key = self._warehouse.key(parse_location(folder))
-        except BadRequest:  # the root of a bucket
+        except BadRequest:
+            # A location without a folder is the root of a bucket.
             return False
         while key not in self._locations:
             shorter = key.rpartition("/")[0]
@@ -238,7 +240,7 @@ class OwnLocations:
 
 
 class _Reader:
-    """Manifest lists and manifests of one commit."""
+    """The manifest lists and manifests of one commit."""
 
     def __init__(self, context: CatalogContext, own: OwnLocations, files: ObjectReader) -> None:
         self._context = context
@@ -261,7 +263,7 @@ class _Reader:
             if snapshot.manifest_list is not None:
                 try:
                     manifests |= dict.fromkeys(await self.manifest_list(snapshot.manifest_list))
-                except BadRequest:  # was damaged before this commit
+                except BadRequest:  # The manifest was damaged before this commit.
                     continue
         return manifests
 
@@ -285,7 +287,7 @@ class _Reader:
         """Return the manifest's files outside the table's locations.
 
         Raises:
-            BadRequest: For delete files that refer to such files, and for files behind a symbolic link.
+            BadRequest: A delete file refers to such a file, or a file is behind a symbolic link.
         """
         data = await self._read(manifest, "manifest")
 
@@ -315,10 +317,10 @@ class _Reader:
 
 
 def _paths(data: bytes, location: str) -> Iterator[tuple[str, str | None]]:
-    """Return (path, the data file that it refers to) of each live entry.
+    """Return (path, the data file to which it refers) of each live entry.
 
     Raises:
-        Corrupt: With the manifest's location.
+        Corrupt: The manifest is damaged; the message has its location.
     """
     decoded = decode_manifest(data, location)
     heap = decoded.heap.tobytes()

@@ -1,9 +1,10 @@
-"""The owner of a view, whose rights the view runs with.
+"""The owner of a view. The view runs with the owner's rights.
 
-Trino runs a view with the rights of the user in the property `trino.run-as-owner`, and without that property with the
-rights of the reader. A principal that may set the property can read what that user can read. Engines that act for many
-users, and principals with write access to the whole catalog, may name any user. Others may name only themselves. A
-principal that changes the text of a view with an owner becomes its owner: the text then runs with its author's rights.
+Trino runs a view with the rights of the user in the property `trino.run-as-owner`; without this property,
+with the rights of the reader. A principal that may set the property can read everything that this user
+can read. Engines that act for many users, and principals with write access to the whole catalog, may name
+any user. Others may name only themselves. A principal that changes the text of a view with an owner
+becomes its owner, so that the text runs with its author's rights.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from seamark.formats.runtime.errors import Forbidden
 from seamark.metaserver.catalog.values import Caller
 
 OWNER = "owner"
-"""A label that Spark and others display; no engine derives rights from it."""
+"""A label that Spark and others display. No engine derives rights from it."""
 _RUNS_AS = ("run-as", "run_as", "runas", "definer", "security-user", "execute-as")
 
 
 def determines_rights(key: str) -> bool:
-    """Return whether the view property determines whose rights the view runs with."""
+    """Return whether the view property determines the user with whose rights the view runs."""
     folded = fold_name(key)
     if any(part in folded for part in _RUNS_AS):
         return True
@@ -38,7 +39,7 @@ def check_author(caller: Caller, metadata: ViewMetadata) -> None:
     """Check that `caller` may write the text of a view that runs with the rights of another user.
 
     Raises:
-        Forbidden: When it may not.
+        Forbidden: The caller may not write it.
     """
     if caller.names_owners:
         return
@@ -53,8 +54,8 @@ def check_author(caller: Caller, metadata: ViewMetadata) -> None:
 def fingerprint_of(metadata: ViewMetadata, location: str) -> str:
     """Return the digest of a view's content and of the location of its metadata file.
 
-    It is stored in the database, because the view's writers can overwrite the file, to change the owner, or the text of
-    a view with another owner.
+    The digest is stored in the database. Otherwise the view's writers could overwrite the file, and change
+    the owner, or the text of a view with another owner.
     """
     return hashlib.sha256(location.encode() + b"\n" + encode_view(metadata)).hexdigest()
 
@@ -64,10 +65,12 @@ def keep_owner(
 ) -> dict[str, str]:
     """Return the properties that a view gets when `properties` are requested.
 
-    `before` are its current properties; `rewritten`: its text changes.
+    Args:
+        before: The current properties of the view.
+        rewritten: Whether its text changes.
 
     Raises:
-        Forbidden: When the caller names another user whose rights the view would run with.
+        Forbidden: The caller names another user, with whose rights the view would run.
     """
     result = dict(properties)
     if caller.names_owners:

@@ -1,1 +1,1 @@
-"""Plans as tables and views."""
+"""Plans that engines read as tables and views."""

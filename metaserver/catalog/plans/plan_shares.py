@@ -1,10 +1,11 @@
 """The shares of principals in plans: leases, until they end or are withdrawn, and bytes, until the files are deleted.
 
-Invariant: a principal may have at most half of all leases and half of all bytes, so no principal can exclude the
-others. A lease counts for the principal that requested or renewed it, for the requested time. The files are kept for a
-grace period after the lease, for running queries, and their bytes count until then.
+Invariant: a principal may have at most half of all leases and half of all bytes, so that no principal can
+exclude the others. A lease counts for the principal that requested or renewed it, for the requested time.
+For running queries, the files are kept for a grace period after the lease, and their bytes count until
+the end of this period.
 
-Belongs to one worker and starts empty.
+An instance belongs to one worker and starts empty.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from seamark.metaserver.access.principal import ANONYMOUS_NAME
 from seamark.metaserver.catalog.quotas import Quota
 
 PLAN_BYTES_MIN = 4096
-"""The minimum size that a plan counts with: its row in the database, and its files as storage bills them."""
+"""The minimum size of a plan, for its row in the database and the minimum that storage bills for its files."""
 _EVERYBODY = "all"
 _SWEEP_MIN = 10_000
 
 
 class PlanShares:
-    """Times are of a monotonic clock."""
+    """The leases and bytes of principals. Times are of a monotonic clock."""
 
     def __init__(self, *, leases: int, size_bytes: int, grace_s: float) -> None:
         self._leases = Quota(max(1, leases // 2))
@@ -29,11 +30,11 @@ class PlanShares:
         self._bytes_of_all = Quota(size_bytes)
         self._grace_s = grace_s
         self._granted: dict[tuple[str, int], tuple[float, int]] = {}
-        """By holder and number of the plan: the end of the lease, and the bytes of the plan."""
+        """For each holder and plan number, the end of the lease, and the bytes of the plan."""
         self._sweep_at = _SWEEP_MIN
 
     def find_exhausted_limit(self, principal: str, now_s: float, leases: int = 1) -> str | None:
-        """Return the limit that `leases` further leases would exceed; None if there is room."""
+        """Return the limit that `leases` additional leases would exceed; None if there is room."""
         holder = _holder(principal)
         if not self._leases.has_room(holder, now_s, leases):
             return "leases of one principal"
@@ -42,15 +43,15 @@ class PlanShares:
         return None if self._bytes_of_all.has_room(_EVERYBODY, now_s) else "bytes"
 
     def count_new_leases(self, principal: str, plans: Iterable[int], now_s: float) -> int:
-        """Return the number of plans that would be further leases of the principal."""
+        """Return how many of the plans would be additional leases of the principal."""
         holder = _holder(principal) or ""
         return sum(self._granted.get((holder, plan), (0.0, 0))[0] <= now_s for plan in plans)
 
     def grant(self, principal: str, plan: int, now_s: float, until_s: float, size_bytes: int = 0) -> None:
-        """Add a lease of the plan, or extends it.
+        """Add a lease of the plan, or extend it.
 
         Args:
-            size_bytes: The size of the files that are written for it.
+            size_bytes: The size of the files that are written for the plan.
         """
         holder = _holder(principal)
         size = max(size_bytes, PLAN_BYTES_MIN) if size_bytes else 0
@@ -61,7 +62,7 @@ class PlanShares:
         self._move(holder, plan, now_s, max(until_s, before_s), before + size)
 
     def withdraw(self, principal: str, plans: Iterable[int], now_s: float) -> None:
-        """End the leases of these plans; their files stay for the grace period."""
+        """End the leases of these plans. Their files stay for the grace period."""
         holder = _holder(principal)
         for plan in plans:
             if holder is not None and (holder, plan) in self._granted:

@@ -1,14 +1,15 @@
 """Plan tables: names that read a table as one plan selected it, until their lease ends.
 
-The rules. The meaning of a name never changes: a digest in it identifies the table, its metadata and the filter, and
-the row in the pointer store lists the files that were written for it once, to unique paths. Identical plans share name
-and files. A name resolves only while the table has the name that it had. Files outlive the lease, so that running
-queries can finish; then the name is removed, then the files, then the row, so that after a crash a row remains for a
-retry.
+The rules: the meaning of a name never changes. A digest in the name identifies the table, its metadata
+and the filter, and the row in the pointer store lists the files that were written for it once, to unique
+paths. Identical plans share name and files. A name resolves only while the table keeps its own name.
+Files outlive the lease, so that running queries can finish. Then the name is removed, then the files, and
+finally the row, so that after a crash a row remains for a retry.
 
-A plan for an audience (requests with one value of `X-Seamark-Plans`) has no name. loadTable shows it to that audience
-as a further snapshot of the table, until the lease ends or is withdrawn. The table's metadata never contains that
-snapshot. A commit that removes its id drops the plan, because the engine deletes the plan's files.
+A plan for an audience (requests with one value of `X-Seamark-Plans`) has no name. loadTable shows it to
+that audience as an additional snapshot of the table, until the lease ends or is withdrawn. The table's
+metadata never contains that snapshot. A commit that removes its id drops the plan, because the engine
+deletes the plan's files.
 """
 
 from __future__ import annotations
@@ -46,18 +47,21 @@ _DIGEST_CHARACTERS = 32
 _BATCH = 1000
 _DELETES_CONCURRENT_MAX = 16
 _SHOWN_ID_MIN = 1 << 32
-"""Trino reads smaller numbers as `integer`, and a version must be a `bigint`."""
+"""The lowest id of a plan snapshot.
+
+Trino reads smaller numbers as `integer`, but a version must be a `bigint`.
+"""
 _PLAN_FILE = re.compile(rf"/{FORMER_PLANS_FOLDER}/[0-9a-f]{{{_DIGEST_CHARACTERS}}}[-/]")
-"""A file of a plan; the folders of this version and of earlier versions end with the same name."""
+"""A file of a plan. The folders of this version and of earlier versions end with the same name."""
 _log = structlog.get_logger("seamark.plans")
 
 _LOGGED_EVERY_S = 60.0
 _COUNTED_S = 10.0
-"""How long the count of all plans is cached; plans that this worker creates are added to it."""
+"""The time for which the count of all plans is cached. Plans that this worker creates are added to it."""
 
 
 class LoadedPlan(msgspec.Struct, frozen=True):
-    """A plan table as engines load it, and its table."""
+    """A plan table as engines load it, and the planned table."""
 
     plan: StoredPlanTable
     metadata: TableMetadata
@@ -68,9 +72,9 @@ class Holder(NamedTuple):
     """The requests that may reach a plan.
 
     Attributes:
-        audience: Requests with this value of `X-Seamark-Plans`.
-        id: The adapter among them that asked; identical plans are shared by one holder only, so that the holder can
-            withdraw them.
+        audience: The value of `X-Seamark-Plans` in these requests.
+        id: The adapter that requested the plan. Identical plans are shared only within one holder, so that the holder
+            can withdraw them.
     """
 
     audience: str
@@ -80,7 +84,7 @@ class Holder(NamedTuple):
 def plan_name(entry: Entry, snapshot_id: int, question: str, holder: Holder | None = None) -> str | None:
     """Return the name of the plan for `question`, the bound filter, on a snapshot of the table.
 
-    None if it is too long.
+    None if the name is too long.
     """
     table = (*entry.namespace, entry.name, entry.uuid, entry.metadata_location)
     identity = encode_json((table, entry.index_version, snapshot_id, question, *(holder or ())))
@@ -89,7 +93,7 @@ def plan_name(entry: Entry, snapshot_id: int, question: str, holder: Holder | No
 
 
 def snapshot_id_of_plan(plan_id: str) -> int:
-    """Return the snapshot id of a plan of an audience."""
+    """Return the snapshot id of an audience's plan."""
     digest = int.from_bytes(hashlib.sha256(plan_id.encode()).digest()[:8], "big")
     return _SHOWN_ID_MIN | digest & (1 << 62) - 1
 
@@ -97,11 +101,10 @@ def snapshot_id_of_plan(plan_id: str) -> int:
 def make_plan_snapshot(plan_id: str, metadata: TableMetadata, planned: Snapshot) -> Snapshot:
     """Return the snapshot that shows a plan to its audience.
 
-    `planned` has the plan's manifest list and the original id.
-
-    The schema is that of the filter: a later schema may use its names for other columns. The parent is the original
-    snapshot, where engines find statistics. The timestamp is just before that of the original, so that an engine that
-    searches for the newest snapshot selects the original.
+    `planned` has the plan's manifest list and the original id. The schema is that of the filter, because a
+    later schema may use its names for other columns. The parent is the original snapshot, where engines find
+    statistics. The timestamp is just before that of the original, so that an engine that searches for the
+    newest snapshot selects the original.
     """
     return msgspec.structs.replace(
         planned,
@@ -113,7 +116,7 @@ def make_plan_snapshot(plan_id: str, metadata: TableMetadata, planned: Snapshot)
 
 
 def digest_of(name: str) -> str:
-    """Return the digest in the name of a plan, which its files have in their names."""
+    """Return the digest in the name of a plan. The names of its files contain the same digest."""
     return name.rpartition(PLAN_MARK)[2]
 
 
@@ -128,11 +131,14 @@ class PlanTables:
             grace_s=settings.plan_table_grace_s,
         )
         self.refused: Counter[str] = Counter()
-        """Plans that were not made, by the exhausted limit; for metrics."""
+        """The number of plans that were not made, by the exhausted limit; for metrics."""
         self._logged_s: dict[str, float] = {}
 
     async def has_room(self, principal: str) -> bool:
-        """Return whether another plan may be created: every reader can request plans, and each plan has files."""
+        """Return whether another plan may be created.
+
+        The number is limited because every reader can request plans, and each plan has files.
+        """
         now_s = self._context.clock.monotonic()
         exhausted = self._shares.find_exhausted_limit(principal, now_s)
         if exhausted is None:
@@ -162,7 +168,7 @@ class PlanTables:
         """Return the plan with this name, and the pointer of its table.
 
         Raises:
-            NoSuchTable: With the usual message, when its lease has ended or another table has the table's name now.
+            NoSuchTable: The lease has ended, or another table has the table's name now. The message is the usual one.
         """
         plan = await self._context.store.plan_table(namespace, name) if is_plan_name(name) else None
         if plan is not None and plan.audience is None and plan.expires_ms > self._context.clock.now_ms():
@@ -175,7 +181,7 @@ class PlanTables:
         """Return the plan with this name and its metadata.
 
         Raises:
-            NotFound: When there is no such plan, or a metadata file is missing in storage.
+            NotFound: There is no such plan, or a metadata file is missing in storage.
         """
         plan, entry = await self.find(namespace, name)
         documents = self._context.documents
@@ -208,12 +214,12 @@ class PlanTables:
         lease_s: int,
         principal: str,
     ) -> int:
-        """Renew plans of the table or view for `principal`; a lease of 0 s withdraws them.
+        """Renew plans of the table or view for `principal`. A lease of 0 s withdraws them.
 
-        Returns the number of plans that exist.
+        Returns the number of existing plans.
 
         Raises:
-            TooManyRequests: If one principal may not have this many leases.
+            TooManyRequests: One principal may not have this many leases.
         """
         expires_ms = self._context.clock.now_ms() + lease_s * 1000
         ids = tuple(sorted(set(shown_ids)))
@@ -243,8 +249,8 @@ class PlanTables:
     ) -> StoredPlanTable | None:
         """Return the existing plan with this name and audience.
 
-        Its lease is renewed for `principal` if less than half of `lease_s` is left, so most requests that share a plan
-        write nothing. None if there is no such plan, or if the lease would exceed the principal's limit.
+        Its lease is renewed for `principal` if less than half of `lease_s` is left, so most requests that share a
+        plan write nothing. None if there is no such plan, or if the lease would exceed the principal's limit.
         """
         now_ms = self._context.clock.now_ms()
         plan = await self._context.store.plan_table(namespace, name)
@@ -272,12 +278,11 @@ class PlanTables:
     ) -> StoredPlanTable:
         """Store the files and register the plan.
 
-        If another request has registered the name, deletes these files and returns the other plan. The files count
+        If another request has registered the name, delete these files and return the other plan. The files count
         against the shares of `principal` (`plan_shares.py`).
 
-        A plan view has no table's `metadata`.
-
         Args:
+            metadata: The metadata of the table; None for a plan view.
             files: The plan's files, the metadata file last.
         """
         now_s, size = self._context.clock.monotonic(), sum(len(data) for _, data in files)
@@ -293,7 +298,8 @@ class PlanTables:
         try:
             (plan_table,) = await self._context.store.transact([KeepPlanTable(plan)])
         except CommitUnknown:
-            raise  # the plan may have been registered
+            # After an unknown outcome, the plan may be registered.
+            raise
         except SeamarkError:
             await self._remove_quietly(plan.files)
             raise
@@ -307,7 +313,7 @@ class PlanTables:
         return plan_table
 
     async def drop_overtaken(self, commits: Iterable[TableCommit]) -> None:
-        """Drop the plans whose snapshots a commit removes: an engine that does so deletes their files afterwards.
+        """Drop the plans whose snapshots a commit removes, because the engine deletes their files afterwards.
 
         Raises:
             BadRequest: The commit would add a snapshot of a plan to the table.
@@ -320,7 +326,7 @@ class PlanTables:
                 await self._context.store.transact([drop])
 
     async def clean(self) -> int:
-        """Housekeeping.
+        """Delete the files of ended plans. This is a task of housekeeping.
 
         Returns the number of plans whose files were deleted.
         """
@@ -336,7 +342,7 @@ class PlanTables:
         return done
 
     async def _delete(self, plan: StoredPlanTable, slots: asyncio.Semaphore) -> bool:
-        """False when a file could not be deleted; a later round tries again."""
+        """Delete the files of a plan. False if a file could not be deleted; a later round tries again."""
         async with slots:
             try:
                 for location in reversed(plan.files):
@@ -349,23 +355,25 @@ class PlanTables:
 
     async def _remove_quietly(self, locations: Sequence[str]) -> None:
         for location in locations:
-            with contextlib.suppress(SeamarkError):  # leaves orphans of a few kilobytes
+            # If a deletion fails, orphans of a few kB remain.
+            with contextlib.suppress(SeamarkError):
                 await self._context.objects.delete(location)
 
 
 def too_many_plans(principal: str) -> TooManyRequests:
     return TooManyRequests(
-        f"{principal} has leased as many plans as one principal may (plan_tables_limit, plan_tables_bytes); "
+        f"{principal} has reached the limit of plans of one principal (plan_tables_limit, plan_tables_bytes); "
         "withdraw some",
         30,
     )
 
 
 def check_lasting(location: str, metadata: TableMetadata) -> None:
-    """Check that metadata is not that of a plan and has no manifest list of a plan: these files are deleted soon.
+    """Check that metadata are not those of a plan and have no manifest list of a plan, because these files are deleted
+    soon.
 
     Raises:
-        BadRequest: If it is or has.
+        BadRequest: The metadata or a manifest list belong to a plan.
     """
     lists = (snapshot.manifest_list for snapshot in metadata.snapshots if snapshot.manifest_list is not None)
     file = next((path for path in (location, *lists) if _PLAN_FILE.search(path)), None)
@@ -377,7 +385,11 @@ def check_lasting(location: str, metadata: TableMetadata) -> None:
 
 
 def _check_manifest_list(location: str | None) -> None:
-    """Raise BadRequest for the manifest list of a plan: its files are deleted soon."""
+    """Check that a manifest list does not belong to a plan, because the plan's files are deleted soon.
+
+    Raises:
+        BadRequest: It belongs to a plan.
+    """
     if location is not None and _PLAN_FILE.search(location):
         raise BadRequest(
             f"The manifest list {location} belongs to a plan, whose files are deleted when its lease ends; "

@@ -1,19 +1,19 @@
 """Plan views: names that read a view from plan tables, with a condition on the view's rows.
 
-A plan view has the view's owner, columns and defaults, but another text: `SELECT * FROM (its text) WHERE …`, in which
-plan names replace the names of tables and of other views. An engine therefore treats it like the view: same rights,
-same column types, same checks for staleness.
+A plan view has the view's owner, columns and defaults, but another text: `SELECT * FROM (its text) WHERE
+…`, in which plan names replace the names of tables and of other views. An engine therefore treats it like
+the view: same rights, same column types, same checks for staleness.
 
-The rules. A plan view is built from what the catalog has stored: the client sends positions in the text, and the text
-at these positions must be the name of the plan's table or view. The condition ensures that the plan view returns no
-rows that the view does not return; otherwise the rows that plan tables leave out would affect counts and anti-joins. A
-name belongs to one metadata file of the view: after any change of the view the name no longer resolves, and reading
-another plan view that refers to it fails with that error. Rows, leases and clean-up are those of plan tables, whose
-names have the same form.
+The rules: a plan view is built from data that the catalog has stored. The client sends positions in the
+text, and the text at these positions must be the name of the plan's table or view. The condition ensures
+that the plan view returns only rows that the view also returns; otherwise the rows that plan tables leave
+out would affect counts and anti-joins. A name belongs to one metadata file of the view: after any change
+of the view the name no longer resolves. If another plan view refers to the name, reading it fails with
+the same error. Rows, leases and clean-up are those of plan tables, whose names have the same form.
 
-A plan view that is created with `X-Seamark-Plans` resolves only for requests with the same value of the header, until
-it is withdrawn, and belongs to one user: for other users its text fails when it would return a row. Its tables keep
-their names in the view's text, each with the version of its plan.
+A plan view that is created with `X-Seamark-Plans` resolves only for requests with the same value of the
+header, until it is withdrawn. It belongs to one user: for other users, its text fails when it would
+return a row. Its tables keep their names in the view's text, each with the version of its plan.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from seamark.metaserver.catalog.values import LoadedView
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath, StoredPlanTable
 
 DIALECT = "trino"
-"""The dialect of the text: Trino optimises a condition around a subquery, and quotes names with double quotes."""
+"""The dialect of the text. Trino optimises a condition around a subquery, and quotes names with double quotes."""
 TEXT_CHARACTERS_MAX = 1_000_000
 _PART = r'(?:"(?:[^"]|"")*"|[A-Za-z_][A-Za-z0-9_]*)'
 _REFERENCE = re.compile(rf"(?<![\w.\"'])((?:{_PART}\.){{0,2}})({_PART})(?![\w.\"'])")
-"""Does not match inside another name."""
+"""Matches a reference that is not inside another name."""
 _PARTS = re.compile(_PART)
 _HOLDER = "seamark.plan-holder"
 """The key in the version's summary from which the plan view's name is derived."""
@@ -50,10 +50,10 @@ class ReplacedReference(msgspec.Struct, frozen=True):
     `namespace` and `name` are the table or view that the text must name.
 
     Attributes:
-        plan: The name of a plan table or plan view of it.
-        version: The id of a plan snapshot of it.
-        alias: Whether to add the name as an alias, because the text has none.
-        columns: For a view whose plan view an audience resolves, the columns that are read from the view itself to
+        plan: The name of a plan table or plan view of the table or view.
+        version: The id of a plan snapshot of the table.
+        alias: Whether to add the name as an alias, because the text has no alias.
+        columns: For a view whose plan view an audience resolves: the columns that are read from the view itself to
             check access.
     """
 
@@ -68,7 +68,7 @@ class ReplacedReference(msgspec.Struct, frozen=True):
 
 
 class Reader(NamedTuple):
-    """The user of the engine that a plan view of an audience is created for."""
+    """The user of the engine for whom a plan view of an audience is created."""
 
     holder: Holder
     user: str
@@ -83,7 +83,7 @@ class PlanViews:
         """Return the plan with this name and audience.
 
         Raises:
-            NoSuchView: With the usual message, when its lease has ended or the view has changed.
+            NoSuchView: The lease has ended or the view has changed. The message is the usual one.
         """
         return (await self._resolve(namespace, name, audience))[0]
 
@@ -100,7 +100,7 @@ class PlanViews:
             if entry is not None and entry.uuid == plan.uuid:
                 await self._context.documents.ensure_exists(plan.location)
                 metadata = await self._context.documents.view(plan.location)
-                # Engines run a plan view with its owner's rights, and writers of the view's folder can overwrite it.
+                # Engines run a plan view with its owner's rights, but writers of the view's folder can overwrite it.
                 is_unchanged = plan.shown in (None, fingerprint_of(metadata, plan.location))
                 if is_unchanged and _name(entry, metadata.current_version, audience) == name:
                     located = msgspec.structs.replace(entry, metadata_location=plan.location)
@@ -116,13 +116,13 @@ class PlanViews:
         principal: str,
         reader: Reader | None = None,
     ) -> StoredPlanTable | None:
-        """Return None when there are too many plans or the view's name is too long.
+        """Create a plan view, and return its plan. None if there are too many plans or the view's name is too long.
 
-        With a `reader`, the name resolves only for the reader's audience and returns rows only to that user.
+        With a `reader`, the name resolves only for the reader's audience, and returns rows only to that user.
 
         Raises:
-            BadRequest: For a view without a text in Trino's dialect, and for a reference whose text is not the name of
-                its plan's table or view.
+            BadRequest: The view has no text in Trino's dialect, or the text of a reference is not the name of the
+                table or view of its plan.
         """
         entry, metadata = view.entry, _point_to_plans(view, references, condition, reader)
         version = metadata.current_version
@@ -183,7 +183,7 @@ def _point_to_plans(
         _access_check(original, reference, number) for number, reference in enumerate(references) if reference.columns
     )
     text = f"WITH {access_checks} " if access_checks else ""
-    # On a separate line, because the text may end with a comment.
+    # The parenthesis is on a separate line, because the text may end with a comment.
     text += f"SELECT * FROM (\n{inner}\n) AS {_quote(view.entry.name)} WHERE "  # noqa: S608
     text += condition if reader is None else f"{_only_for(reader.user)} AND ({condition}\n)"
     if len(text) > TEXT_CHARACTERS_MAX:
@@ -202,17 +202,19 @@ def _point_to_plans(
 
 
 def _access_check(text: str, reference: ReplacedReference, number: int) -> str:
-    """Return a query that never runs: the engine checks access to the view, and applies its rules, when it analyses
-    it.
+    """Return a query that never runs.
+
+    When the engine analyses it, the engine checks access to the view, and applies the view's rules.
     """
     columns = ", ".join(map(_quote, reference.columns))
     return f'"~{number}" AS (SELECT {columns} FROM {text[reference.start : reference.end]} WHERE FALSE)'  # noqa: S608
 
 
 def _only_for(user: str) -> str:
-    """Return an error for another user that reads a row.
+    """Return a condition that raises an error when another user reads a row.
 
-    A plan view runs with its owner's rights, but Trino's `current_user` is the user of the statement in any view.
+    A plan view runs with its owner's rights, but in any view, Trino's `current_user` is the user of the
+    statement.
     """
     quoted = user.replace("'", "''")
     return f"IF(current_user = '{quoted}', TRUE, CAST('this plan belongs to another user' AS BOOLEAN))"
@@ -237,7 +239,7 @@ def _replace_references(text: str, references: list[ReplacedReference], default:
 
 
 def _names(match: re.Match[str], reference: ReplacedReference, default: NamespacePath) -> bool:
-    """Return whether the text names the table or view of the reference, compared like Trino does.
+    """Return whether the text names the table or view of the reference. Names are compared like in Trino.
 
     Catalog names are not checked.
     """

@@ -113,7 +113,8 @@ class ObjectBlocks:
         for tier in self._tiers:
             block = tier.get_resident(key)
             if block is not None:
-                self._memory.get(key, counted=counted)  # count the request for admission
+                # This call only counts the request, for admission.
+                self._memory.get(key, counted=counted)
                 self._memory.put(key, block, len(block), owner.holder, pinned=owner.pinned)
                 return block, "disk"
         return None

@@ -216,12 +216,14 @@ class CachingBackend:
                     break
                 transport.writelines(pieces)
                 start += sum(map(len, pieces))
-                del pieces  # only the connection keeps the unsent bytes
+                # From here on, only the connection references the unsent bytes.
+                del pieces
                 if transport.get_write_buffer_size():
                     unsent.keep(size_bytes)
                 await writer.drain()
                 unsent.keep(0)
-                await asyncio.sleep(0)  # with a fast client, `drain` does not yield
+                # If the client is fast, `drain` never yields to other tasks.
+                await asyncio.sleep(0)
             async with aclosing(self._reader.read(record, start, end, owner, unsent, started=True)) as left:
                 await _send_rest(writer, left)
         finally:
@@ -285,7 +287,8 @@ class CachingBackend:
         """
         is_conditional = call.method == "GET" and not _CONDITIONS.isdisjoint(call.headers)
         if is_conditional and await self._records.find(location, owner.holder) is None:
-            return None  # for an unknown object, the store decides about conditions
+            # If the object is unknown here, the store evaluates the conditions.
+            return None
         for _ in range(2):
             record = await self._opening.run(location, lambda: self._open(location, call, owner))
             # The answer may be that of another read, which began before a write that has ended since.
@@ -433,7 +436,8 @@ def _start(request: web.BaseRequest, pieces: list[bytes | memoryview]) -> None:
     transport = request.transport
     if transport is None or transport.is_closing():
         raise ConnectionResetError("The client closed the connection")
-    request.writer.output_size = 1  # after this, an error must break the connection
+    # aiohttp then breaks the connection if an error occurs.
+    request.writer.output_size = 1
     transport.writelines(pieces)
 
 
@@ -447,12 +451,14 @@ async def _send_rest(writer: AbstractStreamWriter, pieces: AsyncGenerator[memory
     """
     turn = 0
     try:
-        await writer.drain()  # before the next piece is in memory
+        # Wait for the client before the next piece is read into memory.
+        await writer.drain()
         async for piece in pieces:
             turn += len(piece)
             await writer.write(piece)
             await writer.drain()  # `write` waits for the client only after 64 KiB
-            if turn >= _AT_ONCE_BYTES:  # with a fast client, `write` does not yield
+            # If the client is fast, `write` never yields to other tasks.
+            if turn >= _AT_ONCE_BYTES:
                 turn = 0
                 await asyncio.sleep(0)
     except (ChangedObject, RefusedRead, RetryLater) as error:

@@ -257,7 +257,8 @@ class Fetches:
         except Exception as error:  # noqa: BLE001  all that wait for the record get it
             if not opened.done():
                 opened.set_exception(error)
-                opened.exception()  # all waiters may be gone: mark it as retrieved
+                # Mark the error as retrieved, because there may be no more waiters.
+                opened.exception()
         finally:
             if charged:
                 self._budget.release(owner.holder, charged)
@@ -311,7 +312,8 @@ class Fetches:
             if fetch.was_held:
                 self._write(fetch)
             if fetch.error is not None:
-                self._unregister(fetch)  # a reader then starts another fetch
+                # A later reader then starts another fetch.
+                self._unregister(fetch)
             if fetch.was_held:
                 self._retire(fetch)
             else:

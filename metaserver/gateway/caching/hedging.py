@@ -1,9 +1,10 @@
 """Reads of the store that are sent a second time if their answer does not begin soon.
 
-Of a hundred answers of a cloud store, some begin ten times later than the others, and a query waits for the slowest of
-its reads. So a read that has waited longer than 95 % of the earlier reads is sent again. The answer that begins first
-is used, and the other request is cancelled. The number of second requests is limited to a share of all reads, so that
-a store that is slow as a whole does not get twice the load (Dean and Barroso, The Tail at Scale, 2013).
+Of a hundred answers of a cloud store, some begin ten times later than the others, and a query waits for
+the slowest of its reads. So a read that has waited longer than 95 % of the earlier reads is sent again.
+The answer that begins first is used, and the other request is cancelled (Dean and Barroso, The Tail at
+Scale, 2013). The number of second requests is limited to a share of all reads. Otherwise a store that is
+slow as a whole would get twice the load.
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ class HedgedStore:
         for attempt in attempts:
             if attempt is not used:
                 await attempt.close()
-        answer = await used.opening  # raises its error if all failed
+        # If all attempts failed, this raises the error of the first.
+        answer = await used.opening
         try:
             yield answer
         except BaseException as error:

@@ -68,7 +68,8 @@ class RangeReader:
             stop = min(end, (number + 1) * block_bytes)
             block, source = self._blocks.at_once(record.name, number, owner, counted=counted) or (None, "")
             if block is None:
-                block = self._blocks.in_memory(record.name, number, counted=counted)  # counts the request
+                # The call also counts the request.
+                block = self._blocks.in_memory(record.name, number, counted=counted)
             counted = True
             if block is None:
                 fetch = self._fetches.find(record.name, number)
@@ -96,7 +97,8 @@ class RangeReader:
             if offer < block_bytes:
                 stop = min(stop, start + offer)
             piece, size_bytes = keep_part(block, offset, offset + stop - start, offer)
-            del block  # release it while the client is slow
+            # Without this, the frame would reference the block while the client is slow.
+            del block
             self.served_bytes[source] += len(piece)
             start = stop
             tries.note_progress()

@@ -1,14 +1,17 @@
 """The columnar block: the live entries of one manifest as packed columns, in one buffer.
 
-A block contains only what its manifest states. Inherited sequence numbers and row ids stay missing here (the manifest
-list defines them), so that a block depends on its manifest alone and is valid for every snapshot that lists it. A
-bound that is unreadable, no UTF-8, or above its upper bound is omitted: a missing bound prunes nothing.
+A block contains only what its manifest states. Inherited sequence numbers and row ids are missing,
+because the manifest list defines them. So a block depends on its manifest alone and is valid for every
+snapshot that lists it. A bound that is unreadable, not UTF-8, or inconsistent with the other bound is
+omitted: a missing bound prunes nothing.
 
-Memory, little-endian: `SMB2`, the directory's length and its CRC-32 (uint32 each), zeros up to byte 16, the directory
-(MessagePack), zeros up to a multiple of 64, then the arrays; the directory's offsets start there.
+Memory, little-endian: `SMB2`, the directory's length and its CRC-32 (uint32 each), zeros up to byte 16,
+the directory (MessagePack), zeros up to a multiple of 64, then the arrays; the directory's offsets start
+there.
 
-It may be a mapped file, of which only touched pages are resident. So that opening it touches little, only the directory
-is verified then. The arrays of a column are verified when they are first used: each access begins with `verify`.
+The memory may be a mapped file, of which only touched pages are resident. To touch few pages, opening
+verifies only the directory. The arrays of a column are verified when they are first used: each access
+begins with `verify`.
 """
 
 from __future__ import annotations
@@ -49,9 +52,9 @@ K = TypeVar("K", bound=Kept)
 
 
 class Derived:
-    """One value of each type.
+    """Derived values of a block, one for each type.
 
-    Threads that compute a value at the same time get the value that was stored first.
+    Threads that compute a value at the same time all get the value that was stored first.
     """
 
     __slots__ = ("_values",)
@@ -64,20 +67,20 @@ class Derived:
         return value
 
     def keep(self, value: K) -> K:
-        """Return the stored value, which may be another thread's."""
+        """Return the stored value, which may be from another thread."""
         stored_value: K = self._values.setdefault(type(value), value)
         return stored_value
 
     @property
     def size_bytes(self) -> int:
-        """The present memory: values may grow."""
+        """The current memory. Values may grow."""
         return sum([value.size_bytes for value in list(self._values.values())])
 
 
 class BlockMemory:
-    """The memory of a block with what is derived from it.
+    """The memory of a block and of the values derived from it.
 
-    It outlives the block, so that the caller that has counted it can subtract the same.
+    It outlives the block, so that the caller that has counted the memory can subtract the same amount.
     """
 
     __slots__ = ("_head_bytes", "_is_mapped", "_used_bytes", "on_growth", "size_bytes", "verified")
@@ -94,7 +97,7 @@ class BlockMemory:
         self._used_bytes = 0
         self._is_mapped = False
         self.on_growth: Callable[[int], None] | None = None
-        """Called with the bytes, which may be negative, from any thread."""
+        """Receives the change of the size in bytes, which may be negative, from any thread."""
         self.verified: set[int] = set()
         """Offsets of the columns whose checksums were compared."""
 
@@ -107,7 +110,7 @@ class BlockMemory:
     def use(self, start: int, size_bytes: int) -> None:
         """Record that the column at offset `start` is verified and used.
 
-        Only then a mapped file takes its memory.
+        Only used columns of a mapped file take memory.
         """
         with _charging:
             if start in self.verified:
@@ -119,7 +122,7 @@ class BlockMemory:
             self.add(size_bytes)
 
     def count_mapped(self, whole_bytes: int) -> None:
-        """Count only the used memory from now on: the memory, of `whole_bytes`, is a mapped file."""
+        """From now on, count only the used memory, because the memory, of `whole_bytes`, is a mapped file."""
         with _charging:
             if self._is_mapped:
                 return
@@ -133,7 +136,10 @@ HEAD = struct.Struct("<4sII4x")
 _DIRECTORY_FACTOR, _BLOCK_BYTES = 8, 600
 """Memory of a decoded directory for each of its bytes, and of a block's other objects (measured)."""
 VERSION = 4
-"""Version of the layout and the content; part of every key, so that a block of another version is never read."""
+"""The version of the layout and the content.
+
+It is part of every key, so that a block of another version is never read.
+"""
 
 COUNTS = ("value_counts", "null_value_counts", "nan_value_counts", "column_sizes")
 
@@ -141,7 +147,7 @@ COUNTS = ("value_counts", "null_value_counts", "nan_value_counts", "column_sizes
 class ColumnEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One column with statistics.
 
-    The last four fields state for how many rows a property holds: 0 none, 1 all, 2 some.
+    The last four fields state for how many rows a property is true: 0 none, 1 all, 2 some.
     """
 
     column_id: int
@@ -150,7 +156,7 @@ class ColumnEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     upper: Packed | None
     counts: tuple[Packed | None, Packed | None, Packed | None, Packed | None]
     nulls_only: int
-    """Rows whose values are all null."""
+    """Whether rows have only null values."""
     nans_only: int
     no_nulls: int
     no_nans: int
@@ -184,7 +190,10 @@ class _Directory(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Block:
-    """Immutable, but for `derived`, which holds what others compute from it; `keep` adds to it."""
+    """The block of a manifest.
+
+    Immutable except for `derived`, which has values that other modules compute from the block; `keep` adds to it.
+    """
 
     __slots__ = (
         "__weakref__",
@@ -203,7 +212,7 @@ class Block:
         """Read the output of `encode_block`.
 
         Raises:
-            Corrupt: For other bytes.
+            Corrupt: The bytes are not a block.
         """
         data = np.frombuffer(memory, dtype=np.uint8)
         if len(data) < HEAD.size or data[:4].tobytes() != MAGIC:
@@ -233,13 +242,13 @@ class Block:
 
     @property
     def size_bytes(self) -> int:
-        """The memory with derived values; of a mapped file, only the part that was used."""
+        """The memory, including derived values. Of a mapped file, only the used part counts."""
         return self.memory.size_bytes
 
     def keep(self, value: K) -> K:
-        """Keep a derived value of constant size as long as the block lives.
+        """Store a derived value of constant size as long as the block exists.
 
-        The first of its type stays.
+        The first value of each type is kept.
         """
         stored_value = self.derived.keep(value)
         if stored_value is value:
@@ -265,12 +274,12 @@ class Block:
 
     @property
     def columns(self) -> tuple[int, ...]:
-        """Ids of the columns with statistics."""
+        """The ids of the columns with statistics."""
         return tuple(self._columns)
 
     @property
     def may_have_dots(self) -> bool:
-        """Whether a file path may contain two dots in a row; False is certain."""
+        """Whether a file path may contain two consecutive dots. False is certain."""
         return self._directory.may_have_dots
 
     @property
@@ -284,12 +293,12 @@ class Block:
         return tuple([self._column(entry.values) for entry in self._directory.partition])
 
     def verify(self, packed: Packed) -> None:
-        """Compare a column's arrays with their checksum, unless that was done before.
+        """Compare a column's arrays with their checksum, unless this was done before.
 
-        To be called before a read.
+        It must be called before each read.
 
         Raises:
-            CacheDamaged: For a mapped file that was damaged: the file is not used again.
+            CacheDamaged: A mapped file was damaged. It is not used again.
         """
         if packed.start in self.memory.verified or not packed.size:
             return
@@ -321,7 +330,7 @@ class Block:
         return (packed for packed in columns if packed is not None)
 
     def count_mapped(self) -> None:
-        """Count only the used memory of the block from now on: it is a mapped file."""
+        """From now on, count only the used memory of the block, because it is a mapped file."""
         self.memory.count_mapped(self._size_bytes)
 
     def _column(self, packed: Packed | None, rows: int | None = None) -> PackedColumn | None:
@@ -331,7 +340,7 @@ class Block:
         return PackedColumn(self._arrays, packed, self.rows if rows is None else rows)
 
     def packed_longs(self, name: str) -> Packed | None:
-        """Return the packed form of `long_column`, without access to the values."""
+        """Return the packed form of `long_column`, without accessing the values."""
         return self._directory.longs.get(name)
 
     def packed_texts(self, name: str) -> Packed | None:
@@ -342,7 +351,7 @@ class Block:
         return self._column(self._directory.longs.get(name))
 
     def longs(self, name: str) -> Longs:
-        """Return int64[rows] of status, snapshot_id, sequence_number, …; MISSING for null."""
+        """Return int64[rows], a field such as status, snapshot_id or sequence_number; MISSING for null."""
         column = self.long_column(name)
         return np.full(self.rows, MISSING, dtype=np.int64) if column is None else column.longs()
 
@@ -410,9 +419,7 @@ class Block:
         return None if entry is None else entry.kind
 
     def count(self, name: str, column_id: int) -> Longs:
-        """Return int64[rows] of value_counts, null_value_counts, nan_value_counts or column_sizes; MISSING if
-        absent.
-        """
+        """Return int64[rows], value_counts, null_value_counts, nan_value_counts or column_sizes; MISSING if absent."""
         column = self.count_column(name, column_id)
         return np.full(self.rows, MISSING, dtype=np.int64) if column is None else column.longs()
 
@@ -426,7 +433,6 @@ class Block:
 
         Args:
             side: "lower" or "upper".
-            column_id: The column.
         """
         entry = self._columns.get(column_id)
         return None if entry is None else self._column(entry.lower if side == "lower" else entry.upper)
@@ -436,13 +442,13 @@ class Block:
         return None if column is None else _decode_value(column, self._columns[column_id].kind, row)
 
     def column_at(self, packed: Packed) -> PackedColumn:
-        """Read access to a packed column of this block."""
+        """Return an object that reads a packed column of this block."""
         self.verify(packed)
         return PackedColumn(self._arrays, packed, self.rows)
 
 
 def longs_at(column: PackedColumn, rows: Longs) -> Longs:
-    """Return the values of `PackedColumn.longs` for some rows: int64[len(rows)]."""
+    """Return int64[len(rows)], the values of `PackedColumn.longs` for some rows."""
     packed = column.packed
     if packed.width == 0:
         values = np.full(len(rows), packed.base, dtype=np.int64)
@@ -455,13 +461,13 @@ def longs_at(column: PackedColumn, rows: Longs) -> Longs:
 
 
 def doubles_at(column: PackedColumn, rows: Longs) -> npt.NDArray[np.float64]:
-    """Return the values of `PackedColumn.doubles` for some rows: float64[len(rows)]."""
+    """Return float64[len(rows)], the values of `PackedColumn.doubles` for some rows."""
     packed = column.packed
     return column.array(packed.codes, f"<f{packed.width}", column.rows)[rows].astype(np.float64)
 
 
 def present_at(column: PackedColumn, rows: Longs) -> npt.NDArray[np.bool_]:
-    """Return the values of `PackedColumn.present` for some rows: bool[len(rows)]."""
+    """Return bool[len(rows)], the values of `PackedColumn.present` for some rows."""
     if column.packed.presence == NONE:
         return np.ones(len(rows), dtype=np.bool_)
     bits = column.array(column.packed.presence, "<u1", (column.rows + 7) // 8)

@@ -1,8 +1,9 @@
 """Blocks by manifest: read through the cache tiers, decoded once, and shared by all users.
 
-`live_bytes` is the memory of all live blocks of this process, with what is derived from them. Nothing here references a
-block: views do (`metaserver/planner`), and a block is freed with the last view of a snapshot that lists its manifest.
-So the count is real memory, which the owner of the views can keep within the budget.
+`live_bytes` is the memory of all live blocks of this process, including derived values. This module does
+not reference blocks. Views reference them (`metaserver/planner`), and a block is freed with the last view
+of a snapshot that lists its manifest. So the count is the real memory, and the owner of the views can
+keep it within the budget.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from seamark.metaserver.objects.port import ObjectStore
 T = TypeVar("T")
 
 _OPENED_TOGETHER_MIN = 8
-"""The number of blocks from which blocks that the disk has are opened together."""
+"""At least this many blocks on the disk are opened together."""
 
 
 class Blocks:
     """Loads blocks.
 
-    Belongs to one event loop.
+    An instance belongs to one event loop.
     """
 
     def __init__(
@@ -45,11 +46,12 @@ class Blocks:
         under_way: int,
         limit_bytes: int,
     ) -> None:
-        """`stored`: the storage itself, without the caches that `objects` may have.
+        """Create a loader.
 
         Args:
-            under_way: Manifests read or decoded concurrently.
-            limit_bytes: Limit of a manifest or manifest list.
+            stored: The storage itself, without the caches that `objects` may have.
+            under_way: The number of manifests that are read or decoded concurrently.
+            limit_bytes: The maximum size of a manifest or manifest list.
         """
         self._objects = objects
         self._stored = stored
@@ -61,12 +63,15 @@ class Blocks:
         self._alive: weakref.WeakValueDictionary[str, Block] = weakref.WeakValueDictionary()
         self._live_bytes = 0
         self._changes: deque[int] = deque()
-        """By what derived values grew, and the negative sizes of freed blocks. They come from any thread, and appending
-        is atomic."""
+        """The growth of derived values, and the negative sizes of freed blocks. Any thread may append them, because
+        appending is atomic.
+        """
         self._damaged: deque[tuple[str, weakref.ref[Block]]] = deque()
-        """Damaged blocks, with their keys; from any thread. Another block may be in use for the key by then."""
+        """Damaged blocks, with their keys. Any thread may append them. Meanwhile another block may be in use for the
+        key.
+        """
         self.decoded = 0
-        """Manifests decoded since the start."""
+        """The number of manifests decoded since the start."""
 
     @property
     def live_bytes(self) -> int:
@@ -80,18 +85,19 @@ class Blocks:
 
     @property
     def has_damaged(self) -> bool:
-        """Whether a block was found to be damaged since the last `remove_damaged`."""
+        """Whether a block was found damaged since the last `remove_damaged`."""
         return bool(self._damaged)
 
     def find_damaged(self) -> set[Block]:
-        """Return those of the damaged blocks that are still in use."""
+        """Return the damaged blocks that are still in use."""
         return {block for _, reference in list(self._damaged) if (block := reference()) is not None}
 
     async def remove_damaged(self) -> None:
         """Remove damaged blocks from the caches, so that their manifests are decoded again."""
         while self._damaged:
             key, reference = self._damaged.popleft()
-            if self._alive.get(key) in (None, reference()):  # not yet replaced
+            # No other block has replaced the damaged block.
+            if self._alive.get(key) in (None, reference()):
                 self._alive.pop(key, None)
                 await self._stack.remove(key)
 
@@ -103,7 +109,7 @@ class Blocks:
             neighbour: The decoded manifest list of a neighbouring snapshot.
 
         Raises:
-            Corrupt: If the file is missing or invalid.
+            Corrupt: The file is missing or invalid.
         """
 
         async def decode(objects: ObjectStore) -> DecodedList:
@@ -121,7 +127,7 @@ class Blocks:
         """Return the blocks in the order of the manifests.
 
         Raises:
-            Corrupt: With its path, if a manifest is missing, damaged, or contradicts the manifest list.
+            Corrupt: A manifest is missing, damaged, or contradicts the manifest list; the message names it.
         """
         keys = [_cache_key_of(manifest) for manifest in manifests]
         blocks = {key: block for key in keys if (block := self._alive.get(key)) is not None}
@@ -136,7 +142,7 @@ class Blocks:
         return _check_agreement(manifests, [blocks[key] for key in keys])
 
     async def _load_absent(self, absent: Mapping[str, ManifestFile]) -> dict[str, Block]:
-        """Return the blocks of manifests, by key, from the disk or from the storage."""
+        """Return the blocks of manifests by key, from the disk or from the storage."""
         tasks: list[asyncio.Task[tuple[str, Block]]] = []
         try:
             size_bytes = sum(manifest.manifest_length for manifest in absent.values())
@@ -145,10 +151,11 @@ class Blocks:
                     tasks = [group.create_task(self._load_block(*one)) for one in absent.items()]
             return dict(task.result() for task in tasks)
         except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None  # reports the first of several damaged files
+            # If several files are damaged, the first error is raised.
+            raise errors.exceptions[0] from None
         finally:
-            # The error's traceback references this frame, and a task the error: a cycle that would keep other blocks
-            # alive.
+            # The error's traceback references this frame, and a task references the error. This cycle would keep other
+            # blocks alive.
             tasks.clear()
 
     async def _load_block(self, key: str, manifest: ManifestFile) -> tuple[str, Block]:
@@ -160,7 +167,7 @@ class Blocks:
         """Count the memory of a block that was opened.
 
         Returns:
-            The block that is in use already, if there is any; otherwise this block.
+            The block of the same key that is in use already, if there is one; otherwise this block.
         """
         block_in_use = self._alive.get(key)
         if block_in_use is not None:
@@ -179,7 +186,7 @@ class Blocks:
     async def _decode_with_retry(self, decode: Callable[[ObjectStore], Awaitable[T]]) -> T:
         """Return the result of `decode`.
 
-        Damaged data may be the fault of a cache. Then the data are read from the storage again.
+        A cache may be the reason for damaged data. In this case, the data are read again from the storage.
         """
         try:
             return await decode(self._objects)
@@ -192,20 +199,21 @@ class Blocks:
         location = manifest.manifest_path
         data = await self._read(location, "manifest", objects)
         if len(data) < manifest.manifest_length:
-            # Avro does not detect this: a file that ends between two of its blocks is valid.
+            # Avro does not detect a truncated file that ends between two of its blocks.
             raise Corrupt(
                 f"Manifest {location} has {len(data)} bytes; its manifest list states {manifest.manifest_length}"
             )
         self.decoded += 1
         packed = await self._decoders.decode(data, location)
-        _check(manifest, Block(packed))  # before it is cached: the next read may return valid bytes
+        # Check before the block is cached: the next read may return valid bytes.
+        _check(manifest, Block(packed))
         return packed
 
     async def _read(self, location: str, file_kind: str, objects: ObjectStore) -> bytes:
         try:
             return await objects.read(location, limit_bytes=self._limit_bytes)
         except ObjectMissing:
-            # Not NotFound: Java's client interprets a 404 as a missing plan or table.
+            # NotFound is not used, because Java's client interprets a 404 as a missing plan or table.
             raise Corrupt.missing(file_kind, location) from None
 
 
@@ -214,10 +222,10 @@ def _release(changes: deque[int], memory: BlockMemory) -> None:
 
 
 def _check_agreement(manifests: Sequence[ManifestFile], blocks: list[Block]) -> list[Block]:
-    """Return the blocks.
+    """Return the blocks, after a comparison with the manifests.
 
     Raises:
-        Corrupt: If a manifest contradicts its manifest list.
+        Corrupt: A manifest contradicts its manifest list.
     """
     for manifest, block in zip(manifests, blocks, strict=True):
         _check(manifest, block)
@@ -228,10 +236,11 @@ def _check(manifest: ManifestFile, block: Block) -> None:
     """Compare a manifest with its manifest list.
 
     Raises:
-        Corrupt: If they contradict each other about partition spec or content; either may be wrong.
+        Corrupt: They contradict each other about partition spec or content; either may be wrong.
     """
     if not manifest.manifest_length:
-        return  # listed by version 1 metadata, which states neither
+        # Version 1 metadata lists the manifest without these values.
+        return
     if block.spec_id != manifest.partition_spec_id:
         raise Corrupt(
             f"Manifest {block.location} has partition spec {block.spec_id}; "

@@ -1,11 +1,11 @@
 """Decodes manifests to blocks off the event loop: in threads, and for large loads also in processes.
 
-Decoding releases the GIL for most of its time, but the rest limits threads to about 1.5 times the speed of one. A
-process has its own GIL, but takes a quarter of a second to start, which only a load of many manifests justifies.
-Processes start while threads already decode, and end after the load.
+Decoding releases the GIL for most of its time, but the rest limits threads to about 1.5 times the speed
+of one thread. A process has its own GIL, but takes a quarter of a second to start, so it is useful only
+for many manifests. Processes start while threads already decode, and end after the load.
 
-A process produces the same bytes. If none can be started, or one dies, the thread decodes itself. Each process ends
-when its standard input ends, so no process outlives its parent.
+A process returns the same bytes as a thread. If no process can be started, or one ends unexpectedly, the
+thread decodes itself. Each process ends when its standard input ends, so no process outlives its parent.
 """
 
 from __future__ import annotations
@@ -33,14 +33,17 @@ from seamark.formats.runtime.errors import Corrupt
 from seamark.metaserver.index.blocks.encoding import encode_block
 
 PROCESSES_MIN_BYTES = 64 << 20
-"""Bytes of manifests to decode together: some 160,000 entries, a second of work."""
+"""The bytes of manifests from which processes are used: some 160,000 entries, about a second of work."""
 _PIPE_BYTES = 1 << 20
-"""Linux allows this without privileges; a manifest and its block then take few context switches."""
+"""The size of the pipes.
+
+Linux allows it without privileges, and a manifest and its block then need few context switches.
+"""
 _END_S = 5.0
 _REQUEST_HEAD = struct.Struct("<IQ")
-"""Bytes of the location and of the manifest, which follow."""
+"""The numbers of bytes of the location and of the manifest, which follow."""
 _ANSWER_HEAD = struct.Struct("<BQ")
-"""The type of the answer and its size; its bytes follow."""
+"""The type of the answer and its size. Its bytes follow."""
 _READY, _BLOCK, _CORRUPT = range(3)
 
 log = structlog.get_logger()
@@ -51,13 +54,15 @@ class _ProcessLost(Exception):
 
 
 class Decoders:
-    """`threads` decode concurrently, with as many processes while `many` is active for `processes_min_bytes` or
-    more.
+    """Decodes manifests in the threads of the executor, and in processes.
+
+    There are up to `threads` processes while `many` is active for `processes_min_bytes` or more.
     """
 
     def __init__(self, executor: ThreadPoolExecutor, threads: int, *, processes_min_bytes: int = PROCESSES_MIN_BYTES):
         self._executor = executor
-        self._processes_max = threads if threads > 1 else 0  # a single thread shares its GIL with no other
+        # A single thread does not compete for the GIL, so processes would not help.
+        self._processes_max = threads if threads > 1 else 0
         self._min_bytes = processes_min_bytes
         self._lock = threading.Lock()
         """Protects all attributes below."""
@@ -65,19 +70,19 @@ class Decoders:
         self._processes: set[_Process] = set()
         self._idle: list[_Process] = []
         self.by_processes = 0
-        """Manifests that processes decoded."""
+        """The number of manifests that processes decoded."""
 
     async def decode(self, data: bytes, location: str) -> bytes | memoryview:
         """Return the block's memory.
 
         Raises:
-            Corrupt: With the location.
+            Corrupt: The manifest is damaged; the message has its location.
         """
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._decode_in_process, data, location)
 
     @contextmanager
     def many(self, size_bytes: int) -> Iterator[None]:
-        """Expect, while the context is active, manifests with this many bytes in total."""
+        """Expect manifests with this many bytes in total while the context is active."""
         if size_bytes < self._min_bytes or not self._processes_max:
             yield
             return
@@ -91,12 +96,12 @@ class Decoders:
                 self._active_loads -= 1
                 idle, self._idle = ([], self._idle) if self._active_loads else (self._idle, [])
             log.info("manifests_decoded", size_bytes=size_bytes, by_processes=self.by_processes - before)
-            with contextlib.suppress(RuntimeError):  # the executor is shut down, and `close` ends them
+            with contextlib.suppress(RuntimeError):  # After the executor's shutdown, `close` ends them.
                 for process in idle:
                     self._executor.submit(self._end, process)
 
     def close(self) -> None:
-        """End the remaining processes; call it after the executor's shutdown."""
+        """End the remaining processes. It is called after the executor's shutdown."""
         for process in list(self._processes):
             self._end(process)
 
@@ -117,7 +122,7 @@ class Decoders:
         return memory
 
     def _take(self) -> _Process | None:
-        """Return an idle process, or None; if more are allowed, one is started for later callers."""
+        """Return an idle process, or None. If more processes are allowed, start one for later callers."""
         with self._lock:
             if not self._active_loads:
                 return None
@@ -131,7 +136,8 @@ class Decoders:
                 started = _Process()
             except OSError as error:
                 log.warning("decoder_not_started", error=str(error))
-                self._processes_max = 0  # the environment does not allow processes
+                # The environment may not allow processes.
+                self._processes_max = 0
                 return None
             self._processes.add(started)
             self._idle.append(started)
@@ -151,16 +157,16 @@ class Decoders:
 
 
 class _Process:
-    """A decoding process with this side's ends of its pipes.
+    """A decoding process with the parent's ends of its pipes.
 
-    For one thread at a time.
+    Only one thread may use it at a time.
     """
 
     def __init__(self) -> None:
         """Start the process.
 
         Raises:
-            OSError: If it cannot be started.
+            OSError: The process cannot be started.
         """
         begin = f"import sys; sys.path[:] = sys.argv[1:]; from {__name__} import main; main()"
         path = [entry or os.getcwd() for entry in sys.path]
@@ -173,25 +179,32 @@ class _Process:
         self._pipes = questions, answers
         self._to, self._from = questions.fileno(), answers.fileno()
         for descriptor in (self._to, self._from):
-            with contextlib.suppress(OSError):  # a smaller pipe is only slower
+            # A smaller pipe only makes decoding slower.
+            with contextlib.suppress(OSError):
                 fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._ready = False
 
     def is_ready(self) -> bool:
-        """Return whether the process has started to read, without waiting; also True for one that has died, which
-        the next use reports.
+        """Return whether the process has started to read, without waiting.
+
+        True also for a process that has ended unexpectedly. The next use reports this.
         """
         if not self._ready:
             poll = select.poll()
             poll.register(self._from, select.POLLIN | select.POLLHUP)
             self._ready = bool(poll.poll(0))
             if self._ready:
-                with contextlib.suppress(_ProcessLost):  # the next use reports it
+                # The next use of the process reports the error.
+                with contextlib.suppress(_ProcessLost):
                     self._answer()
         return self._ready
 
     def decode(self, data: bytes, location: str) -> memoryview:
-        """Return the same as `decode_block_memory`. _ProcessLost if the process has ended or its answer is invalid."""
+        """Return the result of `decode_block_memory`, computed by the process.
+
+        Raises:
+            _ProcessLost: The process has ended or its answer is invalid.
+        """
         name = location.encode()
         self._write(memoryview(_REQUEST_HEAD.pack(len(name), len(data)) + name))
         self._write(memoryview(data))
@@ -199,7 +212,7 @@ class _Process:
         if kind == _CORRUPT:
             raise Corrupt(bytes(answer).decode())
         if kind != _BLOCK:
-            raise _ProcessLost(f"it says {kind}")
+            raise _ProcessLost(f"the kind of its answer is {kind}")
         return answer
 
     def _answer(self) -> tuple[int, memoryview]:
@@ -217,7 +230,7 @@ class _Process:
         try:
             buffer = np.empty(size, np.uint8).data
         except (MemoryError, ValueError) as error:
-            raise _ProcessLost(f"it announces {size} bytes") from error
+            raise _ProcessLost(f"the size of its answer is {size} bytes") from error
         at = 0
         while at < size:
             try:
@@ -244,15 +257,15 @@ def decode_block_memory(data: bytes | memoryview, location: str) -> bytes:
     """Return the memory of a manifest's block.
 
     Raises:
-        Corrupt: With the location.
+        Corrupt: The manifest is damaged; the message has its location.
     """
     return b"".join(encode_block(decode_manifest(data, location)))
 
 
 def serve(questions: BinaryIO, answers: BinaryIO) -> None:
-    """Decode until the input ends.
+    """Decode manifests until the input ends.
 
-    An error other than Corrupt ends the process: the caller then decodes itself, and gets the same error.
+    An error other than Corrupt ends the process. The caller then decodes itself, and gets the same error.
     """
     _write_answer(answers, _READY, b"")
     while head := questions.read(_REQUEST_HEAD.size):
@@ -282,4 +295,4 @@ def main() -> None:
     try:
         serve(sys.stdin.buffer, sys.stdout.buffer)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's flush at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at exit

@@ -48,7 +48,7 @@ def encode_block(decoded: DecodedManifest) -> list[bytes | memoryview]:
     """Return the block's memory, as pieces to concatenate.
 
     Raises:
-        Corrupt: If the manifest's header is invalid.
+        Corrupt: The manifest's header is invalid.
     """
     schema, spec = _schema_of(decoded), _spec_of(decoded)
     packer = Packer(decoded.heap, decoded.rows)
@@ -61,7 +61,7 @@ def encode_block(decoded: DecodedManifest) -> list[bytes | memoryview]:
     partition = [_add_partition(packer, values, schema, spec) for values in decoded.partition]
     columns, has_unusable_bounds = _add_columns(packer, decoded, schema, longs["record_count"])
     arrays = packer.pack()
-    # In the order of the fields of `_Directory` and its parts, whose tuples have this layout.
+    # The values are in the order of the fields of `_Directory` and its parts, whose tuples have this layout.
     directory = (
         decoded.location,
         decoded.rows,
@@ -108,14 +108,14 @@ def _schema_of(decoded: DecodedManifest) -> Schema:
 
 @lru_cache(maxsize=16)
 def _schema(text: str) -> Schema:
-    """Return the parsed schema from a cache, because the manifests of a snapshot share few schemas."""
+    """Return the parsed schema from a cache, because the manifests of a snapshot have few different schemas."""
     schema = from_json(_normal(text), Schema)
     _ = schema.index
     return schema
 
 
 def _normal(text: str) -> bytes:
-    """Return the schema's JSON with its tag: old writers omitted `type`."""
+    """Return the schema's JSON with its type, because old writers omitted `type`."""
     value = json.loads(text)
     if isinstance(value, dict):
         value.setdefault("type", "struct")
@@ -138,7 +138,7 @@ def _spec_of(decoded: DecodedManifest) -> PartitionSpec:
 def _add_partition(
     packer: Packer, values: PartitionFieldValues, schema: Schema, spec: PartitionSpec
 ) -> tuple[int, str, int]:
-    """Return (field id, type, job of the packer)."""
+    """Return (field id, type, number of the packer's job)."""
     field = next((field for field in spec.fields if field.field_id == values.field_id), None)
     kind = None
     if field is not None and len(field.sources) == 1:
@@ -160,12 +160,12 @@ def _is_stored_as(values: PartitionFieldValues, kind: str) -> bool:
         return form is Form.STRINGS or kind.startswith("decimal")
     if form is not Form.INTEGERS or kind.startswith("decimal"):
         return False
-    # A date that was promoted to a timestamp counts days in older files.
+    # If a date was promoted to a timestamp, older files count days.
     return values.type != "int" or kind in ("int", "long", "date")
 
 
 def _avro_kind(values: PartitionFieldValues) -> str:
-    """Return the Iceberg type of an Avro type (Iceberg spec, appendix A), for source columns that no schema has."""
+    """Return the Iceberg type of an Avro type (Iceberg spec, appendix A), for source columns that are in no schema."""
     if values.type == "int" and values.logical == "date":
         return "date"
     return {"boolean": "boolean", "int": "int", "long": "long", "float": "float", "double": "double"}.get(
@@ -185,7 +185,7 @@ def _add_values(packer: Packer, values: PartitionFieldValues, kind: str) -> int:
 def _add_columns(
     packer: Packer, decoded: DecodedManifest, schema: Schema, record_count: int
 ) -> tuple[list[tuple[int, str, int]], bool]:
-    """Return (column id, type, number) of each column with statistics, and whether bounds were left out."""
+    """Return (column id, type, number) of each column with statistics, and whether bounds were omitted."""
     counts = [decoded.counts.get(name, {}) for name in COUNTS]
     lower, upper = decoded.bounds.get("lower_bounds", {}), decoded.bounds.get("upper_bounds", {})
     columns, is_left_out = [], False
@@ -206,10 +206,10 @@ def _add_columns(
 def _drop_unusable_bounds(
     decoded: DecodedManifest, kind: str, lower: _Bounds | None, upper: _Bounds | None
 ) -> tuple[_Bounds | None, _Bounds | None] | None:
-    """Return the bounds of a column without those that prove nothing: texts that are not UTF-8, and lower bounds
-    above upper bounds.
+    """Return the bounds of a column, without bounds that prove nothing. None if all bounds are usable.
 
-    Engines wrote some (`iceberg/manifests/repaired_metrics.py`). None if all prove something.
+    These are strings that are not UTF-8, and lower bounds above upper bounds. Some engines wrote them
+    (`iceberg/manifests/repaired_metrics.py`).
     """
     order = ORDERS[_ORDER_OF.get(base_name(kind), "integers")]
     marks_of_sides = unusable_bounds(decoded.heap, order, *(lower or _NO_BOUNDS), *(upper or _NO_BOUNDS))
@@ -221,7 +221,7 @@ def _drop_unusable_bounds(
 
 
 def _kind_of(schema: Schema, column_id: int) -> str | None:
-    """Return None for a column that the schema lacks, or without readable statistics."""
+    """Return the column's type; None if the schema lacks the column or its statistics are unreadable."""
     column = schema.column(column_id)
     if column is None:
         return _DELETE_COLUMNS.get(column_id)
@@ -234,4 +234,4 @@ def _primitive(of: object) -> str | None:
     try:
         return canonical_primitive(of)
     except BadRequest:
-        return None  # a type of a later format version, with an unknown order
+        return None  # It is a type of a later format version, with an unknown order.

@@ -1,10 +1,12 @@
 """Sketches: one byte for each code of a column, for comparisons that read many rows.
 
-The byte grows with the code: of integers it is the first byte, of floats their place between the least and the greatest
-of the block, of strings how many of 127 codes are not greater, which divide a sample of the block evenly: the first
-bytes of strings are too often equal. A comparison reads a sketch in place of codes of four or eight bytes, and only the
-codes whose byte is that of the literal (`_scan.pyx`). A plan of millions of files waits for memory more than for
-anything else. Sketches are made in memory when a view first compares the column, and belong to the block.
+The byte grows with the code. For integers, it is the first byte. For floats, it is their position between
+the least and the greatest value of the block. For strings, the first bytes are too often equal: 127 codes
+divide a sample of the block evenly, and the byte is the number of these codes that are not greater.
+
+A comparison reads a sketch instead of codes of four or eight bytes, and only the codes whose byte equals
+that of the literal (`_scan.pyx`). A plan of millions of files mostly waits for memory. Sketches are made
+in memory when a view first compares the column, and belong to the block.
 """
 
 from __future__ import annotations
@@ -17,16 +19,16 @@ from seamark.formats.index.packing import Form, Packed
 from seamark.metaserver.index.blocks.block import Block
 
 WIDTH_MIN = 4
-"""Narrower codes are read without a sketch."""
+"""Codes with fewer bytes are read without a sketch."""
 ROWS_MIN = 512
 STRING_ROWS_MIN = 2048
-"""A sketch of strings has 1 KiB besides its bytes."""
+"""For fewer rows, strings have no sketch, because it needs 1 KiB besides its bytes."""
 _BOUNDS = 127
 _BEFORE_BYTES = {Form.INTEGERS: 0, Form.FLOATS: 16, Form.STRINGS: 8 * _BOUNDS}
-"""The number of bytes before the sketch itself, by form. They say how the sketch was made."""
+"""The number of bytes before the sketch itself, by form. They describe how the sketch was made."""
 _SAMPLE_ROWS = 2048
 _BYTES = 400
-"""Memory of a sketch besides its bytes (measured)."""
+"""The measured memory of a sketch besides its bytes."""
 
 
 class Sketches:
@@ -34,17 +36,16 @@ class Sketches:
 
     __slots__ = ("by_start",)
     size_bytes = 300
-    """The memory without the sketches, which are charged one by one."""
+    """The memory without the sketches, which are counted individually."""
 
     def __init__(self) -> None:
         self.by_start: dict[int, tuple[npt.NDArray[np.uint8], int] | None] = {}
 
 
 def sketch_of(block: Block, packed: Packed) -> tuple[int, int]:
-    """Return (address, shift) of a sketch, which stays there as long as the block lives; (0, 0) if the codes are
-    read faster.
+    """Return (address, shift) of a sketch; (0, 0) if the codes are read faster.
 
-    The column must be verified, with codes of 4 or 8 bytes.
+    The address is valid as long as the block exists. The column must be verified, with codes of 4 or 8 bytes.
     """
     sketches = block.derived.get(Sketches) or block.keep(Sketches())
     if packed.start not in sketches.by_start:

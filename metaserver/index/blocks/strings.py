@@ -10,7 +10,7 @@ import numpy.typing as npt
 from seamark.formats.index.packing import NONE, Longs, PackedColumn
 
 _FEW_ROWS_MAX = 3
-"""Up to this number, rows are read one by one."""
+"""Up to this number of rows, rows are read one by one."""
 
 
 def strings(column: PackedColumn | None, rows: Longs) -> list[bytes | None]:
@@ -31,8 +31,9 @@ def strings(column: PackedColumn | None, rows: Longs) -> list[bytes | None]:
 
 
 def codes(column: PackedColumn, rows: Longs) -> npt.NDArray[np.uint64]:
-    """Return uint64[n]: the first `packed.width` bytes after the common prefix, big-endian; shorter values are
-    padded with zeros.
+    """Return uint64[n], the first `packed.width` bytes after the common prefix, big-endian.
+
+    Shorter values are padded with zeros.
     """
     return _uints(column, column.packed.codes, column.packed.width)[rows].astype(np.uint64)
 

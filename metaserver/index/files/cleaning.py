@@ -1,10 +1,11 @@
 """Removes unused index files: a part of the server's housekeeping.
 
-Superseded and quarantined files are kept for a retention time, for running plans and for operators who examine the
-damage. Then they are deleted from storage and after that from the registry, so that a crash between the two steps
-leaves a row for the next attempt. The files of an index that the table no longer defines become superseded. Files in a
-table's index folder that are in no registry are left over from failed builds; they are deleted when they are old. Ages
-are of `PassedTime`, so that a clock that jumps ahead makes no file old.
+Superseded and quarantined files are kept for a retention time, for running plans and for operators who
+examine the damage. Then they are deleted from storage, and after that from the registry, so that after a
+crash between the two steps a row remains for the next attempt. If the table no longer defines an index,
+the files of the index become superseded. Files in a table's index folder that are in no registry are from
+failed builds, and are deleted when they are old. Ages count `PassedTime`, so that a clock that jumps
+ahead makes no file old.
 """
 
 from __future__ import annotations
@@ -30,16 +31,20 @@ _TABLES_PER_ROUND_MAX = 200
 _ORPHANS_EVERY_MS = 6 * 3_600_000
 _FOLDERS_MAX = 100_000
 _ORPHAN_AGE_MS = 24 * 3_600_000
-"""A build registers its files within minutes; a builder's clock may be wrong by hours."""
+"""The age from which an unregistered file is deleted.
+
+A build registers its files within minutes, but a builder's clock may be wrong by hours.
+"""
 
 log = structlog.get_logger()
 
 
 class Cleaner:
-    """Belongs to one event loop.
+    """Removes unused index files.
 
-    `load` reads a metadata file; `claimed`: those of some folders that the database records as the table's own.
-    `folders`: those of index files below a table's location.
+    An instance belongs to one event loop. `load` reads a metadata file. `claimed` returns which of some
+    folders the database records as claimed by the table. `folders` returns the folders of index files below a
+    table's location.
     """
 
     def __init__(
@@ -65,12 +70,12 @@ class Cleaner:
         self._after: str | None = None
         """The uuid after which the next round continues."""
         self._orphans_ms: dict[str, int] = {}
-        """Time of the last listing, by location of the folder."""
+        """The time of the last listing, by location of the folder."""
 
     async def clean(self) -> int:
         """Run one round.
 
-        Returns the number of files that were deleted, or superseded because their index is gone.
+        Returns the number of files that were deleted, or superseded because their index was dropped.
         """
         return await self._delete_unused() + await self._clean_tables()
 
@@ -106,7 +111,7 @@ class Cleaner:
             definition.id for definitions_of_name in definitions for definition in definitions_of_name.by_name.values()
         }
         if any(definitions_of_name.problems for definitions_of_name in definitions):
-            return 0  # an unreadable definition may be one of these
+            return 0  # An unreadable definition may be one of these.
         registered = await self._registry.files(entry)
         done = 0
         before_ms = (await look_at_clock(self._store, self._clock)).ago(self._retention_ms)
@@ -121,7 +126,7 @@ class Cleaner:
         now_ms = self._clock.now_ms()
         registered_locations = {file.location for file in (await self._registry.files(entry)).files}
         done = 0
-        # The table's writers can overwrite its metadata file, which has the location.
+        # The table's writers can overwrite its metadata file, which contains the location.
         named = {f"{table.location.rstrip('/')}/{name}" for table in tables for name in self._folders}
         for folder in await self._claimed(entry.uuid, sorted(named)):
             if now_ms - self._orphans_ms.get(folder, 0) < _ORPHANS_EVERY_MS:
@@ -130,10 +135,11 @@ class Cleaner:
                 self._orphans_ms.clear()
             self._orphans_ms[folder] = now_ms
             before_ms = (await look_at_clock(self._store, self._clock)).ago(_ORPHAN_AGE_MS)
-            # The listing is completed first: deletions during a listing could make it skip files.
+            # The listing is completed first, because deletions during a listing could make it skip files.
             old = [stored async for stored in self._objects.list(folder) if stored.modified_ms < before_ms]
             unknown = [stored.location for stored in old if stored.location not in registered_locations]
-            if unknown:  # BadRequest if the clocks differ
+            if unknown:
+                # This raises BadRequest if the clocks differ.
                 await storage_time_ms(self._objects, self._clock, f"{folder.rpartition('/')[0]}/clock")
             for location in unknown:
                 await self._objects.delete(location)

@@ -1,7 +1,9 @@
-"""Reads the description of index files by range: the footer and the files table, independent of the file size.
+"""Reads the description of index files by range: the footer and the files table.
 
-For coverage and registration; plans open whole index files (`indexes.py`). The ids of the data files are cached, 16
-bytes each, because every listing and every page of a build needs them.
+The cost does not depend on the size.
+
+It is used for coverage and registration; plans open whole index files (`indexes.py`). The ids of the data
+files are cached, 16 bytes each, because every listing and every page of a build needs them.
 """
 
 from __future__ import annotations
@@ -20,18 +22,21 @@ from seamark.metaserver.objects.port import ObjectStore
 
 _BUDGET_BYTES = 64 << 20
 _TAIL_BYTES = 32 << 10
-"""Size of the first read from the end; most footers are smaller."""
+"""The size of the first read from the end. Most footers are smaller."""
 _FILES_LIMIT_BYTES = 1 << 30
 
 
 class IndexFileSummary(NamedTuple):
     header: IndexHeader
     ids: npt.NDArray[np.uint64]
-    """uint64[n, 2]: ids of the data files (`hashing.file_ids`)."""
+    """uint64[n, 2]: the ids of the data files (`hashing.file_ids`)."""
 
 
 class IndexReader:
-    """Belongs to one event loop."""
+    """Reads and caches the descriptions of index files.
+
+    An instance belongs to one event loop.
+    """
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
@@ -41,17 +46,17 @@ class IndexReader:
         """Return the header and the file identities of an index file.
 
         Raises:
-            Corrupt: If it is not a valid index file of this size.
-            ObjectMissing: If there is no such file.
-            UnknownVersion: If the file has a later format.
-            RetryLater: If the storage does not answer.
+            Corrupt: It is not a valid index file of this size.
+            ObjectMissing: The file does not exist.
+            UnknownVersion: The file has a later format version.
+            RetryLater: The storage does not answer.
         """
         cached_summary = self._cache.get(location)
         if cached_summary is not None and cached_summary.header.size_bytes == size_bytes:
             return cached_summary
         header = await self._header(location, size_bytes)
         if header.files_length > _FILES_LIMIT_BYTES:
-            raise Corrupt(f"{location}: a files table of {header.files_length} bytes is larger than any")
+            raise Corrupt(f"{location}: the files table has {header.files_length} bytes, which exceeds the limit")
         table = read_files(await self._objects.read_range(location, header.files_offset, header.files_length), header)
         summary = IndexFileSummary(header, table.ids.copy())
         self._cache.put(location, summary, object_bytes(summary))
@@ -67,10 +72,10 @@ class IndexReader:
     async def _tail(self, location: str, size_bytes: int, length: int) -> bytes:
         """Return the end of the file.
 
-        Requests one byte more, which reveals a file that is longer than `size_bytes`.
+        The method requests one more byte, to detect a file that is longer than `size_bytes`.
         """
         start = max(0, size_bytes - max(length, TAIL_BYTES))
         tail = await self._objects.read_range(location, start, size_bytes - start + 1)
         if len(tail) != size_bytes - start:
-            raise Corrupt(f"{location}: is not of {size_bytes} bytes")
+            raise Corrupt(f"{location}: the size is not {size_bytes} bytes")
         return tail

@@ -1,11 +1,13 @@
-"""Opens index files: reads them through the cache tiers, shares them between plans, and bounds their memory.
+"""Opens index files: reads them through the cache tiers, shares them between plans, and limits their memory.
 
-An index that is missing, damaged, slow or of an unknown version is unusable: the caller continues without it, and no
-failure here fails a query. If the stored object itself is damaged, the file is quarantined: it is no longer used, and
-the indexer rebuilds the index for its data files. If storage does not answer, the file is retried after a delay.
+An index that is missing, damaged, slow or of an unknown version is unusable. The caller continues without
+it, and no failure here fails a query. If the stored object itself is damaged, the file is quarantined: it
+is no longer used, and the indexer rebuilds the index for its data files. If the storage does not answer,
+the file is read again after a delay.
 
-The memory tier counts an eighth of the size of a mapped file, whose pages belong to the kernel's page cache. Counted in
-full, alternating indexes would be mapped and checked again each time. Running plans reference the files they use.
+The memory tier counts an eighth of the size of a mapped file, whose pages belong to the kernel's page
+cache. If the whole size counted, indexes that are used alternately would be mapped and checked again each
+time. Running plans reference the index files that they use.
 """
 
 from __future__ import annotations
@@ -38,18 +40,18 @@ from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import RegisteredIndexFile
 
 RETRY_S = 5.0
-"""Delay before an index file that could not be read is retried."""
+"""The delay before an index file that could not be read is read again."""
 _LATER_MAX, _LATER_BYTES = 10_000, 400
 """The number of such files that are remembered, and the memory of each."""
 
 _COLD_BYTES = 64 << 20
-"""Memory for the parts of large index files that are read by range."""
+"""The memory for the parts of large index files that are read by range."""
 
 _MAPPED_SHARE = 8
-"""The counted fraction of a mapped file; its directory and page tables take at least a hundredth."""
+"""The fraction of a mapped file that counts. Its directory and page tables take at least a hundredth."""
 
 DISK_S = 0.02
-"""How long a plan waits for the local disk to return a large index file before it reads the file remotely."""
+"""The time that a plan waits for a large index file from the local disk before it reads the file remotely."""
 
 T = TypeVar("T")
 
@@ -60,7 +62,7 @@ log = structlog.get_logger()
 class OpenIndex:
     """An open index file.
 
-    `index` answers by the position of a data file in `files`.
+    `index` has the answers by the position of a data file in `files`.
     """
 
     location: str
@@ -72,7 +74,7 @@ class OpenIndex:
 class Indexes:
     """Opens and caches index files.
 
-    Belongs to one event loop.
+    An instance belongs to one event loop.
     """
 
     def __init__(
@@ -86,11 +88,12 @@ class Indexes:
         limit_bytes: int,
         whole_bytes: int,
     ) -> None:
-        """`stored`: the storage itself, without the caches that `objects` may have.
+        """Create a cache of index files.
 
         Args:
-            limit_bytes: Larger index files are not read.
-            whole_bytes: Larger index files may be read by range.
+            stored: The storage itself, without the caches that `objects` may have.
+            limit_bytes: Index files above this size are not read.
+            whole_bytes: Index files above this size may be read by range.
         """
         self._objects = objects
         self._stored = stored
@@ -105,19 +108,19 @@ class Indexes:
         self._verifying: dict[str, asyncio.Task[None]] = {}
         """Verification tasks by location."""
         self._retry_at: MemoryCache[str, float] = MemoryCache(_LATER_MAX * _LATER_BYTES, "index-registry")
-        """Monotonic time of the next attempt, by location; infinity for an unknown version."""
+        """The monotonic time of the next attempt, by location; infinity for an unknown version."""
         self.failures = 0
-        """Index files that could not be used, since the start."""
+        """The number of index files that could not be used since the start."""
         self.quarantined = 0
 
     def in_memory(self, file: RegisteredIndexFile) -> OpenIndex | None:
-        """Return the open file if it is in memory."""
+        """Return the open file if it is in memory, otherwise None."""
         return self._stack.get_cached(_key(file.location))
 
     async def open(self, file: RegisteredIndexFile) -> OpenIndex | None:
         """Open an index file; None if it cannot be used.
 
-        Never raises.
+        The method never raises.
         """
         opened = self.in_memory(file)
         if opened is not None:
@@ -134,7 +137,8 @@ class Indexes:
         except (Corrupt, ObjectMissing, TooLarge) as error:
             if self._stored is self._objects:
                 await self._quarantine(file, error.message)
-            else:  # the fault may be that of a cache
+            else:
+                # The error may be caused by a cache.
                 self._defer(file, error.message)
                 await self.verify_source([file], error.message)
         except UnknownVersion as error:
@@ -165,7 +169,7 @@ class Indexes:
     async def open_remote(self, file: RegisteredIndexFile) -> RemoteIndexFile | None:
         """Open an index file that supports remote reads; None if that fails.
 
-        Never raises.
+        The method never raises.
         """
         remote = self._remote.get(file.location)
         if remote is not None:
@@ -188,7 +192,8 @@ class Indexes:
     ) -> T | None:
         """Return the result of `read` on an index file that is not in memory.
 
-        None if the file cannot be opened by range, if `read` returns None, or if it fails because of damage or storage.
+        None if the file cannot be opened by range, if `read` returns None, or if it fails because of damage or
+        storage.
         """
         remote = await self.open_remote(file)
         if remote is None:
@@ -200,7 +205,7 @@ class Indexes:
             self.schedule_verification([file], str(error))
             return None
         except SeamarkError as error:
-            log.info("index file not asked by range", location=file.location, reason=str(error))
+            log.info("index file not read by range", location=file.location, reason=str(error))
             return None
         if result is None and remote.is_full:
             self._remote.discard(file.location)
@@ -211,17 +216,17 @@ class Indexes:
     async def ready(
         self, file: RegisteredIndexFile, read: Callable[[RemoteIndexFile], Awaitable[T | None]]
     ) -> OpenIndex | T | None:
-        """Return the open file if it is in memory or small, otherwise the result of `read` by range, otherwise the
-        file once it is loaded; None if it cannot be used.
+        """Return the open file or the result of `read`; None if the file cannot be used.
 
-        Waits as long as needed.
+        A file that is in memory or small is returned open. For other files, `read` is called by range. If that
+        gives no result, the file is loaded. The method waits as long as needed.
         """
         opened = self.in_memory(file)
         if opened is not None or not self.supports_remote_reads(file):
             return opened or await self.open(file)
         fresh = not self.is_being_fetched(file)
         task = self.fetch(file)
-        if fresh:  # the local disk may have it, which takes little time
+        if fresh:  # a read from the local disk takes little time
             await asyncio.wait([task], timeout=DISK_S)
         if not task.done():
             result = await self.read_remotely(file, read)
@@ -242,16 +247,16 @@ class Indexes:
         del self._verifying[location]
 
     async def verify_source(self, files: Iterable[RegisteredIndexFile], reason: str) -> None:
-        """Verify the stored index files, after a probe found damage, which may be in the cached copy only.
+        """Verify the stored index files after a probe found damage, which may be only in the cached copy.
 
-        A file whose stored object is damaged is quarantined. Never raises.
+        A file whose stored object is damaged is quarantined. The method never raises.
         """
         for file in files:
             self._stack.discard(_key(file.location))
             try:
                 data = await self._stored.read(file.location, limit_bytes=self._limit_bytes)
                 await asyncio.to_thread(_verify, memoryview(data), file)
-            except UnknownVersion as error:  # no cached copy was read from it
+            except UnknownVersion as error:  # It was not read from a cached copy.
                 self._defer(file, str(error), until_s=math.inf)
             except (ValueError, Corrupt, ObjectMissing, TooLarge) as error:
                 await self._quarantine(file, f"{reason}; {error}")
@@ -265,7 +270,7 @@ class Indexes:
             self.quarantined += 1
         except (
             SeamarkError
-        ) as error:  # the registry lacks it, or the store is unavailable: the next failure tries again
+        ) as error:  # It is not in the registry, or the store is unavailable. The next failure tries again.
             log.warning("index file not quarantined", location=file.location, reason=str(error))
 
     def _defer(self, file: RegisteredIndexFile, reason: str, *, until_s: float | None = None) -> None:
@@ -288,7 +293,7 @@ def _open_registered(data: memoryview, file: RegisteredIndexFile) -> OpenIndex:
     """Open an index file.
 
     Raises:
-        Corrupt: If the file does not match its registration.
+        Corrupt: The file does not match its registration.
     """
     content = open_index_file(data, file.location)
     _check(content.header, file)
@@ -297,7 +302,7 @@ def _open_registered(data: memoryview, file: RegisteredIndexFile) -> OpenIndex:
     except ValueError as error:
         raise Corrupt(f"{file.location}: {error}") from None
     if index.files != len(content.files):
-        raise Corrupt(f"{file.location} indexes {index.files} data files and lists {len(content.files)}")
+        raise Corrupt(f"{file.location} indexes {index.files} data files, but lists {len(content.files)}")
     return OpenIndex(file.location, content.files, index, len(data))
 
 
@@ -311,11 +316,10 @@ def _check(header: IndexHeader, file: RegisteredIndexFile) -> None:
 
 
 def _verify(data: memoryview, file: RegisteredIndexFile) -> None:
-    """Read the whole file.
+    """Read the whole file to verify it.
 
     Raises:
-        Corrupt: If it is damaged.
-        ValueError: If it is damaged.
+        Corrupt, ValueError: The file is damaged.
     """
     _open_registered(data, file).index.verify()
 
@@ -332,10 +336,10 @@ async def open_indexes(
 
     Args:
         settings: The server's settings.
-        objects: The storage, perhaps with caches.
+        objects: The storage, possibly with caches.
         registry: The registry of index files.
         clock: The clock.
-        stored: The storage itself; by default `objects`.
+        stored: The storage without caches; by default `objects`.
     """
     folder = Path(settings.index_disk_folder) if settings.index_disk_folder else settings.home / "cache" / "indexes"
     files_in: AbstractAsyncContextManager[Stack[OpenIndex]] = open_stack(

@@ -1,4 +1,7 @@
-"""Checks an index file before plans may use it. The server does not trust builders; it reads the file's own header."""
+"""Checks an index file before plans may use it.
+
+The server does not trust builders, so it reads the file's own header.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ async def read_index_file(
     """Return the file as a live registry entry.
 
     Raises:
-        BadRequest: Unless it is a valid index file of the table, below `folder`.
+        BadRequest: It is not a valid index file of the table, or not below `folder`.
     """
     root = parse_location(folder)
     parsed = parse_location(location, "The location of an index file")
@@ -35,7 +38,7 @@ async def read_index_file(
     except UnknownVersion as error:
         raise BadRequest(f"Cannot register {location}: {error}") from None
     if header.table_uuid != table_uuid:
-        raise BadRequest(f"Cannot register {location}: it is of the table {header.table_uuid}")
+        raise BadRequest(f"Cannot register {location}: it belongs to the table {header.table_uuid}")
     return RegisteredIndexFile(
         uuid=table_uuid,
         location=location,

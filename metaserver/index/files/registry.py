@@ -1,8 +1,9 @@
-"""The index files of tables, according to the pointer store: plans use them, and merges replace them.
+"""The index files of tables, according to the pointer store. Plans use them, and merges replace them.
 
-Invariant: the list has a version that is also in the table's entry. So a plan that has read the entry can decide
-without another request whether the cached list is current. A list that is newer than the entry is also correct: an
-index file describes immutable data files, and is valid for every snapshot that contains them.
+Invariant: the list of index files has the version that is also in the table's entry. So a plan that has
+read the entry can decide without another request whether the cached list is current. A list that is newer
+than the entry is also correct: an index file describes immutable data files, and is valid for every
+snapshot that contains them.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ class IndexFiles:
 
     @property
     def definitions(self) -> tuple[str, ...]:
-        """Ids of the definitions with live files; the table may no longer have a definition."""
+        """The ids of the definitions with live files. The table may have dropped some of these definitions."""
         return tuple(self._live)
 
 
 class Registry:
-    """A read-through cache with a byte limit; concurrent reads of a table's version share one request."""
+    """A read-through cache with a byte limit. Concurrent reads of a table's version share one request."""
 
     def __init__(self, store: PointerStore, clock: Clock) -> None:
         self._store = store
@@ -59,7 +60,7 @@ class Registry:
         self._flights: SingleFlight[tuple[str, int], IndexFiles] = SingleFlight()
 
     async def files(self, entry: Entry) -> IndexFiles:
-        """Return the index files of the entry's table, at its index version or a newer version."""
+        """Return the index files of the entry's table, at its index version or at a newer version."""
         if entry.index_version == 0:
             return IndexFiles(0, ())
         key = (entry.uuid, entry.index_version)
@@ -75,15 +76,14 @@ class Registry:
     async def replace(
         self, uuid: str, definition_id: str, *, add: Sequence[RegisteredIndexFile], remove: Sequence[str] = ()
     ) -> int:
-        """Add live files and supersedes those in `remove`, in one transaction.
+        """Add live files and supersede those in `remove`, in one transaction.
 
-        Returns the table's new index version.
-
-        A repetition with the same `add` changes nothing, so a lost reply is resolved by a second request.
+        Returns the table's new index version. A repetition with the same `add` changes nothing, so after a lost
+        reply the request can be sent again.
 
         Raises:
-            CommitConflict: Unless all of `remove` are live.
-            NoSuchTable: If no name refers to the table.
+            CommitConflict: A file in `remove` is not live.
+            NoSuchTable: No name refers to the table.
         """
         operation = ReplaceIndexFiles(uuid, definition_id, tuple(add), tuple(remove), self._clock.now_ms())
         try:
@@ -97,7 +97,7 @@ class Registry:
         """Exclude a file from plans.
 
         Raises:
-            NotFound: If it is not registered.
+            NotFound: The file is not registered.
         """
         return await self._change(QuarantineIndexFile(uuid, location, reason, self._clock.now_ms()))
 
@@ -105,7 +105,7 @@ class Registry:
         """Remove the row of a deleted file.
 
         Raises:
-            CommitConflict: If the file is live.
+            CommitConflict: The file is live.
         """
         return await self._change(ForgetIndexFile(uuid, location, self._clock.now_ms()))
 

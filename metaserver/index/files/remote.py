@@ -1,11 +1,12 @@
 """Remote reads of an index: answers queries with a few byte ranges of a large file in object storage.
 
-The footer, the files table and the blob's directory are read once and cached. A query then reads only what it needs: of
-a bloom index the pages with its rows of bits; of a record index one or two pages per key; of a bitmap index the pieces
-of the postings, and for rows the sections of their files. Each of these has a checksum, which is compared before use.
-So no plan waits for a download of hundreds of megabytes.
+The footer, the files table and the blob's directory are read once and cached. A query then reads only the
+parts that it needs. In a bloom index, these are the pages with its rows of bits. In a record index, they
+are one or two pages per key. In a bitmap index, they are pieces of the postings, and for rows the
+sections of their files. Each part has a checksum, which is compared before use. So no plan waits for a
+download of hundreds of megabytes.
 
-Damage is a ValueError to the caller; `indexes.py` decides about the file.
+The caller receives damage as a ValueError; `indexes.py` decides what happens with the file.
 """
 
 from __future__ import annotations
@@ -28,15 +29,12 @@ from seamark.metaserver.store.model import RegisteredIndexFile
 RANGES_MAX, BYTES_MAX = 128, 8 << 20
 """Maximum reads, and bytes, of one step of a query."""
 _GUESS_BYTES = 64 << 10
-"""Size of the first read of a file's end, and of its blob's start or end, when the required size is unknown."""
+"""The size of the first read of a file's end, or of its blob's start or end, if the required size is unknown."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Blob:
-    """The position of an index file's blob.
-
-    A `BlobReader`.
-    """
+    """The blob of an index file, at its position. It is a `BlobReader`."""
 
     objects: ObjectStore
     location: str
@@ -46,30 +44,32 @@ class _Blob:
     async def read(self, start: int, length: int) -> bytes:
         """Read a range of the blob.
 
+        Errors of `read_range` are not converted.
+
         Raises:
-            ValueError: For a range outside the blob, or a short read. Errors of `read_range` are not converted.
+            ValueError: The range is outside the blob, or fewer bytes were read.
         """
         if start < 0 or length < 0 or start + length > self.length:
-            raise ValueError(f"{self.location}: bytes {start} to {start + length} are not of a blob of {self.length}")
+            raise ValueError(f"{self.location}: bytes {start} to {start + length} are not in the blob of {self.length}")
         data = await self.objects.read_range(self.location, self.offset + start, length) if length else b""
         if len(data) != length:
-            raise ValueError(f"{self.location}: {len(data)} bytes were read at {start} of the blob, not {length}")
+            raise ValueError(f"{self.location}: read {len(data)} bytes at {start} of the blob, not {length}")
         return data
 
     async def read_all(self, ranges: Sequence[Range]) -> list[bytes] | None:
-        """Return None if the ranges are too many or too large."""
+        """Return the bytes of each range; None if the ranges are too many or too large."""
         if len(ranges) > RANGES_MAX or sum(length for _, length in ranges) > BYTES_MAX:
             return None
         return await asyncio.gather(*(self.read(start, length) for start, length in ranges))
 
     async def read_head(self, size_of: Callable[[bytes], int]) -> bytes:
-        """Read the head as `BlobReader` does, with one or two reads."""
+        """Read the head like `BlobReader`, with one or two reads."""
         start = await self.read(0, min(_GUESS_BYTES, self.length))
         needed = size_of(start)
         return start if needed <= len(start) else start + await self.read(len(start), needed - len(start))
 
     async def read_tail(self, size_of: Callable[[bytes], int]) -> bytes:
-        """Read the tail as `BlobReader` does, with one or two reads."""
+        """Read the tail like `BlobReader`, with one or two reads."""
         guess = min(_GUESS_BYTES, self.length)
         tail = await self.read(self.length - guess, guess)
         needed = size_of(tail)
@@ -82,43 +82,49 @@ class RemoteIndexFile:
     files: FilesTable
     blob: RemoteIndex
     files_bytes: int
-    """Size of the files table."""
+    """The size of the files table."""
 
     @property
     def size_bytes(self) -> int:
-        """The memory; that of a bitmap index grows with queries."""
+        """The memory. For a bitmap index, it grows with queries."""
         return self.files_bytes + self.blob.size_bytes
 
     @property
     def is_full(self) -> bool:
-        """Whether its cache has reached about its limit; reopening the file empties the cache."""
+        """Whether the cache of the file has about reached its limit. Reopening the file empties the cache."""
         return self.blob.is_full
 
     @property
     def bitmap(self) -> RemoteBitmap:
-        """The bitmaps of a kind with `answers_rows`."""
+        """The bitmaps of an index kind with `answers_rows`."""
         assert isinstance(self.blob, RemoteBitmap)
         return self.blob
 
     @property
     def record(self) -> RemoteRecord:
-        """The records of a kind with `answers_keys`."""
+        """The records of an index kind with `answers_keys`."""
         assert isinstance(self.blob, RemoteRecord)
         return self.blob
 
     async def probe(self, query: IndexQuery) -> Flags | None:
-        """Return the same answer as `query.of` for a local file; None if it would take too many reads.
+        """Return the answer that `query.of` gives for a local file; None if it would need too many reads.
+
+        Errors of `read_range` are not converted.
 
         Raises:
-            ValueError: For damage; errors of `read_range`.
+            ValueError: The file is damaged.
         """
         return await self.blob.probe(query)
 
 
 async def open_remote(objects: ObjectStore, file: RegisteredIndexFile) -> tuple[IndexHeader, RemoteIndexFile]:
-    """Take three to five reads.
+    """Open an index file with three to five reads.
 
-    Corrupt, UnknownVersion, ValueError; errors of `read_range`.
+    Errors of `read_range` are not converted.
+
+    Raises:
+        Corrupt, ValueError: The file is damaged.
+        UnknownVersion: The file has a later format version.
     """
     location, size = file.location, file.size_bytes
     tail = await _end(objects, location, size, _GUESS_BYTES)
@@ -132,7 +138,7 @@ async def open_remote(objects: ObjectStore, file: RegisteredIndexFile) -> tuple[
     )
     files = read_files(table, header)
     if opened.data_files != len(files):
-        raise ValueError(f"{location} indexes {opened.data_files} data files and lists {len(files)}")
+        raise ValueError(f"{location} indexes {opened.data_files} data files, but lists {len(files)}")
     return header, RemoteIndexFile(location, files, opened, len(table))
 
 

@@ -1,6 +1,9 @@
-"""Usage of indexes: the time of the last use, and counters of pruned files, in memory. The planner writes them.
+"""The usage of indexes: the time of the last use, and counters of pruned files, in memory.
 
-They cover this process since its start: every worker counts its own plans. Metrics contain the sums of all workers.
+The planner writes them.
+
+They cover this process since its start. Every worker counts its own plans, and metrics contain the sums
+of all workers.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 KEPT_MAX = 10_000
-"""Maximum number of indexes that are counted; the least recently used is evicted."""
+"""The maximum number of indexes that are counted. The least recently used index is evicted."""
 
 
 @dataclass(slots=True)
@@ -17,18 +20,21 @@ class IndexUsage:
     last_ms: int
     plans: int = 0
     files_in: int = 0
-    """Sum of the files that plans probed it for."""
+    """The total number of files for which plans probed the index."""
     files_removed: int = 0
 
 
 class Usage:
-    """Belongs to one event loop."""
+    """The usage of all indexes in this process.
+
+    An instance belongs to one event loop.
+    """
 
     def __init__(self) -> None:
         self._used: OrderedDict[tuple[str, str], IndexUsage] = OrderedDict()
 
     def note(self, uuid: str, definition_id: str, *, files_in: int, files_removed: int, now_ms: int) -> None:
-        """Note that a plan probed the index for `files_in` files, and that it pruned `files_removed` of them."""
+        """Record that a plan probed the index for `files_in` files, and that it pruned `files_removed` of them."""
         key = (uuid, definition_id)
         used = self._used.get(key)
         if used is None:

@@ -103,9 +103,9 @@ class ColumnSample:
     def held(self) -> float:
         """The probability that a file contains a given value of the column.
 
-        It is the same for all values. If each file contains a value with the probability p, then among n files,
-        the values that occur are in n p / (1 - (1 - p)^n) files on average. This number grows with p, so p is
-        found by bisection from the average in the sample.
+        It is the same for all values. Let p be the probability that a file contains a value. Then the values that
+        occur in n files are in n p / (1 - (1 - p)^n) of them on average. This number grows with p, so p is found
+        by bisection from the average in the sample.
         """
         parts = [column.keys_of_rows(None) for column in self.columns]
         distinct = len(distinct_keys(parts, self.column.kind))
@@ -166,7 +166,7 @@ async def _sample(rows: DataRows, scan: ScanPlan, parts: Sequence[Bound]) -> Col
     files = await asyncio.to_thread(_find_files_left, scan, parts)
     chosen = _choose_sample_files(files)
     if len(chosen) < min(FILES_MIN, len(files)):
-        return f"its files have too many rows to read some: {files[0].records:,} in one"
+        return f"its files have too many rows for a sample: one file has {files[0].records:,}"
 
     async def read(file: ListedFile) -> FileColumn:
         return (await asyncio.to_thread(read_file_columns, rows, scan.metadata, file, [column]))[column]

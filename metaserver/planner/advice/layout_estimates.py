@@ -1,14 +1,17 @@
 """Estimates of how many files a scan would read if the table were sorted or clustered by columns of its filter.
 
-A clustering divides the rows of each partition into equal shares, in files of the target size, and a large partition
-into several layers. So the number of files that a filter keeps follows from the share of the rows that match. This
-share is measured in a sample of the column (`column_samples.py`). Without a sample, the share of a range follows from
-the bounds and record counts of the files that partitions keep, as if the rows of a file were spread evenly over its
-range; the share of a value follows from the number of distinct values in the table's statistics. Without these,
-there is no estimate.
+A clustering divides the rows of each partition into equal shares, in files of the target size, and a
+large partition into several layers. So the number of files that a filter keeps follows from the share of
+the rows that match.
 
-A layout that the clustering policy of the table requests already is not proposed, and a proposal keeps the columns of
-the policy. The estimates are part of the explanation of a plan; planning does not use them.
+This share is measured in a sample of the column (`column_samples.py`). Without a sample, the share of a
+range follows from the bounds and record counts of the files that partitions keep. The rows of a file are
+assumed to be evenly distributed over its range. The share of a value follows from the number of distinct
+values in the table's statistics. Without these, there is no estimate.
+
+A layout that the clustering policy of the table requests already is not proposed, and a proposal keeps
+the columns of the policy. The estimates are part of the explanation of a plan; planning does not use
+them.
 """
 
 from __future__ import annotations

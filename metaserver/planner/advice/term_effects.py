@@ -70,7 +70,7 @@ def _measure_effect(scan: ScanPlan, part: Bound, definitions: Definitions, sampl
     sample = samples.get(part.column_id) if part.transform == IDENTITY else FUNCTION_NOT_SAMPLED
     files, note = (None, None) if kind is None else _estimate_with_index(part, kind, left, sample)
     if files is not None and files > _HELPED_MAX_FRACTION * left:
-        kind, note = None, "so many files hold a matching row that an index would leave out few"
+        kind, note = None, "most files have a matching row, so an index would leave out few files"
     return TermEffect(
         expression=part,
         column=part.name,
@@ -97,7 +97,7 @@ def _estimate_with_index(
     values = len(part.values) if part.op in (Op.EQ, Op.IN) else None
     hits = sample.files_with(part, values)
     if hits is None:
-        return None, "too few files of a sample hold a matching row"
+        return None, "too few files of the sample have a matching row"
     # The sample is from the files that all conditions on the column keep, but `left` is for one condition.
     hits = min(left, round(hits * left / max(1, sample.files_left)))
     false_share = min(1.0, FPP * (values or 1)) if kind == "bloom" else 0.0

@@ -115,7 +115,8 @@ class DeleteFiles:
                 data = await self._objects.read_range(file.path, max(0, file.offset), file.length)
             else:
                 data = await self._objects.read(file.path, limit_bytes=FILE_LIMIT_BYTES)
-        except (BadRequest, StorageError, TooLarge) as error:  # missing, outside the warehouse, or denied
+        except (BadRequest, StorageError, TooLarge) as error:
+            # The file is missing or outside the warehouse, or access is denied.
             raise Unreadable(file.path, error.message) from None
         async with self._decoding:
             content = await asyncio.to_thread(

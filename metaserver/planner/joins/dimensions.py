@@ -199,7 +199,8 @@ class Dimensions:
     def _forget_task(self, key: Hashable, task: asyncio.Task[tuple[KeySet, ...]]) -> None:
         del self._tasks[key]
         if not task.cancelled():
-            task.exception()  # the waiting request reports the error
+            # Retrieve the error, which the waiting request reports.
+            task.exception()
 
     async def _compute_key_sets(self, request: DimensionRequest, key: Hashable) -> tuple[KeySet, ...]:
         scan = await self._planner.plan(request.bound_scan, request.entry)
@@ -297,7 +298,8 @@ def read_file_columns(
                     columns[ref] = FileColumn.absent(schemas, ref, file.records, file.path)
             except ValueError as error:
                 raise Unreadable(file.path, str(error)) from None
-    for column in columns.values():  # counted until the keys of all files exist
+    # The columns count towards the budget until the keys of all files are computed.
+    for column in columns.values():
         rows.decoded.take(column.size_bytes, file.path)
     return columns
 
@@ -328,5 +330,6 @@ def _keys_of(column_ref: DimensionColumn, kind: str, read: Sequence[Columns], ro
         key_set = KeySet(column_ref.kind, distinct_keys(parts, column_ref.kind)).of_kind(kind)
     except ValueError as error:
         raise DimensionSkipped(str(error)) from None
-    _ = key_set.digest  # computes the digest off the event loop
+    # Compute the digest here, because this runs off the event loop.
+    _ = key_set.digest
     return key_set

@@ -1,12 +1,13 @@
 """Dynamic filters from joins: the keys that a row needs in order to join with a row of the other table.
 
-A row is needed only if, for each join, the other table has a row that may match the join's filter and that has equal,
-non-null values in all columns of `on`. If `on` has several columns, each has its own key set, so together they admit a
-superset. Types whose equality differs from that of their keys, such as floats, give no filter. A join that exceeds its
-time or limits is skipped, and its outcome reports this.
+A row is needed only if each join has a partner for it: a row of the other table that may match the join's
+filter, and that has equal, non-null values in all columns of `on`. If `on` has several columns, each has
+its own key set, so together they admit a superset. Types whose equality differs from that of their keys,
+such as floats, give no filter. A join that exceeds its time or limits is skipped, and its outcome reports
+this.
 
-A join on the day, month, year or hour of a column becomes a condition on the column. Alternative joins become a
-disjunction: a row is needed only if it has a partner in one of them.
+A join on the day, month, year or hour of a column becomes a condition on the column. Alternative joins
+become a disjunction: a row is needed only if it has a partner in one of them.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ def _condition_of(alternatives: Sequence[tuple[RequestedJoin, JoinFilters]]) -> 
 
 def _mark_unused(result: JoinFilters) -> JoinFilters:
     first, *nested = result.outcomes
-    reason = first.reason or "an alternative of it was not used"
+    reason = first.reason or "one of its alternatives was not used"
     return JoinFilters((), (msgspec.structs.replace(first, keys=None, used=False, reason=reason), *nested))
 
 

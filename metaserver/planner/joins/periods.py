@@ -82,7 +82,8 @@ def _ordinal(value: int, kind: str, transform: str) -> int | None:
     None if no period begins at the value.
     """
     if kind in _YEAR_KINDS:
-        if not 1 <= value <= _LAST_YEAR:  # rows may have this year
+        # An integer is a year, not a time.
+        if not 1 <= value <= _LAST_YEAR:
             raise ValueError(f"it has years beyond 1 to {_LAST_YEAR}")
         return value - _EPOCH_YEAR
     micros = value * _DAY_MICROS if kind == "date" else value

@@ -213,7 +213,8 @@ class Planner:
             self._plan_hits += 1
             return cached_plan
         try:
-            if index_access is None and _is_quick(cached.view, bound_scan):  # no other request can join it
+            # A quick plan completes before another request can join it.
+            if index_access is None and _is_quick(cached.view, bound_scan):
                 scan = prune(cached, bound_scan, self._deadline(), self._clock)
             else:
                 scan = await self._planning.run(
@@ -276,7 +277,8 @@ class Planner:
 
     async def _explain(self, bound_scan: BoundScan, entry: Entry | None) -> ScanPlan:
         before_s = self._clock.monotonic()
-        cached = await self._load_checked_view(bound_scan, entry, whole=True)  # counts need all manifests
+        # The counts include files of manifests that the filter does not need.
+        cached = await self._load_checked_view(bound_scan, entry, whole=True)
         loaded_us = int((self._clock.monotonic() - before_s) * 1e6)
         scan = await self._make(cached, bound_scan, self._index_access(bound_scan, entry), loaded_us=loaded_us)
         self._views.evict_over_budget(cached)
@@ -303,7 +305,8 @@ class Planner:
         await self.check_paths(metadata, uuid_of(entry, metadata), list_locations(bound_scan))
         missing = self._blocks.missing((await self._lists.manifests(bound_scan)).all)
         sizes = [manifest.manifest_length for manifest in missing]
-        if sum(sizes) > limit_bytes or 0 in sizes:  # version 1 metadata may lack the length
+        # In version 1 metadata, the length may be missing.
+        if sum(sizes) > limit_bytes or 0 in sizes:
             return None
         if _DECODED_BYTES_PER_BYTE * sum(sizes) + former.added_bytes > self._views.room_bytes:
             return None
@@ -313,7 +316,8 @@ class Planner:
             await asyncio.to_thread(prepared.view.assemble, former.view)
             return prepared
 
-        with answering(former.holder):  # the same principal holds the new view
+        # The new view counts for the principal of the former view.
+        with answering(former.holder):
             prepared = await self._repeat_if_damaged(make)
         self._prepared += 1
         if planned.prepared:
@@ -404,9 +408,8 @@ class Planner:
             count = len(chosen)
             remaining = iter(loaded)
             blocks = [next(remaining) if block is None else block for block in shared_blocks] + loaded[len(missing) :]
-            if deletes and not await asyncio.to_thread(
-                _verify_all, blocks[count:]
-            ):  # the delete index reads all of them
+            # The delete index reads all delete blocks, so they are verified first.
+            if deletes and not await asyncio.to_thread(_verify_all, blocks[count:]):
                 raise CacheDamaged("The local copy of a delete manifest is damaged; repeat the request")
             base = self._views.find_sharing(blocks[:count])
             view = TableView(chosen, blocks[:count], deletes, blocks[count:], ordinals=ordinals, base=base)

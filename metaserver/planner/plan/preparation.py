@@ -105,7 +105,8 @@ class Preparation:
         now_s, first, least_s = self._clock.monotonic(), None, 0.0
         for uuid in list(self._waiting):
             planned = self._planned.get(uuid)
-            if planned is None:  # not planned recently
+            # The table has not been planned recently.
+            if planned is None:
                 del self._waiting[uuid]
                 continue
             wait_s = max(0.0, planned.due_s - now_s)

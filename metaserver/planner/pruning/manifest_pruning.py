@@ -150,7 +150,8 @@ class _Column:
             flags = ~self.is_known | self._overlaps(bound.op, keys.sorted_keys(bound, self.form))
         elif self.summaries:
             flags = np.array([_may_match(bound, one, keys) for one in self.summaries], dtype=np.bool_)
-        else:  # floats and UUIDs: bounds decide nothing
+        else:
+            # Bounds decide nothing about floats (NaN, zeros) and UUIDs (their order).
             return np.ones(len(self.nulls), dtype=np.bool_)
         if bound.op not in _MATCHED_BY_NULL:  # Writers omit both bounds if all values are null.
             flags &= ~(self.unbounded & (self.nulls == _YES))

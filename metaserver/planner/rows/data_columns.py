@@ -172,11 +172,12 @@ class DataRows:
         try:
             file = BoundedParquet(pa.PythonFile(source, mode="r"), path, budget)
             if file.rows != records:
-                raise Unreadable(path, f"it has {file.rows} rows, but its manifest states {records}")
+                raise Unreadable(path, f"it has {file.rows} rows; its manifest states {records}")
             return read(file)
         except AmbiguousColumn as error:
             raise Unreadable(path, str(error)) from None
-        except (BadRequest, StorageError) as error:  # missing, outside the warehouse, or denied
+        except (BadRequest, StorageError) as error:
+            # The file is missing or outside the warehouse, or access is denied.
             raise Unreadable(path, error.message) from None
         except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: a name is not UTF-8
             raise Unreadable(path, f"it cannot be read: {(str(error).splitlines() or [''])[0][:200]}") from None

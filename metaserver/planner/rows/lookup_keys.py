@@ -86,7 +86,8 @@ def keys_of_arrays(terms: Sequence[Term], arrays: Sequence[pa.Array]) -> list[Ke
         try:
             values = array if function is None else function.values(pa.chunked_array([array]))
             columns.append(keys_of(values, term.kind))
-        except (ValueError, pa.ArrowException) as error:  # e.g. Arrow cannot expand dictionaries of views
+        except (ValueError, pa.ArrowException) as error:
+            # For example, Arrow cannot expand dictionaries of views.
             raise _invalid(term, error) from None
     return columns
 

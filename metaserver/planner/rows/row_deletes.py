@@ -251,7 +251,7 @@ class _Evaluation:
                 if len(undecided):
                     self._mark_undecided(
                         undecided,
-                        Unreadable(path, "the row is deleted only if 0.0 equals -0.0, about which readers differ"),
+                        Unreadable(path, "the row is deleted only if 0.0 equals -0.0, and readers differ about this"),
                     )
 
     def _hashes_of(

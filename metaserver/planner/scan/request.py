@@ -220,13 +220,15 @@ def bind_for_java(metadata: TableMetadata, options: ScanOptions, filter: Express
         readings = [_Reading.read(metadata, other, options, conjunct) for other in (schema, *other_schemas)]
         bound = {repr(reading.bound): reading.bound for reading in readings if reading.bound is not None}
         if not bound:
-            bind_filter(metadata, schema, options, conjunct)  # raises the error of the snapshot's schema
+            # This raises the error of the snapshot's schema.
+            bind_filter(metadata, schema, options, conjunct)
         elif all(reading.terms == readings[0].terms for reading in readings):
             sure.append(next(iter(bound.values())))
         elif not any(_selects_partitions(reading, metadata) for reading in bound.values()):
             if isinstance(conjunct, Unbound) and conjunct.op is not Op.IS_NULL:
                 filtered.add(conjunct.name)
-        elif len(bound) == 1:  # only one schema binds it
+        elif len(bound) == 1:
+            # Only one schema can bind this part.
             sure += bound.values()
         else:
             ambiguous.append(conjunct)

@@ -584,7 +584,8 @@ class Selection:
     @property
     def is_empty(self) -> bool:
         """Whether no row is selected, without the queued comparisons."""
-        state = self._state.tobytes()  # much faster than `any`
+        # A search in bytes is much faster than `any` on the array.
+        state = self._state.tobytes()
         return b"\1" not in state and b"\2" not in state
 
     @classmethod
@@ -675,4 +676,5 @@ def narrow_to_any(
             union.add(part)
     selection.clear()
     if union is not None:
-        selection.add(union)  # merges only its own blocks, because the mask may be shared
+        # The merge changes only blocks of `union`, because selections of other blocks may share the mask.
+        selection.add(union)

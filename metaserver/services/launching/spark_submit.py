@@ -113,7 +113,8 @@ class SparkSubmit:
         if program is None:
             raise JobFailed("spark-submit is not installed; pip install 'seamark[spark]', or set SPARK_HOME")
         request = await self._login.request(job)
-        with tempfile.TemporaryDirectory(prefix="seamark-job-") as name:  # only the owner can read it
+        # Only the owner can read the folder.
+        with tempfile.TemporaryDirectory(prefix="seamark-job-") as name:
             folder = Path(name)
             (folder / "job.py").write_text(self._script)
             (folder / REQUEST).write_bytes(msgspec.json.encode(request))

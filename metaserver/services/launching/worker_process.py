@@ -130,9 +130,10 @@ class WorkerProcess:
 
     async def _start(self) -> asyncio.subprocess.Process:
         if self._process is None or self._process.returncode is not None:
+            # -P: Python must not import modules from the working directory.
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                "-P",  # do not import modules from the working directory
+                "-P",
                 "-m",
                 self._module,
                 str(self._memory_bytes),
