@@ -1,4 +1,6 @@
-"""Tests with random JSON: the answer is metadata that can be read again, or a rejection, and never another exception."""
+"""Tests with random JSON: the answer is metadata that can be read again, or a rejection, and never another
+exception.
+"""
 
 from __future__ import annotations
 

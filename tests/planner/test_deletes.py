@@ -1,8 +1,9 @@
 """Random tests of the delete files that apply, against the specification's rules for each pair of files, and rows.
 
 `Situation` draws a view: manifests of both contents, of several specs, versions and writers' schemas, written by
-fastavro. The oracle consists of `in_scope` (spec, "Scan Planning"), `removes` (whether any key or position of the delete
-file meets a row of the data file) and `java_drops` (whether Java's DeleteFileIndex drops the pair by its statistics).
+fastavro. The oracle consists of `in_scope` (spec, "Scan Planning"), `removes` (whether any key or position of
+the delete file meets a row of the data file) and `java_drops` (whether Java's DeleteFileIndex drops the pair by
+its statistics).
 """
 
 from __future__ import annotations
@@ -159,7 +160,8 @@ class Situation:
         }
 
     def _data(self, within: Listed) -> DataFile:
-        # The file was written under the manifest's schema or an older one: a rewritten manifest keeps the old bounds' bytes.
+        # The file was written under the manifest's schema or an older one: a rewritten manifest keeps the old
+        # bounds' bytes.
         schema_id = self.rng.randint(0, within.schema_id)
         common = self._common(within, DATA)
         parts = zip(SPECS[within.spec_id], common["partition"], strict=True)

@@ -377,7 +377,9 @@ async def test_cache_files_damaged_between_two_runs_are_replaced(tmp_path: Path,
 
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 40))])
 async def test_cache_files_damaged_during_a_run_change_no_answer(tmp_path: Path, seed: int) -> None:
-    """No view outlives its plan here, so that each plan reads the folder again, and no file is in use during the damage."""
+    """No view outlives its plan here, so that each plan reads the folder again, and no file is in use during
+    the damage.
+    """
     rng = random.Random(seed)
     table, manifests = filled(tmp_path / "t", per_day=60)
     async with planning(tmp_path, plan_disk_bytes=FOLDER_BYTES, plan_memory_bytes=1 << 20) as planner:

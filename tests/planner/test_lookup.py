@@ -318,7 +318,9 @@ def test_promoted_partition_value_equals_the_original_value(
 
 @pytest.fixture
 def metadata(tmp_path: Path) -> TableMetadata:
-    """Return metadata partitioned by identities, a bucket and all time transforms, with a second spec without the bucket."""
+    """Return metadata partitioned by identities, a bucket and all time transforms, with a second spec without
+    the bucket.
+    """
     fields = [
         (1, "day", "date"),
         (2, "id", "long"),

@@ -104,7 +104,9 @@ def test_manifest_with_a_file_that_satisfies_the_expression_is_kept(
 @settings(max_examples=examples(400))
 @given(data=st.data(), kind=st.sampled_from(sorted(kind for kind in VALUES if kind not in ("float", "double", "uuid"))))
 def test_manifest_whose_summary_excludes_the_expression_is_pruned(data: st.DataObject, kind: str) -> None:
-    """Comparisons, equality and lists of one field: the manifest is kept exactly if a value of its range satisfies it."""
+    """Comparisons, equality and lists of one field: the manifest is kept exactly if a value of its range
+    satisfies it.
+    """
     field = next(one for one, other in KINDS.items() if other == kind)
     values = data.draw(st.lists(st.one_of(st.none(), VALUES[kind]), min_size=1, max_size=3))
     literal, other = data.draw(VALUES[kind]), data.draw(VALUES[kind])
@@ -169,7 +171,9 @@ def test_missing_bounds_in_the_manifest_list_prune_nothing() -> None:
 @settings(max_examples=examples(150))
 @given(data=st.data())
 def test_manifests_together_are_pruned_as_each_alone(data: st.DataObject) -> None:
-    """The manifests have several specs; some have no summary or fewer fields, or were decoded for earlier expressions."""
+    """The manifests have several specs; some have no summary or fewer fields, or were decoded for earlier
+    expressions.
+    """
     kinds = list(KINDS.items())
     turned = PartitionSpec(4, tuple(reversed(SPEC.fields)))
     listed = []

@@ -69,7 +69,9 @@ class Tables:
 
 
 async def judged(tables: Tables, case: Case) -> tuple[str, set[str], Counter[str]]:
-    """Check a case; return the location of the plan table's metadata, the kept files, and the situations that occurred."""
+    """Check a case; return the location of the plan table's metadata, the kept files, and the situations that
+    occurred.
+    """
     note = str(case)
     kept, made, paths = await tables.plan(case)
     at = made.files[-1][0]

@@ -66,7 +66,9 @@ def left(of: TableView, expression: Expression) -> list[int]:
 
 @pytest.mark.parametrize("op", [Op.IS_NULL, Op.NOT_NULL, Op.EQ, Op.NOT_EQ])
 def test_statistics_of_list_elements_prune_nothing(op: Op) -> None:
-    """They count elements: if no element is null, the list may be null; if all elements are null, a row may have no list."""
+    """They count elements: if no element is null, the list may be null; if all elements are null, a row may
+    have no list.
+    """
     some = [ColumnMetrics(7, 0, None, b"a", b"a"), ColumnMetrics(7, 7, None, None, None)]
     values = () if op in (Op.IS_NULL, Op.NOT_NULL) else ("a",)
     assert left(view(*some), Bound(op, ELEMENT, "tags.element", "list", "identity", "string", values)) == [0, 1]
@@ -129,7 +131,9 @@ def test_uuid_bounds_in_either_order_keep_files_for_readers_of_the_other_order(
 
 
 def test_branches_reached_after_the_time_limit_prune_nothing_at_no_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disjunction of thousands of branches over a million files would copy its selection for each, long after its time."""
+    """A disjunction of thousands of branches over a million files would copy its selection for each, long
+    after its time.
+    """
     table = view(*[ColumnMetrics(1, 0, None, None, None)] * 20)
     branches = Or(tuple(Bound(Op.EQ, 1, "id", "long", "identity", "long", (n,)) for n in range(5_000, 15_000)))
     assert left(table, branches) == []

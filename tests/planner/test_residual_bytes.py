@@ -148,7 +148,9 @@ def test_exact_residuals_of_one_answer_stay_within_the_byte_limit(count: int) ->
 
 
 def test_unbindable_residuals_are_widened_for_java_and_omitted_for_others() -> None:
-    """PyIceberg counts files whose residual is true by metadata; in the standard, a missing residual means the filter."""
+    """PyIceberg counts files whose residual is true by metadata; in the standard, a missing residual means the
+    filter.
+    """
     named = metadata((), kinds={1: "long"})
     plan = scan(named, [block([a_file("f")], 0)], where=listed(3))
     [field] = named.current_schema.fields

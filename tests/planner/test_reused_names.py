@@ -1,4 +1,5 @@
-"""Filters on names that columns swapped, lost or reused with other types: no row that matches under either meaning is lost.
+"""Filters on names that columns swapped, lost or reused with other types: no row that matches under either meaning
+is lost.
 
 The oracle uses rows and no bound expressions: if a row of the snapshot matches the filter under today's names or
 under the snapshot's names, the planner's expression must be able to match it.

@@ -419,7 +419,9 @@ async def test_pages_of_plans_with_and_without_time_form_a_complete_answer(tmp_p
 
 @pytest.mark.slow  # test_memory_account.py makes the same check for a whole server.
 async def test_memory_account_is_close_to_the_memory_of_the_process(tmp_path: Path) -> None:
-    """The test compares with Python's count of allocated memory, including NumPy's: within a tenth, with derived data."""
+    """The test compares with Python's count of allocated memory, including NumPy's: within a tenth, with
+    derived data.
+    """
     table = Table(tmp_path / "t")
     manifests = [table.manifest(f"m{n}", range(n * 3000, n * 3000 + 3000), day=n) for n in range(20)]
     table.commit(1, manifests)

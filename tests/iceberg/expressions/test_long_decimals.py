@@ -1,4 +1,6 @@
-"""Tests of decimals with more digits than a double: engines round them differently, and a predicate keeps the rows of all."""
+"""Tests of decimals with more digits than a double: engines round them differently, and a predicate keeps the
+rows of all.
+"""
 
 from __future__ import annotations
 

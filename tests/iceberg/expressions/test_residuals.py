@@ -1,4 +1,6 @@
-"""Tests of residuals: for each row of a partition, the residual gives the same answer as the filter, for every client."""
+"""Tests of residuals: for each row of a partition, the residual gives the same answer as the filter, for every
+client.
+"""
 
 from __future__ import annotations
 

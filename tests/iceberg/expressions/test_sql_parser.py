@@ -1,4 +1,6 @@
-"""Tests that a text with too many possible readings for sqlglot is rejected after few steps, in every interface for SQL."""
+"""Tests that a text with too many possible readings for sqlglot is rejected after few steps, in every
+interface for SQL.
+"""
 
 from __future__ import annotations
 

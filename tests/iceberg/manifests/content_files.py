@@ -34,7 +34,9 @@ class Case:
     """A table with one schema and one partition spec, and values to partition by."""
 
     def __init__(self, seed: int, version: int, *, avoided: tuple[str, ...] = ()) -> None:
-        """Make a case. `avoided` are types and names that the partition must not have, because some reader cannot read them."""
+        """Make a case. `avoided` are types and names that the partition must not have, because some reader
+        cannot read them.
+        """
         self.seed, self.version = seed, version
         self.rng = rng = random.Random(seed)
         self.kinds = {i: random_kind(rng, version) for i in range(1, rng.randint(2, 9))}

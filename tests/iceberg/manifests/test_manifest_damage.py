@@ -1,4 +1,6 @@
-"""Tests of damaged and hostile manifests: Corrupt that names the file, or a valid decode, without a crash or much memory."""
+"""Tests of damaged and hostile manifests: Corrupt that names the file, or a valid decode, without a crash or
+much memory.
+"""
 
 from __future__ import annotations
 

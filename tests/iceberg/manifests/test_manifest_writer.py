@@ -1,4 +1,6 @@
-"""Tests of the manifests and manifest lists that we write: readers find the entries that were written, with inheritance."""
+"""Tests of the manifests and manifest lists that we write: readers find the entries that were written, with
+inheritance.
+"""
 
 from __future__ import annotations
 

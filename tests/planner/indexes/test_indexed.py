@@ -1,4 +1,6 @@
-"""Tests of how plans use indexes: projection of filters, coverage, and index files that are late, damaged or replaced."""
+"""Tests of how plans use indexes: projection of filters, coverage, and index files that are late, damaged or
+replaced.
+"""
 
 from __future__ import annotations
 

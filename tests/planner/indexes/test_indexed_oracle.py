@@ -76,7 +76,10 @@ from tests.services.java_planner import JavaPlanner
 
 CLIENTS = (IEEE, ORDERED)
 NAN_LOVERS = (*CLIENTS, SPARKS)
-"""A client for which NaN is above every number, as in Spark. Plans for other clients may contain these rows by chance."""
+"""A client for which NaN is above every number, as in Spark.
+
+Plans for other clients may contain these rows by chance.
+"""
 
 
 async def campaign(chosen: Sequence[int], per_lake: int, folder: Path, java: JavaPlanner) -> Counter[str]:

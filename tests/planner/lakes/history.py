@@ -179,7 +179,9 @@ class _History:
         return made
 
     def _grouped(self, files: list[Any]) -> list[list[Entry]]:
-        """Group ADDED entries by manifest: each manifest has one content and one spec, and a group may have two manifests."""
+        """Group ADDED entries by manifest: each manifest has one content and one spec, and a group may have
+        two manifests.
+        """
         groups: dict[tuple[int, ...], list[Entry]] = {}
         for file in files:
             part = self.rng.randint(0, 1) if len(files) > 2 else 0
@@ -243,7 +245,9 @@ class _History:
         return self._commit(branch, "replace", kept, [entries] if entries else [])
 
     def _row_delta(self, branch: str) -> None:
-        """Add delete files, and sometimes the new rows of an update; a deletion vector replaces the vector before it."""
+        """Add delete files, and sometimes the new rows of an update; a deletion vector replaces the vector
+        before it.
+        """
         rng = self.rng
         head = self.heads[branch]
         live = head.data_files

@@ -94,7 +94,9 @@ def random_terms(rng: random.Random, kind: str) -> list[str]:
 
 
 def random_definitions(rng: random.Random, lake: Lake) -> dict[str, str]:
-    """Return properties that define indexes on columns of any schema of the table, in the forms of users and the catalog."""
+    """Return properties that define indexes on columns of any schema of the table, in the forms of users and
+    the catalog.
+    """
     columns = [column for column in lake.all_columns.values() if column.kind != "struct"]
     said: dict[str, str] = {}
     for number in range(rng.choice([1, 3, 5, 8])):
@@ -409,8 +411,8 @@ async def create_namespace(store: PointerStore) -> None:
 class IndexedTable:
     """A `tables.Table` with indexes on `id`.
 
-    File n holds the even numbers from 10 n to 10 n + 8, each in two rows. So an index prunes the file for an odd number,
-    and statistics do not.
+    File n holds the even numbers from 10 n to 10 n + 8, each in two rows. So an index prunes the file for an
+    odd number, and statistics do not.
     """
 
     def __init__(self, table: Table, store: PointerStore, registry: Registry, properties: dict[str, str]) -> None:
@@ -445,7 +447,9 @@ class IndexedTable:
         return {1: pa.array([10 * number + 2 * (row // 2) for row in range(10)], pa.int64())}
 
     async def index(self, what: str | IndexDefinition, numbers: Iterable[int], *, remove: Sequence[str] = ()) -> Path:
-        """Write and register an index file for the data files with these numbers; `what` is a definition or its name."""
+        """Write and register an index file for the data files with these numbers; `what` is a definition or
+        its name.
+        """
         definition = self.definitions[what] if isinstance(what, str) else what
         entries = []
         for number in numbers:

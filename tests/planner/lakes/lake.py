@@ -51,7 +51,9 @@ class ContentFile:
 
 @dataclass(eq=False)
 class DataFile(ContentFile):
-    """A data file. `rows` hold values as written under the schema `schema_id`, without columns that were added later."""
+    """A data file. `rows` hold values as written under the schema `schema_id`, without columns that were added
+    later.
+    """
 
     rows: list[Row] = field(default_factory=list)
     written: frozenset[int] = frozenset()
@@ -124,7 +126,9 @@ class Lake:
         return made
 
     def rows(self, file: DataFile) -> list[Row]:
-        """Return the file's rows with all columns of the table; a column that was not written has its default or null."""
+        """Return the file's rows with all columns of the table; a column that was not written has its default
+        or null.
+        """
         return [self._completed(row, file.written) for row in file.rows]
 
     def _completed(self, row: Row, written: frozenset[int]) -> Row:

@@ -43,7 +43,9 @@ COMPARISONS = [*COMPARED, "eq", "not-eq"]
 
 @dataclass(frozen=True)
 class Meaning:
-    """The points on which clients differ: whether -0.0 equals or is below 0.0, and whether NaN is above every number."""
+    """The points on which clients differ: whether -0.0 equals or is below 0.0, and whether NaN is above every
+    number.
+    """
 
     zeros_equal: bool = True
     nan_greatest: bool = False
@@ -269,8 +271,8 @@ def is_judged_otherwise_by_java(expression: Any, names: Names, lake: Lake) -> bo
 
     Java compares UUIDs as pairs of signed numbers. For an identity partition of a column it tests a predicate on a
     transform of the column with the untransformed partition value. It truncates a literal near the least number to a
-    number near the greatest, so that `v >= -2147483648` prunes every partition of `truncate[5](v)`. And it binds the parsed
-    text of a timestamp for a nanosecond column a second time, as if it were in microseconds.
+    number near the greatest, so that `v >= -2147483648` prunes every partition of `truncate[5](v)`. And it
+    binds the parsed text of a timestamp for a nanosecond column a second time, as if it were in microseconds.
     """
     if any(names[name].kind == "uuid" for name in columns_of(expression)):
         return True

@@ -47,7 +47,9 @@ def columns(data: bytes) -> tuple[int, list[Packed]]:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Table]:
-    """Return a folder and a table in it, shared by the tests, because writing its manifest takes most of a test's time."""
+    """Return a folder and a table in it, shared by the tests, because writing its manifest takes most of a
+    test's time.
+    """
     folder = tmp_path_factory.mktemp("damaged")
     table = Table(folder / "t")
     table.commit(1, [table.manifest("m", range(FILES))])
