@@ -98,9 +98,7 @@ async def test_listing_skips_no_file_while_files_become_covered(table: Api) -> N
 
 
 @pytest.mark.parametrize("limit", [1, 2, 100])
-async def test_files_of_branches_and_tags_are_listed_once_after_the_current_files(
-    table: Api, limit: int
-) -> None:
+async def test_files_of_branches_and_tags_are_listed_once_after_the_current_files(table: Api, limit: int) -> None:
     on_branch = [file_of(f"file:///t/b{n}.parquet", n, n) for n in range(3)]
     await append(table, "t", on_branch[:2], snapshot_id=2, parent=1, branch="work")
     await append(table, "t", on_branch[2:], snapshot_id=3, parent=2, branch="more")
@@ -157,9 +155,7 @@ async def test_finishing_a_build_is_idempotent_and_a_finished_build_accepts_no_f
     assert (await table("POST", at(build, "/finish"), {"outcome": "maybe"})).error[0] == 400
 
 
-async def test_exclusive_build_yields_to_a_live_build_of_its_index(
-    table: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_exclusive_build_yields_to_a_live_build_of_its_index(table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     async def alone(name: str = "i") -> Any:
         return await table("POST", f"{INDEXES}/{name}/builds", {"exclusive": True})
 
@@ -350,9 +346,7 @@ async def test_invented_page_token_is_rejected(table: Api, token: str) -> None:
     assert (await table("GET", at(build, "/files?limit=0"))).error[0] == 400
 
 
-async def test_abandoned_build_is_rolled_back_by_the_next(
-    table: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_abandoned_build_is_rolled_back_by_the_next(table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     silent = await begin(table)
     await register(table, silent, write(silent, "a", index_bytes(silent, FILES[:2])))
     await begin(table)
@@ -376,7 +370,10 @@ async def test_build_continues_at_another_server(table: Api, tmp_path: Path) -> 
     assert (await table("GET", at(build))).json["state"] == "completed"
 
 
-async def test_files_of_large_tables_are_counted_off_the_event_loop(table: Api, monkeypatch: pytest.MonkeyPatch)
--> None: monkeypatch.setattr("seamark.metaserver.api.indexes.index_state._IN_THREAD_FILES", 0) build = await
-begin(table) await register(table, build, write(build, "a", index_bytes(build, FILES[:2]))) assert await
-missing(table, build) == PATHS[2:]
+async def test_files_of_large_tables_are_counted_off_the_event_loop(
+    table: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("seamark.metaserver.api.indexes.index_state._IN_THREAD_FILES", 0)
+    build = await begin(table)
+    await register(table, build, write(build, "a", index_bytes(build, FILES[:2])))
+    assert await missing(table, build) == PATHS[2:]

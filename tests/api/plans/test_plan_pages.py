@@ -146,12 +146,18 @@ async def test_pages_of_an_incremental_scan_lose_no_file_when_snapshots_expire(p
         assert late.error[:2] == (404, "NoSuchPlanTaskException")
 
 
-async def test_filter_too_long_for_tokens_is_answered_in_one_page(tmp_path: Path, monkeypatch:
-pytest.MonkeyPatch) -> None: monkeypatch.setattr("seamark.metaserver.planner.scan.tokens.TOKENS_BYTES_MAX",
-2_000) async with running(tmp_path, plan_inline_limit=2, plan_page_size=4) as server: api = Api(server) await
-api.table() await append(api, "t", tens(30), snapshot_id=1) values = [n * 7919 % 10_007 for n in range(3_000)]
-long = await api("POST", f"{T}/plan", {"filter": {"type": "in", "term": "id", "values": values}}) assert "plan-
-tasks" not in long.json assert numbers(long) == list(range(30))
+async def test_filter_too_long_for_tokens_is_answered_in_one_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("seamark.metaserver.planner.scan.tokens.TOKENS_BYTES_MAX", 2_000)
+    async with running(tmp_path, plan_inline_limit=2, plan_page_size=4) as server:
+        api = Api(server)
+        await api.table()
+        await append(api, "t", tens(30), snapshot_id=1)
+        values = [n * 7919 % 10_007 for n in range(3_000)]
+        long = await api("POST", f"{T}/plan", {"filter": {"type": "in", "term": "id", "values": values}})
+        assert "plan-tasks" not in long.json
+        assert numbers(long) == list(range(30))
 
 
 JAVA = {"X-Client-Version": "Apache Iceberg 1.12.0"}
@@ -214,9 +220,7 @@ async def test_plan_tasks_of_a_client_that_filters_again_are_split_for_one_that_
         assert {task["residual-filter"]["type"] for task in tasks} == {"in"}
 
 
-async def test_plan_task_too_large_for_one_answer_is_split_again(
-    narrow: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_plan_task_too_large_for_one_answer_is_split_again(narrow: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.metaserver.planner.scan.tokens.TOKENS_BYTES_MAX", 20_000)
     whole = await narrow("POST", f"{T}/plan", {"filter": LISTED}, headers=JAVA)
     assert 2 <= len(whole.json["plan-tasks"]) < 5

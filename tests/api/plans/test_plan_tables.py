@@ -121,9 +121,12 @@ async def test_plan_answer_has_the_name_of_a_table_with_its_files(late: Late) ->
         ({"predicate": "length(data) = 3"}, list(range(30))),
     ],
 )
-async def test_plan_table_lists_the_files_that_the_plan_keeps(late: Late, body: dict[str, Any], kept: list[int])
--> None: made = await late.plan(**body) assert (made["files"], made["considered-files"]) == (len(kept), 30)
-assert await late.held(made["name"]) == kept
+async def test_plan_table_lists_the_files_that_the_plan_keeps(
+    late: Late, body: dict[str, Any], kept: list[int]
+) -> None:
+    made = await late.plan(**body)
+    assert (made["files"], made["considered-files"]) == (len(kept), 30)
+    assert await late.held(made["name"]) == kept
 
 
 async def test_no_plan_table_is_made_for_a_reader_with_an_older_schema(late: Late) -> None:
@@ -280,9 +283,7 @@ async def test_lease_has_the_requested_length_up_to_the_limit(late: Late) -> Non
         assert abs(made["expires-at-ms"] - late.clock.now_ms() - granted * 1000) < 1000
 
 
-async def test_requested_plan_is_renewed_after_half_of_its_lease(
-    late: Late, tmp_path: Path
-) -> None:
+async def test_requested_plan_is_renewed_after_half_of_its_lease(late: Late, tmp_path: Path) -> None:
     made = await late.plan(predicate="id = 5")
     files = plans(tmp_path)
     late.clock.ahead_ms += LEASE_S * 400

@@ -443,9 +443,7 @@ async def test_cached_answer_is_refused_after_the_grant_was_revoked(tmp_path: Pa
         assert (await api("POST", f"{T}/plan", {})).error[:2] == (401, "NotAuthorizedException")
 
 
-async def test_large_answer_is_written_in_pieces_with_its_length(
-    planned: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_large_answer_is_written_in_pieces_with_its_length(planned: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = await planned("POST", f"{T}/plan", {})
     packed = await planned("POST", f"{T}/plan", {}, headers={"Accept-Encoding": "gzip"})
     monkeypatch.setattr(pieces, "BODY_BYTES_MAX", 100)
@@ -510,13 +508,21 @@ async def test_change_of_planning_mode_is_not_hidden_by_client_caches(tmp_path: 
 
 
 @pytest.mark.parametrize(("setting", "told"), [("auto", True), ("server", True), ("client", False)])
-async def test_pyiceberg_learns_the_planning_mode_from_the_catalog_configuration(tmp_path: Path, setting: str,
-told: bool) -> None: async with running(tmp_path, scan_planning_mode=setting) as server: api = Api(server)
-config = (await api("GET", "/v1/config", headers=PYICEBERG)).json assert config["defaults"] == ({"scan-planning-
-mode": "server"} if told else {}) assert (await api("GET", "/v1/config")).json["defaults"] == {}
+async def test_pyiceberg_learns_the_planning_mode_from_the_catalog_configuration(
+    tmp_path: Path, setting: str, told: bool
+) -> None:
+    async with running(tmp_path, scan_planning_mode=setting) as server:
+        api = Api(server)
+        config = (await api("GET", "/v1/config", headers=PYICEBERG)).json
+        assert config["defaults"] == ({"scan-planning-mode": "server"} if told else {})
+        assert (await api("GET", "/v1/config")).json["defaults"] == {}
 
 
-async def test_error_names_the_broken_manifest(api: Api) -> None: location = (await
-api.table())["metadata"]["location"] await append(api, "t", tens(3), snapshot_id=1) broken =
-Path(location.removeprefix("file://")) / "metadata" / "1-0.avro" broken.write_bytes(broken.read_bytes()[:-40])
-answer = await api("POST", f"{T}/plan", {}) assert answer.status == 500 assert "1-0.avro" in answer.error[2]
+async def test_error_names_the_broken_manifest(api: Api) -> None:
+    location = (await api.table())["metadata"]["location"]
+    await append(api, "t", tens(3), snapshot_id=1)
+    broken = Path(location.removeprefix("file://")) / "metadata" / "1-0.avro"
+    broken.write_bytes(broken.read_bytes()[:-40])
+    answer = await api("POST", f"{T}/plan", {})
+    assert answer.status == 500
+    assert "1-0.avro" in answer.error[2]
