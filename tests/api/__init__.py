@@ -1,1 +1,1 @@
-"""The Iceberg REST routes over a real store and real files, held against the specification."""
+"""Tests of the Iceberg REST routes with a real store and real files, compared with the specification."""

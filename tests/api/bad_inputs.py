@@ -1,8 +1,8 @@
-"""Inputs that no client should send, and what each is answered. `docs/reference/bad-inputs.md` is made of this table:
+"""Invalid inputs and their answers. `docs/reference/bad-inputs.md` is generated from this table:
 
     python -m tests.api.bad_inputs
 
-writes it from the answers of a real server; a test compares the two. The inputs are in `tests/api/inputs/`.
+writes it from the answers of a real server, and a test compares the two. The inputs are in `tests/api/inputs/`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BAD_INPUTS = tuple(bad for group in _GROUPS for bad in group())
 
 @dataclass(frozen=True)
 class Prepared:
-    """A server with the table `db.t` and the view `db.v`, and what bodies may refer to."""
+    """A server with the table `db.t` and the view `db.v`, and the values that bodies may refer to."""
 
     api: Api
     stands_for: dict[str, str]
@@ -89,13 +89,13 @@ def _stable(message: str, warehouse: str) -> str:
     message = re.sub(r"\.[0-9a-f]{40}\.metadata", ".<digest>.metadata", message)
     message = re.sub(r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}", "<uuid>", message)
     message = re.sub(r"\b1[789]\d{11}\b", "<time>", message)
-    message = re.sub(r"has 5\d{3} characters", "has 5… characters", message)  # the warehouse's own path is among them
+    message = re.sub(r"has 5\d{3} characters", "has 5… characters", message)  # They include the warehouse's own path.
     message = message.encode("unicode_escape").decode() if any(ch < " " for ch in message) else message
     return message if len(message) <= 240 else message[:237] + "…"
 
 
 async def ask(home: Path) -> tuple[list[tuple[BadInput, Answer]], str]:
-    """Return the answers to all of the table, from one server, and its warehouse."""
+    """Return the answers of one server to all inputs of the table, and its warehouse."""
     async with running(home, body_limit_bytes=BODY_LIMIT_BYTES) as server:
         prepared = await prepare(Api(server))
         answers = [(bad, await prepared.send(bad)) for bad in BAD_INPUTS]

@@ -1,4 +1,4 @@
-"""Requests as they go over the wire: paths are sent as written, bodies are JSON or raw bytes."""
+"""Requests as they are sent: paths unchanged, bodies as JSON or raw bytes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Answer:
 
     @property
     def error(self) -> tuple[int, str, str]:
-        """(code, type, message) of an error in the standard's shape."""
+        """Return (code, type, message) of an error in the standard's form."""
         body = self.json
         assert set(body) == {"error"}
         assert body["error"]["code"] == self.status
@@ -89,7 +89,7 @@ class Api:
         headers: Mapping[str, str] | None = None,
         key: str | None = None,
     ) -> Answer:
-        """`body` is sent as JSON, bytes as they are.
+        """Send a request. `body` is sent as JSON, or unchanged if it is bytes.
 
         `key` is an Idempotency-Key.
         """
@@ -101,7 +101,7 @@ class Api:
             sent.setdefault("Content-Type", "application/json")
         sent.setdefault("Accept-Encoding", "identity")
         url = URL(self.server.url + path, encoded=True)
-        # aiohttp warns of more than 1 MiB in one piece.
+        # aiohttp warns about a body of more than 1 MiB in one piece.
         pieces = data if data is None or len(data) < 1 << 20 else BytesIO(data)
         async with self.server.http.request(
             method, url, data=pieces, headers=sent, timeout=aiohttp.ClientTimeout(30)
@@ -109,7 +109,7 @@ class Api:
             return Answer(answer.status, answer.headers, await answer.read())
 
     async def table(self, name: str = "t", **more: Any) -> Any:
-        """Create `db.<name>`; its LoadTableResult."""
+        """Create `db.<name>`, and return its LoadTableResult."""
         answer = await self("POST", "/v1/namespaces/db/tables", {"name": name, "schema": SCHEMA, **more})
         assert answer.status == 200, answer.raw
         return answer.json

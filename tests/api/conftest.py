@@ -1,4 +1,4 @@
-"""A server for each test, and one way to talk to it."""
+"""A server for each test, and a client for it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
 
 @pytest.fixture
 async def planned(api: Api) -> Api:
-    """`db.t` with 30 files in 3 manifests."""
+    """Return the API of a server where `db.t` has 30 files in 3 manifests."""
     await api.table()
     await append(api, "t", tens(30), snapshot_id=1, manifests=3)
     return api

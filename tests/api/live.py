@@ -1,5 +1,7 @@
-"""Tables of real files, of any schema, whose snapshots are committed over HTTP: two manifests each, of all live data
-files and of all live delete files."""
+"""Tables of real files with any schema, whose snapshots are committed over HTTP.
+
+Each snapshot has two manifests: one of all live data files and one of all live delete files.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ STYLE = Style(shuffled=False, sparse=False, codec="deflate", old_names=False, su
 
 @dataclass
 class Snapshot:
-    """Live files of each kind, with their sequence numbers within."""
+    """The live files of each content, with their sequence numbers."""
 
     id: int
     data: list[DataFile]
@@ -36,9 +38,9 @@ class Snapshot:
 
 @dataclass(kw_only=True)
 class LiveTable:
-    """Of namespace `db`.
+    """A table in the namespace `db`.
 
-    `schema` is the current one, in JSON.
+    `schema` is the current schema in JSON.
     """
 
     api: Api
@@ -79,14 +81,16 @@ class LiveTable:
         return self.snapshots[-1].data if self.snapshots else []
 
     def path(self, ending: str) -> Path:
-        """Of the next file."""
+        """Return the path of the next file."""
         self.made += 1
         return self.folder / "data" / f"{self.made:05d}{ending}"
 
     async def commit(
         self, data: Sequence[DataFile] = (), deletes: Sequence[DeleteFile] = (), removed: Iterable[str] = ()
     ) -> Snapshot:
-        """Return a snapshot of the last one's files without those removed, and these."""
+        """Commit the files of the last snapshot without `removed` and with the new files, and return the new
+        snapshot.
+        """
         loaded = (await self.api("GET", f"/v1/namespaces/db/tables/{self.name}")).json["metadata"]
         sequence, snapshot_id = loaded["last-sequence-number"] + 1, len(self.snapshots) + 1
         before = self.snapshots[-1] if self.snapshots else Snapshot(0, [], [])

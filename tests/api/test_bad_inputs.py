@@ -1,4 +1,6 @@
-"""Every input of the table is refused with the code and type that it says, and changes nothing. The page agrees."""
+"""Tests that every input of the table is rejected with its code and type and changes nothing, and that the
+page agrees.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from tests.api.client import Api
 from tests.server.rig import running
 
 
-async def test_each_is_refused_as_the_table_says_and_the_reference_page_agrees(tmp_path: Path) -> None:
+async def test_inputs_are_rejected_as_the_table_and_the_reference_page_say(tmp_path: Path) -> None:
     answers, warehouse = await ask(tmp_path)
     wrong = [
         (bad.group, bad.what, answer.status, answer.raw[:300])
@@ -22,7 +24,7 @@ async def test_each_is_refused_as_the_table_says_and_the_reference_page_agrees(t
     assert PAGE.read_text() == page(answers, warehouse), "run python -m tests.api.bad_inputs"
 
 
-async def test_none_of_them_leaves_a_trace(tmp_path: Path) -> None:
+async def test_rejected_inputs_leave_no_trace(tmp_path: Path) -> None:
     async with running(tmp_path, body_limit_bytes=BODY_LIMIT_BYTES) as server:
         prepared = await prepare(Api(server))
         store = server.components.store
@@ -40,13 +42,13 @@ async def test_none_of_them_leaves_a_trace(tmp_path: Path) -> None:
         assert await state() == before
 
 
-async def test_no_refusal_shows_what_belongs_to_the_server(tmp_path: Path) -> None:
+async def test_errors_reveal_nothing_about_the_server(tmp_path: Path) -> None:
     answers, _ = await ask(tmp_path)
     for bad, answer in answers:
         for secret in (b"Traceback", b".py", b"sqlite", b"SELECT ", b"secret"):
             assert secret not in answer.raw, (bad.what, secret)
 
 
-def test_no_case_is_there_twice() -> None:
+def test_no_case_is_duplicated() -> None:
     names = [(bad.group, bad.what) for bad in BAD_INPUTS]
     assert len(set(names)) == len(names)

@@ -1,4 +1,4 @@
-"""POST …/commit over a real server, read back by PyIceberg."""
+"""Tests of POST …/commit on a real server, read with PyIceberg."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["house"]
 
 
 async def read(api: Api, name: str = "t", **options: Any) -> list[Row]:
-    """Return what PyIceberg sees, in order."""
+    """Return the rows that PyIceberg reads, in order."""
 
     def scan() -> list[Row]:
         with catalog_at(api.server.url) as catalog:
@@ -40,7 +40,7 @@ def in_order(rows: list[Row]) -> list[Row]:
     return sorted(rows, key=repr)
 
 
-async def test_an_append_to_an_empty_table_is_read_by_pyiceberg(api: Api) -> None:
+async def test_append_to_an_empty_table_is_read_by_pyiceberg(api: Api) -> None:
     lake = await Lake.create(api)
     rows = [(1, 0, "a"), (2, 0, None), (None, 1, "c")]
     answer = await lake.append(rows)
@@ -53,7 +53,7 @@ async def test_an_append_to_an_empty_table_is_read_by_pyiceberg(api: Api) -> Non
     assert metadata["refs"]["main"] == {"type": "branch", "snapshot-id": answer["snapshot-id"]}
 
 
-async def test_appends_follow_each_other_on_a_partitioned_table(api: Api) -> None:
+async def test_appends_accumulate_in_a_partitioned_table(api: Api) -> None:
     lake = await Lake.create(api, spec=BY_PART)
     first = await lake.append([(1, 0, "a")], [(2, 1, "b")])
     second = await lake.append([(3, 0, "c")])
@@ -64,7 +64,7 @@ async def test_appends_follow_each_other_on_a_partitioned_table(api: Api) -> Non
     assert await read(api, row_filter="part = 0") == [(1, 0, "a"), (3, 0, "c")]
 
 
-async def test_a_repeat_with_its_idempotency_key_gets_the_first_answer(api: Api) -> None:
+async def test_repeat_with_its_idempotency_key_gets_the_first_answer(api: Api) -> None:
     lake = await Lake.create(api)
     body, key = {"add": [lake.data([(1, 0, "a")])]}, new_key()
     first = await lake.commit(body, key=key)
@@ -77,7 +77,7 @@ async def test_a_repeat_with_its_idempotency_key_gets_the_first_answer(api: Api)
 
 
 async def seen(lake: Lake, branch: str = "main") -> list[Row]:
-    """Return what the specification says a reader sees; and that the snapshot is sound."""
+    """Return the rows that a reader sees by the specification, and check that the snapshot is valid."""
     metadata = await lake.metadata()
     snapshot_id = metadata["refs"][branch]["snapshot-id"]
     check(metadata, snapshot_id)
@@ -106,7 +106,7 @@ async def test_files_are_removed_by_name_and_replaced_by_others(api: Api, versio
     assert again.error[:2] == (409, "CommitFailedException")
 
 
-async def test_position_deletes_take_rows(api: Api) -> None:
+async def test_position_deletes_remove_rows(api: Api) -> None:
     lake = await Lake.create(api, spec=BY_PART)
     one, two = lake.data([(1, 0, "a"), (2, 0, "b")]), lake.data([(3, 0, "c"), (4, 0, "d")])
     first = await lake.commit({"add": [one, two]})
@@ -122,7 +122,7 @@ async def test_position_deletes_take_rows(api: Api) -> None:
     assert paths == {one["file-path"], both["file-path"]}, "deletes of a file alone go with it"
 
 
-async def test_equality_deletes_take_what_came_before_them(api: Api) -> None:
+async def test_equality_deletes_remove_earlier_rows(api: Api) -> None:
     lake = await Lake.create(api)
     await lake.append([(1, 0, "a"), (2, 0, "b")])
     upsert = {"add": [lake.equality_deletes([1, 3]), lake.data([(1, 0, "A"), (3, 0, "C")])]}
@@ -131,7 +131,7 @@ async def test_equality_deletes_take_what_came_before_them(api: Api) -> None:
     assert await seen(lake) == [(1, 0, "A"), (2, 0, "b"), (3, 0, "C")]
 
 
-async def test_a_deletion_vector_takes_the_place_of_another(api: Api) -> None:
+async def test_deletion_vector_replaces_another(api: Api) -> None:
     lake = await Lake.create(api, version=3, spec=BY_PART)
     one, two = lake.data([(1, 0, "a"), (2, 0, "b"), (3, 0, "c")]), lake.data([(4, 0, "d")])
     first = await lake.commit({"add": [one, two]})
@@ -151,7 +151,7 @@ async def test_a_deletion_vector_takes_the_place_of_another(api: Api) -> None:
     assert await seen(lake) == []
 
 
-async def test_partitions_that_are_written_are_replaced(api: Api) -> None:
+async def test_written_partitions_are_replaced(api: Api) -> None:
     lake = await Lake.create(api, spec=BY_PART)
     await lake.append([(1, 0, "a")], [(2, 0, "b")], [(3, 1, "c")], [(4, None, "d")])
     answer = await lake.commit({"add": [lake.data([(9, 0, "z")])], "replace": {"partitions": "written"}})
@@ -162,7 +162,7 @@ async def test_partitions_that_are_written_are_replaced(api: Api) -> None:
     assert await seen(lake) == sorted([(9, 0, "z"), (3, 1, "c"), (5, None, "e")], key=repr)
 
 
-async def test_files_that_match_a_filter_are_replaced_and_half_matches_are_refused(api: Api) -> None:
+async def test_files_that_match_a_filter_are_replaced_and_partial_matches_are_rejected(api: Api) -> None:
     lake = await Lake.create(api)
     await lake.append([(1, 0, "a"), (5, 0, "b")], [(6, 0, "c")], [(None, 0, "d")])
     below = {"type": "lt-eq", "term": "id", "value": 5}
@@ -177,7 +177,7 @@ async def test_files_that_match_a_filter_are_replaced_and_half_matches_are_refus
     assert await seen(lake) == []
 
 
-async def test_a_branch_is_committed_to_and_main_stays(api: Api) -> None:
+async def test_commit_to_a_branch_leaves_main_unchanged(api: Api) -> None:
     lake = await Lake.create(api)
     first = await lake.append([(1, 0, "a")])
     ref = {"action": "set-snapshot-ref", "ref-name": "dev", "type": "branch", "snapshot-id": first["snapshot-id"]}
@@ -193,7 +193,7 @@ async def test_a_branch_is_committed_to_and_main_stays(api: Api) -> None:
     assert gone.error[:2] == (409, "CommitFailedException")
 
 
-async def test_version_1_takes_appends(api: Api) -> None:
+async def test_version_1_accepts_appends(api: Api) -> None:
     lake = await Lake.create(api, version=1)
     await lake.append([(1, 0, "a")])
     await lake.append([(2, 0, "b")])
@@ -218,7 +218,7 @@ async def test_small_manifests_are_merged(api: Api) -> None:
         assert [row[0] for row in rows(listed)] == list(range(9))
 
 
-async def test_a_file_that_is_live_already_is_not_added_twice(api: Api) -> None:
+async def test_live_file_is_not_added_twice(api: Api) -> None:
     lake = await Lake.create(api)
     body = {"add": [lake.data([(1, 0, "a")])]}
     await lake.commit(body)
@@ -228,7 +228,7 @@ async def test_a_file_that_is_live_already_is_not_added_twice(api: Api) -> None:
 
 
 async def _index_file(api: Api, lake: Lake, data: dict[str, Any], **other: Any) -> dict[str, Any]:
-    """Of the index `i` for one data file, in the table's folder of index files."""
+    """Return the registration of an index file of the index `i` for one data file, in the table's index folder."""
     metadata = await lake.metadata()
     definition = (await define(api))["definition-id"]
     build = {
@@ -243,7 +243,7 @@ async def _index_file(api: Api, lake: Lake, data: dict[str, Any], **other: Any) 
     return write(build, f"{count}.puffin", index_bytes(build, [file], **other))
 
 
-async def test_a_file_that_is_none_is_named_by_its_number(api: Api) -> None:
+async def test_error_names_an_invalid_file_by_its_number(api: Api) -> None:
     await api.table()
     sound = {"content": "data", "spec-id": 0, "file-path": "x", "file-format": "parquet", "partition": []}
     first = json.dumps(sound | {"file-size-in-bytes": 1, "record-count": 1, "file-path": await _place(api)}).encode()
@@ -263,7 +263,7 @@ async def test_a_file_that_is_none_is_named_by_its_number(api: Api) -> None:
 
 
 def test_files_to_add_are_not_decoded_with_the_body() -> None:
-    """All at once, in one call that holds the interpreter, they would stop the server for seconds."""
+    """Decoded in one call that holds the interpreter, they would stop the server for seconds."""
     body = decode_as(b'{"add": [{"file-path": "a"}, {"file-path": "b"}]}', ChangeBody, "The body")
     assert [type(one) for one in body.add] == [msgspec.Raw, msgspec.Raw]
 
@@ -288,7 +288,7 @@ async def test_index_files_are_registered_with_the_snapshot_and_not_before(api: 
     assert (await shown(api))["files"] == 1
 
 
-async def test_an_index_file_that_is_not_the_tables_is_refused(api: Api) -> None:
+async def test_index_file_of_another_table_is_rejected(api: Api) -> None:
     lake = await Lake.create(api)
     data = lake.data([(1, 0, "a")])
     foreign = await _index_file(api, lake, data, table_uuid="00000000-0000-4000-8000-000000000000")
@@ -303,8 +303,8 @@ async def test_an_index_file_that_is_not_the_tables_is_refused(api: Api) -> None
     assert (await lake.metadata()).get("current-snapshot-id") in (None, -1)
 
 
-async def test_who_may_write_in_a_namespace_adds_files_of_its_tables_alone(house: House) -> None:
-    """Else a writer could read, and delete, another table's files by way of an own one."""
+async def test_writer_of_a_namespace_adds_only_files_of_its_tables(house: House) -> None:
+    """Otherwise a writer could read and delete another table's files through its own table."""
 
     async def location(namespace: str) -> str:
         loaded = await house("root", "GET", f"/v1/namespaces/{namespace}/tables/t")
@@ -326,7 +326,7 @@ async def test_who_may_write_in_a_namespace_adds_files_of_its_tables_alone(house
     assert await send("root", "db", other) == (200, "")
 
 
-async def test_a_change_for_a_table_that_was_dropped_and_made_anew_is_refused(api: Api) -> None:
+async def test_change_for_a_table_that_was_dropped_and_recreated_is_rejected(api: Api) -> None:
     lake = await Lake.create(api)
     uuid = (await lake.append([(1, 0, "a")]))["table-uuid"]
     body = {"add": [lake.data([(2, 0, "b")])], "table-uuid": uuid}
@@ -334,13 +334,13 @@ async def test_a_change_for_a_table_that_was_dropped_and_made_anew_is_refused(ap
     assert (await lake.send(body)).error[:2] == (404, "NoSuchTableException")
     again = await Lake.create(api)
     assert (await again.send(body)).error[:2] == (409, "CommitFailedException")
-    # Its index files lie in the folder of the other, which is no mistake of the client's.
+    # Its index files are in the folder of the other table, which is not the client's mistake.
     index_file = {"location": f"file://{lake.folder}/_seamark/index/w/x.puffin", "size-in-bytes": 10}
     assert (await again.send({**body, "index-files": [index_file]})).error[:2] == (409, "CommitFailedException")
     assert (await again.commit({**body, "table-uuid": None}))["table-uuid"] != uuid
 
 
-async def test_what_writers_say_is_in_the_summary_and_on_the_timeline(api: Api) -> None:
+async def test_properties_of_writers_are_in_the_summary_and_on_the_timeline(api: Api) -> None:
     lake = await Lake.create(api)
     summary = {"engine-name": "spark", "spark.app.id": "local-1"}
     answer = await lake.append([(1, 0, "a")], summary=summary)
@@ -351,7 +351,7 @@ async def test_what_writers_say_is_in_the_summary_and_on_the_timeline(api: Api) 
     assert instants[1]["summary"]["added-records"] == "1"
 
 
-async def test_many_files_go_into_several_manifests(api: Api) -> None:
+async def test_many_files_are_split_into_several_manifests(api: Api) -> None:
     lake = await Lake.create(api, **{"commit.manifest.target-size-bytes": "6000"})
     one = lake.data([(1, 0, "a")])
     files = [{**one, "file-path": f"{one['file-path']}-{number}"} for number in range(2000)]
@@ -370,7 +370,7 @@ async def test_many_files_go_into_several_manifests(api: Api) -> None:
 
 
 async def _evolve(api: Api, lake: Lake, *fields: dict[str, Any]) -> int:
-    """Return a new default spec; its id."""
+    """Add a new default spec, and return its id."""
     updates = [
         {"action": "add-spec", "spec": {"spec-id": 0, "fields": list(fields)}},
         {"action": "set-default-spec", "spec-id": -1},
@@ -385,8 +385,8 @@ def _in(file: dict[str, Any], spec_id: int, *values: Any) -> dict[str, Any]:
     return {**file, "spec-id": spec_id, "partition": list(values)}
 
 
-async def test_while_buckets_are_doubled_writers_of_others_go_on(api: Api) -> None:
-    """A file of bucket 3 of 8 can hold rows of 3 and 11 of 16, and of no other."""
+async def test_writers_of_other_buckets_continue_while_buckets_are_doubled(api: Api) -> None:
+    """A file of bucket 3 of 8 can have rows of buckets 3 and 11 of 16, and of no other."""
     bucket = {"name": "b", "transform": "bucket[8]", "source-id": 1}
     lake = await Lake.create(api, spec=[bucket])
     lake.spec = ()
@@ -408,7 +408,7 @@ async def test_while_buckets_are_doubled_writers_of_others_go_on(api: Api) -> No
     check(await lake.metadata())
 
 
-async def test_a_table_upgraded_to_version_3_gets_row_ids(api: Api) -> None:
+async def test_table_upgraded_to_version_3_gets_row_ids(api: Api) -> None:
     lake = await Lake.create(api, version=2)
     one = lake.data([(1, 0, "a"), (2, 0, "b")])
     await lake.commit({"add": [one]})
@@ -427,7 +427,7 @@ async def test_a_table_upgraded_to_version_3_gets_row_ids(api: Api) -> None:
     assert await seen(lake) == [(3, 0, "c")]
 
 
-async def test_what_was_read_must_be_an_ancestor_that_is_known(api: Api) -> None:
+async def test_snapshot_that_was_read_must_be_a_known_ancestor(api: Api) -> None:
     lake = await Lake.create(api)
     ids = [(await lake.append([(n, 0, "a")]))["snapshot-id"] for n in range(4)]
     expire = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": ids[:2]}]}
@@ -440,7 +440,7 @@ async def test_what_was_read_must_be_an_ancestor_that_is_known(api: Api) -> None
     assert (await lake.send({"add": [lake.data([(5, 0, "y")])], "read-snapshot-id": 12345})).status == 200
 
 
-async def test_more_snapshots_than_are_looked_at_are_a_conflict(tmp_path: Path) -> None:
+async def test_too_many_intermediate_snapshots_are_a_conflict(tmp_path: Path) -> None:
     async with running(tmp_path, commit_history_limit=2) as server:
         lake = await Lake.create(Api(server))
         ids = [(await lake.append([(n, 0, "a")]))["snapshot-id"] for n in range(4)]
@@ -454,7 +454,7 @@ async def test_more_snapshots_than_are_looked_at_are_a_conflict(tmp_path: Path) 
         assert collisions == 1
 
 
-async def test_a_manifest_that_is_gone_is_named_and_nothing_is_changed(api: Api) -> None:
+async def test_missing_manifest_is_named_and_nothing_is_changed(api: Api) -> None:
     lake = await Lake.create(api)
     first = lake.data([(1, 0, "a")])
     head = await lake.commit({"add": [first]})
@@ -477,7 +477,7 @@ async def test_a_manifest_that_is_gone_is_named_and_nothing_is_changed(api: Api)
         await lake.append([(2, 0, "b")])
 
 
-async def test_of_two_deletion_vectors_for_one_file_the_second_is_refused(api: Api) -> None:
+async def test_second_deletion_vector_for_a_file_is_rejected(api: Api) -> None:
     lake = await Lake.create(api, version=3)
     one, two = lake.data([(1, 0, "a"), (2, 0, "b")]), lake.data([(3, 0, "c"), (4, 0, "d")])
     head = await lake.commit({"add": [one, two]})
@@ -489,7 +489,7 @@ async def test_of_two_deletion_vectors_for_one_file_the_second_is_refused(api: A
     assert await seen(lake) == [(2, 0, "b"), (4, 0, "d")]
 
 
-async def test_a_question_for_a_repeat_alone_is_answered_and_never_committed(api: Api) -> None:
+async def test_request_that_only_asks_for_a_repeat_never_commits(api: Api) -> None:
     lake = await Lake.create(api)
     body = {"add": [lake.data([(1, 0, "a")])], "producer": {"id": "job", "sequence": 7}}
     asked = {"producer": body["producer"], "repeats-only": True}

@@ -1,4 +1,4 @@
-"""The dispatcher refuses declarations and handlers that would skip the check of rights."""
+"""Tests that the dispatcher rejects declarations and handlers that would skip the check of rights."""
 
 from __future__ import annotations
 
@@ -45,24 +45,24 @@ def _endpoint(check: Check, allowed: tuple[str, ...] | None) -> Endpoint:
     return handler
 
 
-def test_a_body_with_a_check_that_only_the_handler_makes_is_refused() -> None:
+def test_body_that_only_the_handler_checks_is_rejected() -> None:
     with pytest.raises(TypeError, match="addGrant has a body"):
         _route(Check.HANDLER).takes(_Body)
 
 
-async def test_a_handler_without_a_check_gives_no_answer() -> None:
+async def test_handler_without_a_check_gives_no_answer() -> None:
     with pytest.raises(RuntimeError, match="addGrant did not check"):
         await _endpoint(Check.HANDLER, None).handle(_request(Grant("p", "admin")))
 
 
-async def test_a_handler_checks_the_namespace_that_it_names() -> None:
+async def test_handler_checks_the_namespace_that_it_names() -> None:
     endpoint, request = _endpoint(Check.HANDLER, ("a",)), _request(Grant("p", "admin", ("a",)))
     assert (await endpoint.handle(request)).status == 204
     with pytest.raises(Forbidden, match="addGrant"):
         await _endpoint(Check.HANDLER, ("b",)).handle(request)
 
 
-async def test_the_right_on_the_catalog_is_checked_before_the_handler() -> None:
+async def test_right_on_the_catalog_is_checked_before_the_handler() -> None:
     with pytest.raises(Forbidden, match="addGrant"):
         await _endpoint(Check.CATALOG, None).handle(_request(Grant("p", "admin", ("a",))))
     assert (await _endpoint(Check.CATALOG, None).handle(_request(Grant("p", "admin")))).status == 204

@@ -1,8 +1,9 @@
-"""Requests made up from the specifications, valid and broken: none gets a 5xx, refusals have the standard's shape, and
-what succeeds answers as the Iceberg REST specification says.
+"""Random requests from the specifications, valid and broken.
 
-A server process of its own is asked, so that a crash would show. Half of the requests are aimed at a namespace, a table
-and a view that exist, since made-up names end at a 404. A failure prints the request and the seed to run it again.
+No request gets a 5xx, errors have the standard's form, and successful answers follow the Iceberg REST specification.
+The tests send requests to a separate server process, so that a crash would show. Half of the requests use a namespace,
+a table and a view that exist, because invented names end with a 404. A failure prints the request and the seed to run
+it again.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ _AIMS = {"namespace": "db", "table": "t", "view": "v", "function": "f"}
 
 
 def _standard() -> dict[str, Any]:
-    """Return the specification with our server's paths: no prefix.
+    """Return the specification with our server's paths, which have no prefix.
 
-    It requires a plan id of every completed plan, and says of one that the service holds state for it. Ours holds none,
-    and Java's client would send a DELETE for each.
+    The specification requires a plan id in every completed plan, and says that the service holds state for it.
+    Our server holds none, and Java's client would send a DELETE for each id.
     """
     spec = copy.deepcopy(document())
     paths = {}
@@ -64,7 +65,7 @@ OURS = _operations(decode_json(openapi_document().encode(), "our document"))
 
 
 class Target:
-    """A server that is filled again whenever a lucky example emptied it."""
+    """A server that is filled again whenever an example has emptied it."""
 
     def __init__(self, server: Seamark) -> None:
         self.server = server
@@ -83,8 +84,8 @@ class Target:
         try:
             response = case.call(base_url=self.server.base_url, session=self.http, timeout=60)
         except (requests.exceptions.InvalidHeader, requests.exceptions.InvalidURL, UnicodeEncodeError):
-            return  # nothing that HTTP could carry
-        # Of errors the specification says two things; ours are held to the one that its clients parse.
+            return  # HTTP cannot carry these.
+        # The specification describes errors in two ways; ours follow the form that its clients parse.
         conform = conform and response.status_code < 400
         checks = [not_a_server_error, *([response_schema_conformance] if conform else [])]
         case.validate_response(response, checks=checks)
@@ -94,13 +95,13 @@ class Target:
             if isinstance(error, dict):
                 assert set(error) == {"message", "type", "code", "stack"}
                 assert error["code"] == response.status_code
-            else:  # RFC 6749 has its own shape for the token endpoint
+            else:  # RFC 6749 has its own error form for the token endpoint.
                 assert case.path == "/v1/oauth/tokens"
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    # Long-polls would be held open for a minute; drops leave nothing behind that a later example could trip over.
+    # Long polls would stay open for a minute; drops leave nothing that could break a later example.
     env = {"SEAMARK_WATCH_TIMEOUT_S": "0.05", "SEAMARK_BODY_LIMIT_BYTES": "1000000"}
     with Seamark(tmp_path_factory.mktemp("fuzz") / "home", env=env) as server:
         target = Target(server)
@@ -148,12 +149,14 @@ def test_no_request_to_our_own_routes_gets_a_server_error(operation: Any, target
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("operation", STANDARD)
-def test_long_campaign_on_the_standard_routes(operation: Any, target: Target) -> None:
+def test_no_request_to_the_standard_routes_gets_a_server_error_in_a_long_campaign(
+    operation: Any, target: Target
+) -> None:
     _campaign(operation, target, EXAMPLES_LONG, conform=True)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("operation", OURS)
-def test_long_campaign_on_our_own_routes(operation: Any, target: Target) -> None:
+def test_no_request_to_our_own_routes_gets_a_server_error_in_a_long_campaign(operation: Any, target: Target) -> None:
     _campaign(operation, target, EXAMPLES_LONG, conform=False)

@@ -1,6 +1,7 @@
-"""Commits of updates that are well formed one by one and mostly nonsense together: ids that collide or do not exist,
-types that cannot change, references to what was just removed. Each is committed or refused, never a 5xx; and whatever
-was committed, the table can be loaded and Iceberg's Python reader understands its metadata.
+"""Random commits of updates that are valid one by one and mostly invalid together.
+
+Ids collide or do not exist, types cannot change, references name what was just removed. Each commit succeeds or is
+rejected, never with a 5xx. Afterwards the table can be loaded, and PyIceberg reads its metadata.
 """
 
 from __future__ import annotations
@@ -238,7 +239,7 @@ def _campaign(server: Seamark, examples: int) -> None:
 
 
 def _check_readable(metadata: dict[str, Any]) -> None:
-    """PyIceberg parses it, where it knows the types and encodings at all."""
+    """Check that PyIceberg parses the metadata, unless it lacks support for its types and encodings."""
     text = str(metadata)
     if any(word in text for word in ("variant", "geometry", "geography", "'new'")):
         return
@@ -251,5 +252,5 @@ def test_no_commit_breaks_the_server_or_the_table(server: Seamark) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_long_campaign_of_commits(server: Seamark) -> None:
+def test_no_commit_breaks_the_server_or_the_table_in_a_long_campaign(server: Seamark) -> None:
     _campaign(server, EXAMPLES_LONG)

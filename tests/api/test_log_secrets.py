@@ -1,4 +1,4 @@
-"""What the log tells of an error is where it happened, never what the variables held."""
+"""Tests that a logged error shows where it happened, and never the values of variables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 
 @pytest.mark.parametrize("log_format", ["console", "json"])
-def test_a_logged_error_shows_its_place_and_no_variable(log_format: str) -> None:
+def test_logged_error_shows_its_place_and_no_variable(log_format: str) -> None:
     program = dedent(
         f"""
         import structlog

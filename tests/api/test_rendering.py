@@ -1,4 +1,4 @@
-"""Answers with metadata: ETags, 304, refs or all snapshots, compression."""
+"""Tests of answers with metadata: ETags, 304, refs or all snapshots, compression."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.server.rig import running
 TABLE = "/v1/namespaces/db/tables/t"
 
 
-async def test_create_load_and_commit_answer_the_same_etag_for_the_same_state(api: Api) -> None:
+async def test_create_load_and_commit_return_the_same_etag_for_the_same_state(api: Api) -> None:
     created = await api("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})
     loaded = await api("GET", TABLE)
     assert created.headers["ETag"] == loaded.headers["ETag"]
@@ -23,7 +23,7 @@ async def test_create_load_and_commit_answer_the_same_etag_for_the_same_state(ap
     assert committed.headers["ETag"] == (await api("GET", TABLE)).headers["ETag"]
 
 
-async def test_an_answer_that_the_client_has_is_not_sent_again(api: Api) -> None:
+async def test_answer_that_the_client_has_is_not_sent_again(api: Api) -> None:
     await api.table()
     etag = (await api("GET", TABLE)).headers["ETag"]
     for given in (etag, etag.removeprefix("W/"), f'"other", {etag}', "*"):
@@ -33,7 +33,7 @@ async def test_an_answer_that_the_client_has_is_not_sent_again(api: Api) -> None
     assert (await api("GET", TABLE, headers={"If-None-Match": etag})).status == 200
 
 
-async def test_all_and_refs_have_etags_of_their_own(api: Api) -> None:
+async def test_snapshots_all_and_refs_have_separate_etags(api: Api) -> None:
     await api.table()
     every, refs = [await api("GET", f"{TABLE}?snapshots={mode}") for mode in ("all", "refs")]
     assert every.headers["ETag"] != refs.headers["ETag"]
@@ -42,7 +42,7 @@ async def test_all_and_refs_have_etags_of_their_own(api: Api) -> None:
     assert crossed.status == 200
 
 
-async def test_refs_leaves_out_the_snapshots_that_nothing_names(api: Api) -> None:
+async def test_refs_mode_omits_the_snapshots_without_a_reference(api: Api) -> None:
     await api.table()
     for number in range(1, 4):
         assert (await api("POST", TABLE, append(number, number - 1 or None, number))).status == 200
@@ -54,7 +54,7 @@ async def test_refs_leaves_out_the_snapshots_that_nothing_names(api: Api) -> Non
     assert (await api("GET", f"{TABLE}?snapshots=some")).error[0] == 400
 
 
-async def test_the_etag_follows_the_asked_access_and_the_name(tmp_path: Path) -> None:
+async def test_etag_depends_on_the_requested_access_and_the_name(tmp_path: Path) -> None:
     keys = {"s3_access_key_id": "a", "s3_secret_access_key": "b"}
     async with running(tmp_path, s3_client_access="static", **keys) as server:
         api = Api(server)
@@ -67,8 +67,8 @@ async def test_the_etag_follows_the_asked_access_and_the_name(tmp_path: Path) ->
         assert (await api("GET", "/v1/namespaces/db/tables/u")).headers["ETag"] != plain
 
 
-async def test_headers_that_ask_for_the_same_access_share_one_compressed_answer(api: Api) -> None:
-    """A client could fill the cache of metadata with an answer for each of its headers."""
+async def test_headers_that_request_the_same_access_share_one_compressed_answer(api: Api) -> None:
+    """Otherwise a client could fill the cache of metadata with an answer for each of its headers."""
     await api.table(properties={f"p{number}": "x" * 100 for number in range(200)})
     cache = api.server.components.catalog.documents.cache
     headers = {"Accept-Encoding": "gzip"}
@@ -96,7 +96,7 @@ async def test_rotated_storage_keys_are_never_hidden_by_a_304(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("mode", ["all", "refs"])
-async def test_a_large_table_is_compressed_once_and_reads_the_same(api: Api, mode: str) -> None:
+async def test_large_table_is_compressed_once_and_reads_the_same(api: Api, mode: str) -> None:
     await api.table(properties={f"property-{number}": "x" * 100 for number in range(500)})
     plain = await api("GET", f"{TABLE}?snapshots={mode}")
     assert "Content-Encoding" not in plain.headers
@@ -118,7 +118,7 @@ async def test_a_large_table_is_compressed_once_and_reads_the_same(api: Api, mod
 
 
 @pytest.mark.parametrize("accepted", ["identity", "gzip;q=0", "br"])
-async def test_a_client_that_cannot_unpack_gets_it_plain(api: Api, accepted: str) -> None:
+async def test_client_without_compression_gets_a_plain_answer(api: Api, accepted: str) -> None:
     await api.table(properties={"a": "x" * 50_000})
     answer = await api("GET", TABLE, headers={"Accept-Encoding": accepted})
     assert "Content-Encoding" not in answer.headers

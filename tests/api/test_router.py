@@ -1,4 +1,4 @@
-"""The routes that a server keeps are those that aiohttp finds."""
+"""Tests that the router finds the same routes as aiohttp."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_each_path_has_the_route_that_aiohttp_finds() -> None:
         assert await _resolved(kept, method, path) == await _resolved(plain, method, path), (method, path)
 
 
-async def test_only_short_paths_that_have_a_route_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_short_paths_with_a_route_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Router()
     _with_routes(kept)
     monkeypatch.setattr(dispatch, "PATHS_MAX", 3)

@@ -1,1 +1,1 @@
-"""Attacks on a running server: a hostile tenant beside another whose names, values and bytes it must never get."""
+"""Attacks on a running server: a hostile tenant must never get names, values or bytes of another tenant."""

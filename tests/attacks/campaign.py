@@ -1,7 +1,7 @@
-"""One campaign: a seeded sequence of attacks, every answer searched for the victim's secrets.
+"""One campaign: a seeded sequence of attacks, with a search of every answer for the victim's secrets.
 
-`Campaign.ask` is the only way in which attacks talk to the server. It records what was asked, searches the answer, and
-notes answers of 500, too: but for a table whose own files are damaged, which is what such an answer means.
+Attacks use the server only through `Campaign.ask`. It records the request and searches the answer. It also records
+answers of 500, except for a table with damaged files, where such an answer is expected.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Campaign:
     rng: random.Random
     seed: int
     steps: list[str] = field(default_factory=list)
-    """What was done, for whoever has to repeat it."""
+    """The steps so far, to repeat the campaign."""
     findings: list[str] = field(default_factory=list)
     drawn: set[str] = field(default_factory=set)
-    """Operation ids."""
+    """Operation ids"""
     told: dict[str, list[str]] = field(default_factory=dict)
     """The hints that the attacker has."""
     made: int = 0
@@ -36,7 +36,7 @@ class Campaign:
         if kinds is None:
             share = self.rng.choice((0.0, 0.3, 0.7, 1.0))
             kinds = tuple(kind for kind in KINDS if self.rng.random() < share)
-        # What the attacker made itself, before it was moved away, it knows in any case.
+        # The attacker knows in any case what it made itself before it was moved away.
         for kind in (*kinds, "moved location", "moved uuid"):
             self.told[kind] = [*self.world.hints[kind]]
             if kind != "idempotent body":
@@ -44,7 +44,7 @@ class Campaign:
         self.steps.append(f"hints: {', '.join(kinds) or 'none'}")
 
     def hint(self, kind: str, otherwise: str = "") -> str:
-        """Return a hint of this kind, else something that exists nowhere."""
+        """Return a hint of this kind, or a text that exists nowhere."""
         found = self.told.get(kind)
         return self.rng.choice(found) if found else otherwise or f"guess{self.rng.getrandbits(40):010x}"
 
@@ -70,7 +70,7 @@ class Campaign:
         self.findings.append(f"{what}\n  by {self.steps[-1]}")
 
     def verdict(self) -> str:
-        """Return empty where nothing was found; else all that is needed to repeat it."""
+        """Return an empty text if nothing was found; else all that is needed to repeat the campaign."""
         if not self.findings:
             return ""
         steps = "\n".join(f"  {number:4} {step[:600]}" for number, step in enumerate(self.steps))

@@ -50,7 +50,7 @@ def data_file(path: str, low: int, high: int, size: int = 1000, rows: int = 3) -
 
 
 def own_parquet(c: Campaign, path: str, ids: Sequence[int]) -> DataFile:
-    """Return a real data file of the attacker's, written to its own table."""
+    """Return a real data file of the attacker, written to its own table."""
     out = io.BytesIO()
     count = len(ids)
     columns = [pa.array(ids, pa.int64()), pa.array(["x"] * count), pa.array(["y"] * count), pa.array(ids, pa.int64())]
@@ -102,7 +102,7 @@ async def commit_snapshot(c: Campaign, name: str, manifest_list: str, number: in
 
 
 async def harvest(c: Campaign, name: str) -> None:
-    """Ask for everything that the server tells of a table of the attacker's own."""
+    """Request everything that the server returns about a table of the attacker."""
     own, who = f"{OURS}/{name}", c.rng.choice(("mallory", "riley"))
     await c.ask(who, "GET", f"{NAMES}/tables/{name}")
     stats = {"stats-fields": ["id", "data", "part", "amount"]}
@@ -131,7 +131,7 @@ async def harvest(c: Campaign, name: str) -> None:
 
 
 def search_storage(c: Campaign, place: str) -> None:
-    """A file that the server wrote into the attacker's table."""
+    """Search the files that the server wrote into the attacker's table."""
     found = c.world.secrets.found(c.world.read(place))
     if found:
         c.steps.append(f"reads {place}")
@@ -139,7 +139,7 @@ def search_storage(c: Campaign, place: str) -> None:
 
 
 async def own_table(c: Campaign, what: str) -> tuple[str, str]:
-    """Return a fresh table: (name, location)."""
+    """Create a new table, and return (name, location)."""
     name = c.new_name(what)
     made = await new_table(c, name)
     assert made.status == 200, made.raw
@@ -164,7 +164,7 @@ async def foreign_manifest(c: Campaign) -> None:
 
 
 async def foreign_data_file(c: Campaign) -> None:
-    """Read by the server itself where a join takes the table for a dimension."""
+    """Commit a data file of the victim, which the server reads when a join uses the table as a dimension."""
     name, location = await own_table(c, "foreign_data")
     place = c.hint("data file", f"{c.world.warehouse}/no/0.parquet")
     try:
@@ -187,7 +187,7 @@ async def foreign_data_file(c: Campaign) -> None:
 
 
 async def foreign_delete_files(c: Campaign) -> None:
-    """A data file of one's own, whose delete files are the victim's files."""
+    """Commit a data file of the attacker with the victim's files as delete files."""
     name, location = await own_table(c, "foreign_deletes")
     data = own_parquet(c, f"{location}/data/0.parquet", [1, 2, 3])
     place = c.hint("data file", f"{c.world.warehouse}/no/0.parquet")
@@ -204,7 +204,7 @@ async def foreign_delete_files(c: Campaign) -> None:
 
 
 async def native_commit(c: Campaign) -> None:
-    """The server makes the manifests: it is to name only what lies in the table."""
+    """Commit through the native route, where the server writes manifests: they may name only files in the table."""
     name, location = await own_table(c, "native")
     content = c.rng.choice(("data", "data", "position-deletes", "equality-deletes"))
     file = {
@@ -243,7 +243,7 @@ async def statistics(c: Campaign) -> None:
 
 
 async def foreign_location(c: Campaign) -> None:
-    """A table or view over the victim's place, by whatever way; its files are deleted by a purge."""
+    """Place a table or view over the victim's location in any way; a purge would delete the victim's files."""
     place = c.hint(c.rng.choice(("location", "moved location")), f"{c.world.warehouse}/no")
     forms = (place, place + "/", place.rpartition("/")[0], f"{place}/data", place.replace("file://", "file:"))
     place = c.rng.choice(forms)
@@ -275,7 +275,7 @@ async def foreign_location(c: Campaign) -> None:
 
 
 async def check_claim(c: Campaign, name: str) -> None:
-    """No table of the attacker's lies over one of the victim's, or around it."""
+    """Check that no table of the attacker overlaps one of the victim."""
     loaded = await c.ask("mallory", "GET", f"{NAMES}/tables/{name}")
     if loaded.status != 200:
         return
@@ -287,7 +287,7 @@ async def check_claim(c: Campaign, name: str) -> None:
 
 
 async def purge(c: Campaign) -> None:
-    """As the confined admin, who does not have to wait for the retention."""
+    """Purge as the confined admin, who does not have to wait for the retention."""
     dropped = await c.ask("morgan", "GET", f"/api/v1/dropped?namespace={EVIL}")
     for one in dropped.json.get("dropped", []) if dropped.status == 200 else []:
         if one["name"].startswith(("over", "base", "statistics", "recreated", "swapped", "nameless")):
@@ -295,7 +295,7 @@ async def purge(c: Campaign) -> None:
 
 
 async def taken_names(c: Campaign) -> None:
-    """By ids of the victim's: what was dropped, built, staged, recorded."""
+    """Use the victim's ids: of dropped tables, builds, staged tables and records."""
     for who in ("mallory", "morgan", "riley"):
         dropped = c.hint("dropped")
         target = {"namespace": [EVIL], "name": c.new_name("undropped")}
@@ -323,7 +323,7 @@ async def taken_names(c: Campaign) -> None:
 
 
 async def moved_away(c: Campaign) -> None:
-    """The name and the place that a table had before it was renamed into the victim's namespace."""
+    """Use the name and the location that a table had before it was moved into the victim's namespace."""
     for who in ("mallory", "riley"):
         await c.ask(who, "GET", f"{OURS}/moved/timeline")
         await c.ask(who, "GET", f"{OURS}/moved/timeline?order=desc")
@@ -341,7 +341,9 @@ async def moved_away(c: Campaign) -> None:
 
 
 async def stolen_tokens(c: Campaign) -> None:
-    """A victim who reads the attacker's table talks only to this server, and loads only the client's own code."""
+    """Check that a victim who reads the attacker's table contacts only this server, and loads only the
+    client's own code.
+    """
     name, key = c.new_name("steal"), c.rng.choice(STEALING)
     value = c.rng.choice((CANARY, f"{CANARY}/x", "canary.evil.Code"))
     if c.rng.random() < 0.5:
@@ -352,14 +354,14 @@ async def stolen_tokens(c: Campaign) -> None:
         await c.ask("mallory", "POST", f"{NAMES}/tables/{name}", {"requirements": [], "updates": [update]})
     loaded = await c.world.ask("rita", "GET", f"{NAMES}/tables/{name}")
     if loaded.status == 200:
-        # As PyIceberg merges them: the table's `config` over its properties over the catalog's.
+        # PyIceberg merges them in this order: the table's `config` over its properties over the catalog's.
         merged = {**loaded.json["metadata"]["properties"], **loaded.json.get("config", {})}
         if merged.get(key) == value:
             c.report(f"a reader's client is told {key} = {value} by the attacker's table")
 
 
 async def borrowed_owner(c: Campaign) -> None:
-    """A view that runs by somebody else's rights."""
+    """Create a view that would run with another user's rights."""
     name = c.new_name("owned")
     key = c.rng.choice(("trino.run-as-owner", "trino.run-as-owner", "Trino.Run-As-Owner"))
     view = {"name": name, "schema": SCHEMA, "view-version": {**VIEW_VERSION, "default-namespace": [EVIL]}}
@@ -379,7 +381,7 @@ async def sign_own(c: Campaign) -> None:
 
 
 async def undropped_elsewhere(c: Campaign) -> None:
-    """What the attacker dropped comes back under another name: it claims its old place, and no more."""
+    """Undrop an entry of the attacker under another name: it claims its old location, and no more."""
     name, _ = await own_table(c, "back")
     await c.ask("mallory", "DELETE", f"{NAMES}/tables/{name}")
     dropped = await c.ask("mallory", "GET", f"/api/v1/dropped?namespace={EVIL}")
@@ -390,7 +392,7 @@ async def undropped_elsewhere(c: Campaign) -> None:
 
 
 async def swapped_manifests(c: Campaign) -> None:
-    """What was committed was the attacker's own; before it is read, it is written over."""
+    """Commit the attacker's own manifests, and overwrite them before they are read."""
     name, location = await own_table(c, "swapped")
     manifest = write_manifest(c, f"{location}/metadata/m0.avro", [own_parquet(c, f"{location}/data/0.parquet", [1, 2])])
     place = write_list(c, f"{location}/metadata/snap.avro", [manifest])
@@ -406,7 +408,7 @@ async def swapped_manifests(c: Campaign) -> None:
 
 
 async def swapped_metadata(c: Campaign) -> None:
-    """The table's own metadata file is written over, and read by a server that has not kept it."""
+    """Overwrite the table's own metadata file, which a server without a cached file then reads."""
     name, location = await own_table(c, "swapped_metadata")
     loaded = await c.ask("mallory", "GET", f"{NAMES}/tables/{name}")
     place = loaded.json["metadata-location"]
@@ -440,7 +442,7 @@ async def swapped_metadata(c: Campaign) -> None:
 
 
 async def swapped_view(c: Campaign) -> None:
-    """The view's metadata file is written over: another owner, UUID or place, or an owner's view another text."""
+    """Overwrite the view's metadata file: another owner, UUID or location, or another text for an owned view."""
     name = c.new_name("swapped_view")
     view = {"name": name, "schema": SCHEMA, "view-version": {**VIEW_VERSION, "default-namespace": [EVIL]}}
     await c.ask("mallory", "POST", f"{NAMES}/views", {**view, "properties": {"trino.run-as-owner": "mallory"}})
@@ -474,7 +476,7 @@ async def swapped_view(c: Campaign) -> None:
 
 
 async def nameless_table(c: Campaign) -> None:
-    """A table whose metadata name no UUID, as an admin registers it: its writer gives it the victim's."""
+    """Give the victim's UUID to a table without one, which an admin registered."""
     name, location = await own_table(c, "nameless")
     loaded = await c.ask("mallory", "GET", f"{NAMES}/tables/{name}")
     old = {**loaded.json["metadata"], "format-version": 1, "location": f"{location}-old"}

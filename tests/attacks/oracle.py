@@ -1,11 +1,12 @@
-"""Planted secrets, and the search for them in all that a hostile client receives.
+"""Planted secrets, and the search for them in everything that a hostile client receives.
 
-A secret is found in whatever form an answer may carry it: as it is, escaped as JSON, percent-encoded, in base64 or in
-hexadecimal, and inside gzip, Avro, Parquet, Arrow, Puffin and zstd bodies. The oracle shares no code with the server.
+The search finds a secret in any form in which an answer may contain it: plain, escaped as JSON, percent-encoded, in
+base64 or hexadecimal, and inside gzip, Avro, Parquet, Arrow, Puffin and zstd bodies. The oracle shares no code with the
+server.
 
-Two kinds of secrets are told apart. A handle (a path, a name, an id) may be given to the attacker as a hint; once the
+There are two kinds of secrets. A handle (a path, a name, an id) may be given to the attacker as a hint; once the
 attacker has sent it, an answer that repeats it discloses nothing. A value (of a row, a bound, a property, a text) is
-never given, so any sight of it is a leak.
+never given, so each occurrence is a leak.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Secrets:
     def plant(self, what: str, text: str | int, *, value: bool = False) -> str:
         """Register a secret; return its text.
 
-        A short one would be found by chance.
+        A short text could occur by chance.
         """
         assert len(str(text)) >= 10, f"{what} {text!r} is too short to be told from chance"
         secret = Secret(what, str(text), value)
@@ -63,7 +64,7 @@ class Secrets:
         return secret.text
 
     def tell(self, *texts: str) -> None:
-        """The attacker gets these texts as hints.
+        """Give these texts to the attacker as hints.
 
         A value in one of them is a mistake of the test.
         """
@@ -73,7 +74,7 @@ class Secrets:
                 self.known.add(secret)
 
     def found(self, body: bytes, headers: Mapping[str, str] | None = None) -> set[Secret]:
-        """Return the secrets in an answer that the attacker has not been told."""
+        """Return the secrets in an answer that the attacker has not been given."""
         lines = "\n".join(f"{name}: {text}" for name, text in (headers or {}).items())
         seen: set[Secret] = set()
         for piece in (lines.encode("utf-8", "surrogateescape"), body):
@@ -98,7 +99,7 @@ def _forms(text: str) -> Iterator[bytes]:
 
 
 def _opaque(raw: bytes) -> Iterator[bytes]:
-    """Hexadecimal, and base64 at each of the three places that the bytes may have in their surroundings."""
+    """Yield the hexadecimal form, and base64 at each of the three possible alignments."""
     yield raw.hex().encode()
     yield raw.hex().upper().encode()
     for before in range(3):
@@ -111,7 +112,7 @@ def _opaque(raw: bytes) -> Iterator[bytes]:
 
 
 def unpacked(blob: bytes, depth: int = 0) -> Iterator[bytes]:
-    """Yield the bytes, and what is packed in them, however often."""
+    """Yield the bytes and all compressed or encoded contents in them, at any depth."""
     yield blob
     if depth >= _DEPTH_MAX or not blob:
         return
@@ -174,7 +175,7 @@ _DAMAGED = (OSError, ValueError, EOFError, LookupError, StopIteration, zlib.erro
 
 
 def _or_nothing(read: Callable[[], bytes]) -> bytes:
-    """Nothing where the bytes only look like what they are taken for."""
+    """Return nothing if the bytes only look like the assumed format."""
     try:
         return bytes(read())
     except _DAMAGED:

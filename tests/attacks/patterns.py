@@ -1,11 +1,10 @@
-"""Times each regular expression of the packages on texts that are made from it.
+"""Measure each regular expression of the packages on texts that are made from it.
 
-Run it as a module: it prints each expression whose time grows faster than its text. Python's `re` holds the interpreter
-while it matches, so such an expression stops the whole process.
+As a module it prints each expression whose time grows faster than its text. Python's `re` holds the interpreter while
+it matches, so such an expression stops the whole process.
 
-The expressions are the calls of `re` in the syntax trees of the packages, so a new one is covered without an entry. The
-texts are made from the parsed expression: a beginning that leads to one of its repetitions, one part that repeats, and
-an end that does not match.
+The expressions are found in the calls of `re` in the packages' syntax trees, so a new one needs no entry. A text
+consists of a beginning that leads to a repetition, a part that repeats, and an end that does not match.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ REPO = Path(__file__).resolve().parents[2]
 PACKAGES = ("cache", "commands", "connector", "formats", "metaserver")
 CALLS = frozenset({"compile", "match", "fullmatch", "search", "sub", "subn", "split", "findall", "finditer"})
 METHODS = frozenset({"match", "fullmatch", "search", "finditer"})
-"""The ways to apply an expression; the others search as `finditer` does."""
+"""The ways to apply an expression; the others search like `finditer`."""
 VARIABLES: dict[str, dict[str, Any]] = {
     "connector/spark/query/name_positions.py": {"either": "first|second"},
     "formats/index/keys/case_folding.py": {"spans": ("\u0378-\u0379", "\ud800-\udfff")},
     "connector/trino/rewriter.py": {"self": SimpleNamespace(_catalogs=("iceberg", "seamark"))},
 }
-"""Examples of the variables of functions that expressions of a file use."""
+"""Examples for the variables of functions that expressions of a file use."""
 TEXT_CHARACTERS = 8_000
 LINEAR_S = 0.004
 """An expression that needs less for the whole text is not measured again: 0.5 µs for each character."""
 GROWTH_MAX = 3.0
-"""The time for twice the text, as a multiple. A linear expression needs twice the time, a quadratic one four times."""
+"""The largest growth of the time for twice the text. It is 2 for a linear expression, and 4 for a quadratic one."""
 _REPEATS = frozenset({codes.MAX_REPEAT, codes.MIN_REPEAT, codes.POSSESSIVE_REPEAT})
 _ENDS = ("", "\0", "!x")
 _PARTS_MAX, _BEGINNINGS_MAX = 14, 8
@@ -48,7 +47,7 @@ _PARTS_MAX, _BEGINNINGS_MAX = 14, 8
 
 @dataclass(frozen=True)
 class Use:
-    """One expression, where it is, and how it is applied."""
+    """One expression, its place, and how it is applied."""
 
     where: str
     pattern: re.Pattern[Any]
@@ -107,7 +106,7 @@ def _evaluated(node: ast.expr, names: dict[str, Any]) -> Any:
 
 
 def _assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
-    """Yield the names that modules give to values, also in `a, b = …`."""
+    """Yield the names to which modules assign values, also in `a, b = …`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             target = node.targets[0]
@@ -158,7 +157,7 @@ def _first_of(texts: Iterable[str], count: int) -> list[str]:
 
 
 def _parts(tree: Any) -> Iterator[str]:
-    """Yield what may repeat in a text: examples of each repeated part, and each character of the expression."""
+    """Yield parts to repeat in a text: examples of each repeated part, and each character of the expression."""
     for code, argument in tree:
         for inner in _inner(code, argument):
             if code in _REPEATS and argument[1] > 1:
@@ -205,7 +204,7 @@ def _inner(code: Any, argument: Any) -> list[Any]:
 
 
 def _example(tree: Any) -> str:
-    """Return a short text that the tree matches, without regard to what stands around it."""
+    """Return a short text that the tree matches, without regard to its surroundings."""
     text = ""
     for code, argument in tree:
         if code is codes.LITERAL:
@@ -281,15 +280,15 @@ def cpu_s(work: Callable[[], object], rounds: int = 1) -> float:
 
 
 def grows_too_fast(work: Callable[[Any], object], texts: dict[int, Any]) -> float | None:
-    """Return the growth of the CPU time of `work` for twice the text, where it is that of no linear work; else None.
+    """Return the growth of the CPU time of `work` for twice the text, or None if it is linear.
 
     Args:
-        work: It is called with a text.
+        work: A function of a text.
         texts: The text by its size, as `by_size` makes it. Work that is slow for the shortest text is measured there.
     """
     first, *_ = sizes = sorted(texts)
     size = first if cpu_s(lambda: work(texts[first])) > LINEAR_S else sizes[2]
-    for rounds in (1, 3):  # a second look, as the first may be disturbed
+    for rounds in (1, 3):  # Measure again, because the first measurement may have been disturbed.
         short_s = cpu_s(lambda: work(texts[size]), rounds)
         if short_s < LINEAR_S:
             return None
@@ -300,7 +299,7 @@ def grows_too_fast(work: Callable[[Any], object], texts: dict[int, Any]) -> floa
 
 
 def by_size(generate: Callable[[int], Iterable[Any]], size: int) -> Iterator[dict[int, Any]]:
-    """Yield each text in the sizes in which `grows_too_fast` needs it."""
+    """Yield each text in the sizes that `grows_too_fast` needs."""
     sizes = (size // 4, size // 2, size, 2 * size)
     for texts in zip(*map(generate, sizes), strict=True):
         yield dict(zip(sizes, texts, strict=True))
@@ -331,9 +330,9 @@ def superlinear(use: Use) -> Iterator[str]:
 
 
 def main() -> None:
-    """Print each expression that is not linear, and how many there are."""
+    """Print each expression that is not linear, and their number."""
     count = 0
-    gc.disable()  # a collection in one of two measurements looks like growth
+    gc.disable()  # A garbage collection in one of two measurements looks like growth.
     for use in uses():
         count += 1
         print(f"begins {use.where}", file=sys.stderr, flush=True)

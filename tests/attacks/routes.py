@@ -1,7 +1,7 @@
-"""Attacks on each route as it is: any principal, names of both tenants, bodies that make sense and some that do not.
+"""Attacks on each route: any principal, names of both tenants, valid and invalid bodies.
 
 The routes are those that the server publishes: the operations of the Iceberg REST specification, and of our own OpenAPI
-document. A new route without an entry here fails a test.
+document. A test fails for a new route without an entry here.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ HARMLESS = {
     "readyz": "says only whether the parts answer",
     "openapi": "is the published document",
 }
-"""Operations that are not attacked, and why."""
+"""Operations that are not attacked, with the reasons."""
 _TRUE: dict[str, Any] = {"type": "true"}
 
 
 @cache
 def routes() -> tuple[tuple[str, str, str], ...]:
-    """Return (operation id, method, template) of all that is published."""
+    """Return (operation id, method, template) of all published routes."""
     found = [(one.id, one.method, one.template.replace("/{prefix}/", "/")) for one in operations()]
     for template, methods in json.loads(OPENAPI.read_text())["paths"].items():
         found += [(one["operationId"], method.upper(), template) for method, one in methods.items()]
@@ -39,7 +39,7 @@ def routes() -> tuple[tuple[str, str, str], ...]:
 
 
 async def attack_route(c: Campaign, operation: str, method: str, template: str) -> None:
-    """One request to one route."""
+    """Send one request to one route."""
     c.drawn.add(operation)
     who = c.rng.choice(HOSTILE)
     names = _Names(c)
@@ -78,7 +78,7 @@ async def attack_route(c: Campaign, operation: str, method: str, template: str) 
 
 
 class _Names:
-    """Draws names: the attacker's own, those that the attacker was told, and guesses."""
+    """A source of names: the attacker's own, names that the attacker was given, and guesses."""
 
     def __init__(self, c: Campaign) -> None:
         self.c = c
@@ -139,7 +139,7 @@ class _Names:
 
 
 def _spellings(place: str) -> tuple[str, ...]:
-    """Of the same place, for whoever takes letters, schemes, slashes or characters for the same."""
+    """Return spellings of a location that may look equal with other letters, schemes, slashes or characters."""
     scheme, _, path = place.partition("://")
     folder, _, name = path.rpartition("/")
     again = {"s3": ("s3a", "s3n", "S3"), "file": ("FILE", "File", "s3")}.get(scheme, ("s3a",))
@@ -171,7 +171,7 @@ _CATALOG_TABLES = (
 
 
 def _statement(n: _Names) -> dict[str, Any]:
-    """Return a query of what the caller may not read, and ways around the catalog."""
+    """Return a query of data that the caller may not read, or a way around the catalog."""
     table = ".".join(f'"{part}"' for part in (".".join(n.namespace()), n.of("table")))
     place = n.place().replace("'", "''")
     texts = (
@@ -206,7 +206,7 @@ def _statement(n: _Names) -> dict[str, Any]:
 
 
 def _updates(n: _Names) -> list[dict[str, Any]]:
-    """Of a commit."""
+    """Return updates of a commit."""
     return [
         n.rng.choice(
             (
@@ -251,7 +251,7 @@ def _encryption_key(n: _Names) -> dict[str, Any]:
 
 
 def _view_updates(n: _Names) -> list[dict[str, Any]]:
-    """Of a view's commit."""
+    """Return updates of a view's commit."""
     version = {**VIEW_VERSION, "default-namespace": n.namespace(), "default-catalog": n.c.hint("namespace")}
     table = ".".join((*n.namespace(), n.of("table")))
     version["representations"] = [{"type": "sql", "sql": f"SELECT * FROM {table}", "dialect": "trino"}]
@@ -403,5 +403,5 @@ _BODILESS = """
     listRunningTableJobs loadSqlState
 """
 BODILESS = frozenset(_BODILESS.split())
-"""Operations whose path and query are all that there is to draw."""
+"""Operations that have only a path and a query to draw."""
 BODIED = frozenset(_BODIES)

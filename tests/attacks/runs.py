@@ -1,4 +1,4 @@
-"""A whole campaign: each published route, each crafted attack, in a random order, and what is left of the victim's."""
+"""A whole campaign: each published route and each crafted attack in random order, and a check of the victim's data."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def _own_things(c: Campaign) -> None:
 
 
 async def compare(c: Campaign, before: dict[str, str]) -> None:
-    """What the victim owns is as it was, byte for byte; nothing was added to it, not even for a moment."""
+    """Check that the victim's data is unchanged byte for byte, and that no file was added, even for a moment."""
     c.findings += [f"the server created or deleted the victim's {place}" for place in c.world.touched_of_victim()]
     after = await c.world.fingerprint()
     for place in sorted(before.keys() | after.keys()):

@@ -1,4 +1,4 @@
-"""Signatures of S3 requests that reach for the victim's objects, asked for through the attacker's own tables."""
+"""Requests for S3 signatures of the victim's objects through the attacker's own tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from tests.attacks.world import EVIL, HOSTILE, NAMES
 
 
 async def sign_everything(c: Campaign, name: str, query: str = "") -> None:
-    """Signatures for the victim's objects, by the attacker's own table; those given out are tried on the store."""
+    """Request signatures for the victim's objects through the attacker's table, and use the granted ones on
+    the store.
+    """
     world, rng = c.world, c.rng
     await reach_through_gateway(c, name)
     if world.s3 is None:
@@ -50,9 +52,9 @@ async def sign_everything(c: Campaign, name: str, query: str = "") -> None:
 
 
 async def _use(c: Campaign, method: str, signed: dict[str, Any]) -> None:
-    """Send what was signed.
+    """Send the signed request.
 
-    What it brings, or changes, is found by the oracle and by the fingerprint.
+    The oracle and the fingerprint detect what it returns or changes.
     """
     headers = {name: ",".join(values) for name, values in signed["headers"].items()}
     async with (

@@ -1,7 +1,7 @@
-"""No text of a client makes a regular expression try more than a few ways at each character.
+"""Tests that no text of a client makes a regular expression try more than a few ways at each character.
 
-While one is matched, no other thread of the process runs. Texts are as long as their limits allow. With backtracking,
-each of them would take minutes to hours.
+During a match, no other thread of the process runs. Texts are as long as their limits allow. With backtracking, each
+of them would take minutes to hours.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ BLANKS = " " * 1_000_000
 
 @pytest.mark.parametrize("length", [900, 1_000_000])
 @pytest.mark.parametrize("text", ["geometry({0}", "geography({0}", "geography({0},{0}", "geometry{0}", "decimal({0}"])
-def test_types(text: str, length: int) -> None:
+def test_long_types_are_read_in_linear_time(text: str, length: int) -> None:
     with pytest.raises(BadRequest) as refused:
         canonical_primitive(text.format(BLANKS[: length // text.count("{0}")]))
     assert len(str(refused.value)) < 1200
@@ -59,7 +59,7 @@ def test_types_with_blanks_are_read() -> None:
 
 
 @pytest.mark.parametrize("text", [f"a{BLANKS}", f"a{BLANKS}b,", f'"a{BLANKS}', '"' * 999_999, "a:1," * 250_000])
-def test_ages_of_columns(text: str) -> None:
+def test_long_ages_of_columns_are_read_in_linear_time(text: str) -> None:
     with pytest.raises(BadRequest):
         TtlPolicy.of({COLUMNS: text})
 
@@ -71,7 +71,7 @@ def test_ages_of_columns_with_blanks_are_read() -> None:
 
 
 @pytest.mark.parametrize("part", ["/* ", "/*a", "'", '"', "`", "1e", "1.", "1_", "-", "/", "--"])
-def test_statements(part: str) -> None:
+def test_long_statements_are_read_in_linear_time(part: str) -> None:
     text = part * (STATEMENT_CHARACTERS_MAX // len(part) - 1) + "!"
     for read, given in (
         (tokens_of, text),
@@ -83,9 +83,7 @@ def test_statements(part: str) -> None:
 
 
 def _printed(module: str, timeout_s: float) -> list[str]:
-    """Return what a module prints that measures CPU times, from a process of its own, which a text without end
-    cannot hold.
-    """
+    """Return the output of a module that measures CPU times, from a process that an endless text cannot block."""
     done = subprocess.run(
         [sys.executable, "-m", module], cwd=REPO, capture_output=True, text=True, timeout=timeout_s, check=False
     )
@@ -117,13 +115,13 @@ def test_no_function_of_text_takes_more_than_linear_time() -> None:
         (r"<.*?>!", "search"),
     ],
 )
-def test_the_measure_finds_expressions_that_are_not_linear(pattern: str, method: str) -> None:
+def test_measurement_finds_expressions_that_are_not_linear(pattern: str, method: str) -> None:
     assert list(superlinear(Use("here", re.compile(pattern), frozenset([method]))))
     linear = Use("here", re.compile(r"[+-]?(?:\d++(?:\.\d*+)?|\.\d++)"), frozenset([method]))
     assert not list(superlinear(linear))
 
 
-def test_numbers_of_filters_are_short() -> None:
+def test_numbers_in_filters_have_a_limited_length() -> None:
     assert parse_literal("long", "1" * 30) is not None
     assert parse_literal("double", "0." + "0" * 1_000 + "1") == 1e-1001
     for text in ("1" * (DECIMAL_CHARACTERS_MAX + 1), "1" * 1_000_000 + "x", "." * 1_000_000):
@@ -134,12 +132,12 @@ def test_numbers_of_filters_are_short() -> None:
 
 
 @pytest.mark.parametrize("number", ["1", "1.", ".1", "1.5", "-1.5", "+0", "1E5", "1.e+5", ".5E-3"])
-def test_numbers_are_read_as_before(number: str) -> None:
+def test_valid_numbers_are_read(number: str) -> None:
     assert parse_literal("double", number) == float(number)
 
 
 @pytest.mark.parametrize("text", ["", ".", "1x", "1..2", "1.2.3", "E5", "1E", "1 ", "--1", "+"])
-def test_other_texts_are_no_numbers(text: str) -> None:
+def test_other_texts_are_not_read_as_numbers(text: str) -> None:
     with pytest.raises(BadRequest):
         parse_literal("double", text)
 
@@ -157,11 +155,11 @@ def test_names_are_folded_in_linear_time(name: str) -> None:
     "name",
     ["Ｓ３.endpoint", " s3.endpoint\u3000", "cafe\u0301", "\u212b", "ﬁle", "İx", "write.Ｘ", "x" * 200 + "-impl"],
 )
-def test_names_are_folded_as_before(name: str) -> None:
+def test_names_are_folded_correctly(name: str) -> None:
     assert fold_name(name) == unicodedata.normalize("NFKC", name).strip().casefold()
 
 
-def test_properties_of_clients_are_recognised_in_long_names() -> None:
+def test_client_properties_are_recognised_in_long_names() -> None:
     marks = MARKS * 500
     for name in (f"s3.endpoint{marks}", f"{marks}-impl", f"  ｒｅｓｔ-x{marks}"):
         assert configures_client(name), name
@@ -170,14 +168,14 @@ def test_properties_of_clients_are_recognised_in_long_names() -> None:
 
 
 @pytest.mark.parametrize("part", ["[0]", "[a]", "[f(1)]"])
-def test_chains_of_brackets_are_refused_before_they_take_long(part: str) -> None:
+def test_chains_of_brackets_are_rejected_before_they_take_long(part: str) -> None:
     schema = from_json(encode_json(SCHEMA), Schema)
     assert parse_sql("id = ARRAY[1, 2][1] AND data = 'x'", schema).unused
     with pytest.raises(BadRequest, match="too many ways"):
         parse_sql(f"id = a{part * 3_000}", schema)
 
 
-async def test_a_stored_name_does_not_stop_a_server_that_starts(tmp_path: Path) -> None:
+async def test_stored_name_does_not_stop_a_server_at_its_start(tmp_path: Path) -> None:
     stored = {"a" + MARKS * 200_000: "x", "note": "y", "s3.endpoint": "http://elsewhere"}
     async with running(tmp_path) as server:
         await server.components.store.transact([CreateNamespace(path=("old",), properties=stored)])

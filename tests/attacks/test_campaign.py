@@ -1,5 +1,5 @@
-"""A hostile tenant, for hundreds of requests: it never learns a value, path or name of the other's, and never moves
-its bytes.
+"""Campaigns of a hostile tenant: it never learns a value, path or name of the other tenant, and never changes its
+bytes.
 
 `make test` runs two small campaigns that are always the same. The slow ones explore; a failure prints the seed and the
 steps, and `TEST_SEED=<seed>` repeats it.
@@ -24,7 +24,7 @@ from tests.services.s3 import S3
 
 
 @pytest.mark.parametrize("hints", quick([KINDS, ()], 1), ids=["all handles known", "nothing known"])
-async def test_a_short_campaign_finds_nothing(tmp_path: Path, hints: tuple[str, ...]) -> None:
+async def test_short_campaign_finds_no_leak(tmp_path: Path, hints: tuple[str, ...]) -> None:
     c = await run(tmp_path / "home", 1, requests=0, hints=hints)
     assert not c.findings, c.verdict()
 
@@ -32,7 +32,7 @@ async def test_a_short_campaign_finds_nothing(tmp_path: Path, hints: tuple[str, 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("number", range(8))
-async def test_campaigns_over_local_files_find_nothing(tmp_path: Path, number: int) -> None:
+async def test_campaigns_over_local_files_find_no_leak(tmp_path: Path, number: int) -> None:
     c = await run(tmp_path / "home", first_seed() + number, requests=300)
     assert not c.findings, c.verdict()
 
@@ -40,13 +40,13 @@ async def test_campaigns_over_local_files_find_nothing(tmp_path: Path, number: i
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("number", range(4))
-async def test_campaigns_over_s3_find_nothing(tmp_path: Path, s3: S3, number: int) -> None:
+async def test_campaigns_over_s3_find_no_leak(tmp_path: Path, s3: S3, number: int) -> None:
     c = await run(tmp_path / "home", first_seed() + 100 + number, requests=300, s3=s3, with_gateway=number % 2 == 1)
     assert not c.findings, c.verdict()
 
 
-async def test_the_gateway_gives_and_takes_nothing_of_the_victims(tmp_path: Path, s3: S3) -> None:
-    """Each kind of request, also for objects in the gateway's cache."""
+async def test_gateway_neither_reveals_nor_changes_the_victims_objects(tmp_path: Path, s3: S3) -> None:
+    """The test sends each kind of request, also for objects in the gateway's cache."""
     rng = random.Random(first_seed())
     async with open_world(tmp_path / "home", rng, s3, with_gateway=True) as world:
         c = Campaign(world, rng, 1)
@@ -62,7 +62,7 @@ async def test_the_gateway_gives_and_takes_nothing_of_the_victims(tmp_path: Path
 
 
 @pytest.mark.slow
-async def test_the_campaign_finds_a_gateway_without_rights(tmp_path: Path, s3: S3) -> None:
+async def test_campaign_detects_a_gateway_without_rights(tmp_path: Path, s3: S3) -> None:
     rng = random.Random(first_seed())
     with patch.object(gateway, "check_request", lambda *arguments: None):
         async with open_world(tmp_path / "home", rng, s3, with_gateway=True) as world:

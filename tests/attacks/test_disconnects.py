@@ -1,4 +1,4 @@
-"""Clients that leave at any point of their requests and answers: what they held is given back, and others go on."""
+"""Tests of clients that disconnect at any point: their resources are released, and others continue."""
 
 from __future__ import annotations
 
@@ -64,20 +64,20 @@ async def leave(server: Running, secrets: dict[str, str], seed: int) -> None:
         try:
             async with asyncio.timeout(60):
                 match rng.randrange(4):
-                    case 0:  # amid the request
+                    case 0:  # During the request
                         await wire.send(data[: rng.randrange(len(data))])
                         await asyncio.sleep(rng.choice((0, 0.01, 0.05)))
-                    case 1:  # amid the work
+                    case 1:  # During the work
                         await wire.send(data)
                         await asyncio.sleep(rng.choice((0, 0.01, 0.1)))
-                    case 2:  # amid the answer
+                    case 2:  # During the answer
                         await wire.send(data)
                         await wire.reader.readexactly(rng.randrange(1, 20))
-                    case _:  # with half of the next request
+                    case _:  # With half of the next request
                         await wire.send(data + data[: rng.randrange(len(data))])
                         await asyncio.sleep(rng.choice((0, 0.05)))
         except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # a refusal that ends the connection
+            pass  # An error that closes the connection
 
 
 async def in_groups(work: Callable[[int], Awaitable[None]], seeds: range, at_once: int) -> None:
@@ -91,7 +91,7 @@ async def in_groups(work: Callable[[int], Awaitable[None]], seeds: range, at_onc
 
 
 @pytest.mark.timeout(300)
-async def test_clients_that_leave_at_any_point_hold_nothing_afterwards(
+async def test_clients_that_disconnect_at_any_point_hold_no_resources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits: list[WorkerLimits] = []

@@ -1,7 +1,7 @@
-"""Whether a foreign name, id or path exists is not to be told from an answer.
+"""Tests that no answer reveals whether another tenant's name, id or path exists.
 
-Each route is asked twice by each hostile principal: with a handle of the victim's, and with one of the same form that
-exists nowhere. The two answers have to be the same but for the handle itself.
+Each hostile principal sends each request twice: with a handle of the victim, and with a handle of the same form that
+exists nowhere. The two answers must be equal except for the handle itself.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from tests.attacks.world import EVIL, HOSTILE, KINDS, World, open_world
 
 _ATOM = re.compile(r"[0-9a-f]{8,}|[0-9]{8,}")
 _LONG_MAX = 2**63 - 1
-"""The identifier of a snapshot stays a number of 64 bits."""
+"""The identifier of a snapshot must remain a number of 64 bits."""
 _TOKENS = ("plan task", "page token", "stage", "idempotent body")
 _IDS = re.compile(rb"[0-9a-f]{3,}|(?:%[0-9a-f]{2})+|(?:\xef[\xbc\xbd][\x80-\xbf])+", re.IGNORECASE)
-"""As they are, in capitals, percent-encoded, and in wide letters."""
+"""Plain, in capitals, percent-encoded, and in full-width letters"""
 _OWN_STATE = ("putFunction", "dropFunction")
-"""In the attacker's own namespace they make and remove things of its own, which the second of a pair then meets."""
+"""Operations that create and remove things in the attacker's own namespace, which affect the second of a pair."""
 
 
 class _Fakes:
-    """Handles of the same form, each identifier in them replaced by one that exists nowhere."""
+    """Handles of the same form, with each identifier replaced by one that exists nowhere."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -52,7 +52,7 @@ class _Fakes:
 
 
 class _Twins(Campaign):
-    """Sends nothing: keeps the request that an attack would send."""
+    """A campaign that does not send, but keeps the request that an attack would send."""
 
     request: tuple[Any, ...] = ()
 
@@ -62,11 +62,11 @@ class _Twins(Campaign):
 
 
 def _attackers(world: World, fakes: _Fakes, seed: int) -> tuple[_Twins, _Twins]:
-    """Two that draw the same: one with the victim's handles, one with the fakes."""
+    """Return two campaigns with the same random choices: one with the victim's handles, one with the fakes."""
     real, fake = (_Twins(world, random.Random(seed), seed) for _ in range(2))
     for kind in KINDS:
         if kind in _TOKENS or kind.startswith("moved"):
-            continue  # signed or sealed: a changed one is refused as such; and the place was the attacker's own
+            continue  # Signed or sealed: a changed one is rejected; and the location was the attacker's own.
         real.told[kind] = [one for one in world.hints[kind] if f"/{EVIL}/" not in one]
         fake.told[kind] = [fakes.of(one) for one in real.told[kind]]
     return real, fake
@@ -85,7 +85,7 @@ async def _differences(world: World, seeds: range) -> list[str]:
             await routes.attack_route(fake, operation, method, template)
             (who, method_, path, body, headers), other = real.request, fake.request
             if (path, body) == (other[2], other[3]):
-                continue  # no handle was drawn
+                continue  # The request has no handle.
             if operation in _OWN_STATE and f"/{EVIL}/" in path:
                 continue
             if headers:
@@ -93,7 +93,7 @@ async def _differences(world: World, seeds: range) -> list[str]:
             first = await world.ask(who, method_, path, body, headers=headers or {})
             second = await world.ask(other[0], method_, other[2], other[3], headers=headers or {})
             pair = [(first.status, _plain(first.raw)), (second.status, _plain(second.raw))]
-            made = first.status < 300 and second.status < 300  # a thing of the attacker's own, with ids of its own
+            made = first.status < 300 and second.status < 300  # An object of the attacker, with ids of its own
             if pair[0] != pair[1] and not made:
                 shown = f"{who or 'stranger'} {operation} {path} {body}"
                 found.append(f"{shown}\n  real: {pair[0]}\n  fake: {pair[1]}")
@@ -101,11 +101,11 @@ async def _differences(world: World, seeds: range) -> list[str]:
 
 
 def _plain(body: bytes) -> bytes:
-    """Return the words of an answer: identifiers, whole or cut off, are left out."""
+    """Return the words of an answer without identifiers, whole or truncated."""
     return _IDS.sub(b"#", body)
 
 
-async def test_answers_for_foreign_handles_are_those_for_handles_that_do_not_exist(tmp_path: Path) -> None:
+async def test_answers_for_foreign_handles_equal_those_for_nonexistent_handles(tmp_path: Path) -> None:
     async with open_world(tmp_path, random.Random(1)) as world:
         found = await _differences(world, range(8))
     assert not found, "\n".join(found[:6])
@@ -113,7 +113,7 @@ async def test_answers_for_foreign_handles_are_those_for_handles_that_do_not_exi
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-async def test_no_draw_of_many_tells_whether_a_foreign_handle_exists(tmp_path: Path) -> None:
+async def test_no_answer_of_many_random_requests_reveals_whether_a_foreign_handle_exists(tmp_path: Path) -> None:
     async with open_world(tmp_path, random.Random(2)) as world:
         found = await _differences(world, range(100, 160))
     assert not found, "\n".join(found[:6])

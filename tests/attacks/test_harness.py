@@ -1,4 +1,6 @@
-"""The campaign covers all that is published, and it can fail: on planted leaks, a grant too many, moved bytes."""
+"""Tests that the campaign covers all published routes, and that it detects leaks, excessive grants and changed
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from tests.attacks.runs import compare
 from tests.attacks.world import World, open_world
 
 
-def test_each_published_route_is_attacked_or_named_as_harmless() -> None:
+def test_each_published_route_is_attacked_or_listed_as_harmless() -> None:
     published = {operation for operation, _, _ in routes.routes()}
     assert len(published) > 70
     attacked = routes.BODIED | routes.BODILESS
@@ -23,7 +25,7 @@ def test_each_published_route_is_attacked_or_named_as_harmless() -> None:
     assert published == attacked | set(routes.HARMLESS)
 
 
-async def test_each_campaign_draws_each_route_that_is_not_harmless(tmp_path: Path) -> None:
+async def test_each_campaign_uses_each_route_that_is_not_harmless(tmp_path: Path) -> None:
     async with open_world(tmp_path, random.Random(2)) as world:
         c = Campaign(world, random.Random(2), 2)
         c.hand_out(())
@@ -37,8 +39,8 @@ async def test_each_campaign_draws_each_route_that_is_not_harmless(tmp_path: Pat
 # The campaign can fail
 
 
-async def test_an_answer_that_names_the_victims_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaks planted in a hostile answer: a name, a value and a faulty status."""
+async def test_answer_with_a_planted_leak_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leaks are a name, a value and a wrong status."""
     async with open_world(tmp_path, random.Random(3)) as world:
         c = Campaign(world, random.Random(3), 3)
         c.hand_out(())
@@ -58,8 +60,8 @@ async def test_an_answer_that_names_the_victims_is_found(tmp_path: Path, monkeyp
         assert "seed 3" in c.verdict()
 
 
-async def test_a_writer_who_may_read_the_other_namespace_is_found_out(tmp_path: Path) -> None:
-    """With a grant too many the same campaign reports leaks: the oracle sees what an answer holds."""
+async def test_writer_who_may_read_the_other_namespace_is_detected(tmp_path: Path) -> None:
+    """With an excessive grant the same campaign reports leaks, so the oracle searches the answers."""
     rng = random.Random(4)
     async with open_world(tmp_path, rng) as world:
         grant = {"principal": "mallory", "role": "reader", "namespace": [world.victim]}
@@ -73,7 +75,7 @@ async def test_a_writer_who_may_read_the_other_namespace_is_found_out(tmp_path: 
         assert any("column name" in one for one in c.findings), c.steps
 
 
-async def test_bytes_that_were_moved_are_found(tmp_path: Path) -> None:
+async def test_changed_bytes_are_detected(tmp_path: Path) -> None:
     rng = random.Random(5)
     async with open_world(tmp_path, rng) as world:
         c = Campaign(world, rng, 5)
@@ -87,7 +89,7 @@ async def test_bytes_that_were_moved_are_found(tmp_path: Path) -> None:
         assert sorted(one.rpartition(" ")[2] for one in c.findings) == ["gone", "new"]
 
 
-async def test_a_file_that_the_server_writes_and_removes_at_once_is_found(tmp_path: Path) -> None:
+async def test_file_that_the_server_writes_and_deletes_at_once_is_detected(tmp_path: Path) -> None:
     rng = random.Random(5)
     async with open_world(tmp_path, rng) as world:
         c = Campaign(world, rng, 5)
@@ -100,8 +102,8 @@ async def test_a_file_that_the_server_writes_and_removes_at_once_is_found(tmp_pa
         assert c.findings == [f"the server created or deleted the victim's {place}"] * 2
 
 
-async def test_what_an_honest_client_asks_of_its_own_table_is_answered(tmp_path: Path) -> None:
-    """Otherwise a server that refuses everything would pass each campaign."""
+async def test_requests_of_an_honest_client_for_its_own_table_succeed(tmp_path: Path) -> None:
+    """Otherwise a server that rejects everything would pass each campaign."""
     rng = random.Random(6)
     async with open_world(tmp_path, rng) as world:
         c = Campaign(world, rng, 6)
@@ -116,4 +118,4 @@ async def test_what_an_honest_client_asks_of_its_own_table_is_answered(tmp_path:
         statuses = [step.rpartition(" ")[2] for step in c.steps[begun:]]
         refused = [step for step in c.steps[begun:] if not step.endswith(("200", "204"))]
         assert len(statuses) >= 15
-        assert all("/lookup" in step for step in refused), refused  # it has no record index
+        assert all("/lookup" in step for step in refused), refused  # It has no record index.

@@ -1,5 +1,7 @@
-"""A tenant's largest requests are checked while the server answers others: what checks them waits here for an answer
-that another tenant gets."""
+"""Tests that the server answers other tenants while it checks the largest requests.
+
+Each check waits here for an answer to another tenant.
+"""
 
 from __future__ import annotations
 
@@ -98,10 +100,10 @@ async def test_others_are_answered_while_a_large_request_is_checked(
         assert (await asked).status < 300
 
 
-async def test_updates_of_a_large_commit_are_walked_beside_the_event_loop(
+async def test_updates_of_a_large_commit_are_checked_off_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a writer of one namespace, for whom each named file is checked."""
+    """The writer is confined to one namespace, so each named file is checked."""
     secrets = await make_tokens(tmp_path)
     threads: dict[str, set[int]] = {}
     for module, name in ((values, "read_updates"), (engine_commits, "check_requirements")):
@@ -130,8 +132,8 @@ async def test_updates_of_a_large_commit_are_walked_beside_the_event_loop(
             assert threading.get_ident() not in set.union(*threads.values())
 
 
-async def test_large_metadata_is_read_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a server that has not cached it; with the index of the columns, which a plan would make otherwise."""
+async def test_large_metadata_is_read_off_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server has not cached it; the test includes the index of columns, which a plan would build otherwise."""
     fields = [{"id": number + 1, "name": f"c{number}", "required": False, "type": "long"} for number in range(3_000)]
     async with running(tmp_path) as server:
         wide = {"name": "t", "schema": {"type": "struct", "schema-id": 0, "fields": fields}}
@@ -158,10 +160,10 @@ async def test_large_metadata_is_read_beside_the_event_loop(tmp_path: Path, monk
         assert threading.get_ident() not in where, name
 
 
-async def test_what_a_first_request_imports_is_imported_beside_the_event_loop(
+async def test_first_requests_import_modules_off_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A parser of SQL, and pandas, which PyArrow imports where it is installed: a tenth of a second each."""
+    """A SQL parser, and pandas, which PyArrow imports if it is installed, take a tenth of a second each."""
     threads: dict[str, int] = {}
     kept, body = importlib.import_module, metadata._encode_arrow
 

@@ -1,8 +1,9 @@
-"""A hostile writer on the machine swaps folders and files of its table for links to another tenant's, at any moment.
+"""Tests of a hostile local writer that swaps folders and files of its table for links to another tenant's, at any
+moment.
 
-Beside it the server plans, reads, expires, removes orphans, commits and purges, and workers run statements and jobs.
-Whatever they meet: no value of the other tenant is in an answer, and no file of it is read into a new one, changed or
-deleted. The other's files have the names that the writer's metadata has, so that each link leads to a file that fits.
+Meanwhile the server plans, reads, expires, removes orphans, commits and purges, and workers run statements and jobs.
+No value of the other tenant appears in an answer, and none of its files is read into a new file, changed or deleted.
+The other tenant's files have the names in the writer's metadata, so that each link leads to a suitable file.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def fill(url: str, namespace: str, text: str, appends: int = 3) -> None:
 
 
 class Swapper:
-    """Replaces what is in `own` by links to what has the same name in `other`, and puts it back, until it is closed."""
+    """A thread that replaces entries of `own` by links to those of the same name in `other`, and restores them."""
 
     def __init__(self, own: Path, other: Path, seed: int) -> None:
         self._own, self._other = own, other
@@ -86,7 +87,7 @@ class Swapper:
 
 
 def plain_files(folder: Path) -> list[Path]:
-    """Return all files below the folder, through no link."""
+    """Return all files below the folder without following links."""
     found = [Path(at, name) for at, _, names in os.walk(folder) for name in names]
     return sorted(path for path in found if not path.is_symlink())
 
@@ -97,8 +98,9 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def copy_names(own: Path, other: Path, fitting: Path) -> None:
-    """Give the other tenant a file with each name that the writer has, a data file with as many rows; and both an
-    old file that no table names, as orphan removal looks for them.
+    """Give the other tenant a file for each name that the writer has, data files with as many rows.
+
+    Both tenants also get an old file that no table names, for orphan removal.
     """
     for folder in ("data", "metadata"):
         (own / folder / "orphan.parquet").write_bytes(b"orphan")
@@ -112,7 +114,7 @@ def copy_names(own: Path, other: Path, fitting: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_nothing_of_another_tenant_is_read_changed_or_deleted(
+async def test_no_file_of_another_tenant_is_read_changed_or_deleted(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage, "_confined_to", None)
@@ -147,9 +149,9 @@ ACTIONS = ["load", "plan", "sql", "join", "expire", "orphans", "commit", "append
 
 
 async def act(server: Running, warehouse: Path, action: str) -> str:
-    """Return the answer as text.
+    """Send a request, and return the answer as text.
 
-    It may be an error: what the writer breaks is its own.
+    It may be an error, because the writer breaks its own files.
     """
     api, table = Api(server), "/v1/namespaces/mine/tables/t"
     maintenance = "/api/v1/tables/mine/t"

@@ -1,4 +1,4 @@
-"""The oracle can fail: a secret is found in every form in which an answer may carry it."""
+"""Tests that the oracle finds a secret in every form in which an answer may contain it."""
 
 from __future__ import annotations
 
@@ -65,20 +65,20 @@ CARRIERS = {
 
 
 @pytest.mark.parametrize("form", CARRIERS)
-def test_a_secret_is_found_in_each_form(form: str) -> None:
+def test_secret_is_found_in_each_form(form: str) -> None:
     secrets = Secrets()
     secrets.plant("name", TEXT, value=True)
     secrets.plant("bound", NUMBER, value=True)
     assert secrets.found(CARRIERS[form]), form
 
 
-def test_a_secret_is_found_in_a_header() -> None:
+def test_secret_is_found_in_a_header() -> None:
     secrets = Secrets()
     secrets.plant("name", "secret-of-others")
     assert secrets.found(b"", {"ETag": 'W/"secret-of-others"'})
 
 
-def test_a_handle_that_the_attacker_was_told_is_no_leak_and_its_neighbours_are() -> None:
+def test_handle_given_to_the_attacker_is_not_a_leak_but_its_neighbours_are() -> None:
     secrets = Secrets()
     secrets.plant("folder", "secret-folder")
     secrets.plant("file", "secret-file-0001")
@@ -86,14 +86,14 @@ def test_a_handle_that_the_attacker_was_told_is_no_leak_and_its_neighbours_are()
     assert {one.what for one in secrets.found(b"s3://lake/secret-folder/secret-file-0001")} == {"file"}
 
 
-def test_a_value_is_never_told() -> None:
+def test_value_cannot_be_given_as_a_hint() -> None:
     secrets = Secrets()
     secrets.plant("row", "value-of-a-row", value=True)
     with pytest.raises(AssertionError, match="hint"):
         secrets.tell("path/value-of-a-row")
 
 
-def test_what_holds_no_secret_holds_none() -> None:
+def test_no_secret_is_found_in_harmless_data() -> None:
     secrets = Secrets()
     secrets.plant("name", TEXT)
     secrets.plant("bound", NUMBER, value=True)

@@ -1,5 +1,4 @@
-"""SQL of tenants is parsed while the server answers others: one text of all at a time, and none of the longer ones in
-the event loop."""
+"""Tests that the server answers others while it parses SQL of tenants: one text at a time, longer ones in a thread."""
 
 from __future__ import annotations
 
@@ -77,7 +76,7 @@ async def test_one_text_is_parsed_at_a_time_and_others_are_answered(
     assert at_once == [0, 1]
 
 
-async def test_a_short_text_needs_no_thread(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_short_text_is_parsed_without_a_thread(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     def to_thread(*given: object) -> None:
         raise AssertionError("a thread takes longer than the text")
 

@@ -1,5 +1,8 @@
-"""Metadata files are in folders that the writers of a table may write. A file that was overwritten is not read, if the
-server wrote it. In one that was not, a location of another table has nothing written or listed there."""
+"""Tests of metadata files that a table's writers have overwritten.
+
+The server does not read an overwritten file that it wrote itself. If another catalog wrote the file, nothing is written
+or listed in a location of another table that it names.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ WAYS: dict[str, tuple[str, str, Any]] = {
 
 
 async def _attackers_own(world: World) -> str:
-    """Return a table `t` with an index, and a view `v`; the table's location."""
+    """Create a table `t` with an index and a view `v`; return the table's location."""
     made = await world.good("mallory", "POST", f"{NAMES}/tables", {"name": "t", "schema": SCHEMA})
     await world.good("mallory", "PUT", f"{OURS}/t/indexes/i", _BLOOM)
     view = {"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {}}
@@ -60,7 +63,7 @@ async def _try(world: World, way: str, own: str) -> Answer:
 
 
 async def _overwrite(world: World, path: str, **changes: Any) -> None:
-    """Overwrites the metadata file, as a principal with access to the table's folder can."""
+    """Overwrite the metadata file, as a principal with access to the table's folder can."""
     loaded = await world.good("mallory", "GET", path)
     metadata = {**json.loads(world.read(loaded["metadata-location"])), **changes}
     world.write(loaded["metadata-location"], json.dumps(metadata).encode())
@@ -68,7 +71,7 @@ async def _overwrite(world: World, path: str, **changes: Any) -> None:
 
 
 async def _rename_file(world: World, kind: str, name: str) -> None:
-    """Has an admin register the metadata under a name that does not contain a digest, as of another catalog."""
+    """Let an admin register the metadata under a name without a digest, as from another catalog."""
     loaded = await world.good("mallory", "GET", f"{NAMES}/{kind}s/{name}")
     location = loaded["metadata-location"].rpartition("/")[0] + "/v1.metadata.json"
     world.write(location, world.read(loaded["metadata-location"]))
@@ -89,7 +92,7 @@ async def _rename_file(world: World, kind: str, name: str) -> None:
         pytest.param("location", "freely", marks=pytest.mark.slow),
     ],
 )
-async def test_forged_metadata_has_nothing_written_or_listed_elsewhere(
+async def test_forged_metadata_causes_no_write_or_listing_elsewhere(
     tmp_path: Path, way: str, kind: str, named: str
 ) -> None:
     async with open_world(tmp_path, random.Random(7)) as world:
@@ -108,7 +111,7 @@ async def test_forged_metadata_has_nothing_written_or_listed_elsewhere(
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_the_same_requests_work_while_metadata_are_as_they_were_written(tmp_path: Path, way: str) -> None:
+async def test_same_requests_work_with_unchanged_metadata(tmp_path: Path, way: str) -> None:
     async with open_world(tmp_path, random.Random(8)) as world:
         own = await _attackers_own(world)
         world.server.components.catalog.documents.cache.clear()
@@ -117,7 +120,7 @@ async def test_the_same_requests_work_while_metadata_are_as_they_were_written(tm
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip"])
-async def test_metadata_that_were_overwritten_are_not_served(tmp_path: Path, codec: str) -> None:
+async def test_overwritten_metadata_is_not_served(tmp_path: Path, codec: str) -> None:
     async with open_world(tmp_path, random.Random(12)) as world:
         await _attackers_own(world)
         properties = set_properties(**{"write.metadata.compression-codec": codec})
@@ -178,8 +181,8 @@ def _set(properties: dict[str, str]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("way", MOVES)
 @pytest.mark.parametrize("name", PATHS)
-async def test_no_file_is_written_to_a_path_that_another_table_has_claimed(tmp_path: Path, way: str, name: str) -> None:
-    """The table was moved out of the attacker's namespace, so that the path is still below the namespace's folder."""
+async def test_no_file_is_written_to_a_path_claimed_by_another_table(tmp_path: Path, way: str, name: str) -> None:
+    """The table was moved out of the attacker's namespace, so its path is still below the namespace's folder."""
     async with open_world(tmp_path, random.Random(9)) as world:
         own = await _attackers_own(world)
         before = await world.fingerprint()

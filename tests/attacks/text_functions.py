@@ -1,7 +1,7 @@
-"""Times each function of the packages that takes only text, on long hostile texts.
+"""Measure each function of the packages that takes only text, on long hostile texts.
 
-Run it as a module: it prints each function whose time grows faster than its text. The functions are those of the syntax
-trees, so a new one is covered without an entry here. Exceptions are answers, too.
+As a module it prints each function whose time grows faster than its text. The functions are found in the syntax trees,
+so a new one needs no entry here. Exceptions count as answers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NOT_CALLED = (
     "metaserver/settings/settings",
     "metaserver/store/",
 )
-"""Files and folders of functions that open files or connections, whose text is the operator's, or that need Spark."""
+"""Files and folders of functions that open files or connections, take the operator's texts, or need Spark."""
 _VALUES: dict[str, Any] = {"int": 1, "bool": False, "float": 1.0, "str | None": None}
 TEXT_CHARACTERS = 6_000
 # fmt: off
@@ -56,8 +56,9 @@ _AROUND = (
 
 
 def functions() -> Iterator[tuple[str, Callable[[str], object]]]:
-    """Yield (its place, a call with one text) of each function whose required arguments are texts or plain values,
-    and of the reader of predicates, which also needs a schema.
+    """Yield (place, a call with one text) of each function whose required arguments are texts or plain values.
+
+    This includes the reader of predicates, which also needs a schema.
     """
     schema = from_json(encode_json(SCHEMA), Schema)
     yield "parse_sql", _call(partial(parse_sql, schema=schema), ["str"], {})
@@ -73,8 +74,9 @@ def functions() -> Iterator[tuple[str, Callable[[str], object]]]:
 
 
 def _types(node: ast.FunctionDef) -> tuple[list[str], dict[str, str]] | None:
-    """Return the types of the required arguments, by position and by name; None if there is no text, or another
-    type.
+    """Return the types of the required arguments, by position and by name.
+
+    Return None if no argument is a text, or if one has another type.
     """
     arguments = node.args
     positional = [*arguments.posonlyargs, *arguments.args]
@@ -92,7 +94,7 @@ def _types(node: ast.FunctionDef) -> tuple[list[str], dict[str, str]] | None:
 
 
 def _call(function: Any, positional: list[str], named: dict[str, str]) -> Callable[[str], object]:
-    plain = inspect.unwrap(function)  # a cache would answer the second measurement
+    plain = inspect.unwrap(function)  # A cache would answer the second measurement.
 
     def value(kind: str, text: str) -> Any:
         if kind == "bytes":
@@ -127,9 +129,9 @@ def superlinear(place: str, call: Callable[[str], object]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Print each function that is not linear, and how many there are."""
+    """Print each function that is not linear, and their number."""
     count = 0
-    gc.disable()  # a collection in one of two measurements looks like growth
+    gc.disable()  # A garbage collection in one of two measurements looks like growth.
     for place, call in functions():
         count += 1
         print(f"begins {place}", file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
-"""S3 requests to the objects gateway that reach for the victim's objects, signed with keys of the attacker's own table.
+"""S3 requests to the objects gateway for the victim's objects, signed with credentials of the attacker's own table.
 
-The victim's objects are in the gateway's cache before: an answer from the cache needs the same rights as one from the
+The victim's objects are already in the gateway's cache, because a cached answer needs the same rights as one from the
 store.
 """
 
@@ -35,7 +35,7 @@ async def keys_of(world: World, who: str, path: str) -> dict[str, str]:
 
 
 async def fill_cache(world: World) -> None:
-    """The victim reads all its objects through the gateway."""
+    """Read all objects of the victim through the gateway."""
     for name in world.hints["table"]:
         path = f"/v1/namespaces/{world.victim}/tables/{name}"
         keys = await keys_of(world, "viola", path)
@@ -74,7 +74,7 @@ async def send(
 
 
 async def reach_through_gateway(c: Campaign, name: str) -> None:
-    """One request for each kind of the victim's objects."""
+    """Send one request for each kind of the victim's objects."""
     world, rng = c.world, c.rng
     if not world.gateway:
         return
@@ -135,7 +135,7 @@ async def reach_through_gateway(c: Campaign, name: str) -> None:
 
 
 def _forged(c: Campaign, keys: dict[str, str]) -> dict[str, Any]:
-    """Return the keys, or keys with another grant in their token."""
+    """Return the credentials, or credentials with another grant in their token."""
     token = keys.get("s3.session-token", "")
     if not token or c.rng.random() < 0.7:
         return keys

@@ -1,8 +1,8 @@
-"""Two tenants on one server: the victim's namespace full of planted secrets, and the attacker's own beside it.
+"""Two tenants on one server: the victim's namespace with planted secrets, and the attacker's namespace.
 
 `open_world` starts a server with logins over a local warehouse or a real S3 store, and lets an ordinary client
 (PyIceberg) write the victim's tables. The attacker owns the namespace `evil`; everything about the other namespace is
-secret, but for what a campaign hands out as hints.
+secret, except the hints of a campaign.
 """
 
 from __future__ import annotations
@@ -42,10 +42,12 @@ FIELDS: list[dict[str, Any]] = [
     {"id": 3, "name": "part", "required": False, "type": "string"},
     {"id": 4, "name": "amount", "required": False, "type": "long"},
 ]
-"""Of the attacker's tables: the column ids and types are the victim's, so that foreign bounds would be readable."""
+"""The fields of the attacker's tables, with the victim's column ids and types, so that foreign bounds would be
+readable.
+"""
 SCHEMA = {"type": "struct", "schema-id": 0, "fields": FIELDS}
 HOSTILE = ("mallory", "morgan", "riley", "nobody", "")
-"""Confined writer, admin and reader of `evil`, a login without a grant, and a stranger without a login."""
+"""Confined writer, admin and reader of `evil`, a login without a grant, and an unknown client without a login"""
 
 
 @dataclass
@@ -58,11 +60,11 @@ class World:
     s3: S3 | None
     bucket: str
     victim: str
-    """The victim's namespace."""
+    """The victim's namespace"""
     hints: dict[str, list[str]] = field(default_factory=dict)
-    """What an attacker may have come to know, by kind."""
+    """Handles that an attacker may know, by kind"""
     gateway: str = ""
-    """URL of the objects gateway; empty without it."""
+    """URL of the objects gateway; empty if there is none"""
     touched: list[str] = field(default_factory=list)
     """Locations of all files that the server has created or deleted. A file may be gone before `files` is called."""
 
@@ -73,7 +75,7 @@ class World:
         return await self.api(method, path, body, headers=headers, **more)
 
     async def good(self, who: str, method: str, path: str, body: Any = None, **more: Any) -> Any:
-        """Return the JSON of an answer that has to succeed."""
+        """Send a request that must succeed, and return its JSON."""
         answer = await self.ask(who, method, path, body, **more)
         assert answer.status < 300, (method, path, answer.raw)
         return answer.json if answer.raw else None
@@ -86,7 +88,7 @@ class World:
         return bytes(self._s3("get_object", location)["Body"].read())
 
     def write(self, location: str, data: bytes) -> None:
-        """As an engine with access to the storage writes into its own table."""
+        """Write an object as an engine with access to the storage writes into its own table."""
         if self.s3 is None:
             path = Path(location.removeprefix("file://"))
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +99,7 @@ class World:
     def _s3(self, operation: str, location: str, **more: Any) -> Any:
         assert self.s3 is not None
         bucket, _, key = location.removeprefix("s3://").partition("/")
-        client = self.s3.client()  # put_object replaces what is there
+        client = self.s3.client()  # put_object replaces an existing object.
         try:
             return getattr(client, operation)(Bucket=bucket, Key=key, **more)
         finally:
@@ -119,7 +121,7 @@ class World:
         finally:
             client.close()
 
-    # The victim's possessions
+    # The victim's objects
 
     def is_victims(self, location: str) -> bool:
         return any(location.startswith(root + "/") for root in self.hints["location"])
@@ -128,7 +130,7 @@ class World:
         return [place for place in self.touched if self.is_victims(place)]
 
     async def fingerprint(self) -> dict[str, str]:
-        """Digests of the victim's files and of all that the catalog knows of it, as an admin sees it."""
+        """Return digests of the victim's files and of all that the catalog has about it, as an admin sees it."""
         found = {place: _digest(data) for place, data in self.files().items() if self.is_victims(place)}
         names = f"/v1/namespaces/{self.victim}"
         paths = [names, f"{names}/tables", f"{names}/views", f"{names}/functions"]
@@ -139,13 +141,16 @@ class World:
             found[path] = _digest((await self.ask("root", "GET", path)).raw)
         for table in self.hints["table"]:
             loaded = await self.good("root", "GET", f"{names}/tables/{table}")
-            known = [loaded["metadata-location"], loaded["metadata"]]  # the keys in `config` change with the time
+            known = [
+                loaded["metadata-location"],
+                loaded["metadata"],
+            ]  # The credentials in `config` change with the time.
             found[f"{names}/tables/{table}"] = _digest(json.dumps(known).encode())
             listed = await self.good("root", "GET", f"/api/v1/tables/{self.victim}/{table}/indexes")
             kept = [{**one, "used": None} for one in listed["indexes"]]
             found[f"indexes of {table}"] = _digest(json.dumps(kept).encode())
         grants = (await self.good("root", "GET", "/api/v1/grants"))["grants"]
-        grants = [one for one in grants if one["namespace"][:1] != [EVIL]]  # the confined admin gives those
+        grants = [one for one in grants if one["namespace"][:1] != [EVIL]]  # The confined admin gives these.
         found["grants"] = _digest(json.dumps(grants).encode())
         return found
 
@@ -174,10 +179,10 @@ def _record_locations(store: type[LocalObjects] | type[S3Objects], touched: list
 async def open_world(
     home: Path, rng: random.Random, s3: S3 | None = None, *, with_gateway: bool = False
 ) -> AsyncIterator[World]:
-    """A server with both tenants; closed, it leaves nothing running.
+    """Open a server with both tenants; closing leaves nothing running.
 
     Args:
-        with_gateway: And the objects gateway, over S3.
+        with_gateway: Also open the objects gateway, over S3.
     """
     secrets = Secrets()
     mark = f"{rng.getrandbits(40):010x}"
@@ -239,7 +244,7 @@ def _arrow_schema(names: Sequence[str]) -> pa.Schema:
 
 
 class _Planting:
-    """Fills the victim's namespace."""
+    """The steps that fill the victim's namespace."""
 
     def __init__(self, world: World, mark: str, rng: random.Random) -> None:
         self.world, self.mark, self.rng = world, mark, rng
@@ -250,7 +255,7 @@ class _Planting:
         return self.world.secrets.plant(what, f"{what.replace(' ', '')}{self.rng.getrandbits(48):012x}", value=value)
 
     def hint(self, kind: str, text: str | int) -> str:
-        """Return a handle: planted, and on the list of what an attacker may know."""
+        """Plant a handle as a possible hint, and return it."""
         text = str(text)
         if len(text) >= 10:
             self.world.secrets.plant(kind, text)
@@ -272,7 +277,7 @@ class _Planting:
         await self._others()
 
     async def _moved_table(self) -> None:
-        """A table that the attacker made, and that was renamed into the victim's namespace since."""
+        """Create a table as the attacker and move it into the victim's namespace."""
         world = self.world
         made = await world.good("mallory", "POST", f"/v1/namespaces/{EVIL}/tables", {"name": "moved", "schema": SCHEMA})
         self.hints["moved location"].append(made["metadata"]["location"])
@@ -285,13 +290,13 @@ class _Planting:
         await world.good("bridge", "POST", "/v1/tables/rename", ends)
 
     def _written_tables(self) -> None:
-        """By PyIceberg, as an ordinary client."""
+        """Write tables with PyIceberg, as an ordinary client."""
         world, secret = self.world, self.secret
         given: dict[str, str] = {"uri": world.server.url, "token": world.tokens["viola"]}
         if world.s3 is not None:
             given |= world.s3.client_properties() | {"s3.signer": "", "s3.remote-signing-enabled": "false"}
         catalog = RestCatalog("victim", **given)
-        part = secret("partition value", value=False)  # it stands in paths, as its column's name does
+        part = secret("partition value", value=False)  # It is part of paths, like its column's name.
         columns = [secret("column name", value=number != 2) for number in range(4)]
         schema = _arrow_schema(columns)
         for kind, name in (("table", f"ledger{self.mark}"), ("dropped name", f"gone{self.mark}")):
@@ -306,11 +311,11 @@ class _Planting:
             table.manage_snapshots().create_tag(snapshot.snapshot_id, secret("tag name")).commit()
         moved = catalog.load_table((world.victim, self.hints["table"][0]))
         moved.append(self._rows(_arrow_schema([one["name"] for one in FIELDS]), part))
-        # The table written by itself is the first that attacks name.
+        # The first table that attacks name is the one written by itself.
         self.hints["table"].reverse()
 
     def _rows(self, schema: pa.Schema, part: str) -> pa.Table:
-        """Three rows of values that stand in bounds as they are: strings below 16 characters are not truncated."""
+        """Return three rows whose values are complete in bounds: strings below 16 characters are not truncated."""
         count = 3
         numbers = [self.rng.randrange(10**15, 10**18) for _ in range(2 * count)]
         plant = self.world.secrets.plant
@@ -337,7 +342,9 @@ class _Planting:
                 self.hint("manifest", place)
 
     async def _around(self, name: str) -> None:
-        """What else a table has: an index and a build of it, plans, pages, a report, staged and recorded answers."""
+        """Create other objects of a table: an index with a build, plans, pages, a report, staged and recorded
+        answers.
+        """
         world = self.world
         own = f"/api/v1/tables/{world.victim}/{name}"
         standard = f"/v1/namespaces/{world.victim}/tables/{name}"
@@ -391,7 +398,7 @@ class _Planting:
         self.hint("dropped", listed["dropped"][0]["id"])
 
     async def _others(self) -> None:
-        """A view, a function, an access token."""
+        """Create a view, a function and an access token."""
         world = self.world
         names = f"/v1/namespaces/{world.victim}"
         sql = f"SELECT 1 AS id, '{self.secret('text of a view')}' AS data"
@@ -429,4 +436,4 @@ KINDS = (
     *("location", "metadata file", "manifest list", "manifest", "data file", "view file"),
     *("plan task", "page token", "stage", "moved location", "moved uuid"),
 )
-"""Of hints. In each campaign some are handed out."""
+"""Kinds of hints. Each campaign gives some of them to the attacker."""

@@ -1,1 +1,1 @@
-"""The catalog over a real SQLite store and real files, and with faults that reality will not produce on demand."""
+"""Tests of the catalog over a real SQLite store and real files, and with injected faults."""

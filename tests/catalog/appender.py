@@ -1,7 +1,8 @@
-"""A stock engine as far as an append goes, by the spec and fastavro: it writes manifests and a manifest list on the
-metadata it has loaded, merges manifests if told to, and says what it would send. And a reader of what came of it.
+"""An engine's append by the specification and fastavro, and a reader of the result.
 
-Shares no code with the server. Files are local; data files are only named.
+The appender writes manifests and a manifest list for the metadata that it has loaded, merges manifests on request, and
+returns the commit that it would send. It shares no code with the server. Metadata files are local; data files are only
+named.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tests.iceberg.manifests.manifest_files import manifest_schema
 ADDED, EXISTING, DELETED = 1, 0, 2
 Row = dict[str, Any]
 Commit = tuple[list[Row], list[Row]]
-"""Requirements and updates."""
+"""Requirements and updates of a commit."""
 
 _COUNTS = ("added_files_count", "existing_files_count", "deleted_files_count")
 _ROW_COUNTS = ("added_rows_count", "existing_rows_count", "deleted_rows_count")
@@ -51,7 +52,7 @@ def _list_schema(version: int) -> Row:
 
 
 def local(place: str) -> Path:
-    """Of a location as any engine writes it: file:///a, or file:/a."""
+    """Return the local path of a location in an engine's form: file:///a or file:/a."""
     return Path("/" + place.removeprefix("file:").lstrip("/"))
 
 
@@ -71,7 +72,7 @@ def _rows(place: str) -> list[Row]:
 
 @dataclass(frozen=True)
 class File:
-    """A live data file of a snapshot, with what it inherited."""
+    """A live data file of a snapshot, with inherited values."""
 
     path: str
     records: int
@@ -83,7 +84,7 @@ class File:
 
 
 def read_manifest(listed: Row) -> list[File]:
-    """By the spec's rules of inheritance."""
+    """Return the files of a manifest with the values that they inherit by the specification."""
     found, next_row = [], listed.get("first_row_id")
     rows = _rows(listed["manifest_path"])
     said = [listed[name] for name in _COUNTS]
@@ -109,7 +110,7 @@ def read_list(snapshot: Row) -> list[Row]:
 
 
 def read_snapshot(snapshot: Row) -> dict[str, File]:
-    """Return the live data files by path, each at most once."""
+    """Return the live data files by path, and check that each occurs once."""
     files = [file for listed in read_list(snapshot) for file in read_manifest(listed)]
     found = {file.path: file for file in files}
     assert len(found) == len(files), "a data file is there twice"
@@ -118,30 +119,30 @@ def read_snapshot(snapshot: Row) -> dict[str, File]:
 
 @dataclass
 class Appender:
-    """`metadata` as the JSON it loaded.
+    """An engine with the metadata that it loaded, as JSON.
 
-    Every knob makes it an engine that behaves otherwise.
+    The options make it behave like different engines.
     """
 
     metadata: Row
     branch: str = "main"
     merge: int = 0
-    """How many of its parent's manifests it merges with its own."""
+    """The number of its parent's manifests to merge with its own."""
     apart: bool = False
-    """Whether what it merged stands in a manifest of its own."""
+    """Whether merged entries are in a separate manifest."""
     retention: Row = field(default_factory=dict)
     entry: Row = field(default_factory=dict)
-    """What its new entries say instead."""
+    """Values that replace those of its new entries."""
     file: Row = field(default_factory=dict)
     listed: Row = field(default_factory=dict)
-    """What its manifest list says of its new manifest instead."""
+    """Values that replace those of its new manifest in the manifest list."""
     snapshot: Row = field(default_factory=dict)
     forget: str = ""
-    """A file that it leaves out when it merges."""
+    """A file that it omits in a merge."""
     more: Sequence[Row] = ()
-    """Entries beside its own: (status, path, …) as a manifest has them."""
+    """Additional entries as in a manifest: (status, path, …)."""
     manifests: list[str] = field(default_factory=list)
-    """Those it wrote."""
+    """The manifests that it wrote."""
     manifest_list: str = ""
 
     def __post_init__(self) -> None:
@@ -155,10 +156,10 @@ class Appender:
         self.folder = f"{self.metadata['location']}/metadata"
 
     def commit(self, files: dict[str, int], gone: Collection[str] = (), deletes: Collection[str] = ()) -> Commit:
-        """Append these, by their records; or deletes `gone`.
+        """Append these files with their record counts, or delete `gone`.
 
         Args:
-            deletes: Files of position deletes that it adds.
+            deletes: Position delete files to add.
         """
         before = [] if self.parent is None else read_list(self.parent)
         before = [row for row in before if row["added_files_count"] + row["existing_files_count"]]
@@ -275,6 +276,6 @@ class Appender:
                 **self.retention,
             },
         ]
-        # As it would be on the wire: what is sent shares nothing with what the appender goes on to use.
+        # A copy, as if it were sent over the network, so that the commit shares no objects with the appender.
         sent: Commit = json.loads(json.dumps((requirements, updates)))
         return sent[0], sent[1]

@@ -1,4 +1,4 @@
-"""Appends of stock engines to the table `t` of a catalog, and what the table is then."""
+"""Appends of engines to the table `t` of a catalog, and the state of the table afterwards."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def commit(it: Rig, made: Commit) -> LoadedTable:
 
 
 async def append(it: Rig, files: dict[str, int], **knobs: Any) -> Appender:
-    """On what stands."""
+    """Return an append to the current table."""
     client = Appender(await load(it), **knobs)
     await commit(it, client.commit(files))
     return client

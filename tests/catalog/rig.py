@@ -1,4 +1,4 @@
-"""A catalog over SQLite and local files, and wrappers of both that fail on demand, seeded."""
+"""A catalog over SQLite and local files, and wrappers of both that fail on demand, with a seed."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ from tests.access.keyrings import fixed_keyring
 
 
 def name_freely(location: str) -> Path:
-    """Give the current metadata file of a table or view a name without a digest, as if another catalog had written
-    it; the new path.
+    """Rename the current metadata file of a table or view to a name without a digest, and return its path.
+
+    Another catalog may have written such a file.
     """
     old = Path(location.removeprefix("file://"))
     path = old.with_name(f"{old.name[:5]}-{uuid.uuid4()}.metadata.json")
@@ -60,7 +61,7 @@ SCHEMA: dict[str, Any] = {
 
 
 class Failing:
-    """Seeded faults; `rate` 0 fails nothing."""
+    """Faults from a seed; with `rate` 0 nothing fails."""
 
     def __init__(self, seed: int, rate: float) -> None:
         self.random = random.Random(seed)
@@ -71,7 +72,7 @@ class Failing:
 
 
 class FailingStore:
-    """A pointer store whose transactions may fail before they happen, or lose their reply after."""
+    """A pointer store whose transactions may fail before their execution, or lose their reply afterwards."""
 
     def __init__(self, store: PointerStore, faults: Failing) -> None:
         self._store = store
@@ -92,7 +93,7 @@ class FailingStore:
 
 
 class FailingObjects:
-    """Storage whose writes may fail before or after they happen."""
+    """Storage whose writes may fail before or after their execution."""
 
     def __init__(self, objects: ObjectStore, faults: Failing) -> None:
         self._objects = objects
@@ -115,7 +116,7 @@ class FailingObjects:
 
 
 class RacingStore:
-    """Lets `intruder` run once, just before the first pointer swap: another server that was faster."""
+    """A store that runs `intruder` once, just before the first pointer swap, like a faster second server."""
 
     def __init__(self, store: PointerStore) -> None:
         self._store = store
@@ -184,7 +185,7 @@ async def rig(
 
 
 def append(snapshot_id: int, parent: int | None, sequence: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Requirements and updates of an append, as Java sends them."""
+    """Return requirements and updates of an append, as Java sends them."""
     snapshot = {
         "snapshot-id": snapshot_id,
         "sequence-number": sequence,
@@ -204,9 +205,7 @@ def append(snapshot_id: int, parent: int | None, sequence: int) -> tuple[list[di
 
 
 def first_updates(uuid: str, schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return those with which a commit creates an unpartitioned, unsorted table of version 2; its location is yet to
-    come.
-    """
+    """Return the updates that create an unpartitioned, unsorted table of version 2, without its location."""
     return [
         {"action": "assign-uuid", "uuid": uuid},
         {"action": "upgrade-format-version", "format-version": 2},

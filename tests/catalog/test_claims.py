@@ -1,4 +1,4 @@
-"""No two tables, views or functions overlap, whoever asks; what one has it keeps, wherever its name moves."""
+"""Tests that no two tables, views or functions overlap, and that each keeps its locations when its name moves."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _created(uuid: str, location: str) -> list[dict[str, Any]]:
 
 
 async def refused(it: Rig, caller: Caller, location: str) -> None:
-    """By every door that takes a location."""
+    """Check that every operation with a location rejects this location."""
     catalog = it.catalog
     uuid = "11111111-2222-4333-8444-555555555555"
     create = CreateTable(name="x", schema=SCHEMA, location=location)
@@ -86,14 +86,14 @@ async def refused(it: Rig, caller: Caller, location: str) -> None:
 
 
 @pytest.mark.parametrize("caller", [CONFINED, CALLER])
-async def test_nothing_comes_to_lie_over_a_table_that_moved_away(tmp_path: Path, caller: Caller) -> None:
+async def test_no_location_may_be_inside_that_of_a_moved_table(tmp_path: Path, caller: Caller) -> None:
     async with rig(tmp_path) as it:
         location = await prepared(it)
         for spelling in _spellings(location):
             await refused(it, caller, spelling)
 
 
-async def test_nothing_comes_to_lie_around_a_table(tmp_path: Path) -> None:
+async def test_no_location_may_contain_that_of_a_table(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await prepared(it)
         place = f"{it.catalog.warehouse.namespace_location(('a',))}/deep"
@@ -105,7 +105,7 @@ async def test_nothing_comes_to_lie_around_a_table(tmp_path: Path) -> None:
         await it.catalog.tables.create(CALLER, ("a",), CreateTable(name="x", schema=SCHEMA, location=f"{place}/in/e"))
 
 
-async def test_a_dropped_table_keeps_its_location_until_it_is_purged(tmp_path: Path) -> None:
+async def test_dropped_table_keeps_its_location_until_it_is_purged(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         location = await prepared(it)
         await it.catalog.tables.drop(CALLER, ("b",), "moved", purge=False)
@@ -120,7 +120,7 @@ async def test_a_dropped_table_keeps_its_location_until_it_is_purged(tmp_path: P
         await it.catalog.tables.create(CONFINED, ("a",), CreateTable(name="x", schema=SCHEMA, location=location))
 
 
-async def test_a_table_that_moves_on_keeps_the_places_where_its_older_files_lie(tmp_path: Path) -> None:
+async def test_moved_table_keeps_the_locations_of_its_older_files(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         location = await prepared(it)
         new = f"{it.catalog.warehouse.namespace_location(('b',))}/new"
@@ -132,7 +132,7 @@ async def test_a_table_that_moves_on_keeps_the_places_where_its_older_files_lie(
         )
 
 
-async def test_of_two_that_claim_overlapping_places_at_once_one_is_refused(tmp_path: Path) -> None:
+async def test_only_one_of_two_concurrent_overlapping_claims_succeeds(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await prepared(it)
         place = f"{it.catalog.warehouse.namespace_location(('a',))}/race"
@@ -155,7 +155,7 @@ async def test_of_two_that_claim_overlapping_places_at_once_one_is_refused(tmp_p
         assert [type(outcome) for outcome in outcomes].count(BadRequest) == 3, outcomes
 
 
-async def test_a_pass_of_staging_opens_nothing_that_is_another_s_by_now(tmp_path: Path) -> None:
+async def test_staging_pass_does_not_open_a_location_that_belongs_to_another_table_now(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await prepared(it)
         place = f"{it.catalog.warehouse.namespace_location(('a',))}/staged"
@@ -169,7 +169,7 @@ async def test_a_pass_of_staging_opens_nothing_that_is_another_s_by_now(tmp_path
             await it.catalog.find_staged_location(token, ("a",), "s")
 
 
-async def test_a_symbolic_link_is_no_way_round(tmp_path: Path) -> None:
+async def test_symbolic_link_does_not_bypass_a_claim(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         location = await prepared(it)
         folder = Path(parse_location(it.catalog.warehouse.namespace_location(("a",))).file_path)
@@ -189,8 +189,8 @@ async def test_a_symbolic_link_is_no_way_round(tmp_path: Path) -> None:
             await it.catalog.tables.register(CALLER, ("b",), "x", spelled, overwrite=False)
 
 
-async def test_a_claim_is_of_the_path_and_not_of_what_a_link_leads_to(tmp_path: Path) -> None:
-    """A folder that becomes a link after its table was created claims nothing of the other."""
+async def test_claim_belongs_to_the_path_and_not_to_the_target_of_a_link(tmp_path: Path) -> None:
+    """A folder that becomes a link after its table was created claims nothing in the target."""
     async with rig(tmp_path) as it:
         location = await prepared(it)
         before = await it.catalog.context.store.claims((await it.catalog.tables.entry(("b",), "moved")).uuid)
@@ -201,7 +201,7 @@ async def test_a_claim_is_of_the_path_and_not_of_what_a_link_leads_to(tmp_path: 
         await it.catalog.tables.create(CALLER, ("b",), CreateTable(name="free", schema=SCHEMA))
 
 
-async def test_a_folder_for_files_is_common_to_tables_only_where_an_unconfined_caller_says_so(tmp_path: Path) -> None:
+async def test_tables_share_a_folder_only_if_an_unconfined_caller_allows_it(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await prepared(it)
         common = {"write.data.path": f"{it.catalog.warehouse.namespace_location(('a',))}/common"}
@@ -211,8 +211,8 @@ async def test_a_folder_for_files_is_common_to_tables_only_where_an_unconfined_c
             await it.catalog.tables.create(CONFINED, ("a",), CreateTable(name="x", schema=SCHEMA, properties=common))
 
 
-async def test_a_purge_deletes_nothing_in_the_place_of_another(tmp_path: Path) -> None:
-    """Of tables that overlapped before that was refused."""
+async def test_purge_deletes_nothing_in_the_location_of_another_table(tmp_path: Path) -> None:
+    """The tables overlapped before overlaps were rejected."""
     async with rig(tmp_path) as it:
         await prepared(it)
         place = f"{it.catalog.warehouse.namespace_location(('a',))}/over"
@@ -249,7 +249,7 @@ async def test_a_purge_deletes_nothing_in_the_place_of_another(tmp_path: Path) -
             assert not await it.objects.exists(file)
 
 
-async def test_a_location_in_a_metadata_file_that_was_written_over_is_not_signed_for(tmp_path: Path) -> None:
+async def test_location_from_an_overwritten_metadata_file_is_not_signed(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         theirs = await prepared(it)
         created = await it.catalog.tables.create(CONFINED, ("a",), CreateTable(name="forged", schema=SCHEMA))
@@ -262,9 +262,7 @@ async def test_a_location_in_a_metadata_file_that_was_written_over_is_not_signed
 
 
 @pytest.mark.parametrize("moved", [False, True])
-async def test_a_metadata_log_that_was_written_over_has_nothing_of_anothers_deleted(
-    tmp_path: Path, moved: bool
-) -> None:
+async def test_overwritten_metadata_log_deletes_no_file_of_another_table(tmp_path: Path, moved: bool) -> None:
     async with rig(tmp_path) as it:
         theirs = await prepared(it)
         victim = (await it.catalog.tables.load(("b",), "moved")).entry
@@ -288,7 +286,7 @@ async def test_a_metadata_log_that_was_written_over_has_nothing_of_anothers_dele
         assert await it.objects.exists(victim.metadata_location)
 
 
-async def test_what_was_dropped_may_be_made_anew_by_its_name_and_in_its_place_alone(tmp_path: Path) -> None:
+async def test_dropped_entry_can_be_recreated_only_with_its_name_and_location(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await prepared(it)
         tables, dropped = it.catalog.tables, it.catalog.dropped
@@ -312,7 +310,7 @@ async def test_what_was_dropped_may_be_made_anew_by_its_name_and_in_its_place_al
         assert (await tables.load(("a",), "again")).entry == second
 
 
-async def test_what_was_dropped_is_not_registered_over_what_lies_in_its_place_now(tmp_path: Path) -> None:
+async def test_dropped_entry_cannot_be_registered_over_the_current_owner_of_its_location(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await prepared(it)
         tables, views = it.catalog.tables, it.catalog.views
@@ -327,7 +325,7 @@ async def test_what_was_dropped_is_not_registered_over_what_lies_in_its_place_no
             with pytest.raises(CommitConflict, match="since it was dropped"):
                 await tables.register(CALLER, ("a",), "old", first.metadata_location, overwrite=overwrite)
         assert (await tables.load(("a",), "again")).entry == second
-        # In the place of the other it may come back, and the other after it.
+        # It may return in place of the other, and the other after it.
         for entry in (first, second):
             name = "again"
             await tables.register(CALLER, ("a",), name, entry.metadata_location, overwrite=True)
@@ -340,7 +338,7 @@ async def test_what_was_dropped_is_not_registered_over_what_lies_in_its_place_no
             await views.register(CALLER, ("a",), "old", seen.metadata_location)
 
 
-async def test_registering_an_older_file_takes_back_what_was_allowed_since_and_keeps_the_places(tmp_path: Path) -> None:
+async def test_registering_an_older_file_revokes_later_permissions_and_keeps_the_locations(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         location = await prepared(it)
         tables, name = it.catalog.tables, (("b",), "moved")
@@ -365,8 +363,8 @@ async def test_registering_an_older_file_takes_back_what_was_allowed_since_and_k
         await refused(it, CALLER, location)
 
 
-async def test_a_table_is_known_by_the_uuid_in_the_database_whatever_its_metadata_say(tmp_path: Path) -> None:
-    """Metadata of old writers have no UUID, and may get any by a commit or by who writes over the file."""
+async def test_table_is_identified_by_the_uuid_in_the_database(tmp_path: Path) -> None:
+    """Metadata of old writers have no UUID, and a commit or an overwritten file may give them any UUID."""
     async with rig(tmp_path) as it:
         await prepared(it)
         tables, name = it.catalog.tables, (("a",), "old")
@@ -401,7 +399,7 @@ async def test_a_table_is_known_by_the_uuid_in_the_database_whatever_its_metadat
         assert stored.uuid == entry.uuid
 
 
-async def test_a_view_whose_file_was_written_over_with_anothers_is_neither_served_nor_changed(tmp_path: Path) -> None:
+async def test_view_whose_file_was_replaced_by_another_views_is_neither_served_nor_changed(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         location = await prepared(it)
         views = it.catalog.views

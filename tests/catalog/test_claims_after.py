@@ -1,4 +1,4 @@
-"""A claim ends with its files: after the last name of an entry has gone, its namespace keeps the locations."""
+"""Tests that a claim ends with its files: after an entry's last name is gone, its namespace keeps the locations."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def delete_files(location: str) -> None:
 
 
 async def refuse(it: Rig, caller: Caller, namespace: str, location: str) -> None:
-    """No entry of the namespace gets the location, or a folder in it."""
+    """Check that no entry of the namespace gets the location, or a folder in it."""
     for place in (location, f"{location}/data", f"{location}/x/y"):
         request = CreateTable(name="x", schema=SCHEMA, location=place)
         with pytest.raises(BadRequest, match="overlaps"):
@@ -80,7 +80,7 @@ async def _unregister(it: Rig) -> None:
 
 @pytest.mark.parametrize("ending", [_drop, _purge, _unregister])
 @pytest.mark.parametrize("retention_s", [7 * 86400, 0])
-async def test_a_moved_table_s_former_namespace_does_not_get_what_it_left(
+async def test_former_namespace_of_a_moved_table_does_not_get_its_location(
     tmp_path: Path, database: dict[str, Any], ending: Callable[[Rig], Any], retention_s: int
 ) -> None:
     clock = SimulatedClock(1)
@@ -103,7 +103,7 @@ async def test_a_moved_table_s_former_namespace_does_not_get_what_it_left(
         await check_invariants(it)
 
 
-async def test_the_last_namespace_may_use_the_location_again(tmp_path: Path, database: dict[str, Any]) -> None:
+async def test_last_namespace_may_use_the_location_again(tmp_path: Path, database: dict[str, Any]) -> None:
     clock = SimulatedClock(1)
     async with rig(tmp_path, clock=clock, **database) as it:
         location = await moved_table(it)
@@ -121,7 +121,7 @@ async def test_the_last_namespace_may_use_the_location_again(tmp_path: Path, dat
         await check_invariants(it)
 
 
-async def test_an_admin_purges_or_releases_what_is_retained(tmp_path: Path, database: dict[str, Any]) -> None:
+async def test_admin_can_purge_or_release_a_retained_location(tmp_path: Path, database: dict[str, Any]) -> None:
     clock = SimulatedClock(1)
     async with rig(tmp_path, clock=clock, **database) as it:
         location = await moved_table(it)
@@ -142,7 +142,7 @@ async def test_an_admin_purges_or_releases_what_is_retained(tmp_path: Path, data
             await it.catalog.dropped.release(row.id)
 
 
-async def test_a_release_before_housekeeping_has_seen_the_end_of_the_retention(
+async def test_release_works_before_housekeeping_has_processed_the_end_of_the_retention(
     tmp_path: Path, database: dict[str, Any]
 ) -> None:
     clock = SimulatedClock(1)
@@ -172,7 +172,7 @@ async def test_views_keep_their_locations_too(tmp_path: Path, database: dict[str
         await it.catalog.tables.create(A, ("a",), request)
 
 
-async def test_a_metadata_file_that_was_overwritten_does_not_end_a_claim(tmp_path: Path) -> None:
+async def test_overwritten_metadata_file_does_not_end_a_claim(tmp_path: Path) -> None:
     """The former namespace's writer can write the file, and spell the location so that nothing is found there."""
     clock = SimulatedClock(1)
     async with rig(tmp_path, clock=clock) as it:
@@ -187,7 +187,7 @@ async def test_a_metadata_file_that_was_overwritten_does_not_end_a_claim(tmp_pat
         await refuse(it, A, "a", location)
 
 
-async def test_a_link_in_the_place_of_the_files_does_not_end_a_claim(tmp_path: Path) -> None:
+async def test_link_in_place_of_the_files_does_not_end_a_claim(tmp_path: Path) -> None:
     clock = SimulatedClock(1)
     async with rig(tmp_path, clock=clock) as it:
         location = await moved_table(it)
@@ -202,7 +202,7 @@ async def test_a_link_in_the_place_of_the_files_does_not_end_a_claim(tmp_path: P
         await refuse(it, A, "a", location)
 
 
-async def test_a_namespace_has_a_limit_of_entries_that_keep_locations(
+async def test_entries_of_a_namespace_that_keep_locations_are_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(names, "DROPPED_MAX", 3)

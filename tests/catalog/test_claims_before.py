@@ -1,4 +1,6 @@
-"""Tables and views that are older than claims: their places are read from their metadata, and never guessed."""
+"""Tests of tables and views that are older than claims: their locations come from their metadata, and never
+from guesses.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from tests.catalog.test_claims import CONFINED, prepared, refused
 from tests.catalog.test_confinement import VERSION
 
 
-async def test_claims_of_what_is_older_than_claims_are_made_at_the_start(tmp_path: Path) -> None:
+async def test_claims_of_older_entries_are_created_at_the_start(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         location = await prepared(it)
         await it.catalog.tables.create(CALLER, ("b",), CreateTable(name="gone", schema=SCHEMA))
@@ -33,7 +35,7 @@ async def test_claims_of_what_is_older_than_claims_are_made_at_the_start(tmp_pat
 
 
 class _Away:
-    """Storage that may not answer, and files whose reads fail."""
+    """Storage that may not answer, with files whose reads fail."""
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
@@ -49,7 +51,9 @@ class _Away:
 
 
 async def _upgraded(home: Path) -> dict[str, str]:
-    """Of a server from before claims: the locations of a table in `b`, and of one whose files lie apart."""
+    """Prepare a server from before claims; return the locations of a table in `b`, and of a table with files
+    elsewhere.
+    """
     async with rig(home) as it:
         found = {"moved": await prepared(it)}
         apart = {"write.metadata.path": f"{it.settings.warehouse_uri()}/apart/meta"}
@@ -62,7 +66,7 @@ async def _upgraded(home: Path) -> dict[str, str]:
     return found
 
 
-async def test_places_are_not_guessed_while_the_storage_is_away_and_nothing_comes_to_lie_anywhere(
+async def test_no_location_is_guessed_or_assigned_while_the_storage_is_away(
     tmp_path: Path,
 ) -> None:
     places, clock, wrapped = await _upgraded(tmp_path), SimulatedClock(1), list[_Away]()
@@ -96,7 +100,7 @@ async def test_places_are_not_guessed_while_the_storage_is_away_and_nothing_come
         await catalog.tables.create(CALLER, ("a",), CreateTable(name="y", schema=SCHEMA))
 
 
-async def test_a_purge_waits_until_all_places_are_known(tmp_path: Path) -> None:
+async def test_purge_waits_until_all_locations_are_known(tmp_path: Path) -> None:
     await _upgraded(tmp_path)
     wrapped: list[_Away] = []
 
@@ -121,7 +125,7 @@ async def test_a_purge_waits_until_all_places_are_known(tmp_path: Path) -> None:
         assert entry.metadata_location not in await it.files()
 
 
-async def test_where_a_table_may_lie_whose_metadata_are_lost_nothing_comes_and_all_else_goes_on(tmp_path: Path) -> None:
+async def test_possible_locations_of_a_table_with_lost_metadata_are_reserved(tmp_path: Path) -> None:
     places = await _upgraded(tmp_path)
     async with rig(tmp_path) as it:
         entry = (await it.catalog.tables.load(("b",), "moved")).entry
@@ -151,7 +155,7 @@ async def _refused_table(it: Rig, location: str) -> None:
         await it.catalog.tables.create(CALLER, ("a",), CreateTable(name="over", schema=SCHEMA, location=location))
 
 
-async def test_what_a_server_from_before_claims_creates_beside_this_one_may_be_written(tmp_path: Path) -> None:
+async def test_entries_that_an_older_server_creates_concurrently_can_be_written(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         location = await prepared(it)
         with sqlite3.connect(tmp_path / "seamark.db") as connection:

@@ -1,4 +1,4 @@
-"""No property of a table, view, namespace or function tells a client where to go, what to send or what to load."""
+"""Tests that no property of a table, view, namespace or function redirects clients or makes them load code."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ ORDINARY = (
 
 
 @pytest.mark.parametrize("name", STEERING)
-def test_what_clients_take_hosts_secrets_or_code_from_is_known(name: str) -> None:
+def test_properties_with_hosts_secrets_or_code_for_clients_are_known(name: str) -> None:
     assert configures_client(name)
 
 
 @pytest.mark.parametrize("name", ORDINARY)
-def test_ordinary_properties_of_engines_and_users_stay_allowed(name: str) -> None:
+def test_ordinary_properties_of_engines_and_users_are_allowed(name: str) -> None:
     assert not configures_client(name)
 
 
@@ -71,7 +71,7 @@ async def _prepared(it: Rig) -> None:
 
 
 @pytest.mark.parametrize("name", ["s3.signer.uri", " PY-IO-IMPL ", "token"])
-async def test_every_way_to_set_a_property_that_steers_clients_is_closed(tmp_path: Path, name: str) -> None:
+async def test_every_operation_rejects_properties_that_steer_clients(tmp_path: Path, name: str) -> None:
     async with rig(tmp_path) as it:
         await _prepared(it)
         catalog, bad = it.catalog, {"team": "x", name: "http://127.0.0.1:9/steal"}
@@ -132,7 +132,7 @@ def _function() -> dict[str, Any]:
 
 
 def _poison(location: str, **properties: str) -> str:
-    """Return the new location of the file."""
+    """Put properties into a metadata file, and return its new location."""
     path = name_freely(location)
     document = json.loads(path.read_text())
     document["properties"].update(properties)
@@ -140,7 +140,7 @@ def _poison(location: str, **properties: str) -> str:
     return f"file://{path}"
 
 
-async def test_registered_metadata_with_a_property_that_steers_clients_is_refused(tmp_path: Path) -> None:
+async def test_registered_metadata_with_a_property_that_steers_clients_is_rejected(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await _prepared(it)
         table = await it.catalog.tables.unregister(CALLER, ("db",), "t")
@@ -155,7 +155,7 @@ async def test_registered_metadata_with_a_property_that_steers_clients_is_refuse
             await it.catalog.views.register(CALLER, ("db",), "s", of_view)
 
 
-async def test_stored_properties_that_steer_clients_are_not_served_nor_written_again(tmp_path: Path) -> None:
+async def test_stored_properties_that_steer_clients_are_neither_served_nor_written_again(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await _prepared(it)
         entries = [

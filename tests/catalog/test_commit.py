@@ -1,4 +1,4 @@
-"""What a commit promises: all or nothing, one winner, the first outcome again for a repeat."""
+"""Tests of commits: all or nothing, one winner, and the first outcome for a repeat."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def properties(**values: str) -> list[dict[str, Any]]:
     return [{"action": "set-properties", "updates": values}]
 
 
-async def test_a_commit_moves_the_pointer_and_leaves_an_instant(tmp_path: Path) -> None:
+async def test_commit_moves_the_pointer_and_adds_an_instant(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await it.table()
         requirements, updates = append(7, None, 1)
@@ -61,7 +61,7 @@ async def test_a_commit_moves_the_pointer_and_leaves_an_instant(tmp_path: Path) 
         assert instants[-1].summary["added-records"] == "1"
 
 
-async def test_a_repeated_commit_gets_its_first_outcome(tmp_path: Path) -> None:
+async def test_repeated_commit_gets_its_first_outcome(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await it.table()
         first = await it.commits.commit_table(CALLER, DB, "t", *append(7, None, 1))
@@ -80,7 +80,7 @@ def _with_uuid(uuid: str, snapshot_id: int) -> tuple[list[dict[str, Any]], list[
 
 @pytest.mark.parametrize("spell", [str.lower, str.upper])
 @pytest.mark.parametrize("fate", ["renamed", "dropped", "replaced"])
-async def test_a_repeat_on_a_name_that_left_its_table_is_never_told_that_it_failed(
+async def test_repeat_on_a_name_that_left_its_table_never_reports_failure(
     tmp_path: Path, fate: str, spell: Callable[[str], str]
 ) -> None:
     async with rig(tmp_path) as it:
@@ -101,7 +101,7 @@ async def test_a_repeat_on_a_name_that_left_its_table_is_never_told_that_it_fail
             await it.commits.commit_table(CALLER, DB, "t", *_with_uuid(str(loaded.metadata.table_uuid), 8))
 
 
-async def test_a_repeated_transaction_gets_its_first_outcome_and_one_that_differs_does_not(tmp_path: Path) -> None:
+async def test_repeated_transaction_gets_its_first_outcome_and_a_different_one_does_not(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         changes = []
         for number, name in enumerate(("a", "b"), 1):
@@ -118,7 +118,7 @@ async def test_a_repeated_transaction_gets_its_first_outcome_and_one_that_differ
                 await it.commits.commit_transaction(CALLER, refused)
 
 
-async def test_another_commit_on_an_old_base_is_a_conflict_and_leaves_no_file(tmp_path: Path) -> None:
+async def test_commit_on_an_old_base_is_a_conflict_and_leaves_no_file(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await it.table()
         await it.commits.commit_table(CALLER, DB, "t", *append(7, None, 1))
@@ -128,7 +128,7 @@ async def test_another_commit_on_an_old_base_is_a_conflict_and_leaves_no_file(tm
         assert await it.files() == before
 
 
-async def test_a_lost_swap_is_run_again_when_its_requirements_still_hold(tmp_path: Path) -> None:
+async def test_lost_swap_is_repeated_while_its_requirements_hold(tmp_path: Path) -> None:
     racing: list[RacingStore] = []
 
     def wrap(store: Any) -> RacingStore:
@@ -150,7 +150,7 @@ async def test_a_lost_swap_is_run_again_when_its_requirements_still_hold(tmp_pat
         assert await it.files() == log | {done.entry.metadata_location}, "the lost attempt's file must be gone"
 
 
-async def test_a_lost_swap_whose_requirement_fails_now_is_a_conflict(tmp_path: Path) -> None:
+async def test_lost_swap_whose_requirement_no_longer_holds_is_a_conflict(tmp_path: Path) -> None:
     racing: list[RacingStore] = []
 
     def wrap(store: Any) -> RacingStore:
@@ -169,7 +169,7 @@ async def test_a_lost_swap_whose_requirement_fails_now_is_a_conflict(tmp_path: P
         assert (await it.catalog.tables.load(DB, "t")).metadata.current_snapshot_id == 1
 
 
-async def test_a_transaction_moves_all_pointers_or_none(tmp_path: Path) -> None:
+async def test_transaction_moves_all_pointers_or_none(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await it.table("a")
         await it.table("b")
@@ -192,7 +192,7 @@ async def test_a_transaction_moves_all_pointers_or_none(tmp_path: Path) -> None:
         assert (await it.catalog.tables.load(DB, "b")).metadata.properties["y"] == "1"
 
 
-async def test_naming_a_table_twice_in_a_transaction_is_refused(tmp_path: Path) -> None:
+async def test_transaction_that_names_a_table_twice_is_rejected(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await it.table()
         change = TableChange(namespace=DB, name="t", requirements=[], updates=properties(x="1"))
@@ -200,7 +200,7 @@ async def test_naming_a_table_twice_in_a_transaction_is_refused(tmp_path: Path) 
             await it.commits.commit_transaction(CALLER, [change, change])
 
 
-async def test_a_commit_that_changes_nothing_writes_nothing(tmp_path: Path) -> None:
+async def test_commit_without_changes_writes_nothing(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await it.table()
         before = await it.files()
@@ -211,7 +211,7 @@ async def test_a_commit_that_changes_nothing_writes_nothing(tmp_path: Path) -> N
         assert await it.files() == before
 
 
-async def test_an_idempotency_key_is_recorded_with_the_commit_and_only_once(tmp_path: Path) -> None:
+async def test_idempotency_key_is_recorded_with_the_commit_and_only_once(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await it.table()
         keyed = Caller(who="w", request_id="r", idempotency=IdempotencyKey(key="k", scope="s", request_hash="h"))
@@ -228,7 +228,7 @@ async def test_an_idempotency_key_is_recorded_with_the_commit_and_only_once(tmp_
         assert (await it.catalog.tables.load(DB, "t")).metadata.properties["x"] == "1"
 
 
-async def test_a_staged_table_comes_into_being_with_its_first_commit(tmp_path: Path) -> None:
+async def test_staged_table_is_created_by_its_first_commit(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await it.catalog.namespaces.create(CALLER, DB, {})
         staged = await it.catalog.tables.stage(CALLER, DB, CreateTable(name="t", schema=SCHEMA))
@@ -260,7 +260,7 @@ async def test_a_staged_table_comes_into_being_with_its_first_commit(tmp_path: P
             await it.commits.commit_table(CALLER, DB, "t", requirements, create)
 
 
-async def test_fifty_simultaneous_creates_have_one_winner_and_leave_one_file(tmp_path: Path) -> None:
+async def test_fifty_concurrent_creates_have_one_winner_and_leave_one_file(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await it.catalog.namespaces.create(CALLER, DB, {})
         request = CreateTable(name="t", schema=SCHEMA)
@@ -275,7 +275,7 @@ async def test_fifty_simultaneous_creates_have_one_winner_and_leave_one_file(tmp
         assert await it.files() == {entry.metadata_location}
 
 
-async def test_missing_things_are_named(tmp_path: Path) -> None:
+async def test_missing_objects_are_named_in_the_error(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await it.catalog.namespaces.create(CALLER, DB, {})
         with pytest.raises(NoSuchTable, match=r"Table does not exist: db\.none"):
@@ -286,7 +286,7 @@ async def test_missing_things_are_named(tmp_path: Path) -> None:
             await it.catalog.tables.create(CALLER, DB, CreateTable(name="t", schema=SCHEMA, location="file:///etc/t"))
 
 
-async def test_old_metadata_files_leave_as_the_properties_say(tmp_path: Path) -> None:
+async def test_old_metadata_files_are_deleted_as_the_properties_say(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         keep = {"write.metadata.previous-versions-max": "2", "write.metadata.delete-after-commit.enabled": "true"}
         await it.table(properties=keep)
@@ -299,7 +299,7 @@ async def test_old_metadata_files_leave_as_the_properties_say(tmp_path: Path) ->
         assert await it.files() == kept | {done.entry.metadata_location}
 
 
-async def test_a_copy_never_deletes_the_metadata_files_of_the_table_it_was_made_from(tmp_path: Path) -> None:
+async def test_copy_never_deletes_the_metadata_files_of_its_source_table(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         keep = {"write.metadata.previous-versions-max": "1", "write.metadata.delete-after-commit.enabled": "true"}
         await it.table(properties=keep)
@@ -320,7 +320,7 @@ async def test_a_copy_never_deletes_the_metadata_files_of_the_table_it_was_made_
         assert place not in await it.files()
 
 
-async def test_compressed_metadata_is_written_and_read_back(tmp_path: Path) -> None:
+async def test_compressed_metadata_is_written_and_read(tmp_path: Path) -> None:
     async with rig(tmp_path / "a") as it:
         await it.table(properties={"write.metadata.compression-codec": "gzip"})
         done = await it.commits.commit_table(CALLER, DB, "t", *append(7, None, 1))
@@ -332,7 +332,7 @@ async def test_compressed_metadata_is_written_and_read_back(tmp_path: Path) -> N
         assert cost > 2 * len(await it.catalog.documents.document(done.entry.metadata_location, "all"))
 
 
-async def test_metadata_files_go_on_counting_after_register(tmp_path: Path) -> None:
+async def test_metadata_file_numbers_continue_after_register(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await it.table()
         for value in range(3):
@@ -350,7 +350,7 @@ WRITERS = [Caller(who=name, request_id=f"request-of-{name}") for name in ("ann",
 
 
 async def publish(it: Rig, loaded: LoadedTable, *snapshots: int, sequence: int = 1) -> LoadedTable:
-    """Append made one on the other, by ann and bob in turn; ann's producer comes to `sequence`."""
+    """Publish consecutive appends by ann and bob in turn; ann's producer advances to `sequence`."""
     assert loaded.entry is not None
     updates, happenings = [], []
     parent, last = loaded.metadata.current_snapshot_id, loaded.metadata.last_sequence_number
@@ -370,7 +370,7 @@ async def publish(it: Rig, loaded: LoadedTable, *snapshots: int, sequence: int =
     )
 
 
-async def test_what_is_published_is_the_table_with_an_instant_for_each_snapshot(tmp_path: Path) -> None:
+async def test_publication_changes_the_table_with_an_instant_for_each_snapshot(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await it.table()
         loaded = await it.catalog.tables.load(DB, "t")
@@ -401,7 +401,7 @@ async def test_what_is_published_is_the_table_with_an_instant_for_each_snapshot(
         assert (state.sequence, state.snapshot_id) == (1, 7)
 
 
-async def test_a_commit_that_cannot_be_published_leaves_no_trace(tmp_path: Path) -> None:
+async def test_commit_that_cannot_be_published_leaves_no_trace(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await it.table()
         loaded = await it.catalog.tables.load(DB, "t")
@@ -423,7 +423,7 @@ async def test_a_commit_that_cannot_be_published_leaves_no_trace(tmp_path: Path)
 
 
 class LosingStore:
-    """Loses one transaction's request, or its reply; and is silent from then on, if it is to be."""
+    """A store that loses one transaction's request or reply, and may be silent afterwards."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -446,7 +446,7 @@ class LosingStore:
 
 @pytest.mark.parametrize("silent", [False, True])
 @pytest.mark.parametrize("lost", ["request", "reply"])
-async def test_a_publication_whose_outcome_is_lost_is_settled_or_called_unknown(
+async def test_publication_with_a_lost_outcome_is_resolved_or_reported_as_unknown(
     tmp_path: Path, lost: str, silent: bool
 ) -> None:
     losing: list[LosingStore] = []

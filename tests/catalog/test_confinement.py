@@ -1,4 +1,4 @@
-"""Who may write in one namespace cannot place anything over another's files, by whatever door."""
+"""Tests that a writer of one namespace cannot place anything over files of others, in any operation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VERSION = {
 
 
 async def _prepared(it: Rig) -> str:
-    """Two namespaces, a table in each; returns the location of the one that is out of bounds."""
+    """Create two namespaces with a table each, and return the location of the forbidden table."""
     for path in (("a",), ("b",)):
         await it.catalog.namespaces.create(CALLER, path, {})
     await it.catalog.tables.create(CONFINED, ("a",), CreateTable(name="mine", schema=SCHEMA))
@@ -35,7 +35,7 @@ async def _prepared(it: Rig) -> str:
     return theirs.metadata.location
 
 
-async def test_every_way_to_name_a_location_is_closed(tmp_path: Path) -> None:
+async def test_every_operation_rejects_a_forbidden_location(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         theirs = await _prepared(it)
         tables, namespaces = it.catalog.tables, it.catalog.namespaces
@@ -64,14 +64,14 @@ async def test_every_way_to_name_a_location_is_closed(tmp_path: Path) -> None:
         for what, attempt in attempts.items():
             with pytest.raises(Forbidden, match="wa"):  # noqa: PT012  the second line says which
                 await attempt
-                pytest.fail(f"{what} went through")
+                pytest.fail(f"{what} was accepted")
         inside = f"{it.catalog.warehouse.namespace_location(('a',))}/elsewhere"
         await commit(action="set-location", location=inside)
         assert (await tables.load(("a",), "mine")).metadata.location == inside
 
 
 def _staged(metadata: TableMetadata, **changed: str) -> TableChange:
-    """Return what a client sends to make a staged table real."""
+    """Return the change that a client sends to create a staged table."""
     told = {"uuid": metadata.table_uuid, "location": metadata.location, **changed}
     updates: list[dict[str, Any]] = [
         {"action": "assign-uuid", "uuid": told["uuid"]},
@@ -84,7 +84,7 @@ def _staged(metadata: TableMetadata, **changed: str) -> TableChange:
     return TableChange(namespace=("a", "sub"), name="t", requirements=[{"type": "assert-create"}], updates=updates)
 
 
-async def test_a_namespace_that_an_admin_placed_elsewhere_takes_staged_tables(tmp_path: Path) -> None:
+async def test_staged_tables_use_the_location_that_an_admin_gave_the_namespace(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         theirs = await _prepared(it)
         far = f"{it.catalog.warehouse.uri}/far"
@@ -96,7 +96,7 @@ async def test_a_namespace_that_an_admin_placed_elsewhere_takes_staged_tables(tm
         assert (await it.catalog.tables.load(("a", "sub"), "t")).metadata.location.startswith(f"{far}/t-")
 
 
-async def test_nobody_takes_another_tables_uuid_and_with_it_its_history(tmp_path: Path) -> None:
+async def test_table_cannot_take_the_uuid_and_history_of_another_table(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await _prepared(it)
         await it.catalog.namespaces.create(CALLER, ("a", "sub"), {})
@@ -109,7 +109,7 @@ async def test_nobody_takes_another_tables_uuid_and_with_it_its_history(tmp_path
                 await it.catalog.tables.drop(CALLER, ("b",), "t", purge=False)
 
 
-async def test_what_an_admin_placed_elsewhere_can_still_be_changed(tmp_path: Path) -> None:
+async def test_table_that_an_admin_placed_elsewhere_can_still_be_changed(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await _prepared(it)
         far = f"{it.catalog.warehouse.uri}/far"
@@ -120,7 +120,7 @@ async def test_what_an_admin_placed_elsewhere_can_still_be_changed(tmp_path: Pat
         assert done.metadata.properties["x"] == "1"
 
 
-def test_a_staging_pass_opens_one_table_for_a_while() -> None:
+def test_staging_pass_opens_one_table_for_a_limited_time() -> None:
     clock = SimulatedClock(1)
     staging = StagingPasses(clock, fixed_keyring())
     token = staging.issue(("a", "b"), "t", "s3://lake/a/b/t-1")

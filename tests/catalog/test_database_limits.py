@@ -1,4 +1,4 @@
-"""No principal and no namespace can fill the database, and each can always drop what it has."""
+"""Tests that no principal and no namespace can fill the database, and that each can always drop its entries."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GRANTS = (Grant("ann", "writer", ("a",)), Grant("bob", "writer", ("b",)))
 
 @asynccontextmanager
 async def _tenants(home: Path, **settings: Any) -> AsyncIterator[tuple[Running, Any]]:
-    """A server with two tenants, and a function that sends a request of one of them."""
+    """Open a server with two tenants, and a function that sends a request of one of them."""
     async with running(home) as admin:
         store, clock = admin.components.store, admin.components.clock
         await store.transact([CreateNamespace(path=(name,), properties={}) for name in ("a", "b")])
@@ -50,7 +50,7 @@ async def _tenants(home: Path, **settings: Any) -> AsyncIterator[tuple[Running, 
         yield server, ask
 
 
-async def test_a_namespace_has_so_many_entries_and_others_are_not_concerned(
+async def test_entries_are_limited_for_each_namespace_separately(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "COUNTED_AGAIN_S", 0.0)
@@ -69,12 +69,12 @@ async def test_a_namespace_has_so_many_entries_and_others_are_not_concerned(
             assert refused.status == 403, path
             assert "namespace_entries_limit" in refused.json["error"]["message"]
         assert (await ask("bob", "POST", "/v1/namespaces/b/tables", {"name": "t", "schema": SCHEMA})).status == 200
-        # What is there can be changed, moved within the namespace, and dropped.
+        # Existing entries can be changed, moved within the namespace, and dropped.
         moved = {"source": {"namespace": ["a"], "name": "t0"}, "destination": {"namespace": ["a", "x"], "name": "t"}}
         assert (await ask("ann", "POST", "/v1/tables/rename", moved)).status == 204
         assert (await ask("ann", "DELETE", "/v1/namespaces/a%1Fx/tables/t")).status == 204
         again = await ask("ann", "POST", "/v1/namespaces/a/tables", {"name": "t2", "schema": SCHEMA})
-        assert again.status == 403  # a dropped table is kept, and counts
+        assert again.status == 403  # A dropped table is retained, and counts.
         (dropped,) = (await ask("ann", "GET", "/api/v1/dropped?namespace=a%1Fx")).json["dropped"]
         assert (await ask("ann", "POST", f"/api/v1/dropped/{dropped['id']}/undrop", {})).status == 200
         assert (await ask("ann", "DELETE", "/v1/namespaces/a%1Fx/tables/t")).status == 204
@@ -82,7 +82,7 @@ async def test_a_namespace_has_so_many_entries_and_others_are_not_concerned(
         assert (await ask("ann", "POST", "/v1/namespaces", {"namespace": ["a", "y"]})).status == 200
 
 
-async def test_properties_of_a_namespace_and_below_are_limited_together(
+async def test_properties_of_a_namespace_and_its_descendants_are_limited_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "COUNTED_AGAIN_S", 0.0)
@@ -97,7 +97,7 @@ async def test_properties_of_a_namespace_and_below_are_limited_together(
         assert "namespace_properties_limit" in refused.json["error"]["message"]
         changed = await ask("ann", "POST", "/v1/namespaces/a/properties", {"updates": {"n": "n" * 2_000}})
         assert changed.status == 403
-        # A change that takes no more room, or less, is possible at any size.
+        # A change that needs no more space is possible at any size.
         for note in ("m" * 2_000, "m" * 1_900, "m" * 2_000):
             updated = await ask("ann", "POST", "/v1/namespaces/a%1Fx/properties", {"updates": {"note": note}})
             assert updated.status == 200
@@ -105,7 +105,7 @@ async def test_properties_of_a_namespace_and_below_are_limited_together(
         assert (await ask("ann", "POST", "/v1/namespaces/a/properties", {"updates": {"n": "n" * 2_000}})).status == 200
 
 
-async def test_a_principal_writes_so_much_in_an_hour_and_others_go_on(tmp_path: Path) -> None:
+async def test_writes_of_a_principal_are_limited_by_the_hour_and_others_continue(tmp_path: Path) -> None:
     async with _tenants(tmp_path, database_rows_limit=40) as (server, ask):
         statuses = []
         for number in range(40):
@@ -119,7 +119,7 @@ async def test_a_principal_writes_so_much_in_an_hour_and_others_go_on(tmp_path: 
         assert refused.headers["Retry-After"]
         assert (await ask("ann", "GET", "/v1/namespaces/a")).status == 200
         assert (await ask("bob", "POST", "/v1/namespaces/b/properties", {"updates": {"n": "x"}})).status == 200
-        # Refused requests write nothing: neither are they recorded one by one.
+        # Rejected requests write nothing, so they are not recorded one by one.
         await asyncio.sleep(0)
         before = len(await server.components.store.audit(None, 10_000))
         for _ in range(20):
@@ -128,7 +128,7 @@ async def test_a_principal_writes_so_much_in_an_hour_and_others_go_on(tmp_path: 
         assert (await ask("ann", "DELETE", "/v1/namespaces/a")).status == 204
 
 
-def test_bytes_count_for_those_who_caused_them_and_end_after_an_hour() -> None:
+def test_bytes_count_for_their_principals_and_expire_after_an_hour() -> None:
     clock = SimulatedClock(0)
     shares = DatabaseShares(Settings(database_bytes_limit=10_000), clock)
     record = AuditRecord(
@@ -145,8 +145,8 @@ def test_bytes_count_for_those_who_caused_them_and_end_after_an_hour() -> None:
     shares.require_room("ann")
 
 
-def test_a_transaction_of_several_principals_counts_for_each() -> None:
-    """Changes of a table are committed together by a task that runs in the context of the first request."""
+def test_transaction_of_several_principals_counts_for_each() -> None:
+    """One task commits changes of a table together, in the context of the first request."""
     shares = DatabaseShares(Settings(database_rows_limit=20), SimulatedClock(0))
     advanced = [AdvanceProducer("u", f"producer {number}", 1, 1, 0) for number in range(2)]
     with answering("ann"):
@@ -163,7 +163,7 @@ def test_a_transaction_of_several_principals_counts_for_each() -> None:
     shares.require_room("cid")
 
 
-def test_whatever_an_operation_has_in_it_can_be_counted() -> None:
+def test_any_content_of_an_operation_can_be_counted() -> None:
     shares = DatabaseShares(Settings(database_bytes_limit=10_000), SimulatedClock(0))
     deep: list[Any] = []
     for _ in range(50):
@@ -179,7 +179,7 @@ def test_whatever_an_operation_has_in_it_can_be_counted() -> None:
 
 
 class _Store:
-    """Counts how often it counts."""
+    """A store that records how often it counts."""
 
     def __init__(self, rows: int) -> None:
         self.rows, self.counts = rows, 0
@@ -190,7 +190,7 @@ class _Store:
         return self.rows, 0
 
 
-async def test_a_namespace_is_counted_rarely_and_never_exceeds_its_limit() -> None:
+async def test_namespace_is_counted_rarely_and_never_exceeds_its_limit() -> None:
     store, clock, sizes = _Store(0), SimulatedClock(0), NamespaceSizes()
     settings = Settings(namespace_entries_limit=10_000)
 

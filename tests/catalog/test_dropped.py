@@ -1,4 +1,4 @@
-"""Undrop and purge: what was dropped comes back whole; what is purged goes whole, and nothing else goes with it."""
+"""Tests of undrop and purge: a dropped table returns completely, and a purge deletes exactly the table's files."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def _filled(it: Rig, name: str, foreign: str | None = None) -> set[str]:
     return {location for location in await it.files() if location.startswith(base)}
 
 
-async def test_undrop_brings_the_table_back_with_its_history(tmp_path: Path) -> None:
+async def test_undrop_restores_the_table_with_its_history(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         files = await _filled(it, "t")
         await it.catalog.tables.drop(CALLER, DB, "t", purge=True)
@@ -67,7 +67,7 @@ async def test_undrop_brings_the_table_back_with_its_history(tmp_path: Path) -> 
             await it.catalog.dropped.restore(CALLER, row.id, None, None)
 
 
-async def test_undrop_under_a_taken_name_is_refused_and_under_another_works(tmp_path: Path) -> None:
+async def test_undrop_under_a_taken_name_is_rejected_and_under_another_works(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await _filled(it, "t")
         await it.catalog.tables.drop(CALLER, DB, "t", purge=False)
@@ -80,7 +80,7 @@ async def test_undrop_under_a_taken_name_is_refused_and_under_another_works(tmp_
         assert (await it.catalog.tables.load(DB, "t")).metadata.current_snapshot_id is None
 
 
-async def test_purge_waits_for_the_retention_and_then_takes_every_file(tmp_path: Path) -> None:
+async def test_purge_waits_for_the_retention_and_then_deletes_every_file(tmp_path: Path) -> None:
     clock = SimulatedClock(1)
     async with rig(tmp_path, clock=clock, drop_retention_s=100) as it:
         files = await _filled(it, "t")
@@ -97,7 +97,7 @@ async def test_purge_waits_for_the_retention_and_then_takes_every_file(tmp_path:
         ]
 
 
-async def test_a_drop_without_purge_never_deletes_a_file(tmp_path: Path) -> None:
+async def test_drop_without_purge_never_deletes_a_file(tmp_path: Path) -> None:
     clock = SimulatedClock(1)
     async with rig(tmp_path, clock=clock, drop_retention_s=1) as it:
         files = await _filled(it, "t")
@@ -130,7 +130,7 @@ async def test_purge_spares_files_of_a_table_registered_again_from_them(tmp_path
         assert (await it.catalog.tables.load(DB, "saved")).metadata.current_snapshot_id == 1
 
 
-async def test_a_purge_cut_short_is_finished_later(tmp_path: Path) -> None:
+async def test_interrupted_purge_is_finished_later(tmp_path: Path) -> None:
     class Jammed:
         def __init__(self, objects: Any) -> None:
             self._objects = objects
@@ -162,7 +162,7 @@ async def _die(home: Path, jam: Any) -> None:
         await it.catalog.dropped.purge_expired()
 
 
-async def test_a_file_that_cannot_be_deleted_is_counted_and_the_rest_goes(tmp_path: Path) -> None:
+async def test_file_that_cannot_be_deleted_is_counted_and_the_rest_is_deleted(tmp_path: Path) -> None:
     class Stubborn:
         def __init__(self, objects: Any) -> None:
             self._objects = objects
@@ -184,7 +184,7 @@ async def test_a_file_that_cannot_be_deleted_is_counted_and_the_rest_goes(tmp_pa
         assert done[0].summary["failed-files"] == 1
 
 
-async def test_a_table_that_shares_its_files_cannot_be_purged(tmp_path: Path) -> None:
+async def test_table_that_shares_its_files_cannot_be_purged(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await it.table(properties={"gc.enabled": "false"})
         with pytest.raises(BadRequest, match=r"gc\.enabled"):
@@ -192,7 +192,7 @@ async def test_a_table_that_shares_its_files_cannot_be_purged(tmp_path: Path) ->
         await it.catalog.tables.drop(CALLER, DB, "t", purge=False)
 
 
-async def test_a_table_that_is_marked_later_as_sharing_its_files_is_not_purged_either(tmp_path: Path) -> None:
+async def test_table_marked_later_as_sharing_its_files_is_not_purged(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         files = await _filled(it, "t")
         await it.catalog.tables.drop(CALLER, DB, "t", purge=True)
@@ -209,7 +209,7 @@ async def test_a_table_that_is_marked_later_as_sharing_its_files_is_not_purged_e
 
 
 @pytest.mark.parametrize("kind", ["other fields", "not Avro", "broken block"])
-async def test_a_broken_manifest_does_not_hold_up_the_purges(tmp_path: Path, kind: str) -> None:
+async def test_broken_manifest_does_not_delay_other_purges(tmp_path: Path, kind: str) -> None:
     good = _avro(_LIST, [{"manifest_path": "file:///x"}] * 9)
     broken = {
         "other fields": _avro({"type": "record", "name": "r", "fields": [{"name": "x", "type": "int"}]}, [{"x": 1}]),
@@ -231,7 +231,7 @@ async def test_a_broken_manifest_does_not_hold_up_the_purges(tmp_path: Path, kin
         assert await it.catalog.dropped.purge_expired() == 0
 
 
-async def test_a_purge_waits_for_storage_that_is_away(tmp_path: Path) -> None:
+async def test_purge_waits_for_unavailable_storage(tmp_path: Path) -> None:
     class Away:
         def __init__(self, objects: Any) -> None:
             self._objects = objects
@@ -270,8 +270,10 @@ async def test_a_purge_waits_for_storage_that_is_away(tmp_path: Path) -> None:
         assert await it.files() == set()
 
 
-async def test_a_drop_and_a_rename_take_the_table_they_were_asked_for_or_nothing(tmp_path: Path) -> None:
-    """Between a request's look at the name and its transaction, another request drops the table and creates anew."""
+async def test_drop_and_rename_apply_to_the_requested_table_or_fail(tmp_path: Path) -> None:
+    """Between a request's lookup of the name and its transaction, another request drops the table and creates
+    a new one.
+    """
 
     class Swapped:
         def __init__(self, store: Any) -> None:
@@ -312,11 +314,11 @@ async def test_a_drop_and_a_rename_take_the_table_they_were_asked_for_or_nothing
 
 
 @pytest.mark.parametrize("jump_ms", [86_400_000, 365 * 86_400_000, -365 * 86_400_000])
-async def test_a_clock_that_jumps_ends_no_retention(tmp_path: Path, jump_ms: int) -> None:
+async def test_clock_jump_ends_no_retention(tmp_path: Path, jump_ms: int) -> None:
     clock = SimulatedClock(seed=1)
     async with rig(tmp_path, clock=clock, drop_retention_s=3600) as it:
         files = await _filled(it, "t")
-        await look_at_clock(it.store, clock)  # as housekeeping does each minute
+        await look_at_clock(it.store, clock)  # Housekeeping does this each minute.
         await it.catalog.tables.drop(CALLER, DB, "t", purge=True)
         clock.jump(jump_ms)
         assert await it.catalog.dropped.purge_expired() == 0

@@ -1,7 +1,7 @@
-"""Seeded simulation: writers over a store and a storage that fail before, after and without a word.
+"""Seeded simulation: writers over a store and a storage that fail before, after and without a reply.
 
-The oracle is the list of answers: every commit that was acknowledged is in the table's history exactly once, every one
-that was refused is not there, and the history is one chain. Whatever happens, the file that the pointer names exists.
+The oracle is the list of answers: every acknowledged commit is in the table's history exactly once, no rejected commit
+is in it, and the history is one chain. The file that the pointer names always exists.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DB = ("db",)
 
 
 async def _writer(it: Rig, number: int, rounds: int, outcomes: dict[int, str]) -> None:
-    """Append on what it last saw, as an engine does; note the answer to each attempt by snapshot id."""
+    """Append to the last known state, as an engine does, and record the answer to each attempt by snapshot id."""
     for turn in range(rounds):
         snapshot_id = number * 1000 + turn + 1
         try:
@@ -61,7 +61,7 @@ async def _campaign(home: Path, seed: int, rate: float, writers: int, rounds: in
         await asyncio.gather(*(_writer(it, number, rounds, outcomes) for number in range(1, writers + 1)))
         faults.rate = 0
         await it.publisher.close()
-    async with rig(home) as it:  # a new process would see just this
+    async with rig(home) as it:  # A new process would see the same.
         metadata = (await it.catalog.tables.load(DB, "t")).metadata
         entry = await it.store.entry(EntryKind.TABLE, DB, "t")
         assert entry is not None
@@ -85,19 +85,19 @@ def _check(metadata: Any, outcomes: dict[int, str]) -> None:
 
 
 @pytest.mark.parametrize("seed", quick(range(6), 2))
-async def test_no_acknowledged_commit_is_lost_and_no_refused_one_happens(tmp_path: Path, seed: int) -> None:
+async def test_no_acknowledged_commit_is_lost_and_no_rejected_one_is_applied(tmp_path: Path, seed: int) -> None:
     outcomes = await _campaign(tmp_path, seed, rate=0.1, writers=4, rounds=8)
     assert "acknowledged" in outcomes.values(), f"seed {seed} proved nothing"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 200))
-async def test_the_same_over_many_seeds_and_worse_weather(tmp_path: Path, seed: int) -> None:
+async def test_no_acknowledged_commit_is_lost_over_many_seeds_and_more_faults(tmp_path: Path, seed: int) -> None:
     await _campaign(tmp_path, seed, rate=0.02 + (seed % 10) * 0.04, writers=6, rounds=15)
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_a_client_that_repeats_until_it_knows_commits_exactly_once(tmp_path: Path, seed: int) -> None:
+async def test_client_that_repeats_until_an_answer_commits_exactly_once(tmp_path: Path, seed: int) -> None:
     faults = Failing(seed, 0)
     async with rig(
         tmp_path,
@@ -116,16 +116,16 @@ async def test_a_client_that_repeats_until_it_knows_commits_exactly_once(tmp_pat
                 except SeamarkError:
                     continue
             else:
-                pytest.fail(f"seed {seed}: never got through")
+                pytest.fail(f"seed {seed}: no attempt succeeded")
             parent = sequence
         faults.rate = 0
         metadata = (await it.catalog.tables.load(DB, "t")).metadata
         assert [snapshot.snapshot_id for snapshot in metadata.snapshots] == list(range(1, 8))
 
 
-async def test_a_commit_without_any_answer_keeps_its_file_and_says_unknown(tmp_path: Path) -> None:
+async def test_commit_without_any_answer_keeps_its_file_and_reports_unknown(tmp_path: Path) -> None:
     class Silent:
-        """Commits, then never answers again."""
+        """A store that commits, and then never answers again."""
 
         def __init__(self, store: Any) -> None:
             self._store = store
@@ -152,7 +152,7 @@ async def test_a_commit_without_any_answer_keeps_its_file_and_says_unknown(tmp_p
         assert metadata.current_snapshot_id == 1, "it had happened, and its file must still be there"
 
 
-async def test_dropping_while_others_commit_leaves_no_table_behind(tmp_path: Path) -> None:
+async def test_concurrent_drops_and_commits_leave_no_table_behind(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await it.table()
         outcomes: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""Commits of stock engines with metrics that readers cannot use: the server corrects them and changes nothing else."""
+"""Tests of engine commits with unusable metrics: the server corrects them and changes nothing else."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VERSIONS = [2, 3]
 
 
 class CountedReads:
-    """Storage that notes for each read whether the table's lock was held."""
+    """Storage that records for each read whether the table's lock was held."""
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
@@ -44,7 +44,7 @@ class CountedReads:
 
 
 def metrics(**by_name: dict[int, Any]) -> Row:
-    """Fields of a data file as fastavro writes them."""
+    """Return metrics fields of a data file as fastavro writes them."""
     return {name: [{"key": key, "value": value} for key, value in of.items()] for name, of in by_name.items()}
 
 
@@ -53,7 +53,7 @@ def longs(number: int) -> bytes:
 
 
 WRONG: list[tuple[Row, Row]] = [
-    # a text that is cut within a character, as DuckDB 1.5.5 cuts it
+    # A text truncated within a character, as in DuckDB 1.5.5
     (
         metrics(lower_bounds={TEXT: CUT}, upper_bounds={TEXT: b"El cliente llamp"}),
         metrics(lower_bounds={TEXT: CUT[:-1]}, upper_bounds={TEXT: b"El cliente llamp"}),
@@ -61,12 +61,12 @@ WRONG: list[tuple[Row, Row]] = [
     (metrics(lower_bounds={TEXT: b"\xc3"}), metrics(lower_bounds={})),
     (metrics(upper_bounds={TEXT: CUT}), metrics(upper_bounds={})),
     (metrics(lower_bounds={TEXT: b"a\xed\xa0\x80"}), metrics(lower_bounds={TEXT: b"a"})),
-    # bounds of another length than their type
+    # Bounds whose length differs from that of their type
     (metrics(lower_bounds={ID: b"\0" * 3, TEXT: b"a"}), metrics(lower_bounds={TEXT: b"a"})),
-    # a lower bound above the upper bound
+    # A lower bound above the upper bound
     (metrics(lower_bounds={ID: longs(5)}, upper_bounds={ID: longs(4)}), metrics(lower_bounds={}, upper_bounds={})),
     (metrics(lower_bounds={TEXT: b"b"}, upper_bounds={TEXT: b"a"}), metrics(lower_bounds={}, upper_bounds={})),
-    # more nulls than values, and counts below zero
+    # More nulls than values, and counts below zero
     (
         metrics(value_counts={ID: 3}, null_value_counts={ID: 4, TEXT: 1}),
         metrics(value_counts={ID: 3}, null_value_counts={TEXT: 1}),
@@ -95,7 +95,7 @@ async def stored(it: Rig) -> dict[str, dict[str, dict[int, Any]]]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_metrics_that_readers_cannot_use_are_corrected(tmp_path: Path, version: int) -> None:
+async def test_unusable_metrics_are_corrected(tmp_path: Path, version: int) -> None:
     async with rig(tmp_path) as it:
         await create(it, version)
         for number, (wrong, corrected) in enumerate(WRONG):
@@ -113,7 +113,7 @@ async def test_metrics_that_readers_cannot_use_are_corrected(tmp_path: Path, ver
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_a_commit_with_right_metrics_stays_as_the_engine_wrote_it(tmp_path: Path, version: int) -> None:
+async def test_commit_with_correct_metrics_stays_as_the_engine_wrote_it(tmp_path: Path, version: int) -> None:
     async with rig(tmp_path) as it:
         await create(it, version)
         client = await append(it, {"file:///data/a": 3}, file=RIGHT)
@@ -123,12 +123,12 @@ async def test_a_commit_with_right_metrics_stays_as_the_engine_wrote_it(tmp_path
 
 
 @pytest.mark.parametrize(("confined_to", "is_full"), [(None, False), ((DB,), False), (None, True)])
-async def test_new_manifests_are_read_once_and_before_other_commits_wait(
+async def test_new_manifests_are_read_once_before_the_commit_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, confined_to: tuple[tuple[str, ...], ...] | None, is_full: bool
 ) -> None:
-    """Several checks look at them, for a writer of one namespace one more.
+    """Several checks use them, and one more for a writer of one namespace.
 
-    Many commits would hold much memory.
+    Many commits would need much memory.
     """
     if is_full:
         monkeypatch.setattr(engine_commits, "_PRELOADED_COMMITS_MAX", 0)
@@ -154,7 +154,7 @@ async def test_new_manifests_are_read_once_and_before_other_commits_wait(
         assert checked == [{client.folder}], "the database says once for each folder whose files it has"
 
 
-async def test_a_repeat_of_a_corrected_commit_gets_the_first_answer(tmp_path: Path) -> None:
+async def test_repeat_of_a_corrected_commit_gets_the_first_answer(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await create(it, 2)
         client = Appender(await load(it), file=WRONG[0][0])
@@ -166,7 +166,7 @@ async def test_a_repeat_of_a_corrected_commit_gets_the_first_answer(tmp_path: Pa
 
 
 async def test_overtaken_and_merged_appends_are_corrected_too(tmp_path: Path) -> None:
-    """A rebase writes the manifest list, and of a merge that another commit overtook the manifests."""
+    """A rebase writes the manifest list, and also the manifests of a merge that another commit overtook."""
     rng = random.Random(f"metrics {first_seed()}")
     for version in (2, 3):
         async with rig(tmp_path / str(version)) as it:
@@ -188,7 +188,7 @@ async def test_overtaken_and_merged_appends_are_corrected_too(tmp_path: Path) ->
                 read_snapshot(head(await load(it)))
 
 
-async def test_a_commit_whose_manifest_cannot_be_read_is_not_changed(tmp_path: Path) -> None:
+async def test_commit_with_an_unreadable_manifest_is_not_changed(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await create(it, 2)
         client = Appender(await load(it), file=WRONG[0][0], listed={"manifest_length": 7})

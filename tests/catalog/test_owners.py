@@ -1,4 +1,4 @@
-"""A view runs with the rights of the one who wrote it, or of whom a trusted engine names."""
+"""Tests of owners: a view runs with the rights of its author, or of the user that a trusted engine names."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ async def _owner(it: Rig, name: str) -> str | None:
 
 
 @pytest.mark.parametrize("key", [RUN_AS, "Trino.Run-As-Owner", " trino.run-as-owner", "presto.view.owner", "definer"])
-def test_properties_that_engines_take_an_identity_from_are_known(key: str) -> None:
+def test_properties_from_which_engines_take_an_identity_are_known(key: str) -> None:
     assert determines_rights(key)
 
 
 @pytest.mark.parametrize("key", ["owner", "comment", "presto_version", "team", "trino_version", "spark.query"])
-def test_other_properties_of_views_are_free(key: str) -> None:
+def test_other_view_properties_are_allowed(key: str) -> None:
     assert not determines_rights(key)
 
 
-async def test_a_confined_writer_makes_nobody_else_the_owner_of_a_view(tmp_path: Path) -> None:
+async def test_confined_writer_cannot_make_another_user_the_owner_of_a_view(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await _prepared(it)
         views = it.catalog.views
@@ -80,7 +80,7 @@ async def test_a_confined_writer_makes_nobody_else_the_owner_of_a_view(tmp_path:
         assert own.metadata.properties == {RUN_AS: "wendy", "owner": "wendy", "a": "b"}
 
 
-async def test_who_changes_the_text_of_a_view_becomes_its_owner(tmp_path: Path) -> None:
+async def test_user_who_changes_the_text_of_a_view_becomes_its_owner(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await _prepared(it)
         views = it.catalog.views
@@ -96,7 +96,7 @@ async def test_who_changes_the_text_of_a_view_becomes_its_owner(tmp_path: Path) 
         assert (await views.replace(CONFINED, ("db",), "w", [], repeated)).metadata.properties[RUN_AS] == "wendy"
 
 
-async def test_a_trusted_engine_names_the_owner_and_keeps_it_over_new_texts(tmp_path: Path) -> None:
+async def test_trusted_engine_names_the_owner_who_stays_over_new_texts(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await _prepared(it)
         for caller in (ENGINE, CALLER):
@@ -106,7 +106,7 @@ async def test_a_trusted_engine_names_the_owner_and_keeps_it_over_new_texts(tmp_
         assert await _owner(it, "v") == "anna"
 
 
-async def test_a_view_without_an_owner_stays_without_one(tmp_path: Path) -> None:
+async def test_view_without_an_owner_stays_without_one(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await it.catalog.namespaces.create(CALLER, ("db",), {})
         await it.catalog.views.create(CALLER, ("db",), _view("v"))
@@ -119,7 +119,7 @@ WRITER = Caller(who="mallory", request_id="r", confined_to=(("db",),), names_own
 
 
 async def _written_over(it: Rig, name: str, **changes: Any) -> None:
-    """As who may write the view's folder can; read by a server that has not kept the file."""
+    """Overwrite the view's file as a user with access to its folder can; a server without a cached file reads it."""
     entry = await it.catalog.views.entry(("db",), name)
     path = Path(parse_location(entry.metadata_location).file_path)
     if is_named_by_content(entry.metadata_location):
@@ -129,7 +129,7 @@ async def _written_over(it: Rig, name: str, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize("moved", [False, True], ids=["as it was made", "renamed since"])
-async def test_a_view_gets_no_owner_by_writing_over_its_metadata_file(tmp_path: Path, moved: bool) -> None:
+async def test_overwritten_metadata_file_gives_a_view_no_owner(tmp_path: Path, moved: bool) -> None:
     async with rig(tmp_path) as it:
         views, name = it.catalog.views, "v"
         await it.catalog.namespaces.create(CALLER, ("db",), {})
@@ -146,7 +146,7 @@ async def test_a_view_gets_no_owner_by_writing_over_its_metadata_file(tmp_path: 
         assert (await views.load(("db",), name)).metadata.properties == {}
 
 
-async def test_a_view_of_an_owner_gets_no_other_text_by_writing_over_its_metadata_file(tmp_path: Path) -> None:
+async def test_overwritten_metadata_file_does_not_change_the_text_of_an_owned_view(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         views = it.catalog.views
         await it.catalog.namespaces.create(CALLER, ("db",), {})
@@ -168,7 +168,7 @@ async def test_a_view_of_an_owner_gets_no_other_text_by_writing_over_its_metadat
         assert (await views.load(("db",), "back")).metadata == metadata
 
 
-async def test_a_view_of_an_owner_from_before_fingerprints_is_served(tmp_path: Path) -> None:
+async def test_owned_view_from_before_fingerprints_is_served(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await it.catalog.namespaces.create(CALLER, ("db",), {})
         view = CreateView(name="v", schema=SCHEMA, view_version=VERSION, properties=BORROWED)

@@ -1,4 +1,4 @@
-"""Which files belong to plans: those in the folder of this version, and those in that of earlier ones."""
+"""Tests of which files belong to plans: those in the folder of this version and of earlier versions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from seamark.metaserver.catalog.plans import plan_tables
 
 
 @pytest.mark.parametrize("folder", ["_seamark/plans", "metadata/plans"])
-def test_a_file_of_a_plan_is_known_by_its_location(folder: str) -> None:
+def test_plan_file_is_recognised_by_its_location(folder: str) -> None:
     digest = "0123456789abcdef" * 2
     for end in (f"{digest}-x-snap.avro", f"{digest}/x.metadata.json"):
         assert plan_tables._PLAN_FILE.search(f"s3://lake/t/{folder}/{end}")

@@ -1,4 +1,4 @@
-"""Policies of tables and namespaces: who set them, and that none publishes an encrypted column."""
+"""Tests of policies of tables and namespaces: who set them, and that none publishes an encrypted column."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ async def commit(it: Rig, caller: Caller, *updates: dict[str, Any]) -> dict[str,
     return loaded.metadata.properties
 
 
-async def test_the_server_knows_who_set_each_property_of_a_policy(tmp_path: Path) -> None:
-    """And no client says who it was: neither in a new table, nor in a change, nor in a namespace."""
+async def test_server_records_who_set_each_property_of_a_policy(tmp_path: Path) -> None:
+    """No client can state who it was: in a new table, a change, or a namespace."""
     async with rig(tmp_path) as it:
         await it.catalog.namespaces.create(OTTO, ("db",), {"history.expire.max-snapshot-age-ms": "1", **FORGED})
         request = CreateTable(name="t", schema=SCHEMA, properties={COLUMNS: "id", "comment": "c", **FORGED})
@@ -46,10 +46,10 @@ async def test_the_server_knows_who_set_each_property_of_a_policy(tmp_path: Path
         await it.catalog.namespaces.update_properties(WENDY, ("db",), [], {SWITCH: "false", **FORGED})
         policies = await load_policies(it.store, ("db",))
         assert policies[SWITCH].who == "wendy"
-        assert setters_in_effect(loaded.metadata, policies)[SWITCH] == "otto"  # that of the table counts
+        assert setters_in_effect(loaded.metadata, policies)[SWITCH] == "otto"  # The table's own policy counts.
 
 
-async def test_without_logins_no_names_are_kept(tmp_path: Path) -> None:
+async def test_no_names_are_recorded_without_logins(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         anonymous = Caller(who="anonymous", request_id="r")
         await it.catalog.namespaces.create(anonymous, ("db",), {})
@@ -84,7 +84,7 @@ USES: list[list[dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("declaration", [{ENCRYPTED: "data"}, {"parquet.encryption.column.keys": "k1: data"}])
-async def test_no_commit_uses_a_declared_encrypted_column_where_its_values_are_published(
+async def test_commit_cannot_publish_values_of_a_declared_encrypted_column(
     tmp_path: Path, declaration: dict[str, str]
 ) -> None:
     async with rig(tmp_path) as it:
@@ -99,8 +99,8 @@ async def test_no_commit_uses_a_declared_encrypted_column_where_its_values_are_p
             await it.catalog.tables.create(CALLER, ("db",), both)
 
 
-async def test_a_column_that_is_published_is_not_declared_as_encrypted(tmp_path: Path) -> None:
-    """A table that has both already is changed otherwise as before; its jobs refuse the column."""
+async def test_published_column_cannot_be_declared_as_encrypted(tmp_path: Path) -> None:
+    """A table that already has both can still be changed otherwise; its jobs refuse the column."""
     async with rig(tmp_path) as it:
         await it.catalog.namespaces.create(CALLER, ("db",), {})
         await it.catalog.tables.create(

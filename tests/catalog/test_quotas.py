@@ -1,4 +1,4 @@
-"""Amounts that count until a moment of their own, and are forgotten then; leases and bytes of plans among them."""
+"""Tests of quotas: amounts that count until a time of their own, such as leases and bytes of plans."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from seamark.metaserver.catalog.quotas import Quota
 from tests.seeds import quick
 
 
-def test_holders_who_never_come_back_are_forgotten() -> None:
+def test_holders_without_later_requests_are_forgotten() -> None:
     quota = Quota(10)
     for number in range(5_000):
         quota.add(f"oidc:{number}", number, number + 60.0)
@@ -23,7 +23,7 @@ def test_holders_who_never_come_back_are_forgotten() -> None:
 
 
 @pytest.mark.parametrize("seed", quick(range(20), 7))
-def test_a_quota_counts_what_has_not_ended_and_was_not_taken_back(seed: int) -> None:
+def test_quota_counts_amounts_that_are_neither_expired_nor_released(seed: int) -> None:
     rng, quota, now, known = random.Random(seed), Quota(10**6), 0.0, list[tuple[float, int]]()
     for _ in range(300):
         now += rng.choice((0.0, 1.0, 30.0))
@@ -45,9 +45,11 @@ def shares(**more: int) -> PlanShares:
     return PlanShares(**{"leases": 20, "size_bytes": 1 << 30, "grace_s": 3600, **more})
 
 
-def test_a_short_lease_counts_for_as_long_as_it_was_granted_and_no_longer() -> None:
+def test_short_lease_counts_exactly_for_its_granted_time() -> None:
     kept = shares()
-    for second in range(0, 7200, 6):  # ten at once, for hours: of a lease of an hour and its grace it would be a few
+    for second in range(
+        0, 7200, 6
+    ):  # Ten at once, for hours: with leases of an hour and a grace period, only a few would be possible.
         assert kept.find_exhausted_limit("trino", second) is None, second
         kept.grant("trino", second, second, second + 45, 20_000)
     for number in range(10):
@@ -57,7 +59,7 @@ def test_a_short_lease_counts_for_as_long_as_it_was_granted_and_no_longer() -> N
     kept.check_invariants()
 
 
-def test_a_lease_that_is_withdrawn_counts_no_more_and_one_that_is_renewed_counts_on() -> None:
+def test_withdrawn_lease_no_longer_counts_and_a_renewed_lease_counts_on() -> None:
     kept = shares()
     for number in range(10):
         kept.grant("trino", number, 0, 60, 1)
@@ -74,7 +76,7 @@ def test_a_lease_that_is_withdrawn_counts_no_more_and_one_that_is_renewed_counts
     kept.check_invariants()
 
 
-def test_who_renews_anothers_plan_has_the_lease_counted_and_the_other_has_not() -> None:
+def test_lease_counts_for_the_principal_who_renewed_it_last() -> None:
     kept = shares()
     for number in range(10):
         kept.grant("trino", number, 0, 60, 1)
@@ -83,7 +85,7 @@ def test_who_renews_anothers_plan_has_the_lease_counted_and_the_other_has_not() 
     assert kept.find_exhausted_limit("mallory", 66) == "leases of one principal"
 
 
-def test_bytes_count_until_the_files_go_and_each_plan_for_some() -> None:
+def test_bytes_count_until_the_files_are_deleted_and_each_plan_has_a_minimum() -> None:
     kept = shares(leases=10**6, size_bytes=20 * PLAN_BYTES_MIN)
     for number in range(10):
         assert kept.find_exhausted_limit("rita", 0) is None
@@ -101,8 +103,8 @@ def test_bytes_count_until_the_files_go_and_each_plan_for_some() -> None:
     kept.check_invariants()
 
 
-def test_by_default_one_principal_makes_300_plans_of_a_minute_and_40_kb_each_three_seconds() -> None:
-    """As an adapter before a Trino with 100 statements a second."""
+def test_default_quota_allows_300_one_minute_plans_and_a_40_kb_plan_each_three_seconds() -> None:
+    """This is the load of an adapter for a Trino with 100 statements a second."""
     kept = PlanShares(leases=100_000, size_bytes=32 << 30, grace_s=3600)
     for number, second in enumerate(range(0, 4 * 3660, 3)):
         assert kept.find_exhausted_limit("trino", second, 300) is None, second
@@ -110,7 +112,7 @@ def test_by_default_one_principal_makes_300_plans_of_a_minute_and_40_kb_each_thr
             kept.grant("trino", 3 * number + each, second, second + 60, 100 * 40_000)
 
 
-def test_leases_that_have_ended_are_forgotten() -> None:
+def test_expired_leases_are_forgotten() -> None:
     kept = shares(leases=10**6)
     for number in range(40_000):
         kept.grant("trino", number, number, number + 10, 1)

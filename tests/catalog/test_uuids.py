@@ -1,4 +1,4 @@
-"""A UUID is one table's for ever: its timeline is found by it, also once the table and its files are gone."""
+"""Tests that a UUID belongs to one table for ever, because its timeline is found by it even after the table is gone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONFINED = Caller(who="wa", request_id="r", confined_to=(("a",),))
 
 
 async def _staged_with(it: Rig, uuid: str | None = None) -> TableChange:
-    """Return what makes a staged table of namespace a real, with this UUID."""
+    """Return the change that creates a staged table of namespace `a` with this UUID."""
     staged = (await it.catalog.tables.stage(CONFINED, ("a",), CreateTable(name="t", schema=SCHEMA))).metadata
     updates: list[dict[str, Any]] = [
         {"action": "assign-uuid", "uuid": uuid or staged.table_uuid},
@@ -32,7 +32,7 @@ async def _staged_with(it: Rig, uuid: str | None = None) -> TableChange:
 
 
 @pytest.mark.parametrize("ending", ["purged", "unregistered"])
-async def test_the_uuid_of_a_table_that_is_gone_is_nobody_elses(tmp_path: Path, ending: str) -> None:
+async def test_uuid_of_a_purged_table_cannot_be_reused(tmp_path: Path, ending: str) -> None:
     async with rig(tmp_path) as it:
         for path in (("a",), ("b",)):
             await it.catalog.namespaces.create(CALLER, path, {})
@@ -49,14 +49,14 @@ async def test_the_uuid_of_a_table_that_is_gone_is_nobody_elses(tmp_path: Path, 
         assert not await it.catalog.tables.exists(("a",), "t")
         assert {one.namespace for one in await it.store.instants(InstantFilter(uuid=victim), 100)} == {("b",)}
         await it.commits.commit_transaction(CONFINED, [await _staged_with(it)])
-        if ending == "unregistered":  # whoever may register brings the table back with its own
+        if ending == "unregistered":  # A caller who may register restores the table with its own UUID.
             location = theirs.entry.metadata_location if theirs.entry else ""
             back = await it.catalog.tables.register(CALLER, ("b",), "again", location, overwrite=False)
             assert back.metadata.table_uuid == victim
 
 
 class _LosesFirst:
-    """A database that loses the first transaction with a create, before it happens."""
+    """A database that loses the first transaction with a create, before its execution."""
 
     def __init__(self, store: PointerStore) -> None:
         self._store = store
@@ -72,8 +72,8 @@ class _LosesFirst:
         return await self._store.transact(operations)
 
 
-async def test_a_create_that_the_database_lost_may_be_tried_again_with_its_uuid(tmp_path: Path) -> None:
-    """What stands on the timeline of the first try is rolled back, and has the UUID, too."""
+async def test_create_that_the_database_lost_can_be_repeated_with_its_uuid(tmp_path: Path) -> None:
+    """The timeline of the first attempt is rolled back, and has the UUID too."""
     async with rig(tmp_path, wrap_store=_LosesFirst) as it:
         await it.catalog.namespaces.create(CALLER, ("a",), {})
         change = await _staged_with(it)

@@ -1,4 +1,4 @@
-"""Commits of stock engines that remove deletion vectors: the server leaves marks out and changes nothing else."""
+"""Tests of engine commits that remove deletion vectors: the server omits marks and changes nothing else."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def vector(path: str, of: str, offset: int) -> Row:
 async def delete(it: Rig, client: Appender, entries: list[Row]) -> dict[str, tuple[Any, ...]]:
     """Commit a snapshot with these delete files.
 
-    Returns the status and the numbers of each entry, by its path and offset.
+    Return the status and the numbers of each entry, by its path and offset.
     """
     assert client.parent is not None
     data = [row for row in read_list(client.parent) if row["content"] == 0]
@@ -57,8 +57,8 @@ async def delete(it: Rig, client: Appender, entries: list[Row]) -> dict[str, tup
     }
 
 
-async def test_sequence_numbers_that_the_engine_chose_stay(tmp_path: Path) -> None:
-    """Of an equality delete file that was rewritten: with the number of the snapshot it would delete later rows."""
+async def test_sequence_numbers_chosen_by_the_engine_stay(tmp_path: Path) -> None:
+    """For a rewritten equality delete file, the snapshot's own number would delete later rows."""
     async with rig(tmp_path) as it:
         await it.table(properties={"format-version": "3"})
         await append(it, {"a": 1, "b": 1})
@@ -81,7 +81,7 @@ async def test_sequence_numbers_that_the_engine_chose_stay(tmp_path: Path) -> No
         }
 
 
-async def test_marks_beyond_the_memory_limit_are_counted_before_they_are_read(
+async def test_marks_over_the_memory_limit_are_counted_before_they_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A manifest of a megabyte may have a million marks, each of which takes a kilobyte in memory."""

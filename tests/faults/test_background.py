@@ -1,4 +1,4 @@
-"""Work in the background goes on after a failure, also where the log fails too, as on a full disk."""
+"""Tests that background work continues after a failure, also if the log fails too, as on a full disk."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def full_disk() -> None:
 
 @pytest.mark.usefixtures("full_disk")
 @pytest.mark.parametrize("error", [ValueError("a bug"), SeamarkError("the store")])
-async def test_background_work_is_started_again(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+async def test_failed_background_work_is_restarted(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setattr(background, "RESTART_S", 0.0)
     begun = 0
 
@@ -57,7 +57,7 @@ async def test_background_work_is_started_again(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.usefixtures("full_disk")
-async def test_work_that_runs_once_and_fails_ends_nothing() -> None:
+async def test_failure_of_a_single_background_run_stops_nothing_else() -> None:
     begun = asyncio.Event()
 
     async def work() -> None:
@@ -69,7 +69,7 @@ async def test_work_that_runs_once_and_fails_ends_nothing() -> None:
 
 
 @pytest.mark.usefixtures("full_disk")
-async def test_watchers_are_woken_after_the_timeline_could_not_be_read(
+async def test_watchers_are_woken_after_a_failed_read_of_the_timeline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = some_settings(tmp_path, watch_poll_s=0.02)
@@ -97,7 +97,7 @@ async def test_watchers_are_woken_after_the_timeline_could_not_be_read(
 
 
 @pytest.mark.usefixtures("full_disk")
-async def test_audit_records_are_written_after_the_database_was_away(
+async def test_audit_records_are_written_once_the_database_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audits, "_RETRY_S", 0.0)
@@ -121,9 +121,7 @@ async def test_audit_records_are_written_after_the_database_was_away(
 
 
 @pytest.mark.usefixtures("full_disk")
-async def test_a_part_of_housekeeping_that_fails_stops_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failed_part_of_housekeeping_stops_no_other_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def failing() -> int:
         raise ZeroDivisionError
 
@@ -135,9 +133,9 @@ async def test_a_part_of_housekeeping_that_fails_stops_no_other(
         assert (await server.components.housekeeping.round()).keys() == {list(before)[-1]}
 
 
-def test_a_line_of_the_log_is_written_whatever_is_in_it(capfd: pytest.CaptureFixture[str]) -> None:
+def test_log_line_is_written_whatever_its_content(capfd: pytest.CaptureFixture[str]) -> None:
     logs.configure_logging(Settings(log_format="json"))
-    structlog.get_logger("seamark.server").warning("half a pair", text="\udcff", number=1)
+    structlog.get_logger("seamark.server").warning("unpaired surrogate", text="\udcff", number=1)
     line = json.loads(capfd.readouterr().err)
     assert line["event"] == repr("half a pair")
     assert line["text"] == repr("\udcff")

@@ -1,4 +1,4 @@
-"""Eight processes at one table, fifty at one name: a linearisable history, one winner, nothing lost, no 5xx."""
+"""Tests of eight processes on one table and fifty on one name: linearisable history, one winner, no loss, no 5xx."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.faults.rigs.linear import Event, violations
 from tests.services.postgres import Postgres
 from tests.services.seamark import Seamark
 
-# A new process has all modules from the server of forks: to import them in each costs more than what it does.
+# A new process gets all modules from the fork server: importing them in each costs more than its work.
 _FORKS = multiprocessing.get_context("forkserver")
 
 
 def _client(base_url: str, number: int, commits: int) -> tuple[list[Event], Counter[int]]:
-    """Append until `commits` of its own went through, noting each attempt; any answer but 200 and 409 is counted."""
+    """Append until `commits` commits succeeded, recording each attempt; count answers other than 200 and 409."""
     client = Client(base_url)
     events: list[Event] = []
     statuses: Counter[int] = Counter()
@@ -76,7 +76,7 @@ def test_two_replicas_on_postgresql_make_a_linearisable_history(
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("backend", ["sqlite", "sqlite, two workers", "postgresql, two replicas"])
-def test_eight_processes_of_two_hundred_commits_each(
+def test_eight_processes_of_two_hundred_commits_each_make_a_linearisable_history(
     start_seamark: Callable[..., Seamark], postgres: Postgres, backend: str
 ) -> None:
     if backend.startswith("sqlite"):
@@ -90,7 +90,7 @@ def test_eight_processes_of_two_hundred_commits_each(
 
 
 @pytest.mark.parametrize("backend", ["sqlite", "postgresql"])
-def test_fifty_simultaneous_creates_of_one_name_have_one_winner(
+def test_fifty_concurrent_creates_of_one_name_have_one_winner(
     start_seamark: Callable[..., Seamark], postgres: Postgres, backend: str
 ) -> None:
     database = postgres.create_database() if backend == "postgresql" else ""

@@ -1,4 +1,4 @@
-"""A disk without a byte left: a clear refusal at once, the table as it was, and work again once there is room."""
+"""Tests of a full disk: commits are rejected clearly at once, the table is unchanged, and later work succeeds."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _metadata_files(server: Seamark) -> list[Path]:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_full_disk_refuses_commits_and_loses_nothing(tmp_path: Path, disk: SmallDisk, place: str) -> None:
+def test_full_disk_rejects_commits_and_loses_nothing(tmp_path: Path, disk: SmallDisk, place: str) -> None:
     with _server(place, disk, tmp_path) as server:
         client = Client(server.base_url, timeout_s=60)
         assert client.create_table()[0] == 200
@@ -56,8 +56,8 @@ def test_a_full_disk_refuses_commits_and_loses_nothing(tmp_path: Path, disk: Sma
             disk.fill()
             key = new_key()
             while True:
-                # The database may still have room in pages of its log that it has already; not for ever.
-                # One that hangs ends by the client's time limit.
+                # The database may still have free pages in its log, but not for ever. A commit that hangs ends by
+                # the client's time limit.
                 status, body = client.append(done + 1, done, done + 1, key=key)
                 if status != 200:
                     break
@@ -70,7 +70,7 @@ def test_a_full_disk_refuses_commits_and_loses_nothing(tmp_path: Path, disk: Sma
             status, body = client.create_table("other")
             assert status == 503, body
             assert client.chain() == list(range(1, done + 1)), "the table is as it was"
-            # What was written for refused commits is removed; the pointer's file and its log are whole.
+            # Files of rejected commits are removed; the pointer's file and its log are complete.
             expected = {Path(location.removeprefix("file://")) for location in client.files()}
             assert becomes_true(lambda wanted=expected: set(_metadata_files(server)) == wanted), place
 
@@ -86,7 +86,7 @@ def test_a_full_disk_refuses_commits_and_loses_nothing(tmp_path: Path, disk: Sma
         assert Client(server.base_url).chain() == list(range(1, done + 1)), "and it is on the disk"
 
 
-def test_a_server_killed_on_a_full_disk_comes_back_once_there_is_room(tmp_path: Path, disk: SmallDisk) -> None:
+def test_server_killed_on_a_full_disk_restarts_once_there_is_space(tmp_path: Path, disk: SmallDisk) -> None:
     with _server(PLACES[0], disk, tmp_path) as server:
         client = Client(server.base_url)
         assert client.create_table()[0] == 200
@@ -103,14 +103,16 @@ def test_a_server_killed_on_a_full_disk_comes_back_once_there_is_room(tmp_path: 
 
 
 @pytest.mark.parametrize("place", [place for place in PLACES if "warehouse only" not in place])
-def test_a_start_on_a_full_disk_ends_with_one_sentence(tmp_path: Path, disk: SmallDisk, place: str) -> None:
-    """With an empty disk before, and with the files of a server that ran."""
+def test_start_on_a_full_disk_ends_with_one_sentence(tmp_path: Path, disk: SmallDisk, place: str) -> None:
+    """The test starts with an empty disk, and with the files of an earlier server."""
     if place.startswith("home"):
         flags = ["--home", str(disk.root / "home")]
     else:
         flags = ["--home", str(tmp_path / "home"), "--database", f"sqlite:///{disk.root / 'seamark.db'}"]
     disk.fill()
-    for _ in range(2 if place.startswith("home") else 1):  # a database alone may have room in its log
+    for _ in range(
+        2 if place.startswith("home") else 1
+    ):  # A database without other files may have free pages in its log.
         started = run_seamark("serve", "--port", "0", *flags, env={"SEAMARK_ENCRYPTION_KEY": SHARED_KEY})
         assert started.returncode == 2, started.stderr
         assert "Traceback" not in started.stderr
@@ -125,7 +127,7 @@ def test_a_start_on_a_full_disk_ends_with_one_sentence(tmp_path: Path, disk: Sma
         disk.fill()
 
 
-def test_a_writer_is_told_at_once_that_the_disk_of_the_database_is_full(
+def test_writer_is_told_at_once_that_the_database_disk_is_full(
     tmp_path: Path, disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with _server("the database only", disk, tmp_path) as server, closing(IndexClient(server.base_url)) as client:
@@ -133,12 +135,12 @@ def test_a_writer_is_told_at_once_that_the_disk_of_the_database_is_full(
         rows = pa.table({"id": [1]})
         append(client, "db.t", rows, producer=("writer", 0))
         disk.fill()
-        waits = SimpleNamespace(sleep=lambda seconds: pytest.fail(f"waits {seconds} s"))
+        waits = SimpleNamespace(sleep=lambda seconds: pytest.fail(f"the write waits {seconds} s"))
         for module in (client_module, commits_module):
             monkeypatch.setattr(module, "time", waits)
 
         def fill_log() -> None:
-            for number in range(1, 2000):  # the log may have pages that it has already
+            for number in range(1, 2000):  # The log may have free pages.
                 append(client, "db.t", rows, producer=("writer", number))
 
         with pytest.raises(StorageFull, match="disk of the database is full"):

@@ -1,5 +1,9 @@
-"""Answers of the gateway while the store breaks its own: cut, reset, refused, too long, of another object, with bodies
-where HTTP has none. A client gets the right bytes, or sees that its answer is not whole; never wrong bytes."""
+"""Tests of the gateway with a store that breaks its answers: truncated, reset, rejected, too long, or of another
+object.
+
+Some answers have bodies where HTTP allows none. A client gets the right bytes or sees that its answer is incomplete;
+it never gets wrong bytes.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +29,11 @@ from tests.gateway.test_cache import BLOCK, Worker, worker
 from tests.seeds import first_seed
 
 FAULTS = ("cut", "reset", "silent", "refused", "long", "other")
-"""Ends early · ends early with a reset · ends before the header · 503 · has more bytes than the range · says another
-ETag."""
+"""Faults of an answer.
+
+It ends early; it ends early with a reset; it ends before the header; 503; it has more bytes than the range; it has
+another ETag.
+"""
 DATE = "Thu, 26 Nov 2026 00:00:00 GMT"
 
 
@@ -45,7 +52,7 @@ class BrokenStore:
     faults: tuple[str, ...] = FAULTS
     seen: Counter[str] = field(default_factory=Counter)
     replace: dict[str, bytes] = field(default_factory=dict)
-    """Objects that are replaced after the next fault."""
+    """Objects that are replaced after the next fault"""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, asyncio.IncompleteReadError):
@@ -54,7 +61,7 @@ class BrokenStore:
         writer.close()
 
     async def _answer(self, request: str, writer: asyncio.StreamWriter) -> bool:
-        """Return whether the connection stays open."""
+        """Answer a request, and return whether the connection stays open."""
         first, *lines = request.split("\r\n")
         method, path, _ = first.split(" ")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
@@ -75,7 +82,7 @@ class BrokenStore:
             writer.write(b"HTTP/1.1 412 Precondition Failed\r\nContent-Length: 0\r\n\r\n")
             return True
         if headers.get("if-none-match") == etag:
-            # With a body, which HTTP forbids: it must not become the beginning of the next answer.
+            # The answer has a body, which HTTP forbids: the body must not become the beginning of the next answer.
             writer.write(f"HTTP/1.1 304 Not Modified\r\nETag: {etag}\r\nContent-Length: 9\r\n\r\nforbidden".encode())
             return False
         size = len(data)
@@ -112,7 +119,7 @@ def etag_of(data: bytes) -> str:
 
 @asynccontextmanager
 async def gateway(store: BrokenStore, folder: Path, connections: int = 8, **changes: object) -> AsyncIterator[Worker]:
-    """A worker with its cache before the store."""
+    """Open a gateway worker with its cache before the store."""
     async with await asyncio.start_server(store.serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         settings = Settings(
@@ -176,7 +183,7 @@ async def test_no_fault_of_the_store_gives_wrong_bytes(tmp_path: Path, case: str
     store.objects = {path: rng.randbytes(9 * BLOCK + n) for n, path in enumerate(paths)}
     outcomes: Counter[str] = Counter()
     async with gateway(store, tmp_path, gateway_cache_disk_bytes=0, **CASES[case]) as one:
-        for path in paths:  # the records are known, so that reads need no opening
+        for path in paths:  # The records are known, so reads need no opening.
             assert (await one.send("GET", path, Range="bytes=0-0"))[1] == store.objects[path][:1]
         store.rate = 0.3
         address = urlsplit(one.url)
@@ -217,7 +224,7 @@ async def test_no_fault_of_the_store_gives_wrong_bytes(tmp_path: Path, case: str
 
 @pytest.mark.parametrize("name", [f"data/00000-0-{uuid.UUID(int=7, version=4)}.parquet", "data/plain"])
 @pytest.mark.parametrize("is_replaced", [False, True])
-async def test_an_answer_that_was_cut_is_completed_only_with_the_same_object(
+async def test_interrupted_answer_is_completed_only_from_the_same_object(
     tmp_path: Path, name: str, is_replaced: bool
 ) -> None:
     rng = random.Random(3)
@@ -240,15 +247,15 @@ async def test_an_answer_that_was_cut_is_completed_only_with_the_same_object(
     assert store.seen["cut"] >= (1 if is_replaced else 4)
 
 
-async def test_an_answer_that_was_cut_is_completed_without_a_second_connection(tmp_path: Path) -> None:
-    """When a store restarts, all of its connections may be in use by answers that are cut."""
+async def test_interrupted_answer_is_completed_without_a_second_connection(tmp_path: Path) -> None:
+    """When a store restarts, interrupted answers may hold all connections."""
     rng = random.Random(4)
     path, data = "/b/t/data/plain", rng.randbytes(20 * BLOCK)
     store = BrokenStore(rng, {path: data}, rate=1.0, faults=("cut",), faults_max=1)
     async with gateway(store, tmp_path, connections=1, gateway_cache_fetch_bytes=BLOCK - 1) as one:
         address = urlsplit(one.url)
         reader, writer = await asyncio.open_connection(address.hostname, address.port)
-        request = f"GET {path} HTTP/1.1\r\nHost: x\r\nIf-Match: {etag_of(data)}\r\n\r\n"  # the store answers
+        request = f"GET {path} HTTP/1.1\r\nHost: x\r\nIf-Match: {etag_of(data)}\r\n\r\n"  # The store answers.
         answer = await read_answer(reader, writer, request, has_body=True)
         writer.close()
     assert answer == (200, len(data), data, False)

@@ -1,4 +1,4 @@
-"""kill -9 at every step of a change: never half of one, and a retry gets the first outcome."""
+"""Tests of kill -9 at every step of a change: no change is partial, and a retry gets the first outcome."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HAPPENED = ("after-swap", "before-reply")
 
 
 def _die_and_retry(server: Mortal, client: Client, step: str, retry: str, name: str) -> Client:
-    """Two commits are acknowledged, the third dies at `step`; then it is retried on a server that came back."""
+    """Acknowledge two commits, kill the server at `step` of the third, and retry it on a restarted server."""
     assert client.create_table(name)[0] == 200
     for snapshot_id in (1, 2):
         status, body = client.append(snapshot_id, snapshot_id - 1 or None, snapshot_id, name)
@@ -44,11 +44,11 @@ def _die_and_retry(server: Mortal, client: Client, step: str, retry: str, name: 
     return client
 
 
-# One server per test, which dies several times: what costs is to start one.
+# One server for each test, which dies several times, because starting it is the expensive part.
 
 
 QUICK = ("before-swap", "after-swap")
-"""On either side of the moment at which a commit happens. The other steps are slow; a test with PostgreSQL has all."""
+"""The steps directly before and after the commit. The other steps are slow; a test with PostgreSQL covers all."""
 
 
 def _steps(*steps: str) -> list[ParameterSet]:
@@ -56,14 +56,16 @@ def _steps(*steps: str) -> list[ParameterSet]:
 
 
 @pytest.mark.parametrize("step", _steps(*STEPS))
-def test_a_killed_server_leaves_all_of_a_commit_or_nothing(tmp_path: Path, step: str) -> None:
+def test_killed_server_leaves_a_whole_commit_or_nothing(tmp_path: Path, step: str) -> None:
     with Mortal(tmp_path / "home") as server:
         client = server.start()
         for number, retry in enumerate(RETRIES):
             client = _die_and_retry(server, client, step, retry, f"t{number}")
 
 
-def test_the_same_on_postgresql_and_s3(tmp_path: Path, postgres_url: str, s3: S3, s3_bucket: str) -> None:
+def test_killed_server_on_postgresql_and_s3_leaves_a_whole_commit_or_nothing(
+    tmp_path: Path, postgres_url: str, s3: S3, s3_bucket: str
+) -> None:
     env = {**s3.seamark_env(), "SEAMARK_DATABASE": postgres_url, "SEAMARK_WAREHOUSE": f"s3://{s3_bucket}/lake"}
     with Mortal(tmp_path / "home", env) as server:
         client = server.start()
@@ -74,10 +76,10 @@ def test_the_same_on_postgresql_and_s3(tmp_path: Path, postgres_url: str, s3: S3
                 assert (s3.root / location.removeprefix("s3://")).is_file()
 
 
-def test_a_killed_transaction_changed_all_its_tables_or_none(tmp_path: Path) -> None:
+def test_killed_transaction_changed_all_its_tables_or_none(tmp_path: Path) -> None:
     with Mortal(tmp_path / "home") as server:
         client = server.start()
-        # "after-metadata-write": of three files one is there
+        # "after-metadata-write": one of three files exists.
         for step in ("after-metadata-write", "before-swap", "after-swap"):
             names = [f"{table}-{step}" for table in "abc"]
             changes = []
@@ -97,7 +99,7 @@ def test_a_killed_transaction_changed_all_its_tables_or_none(tmp_path: Path) -> 
 
 
 def _changes(client: Client) -> dict[str, tuple[tuple[Any, ...], int, Any]]:
-    """By name: a request, the status of its first outcome, and whether it has happened, of a client."""
+    """Return by name: a request, the status of its first outcome, and a check of whether it was executed."""
     location = client.files("source")[0]
     renamed = {"source": {"namespace": ["db"], "name": "old"}, "destination": {"namespace": ["db"], "name": "new"}}
     return {
@@ -136,14 +138,14 @@ def _dropped(client: Client) -> list[str]:
 
 
 @pytest.mark.parametrize("step", _steps("after-metadata-write", "before-swap", "after-swap"))
-def test_a_killed_create_rename_register_or_drop_happened_or_did_not(tmp_path: Path, step: str) -> None:
+def test_killed_create_rename_register_or_drop_is_executed_completely_or_not_at_all(tmp_path: Path, step: str) -> None:
     with Mortal(tmp_path / "home") as server:
         client = server.start()
         for name in ("source", "old", "doomed"):
             assert client.create_table(name)[0] == 200
         for what, (request, status, has_happened) in _changes(client).items():
             if step == "after-metadata-write" and what != "create":
-                continue  # the others write no file
+                continue  # The other steps write no file.
             key = {"Idempotency-Key": new_key()}
             server.dies(step, 1, lambda call=client.call, sent=request, key=key: call(*sent, key))
             client = server.start()

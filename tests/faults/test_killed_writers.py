@@ -1,5 +1,7 @@
-"""A writer's process is killed at random moments and started again from its checkpoint: nothing twice, nothing lost,
-and no snapshot shows half of a batch."""
+"""Tests of a writer that is killed at random moments and restarted from its checkpoint.
+
+No batch is applied twice or lost, and no snapshot has part of a batch.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ def campaign(home: Path, *, kills: int, batches: int, seed: int, version: int, i
             job = subprocess.Popen([*argv, str(batches)], stderr=subprocess.PIPE)
             before = int(notes.read_text())
             try:
-                if killed < kills:  # let it begin, then end it within one of its batches
+                if killed < kills:  # Let it begin, then kill it within one of its batches.
                     while job.poll() is None and int(notes.read_text()) == before:
                         time.sleep(0.005)
                     time.sleep(source.random() * 0.3)
@@ -80,7 +82,7 @@ def every_snapshot_is_of_whole_batches(client: IndexClient, seed: int, batches: 
         found = held(client, At(snapshot_id=snapshot["snapshot-id"]))
         last = int(snapshot["summary"][SEQUENCE_KEY])
         assert last >= number, f"{said}: sequence {last} was committed twice"
-        while number <= last:  # a batch that changed nothing has no snapshot
+        while number <= last:  # A batch without changes has no snapshot.
             apply(model, seed, number)
             number += 1
         assert found == rows(model), f"{said}: after batch {last}"
@@ -91,7 +93,7 @@ def every_snapshot_is_of_whole_batches(client: IndexClient, seed: int, batches: 
 
 
 @pytest.mark.slow
-def test_a_job_that_is_killed_and_started_again_does_each_batch_once(tmp_path: Path) -> None:
+def test_job_that_is_killed_and_restarted_applies_each_batch_once(tmp_path: Path) -> None:
     seed = first_seed("FAULT_SEED")
     campaign(tmp_path, kills=3, batches=25, seed=seed, version=3, indexed=True)
 
@@ -100,6 +102,6 @@ def test_a_job_that_is_killed_and_started_again_does_each_batch_once(tmp_path: P
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("indexed", [False, True])
 @pytest.mark.parametrize("version", [2, 3])
-def test_so_it_is_with_many_kills(tmp_path: Path, version: int, indexed: bool) -> None:
+def test_job_that_is_killed_many_times_applies_each_batch_once(tmp_path: Path, version: int, indexed: bool) -> None:
     seed = first_seed("FAULT_SEED")
     campaign(tmp_path, kills=15, batches=150, seed=seed, version=version, indexed=indexed)

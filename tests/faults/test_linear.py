@@ -1,4 +1,4 @@
-"""The checker itself: it accepts what real registers do, and names each kind of lie."""
+"""Tests of the checker itself: it accepts histories of real registers, and reports each kind of violation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _append(value: int, expected: int | None, began: float, ended: float, outcom
 
 
 def _true_history(seed: int) -> tuple[list[int], list[Event]]:
-    """Clients of a real compare-and-swap register: each operation takes effect at a point within its interval."""
+    """Simulate clients of a real compare-and-swap register; each operation takes effect within its interval."""
     rng = random.Random(seed)
     head: int | None = None
     chain: list[int] = []
@@ -39,19 +39,19 @@ def _true_history(seed: int) -> tuple[list[int], list[Event]]:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_true_histories_are_accepted(seed: int) -> None:
+def test_histories_of_a_real_register_are_accepted(seed: int) -> None:
     chain, events = _true_history(seed)
     assert violations(chain, events) == []
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_lost_update_is_found(seed: int) -> None:
+def test_lost_update_is_found(seed: int) -> None:
     chain, events = _true_history(seed)
     lost = next(event.value for event in events if event.kind == "append" and event.outcome == "ok")
     assert any("lost update" in text for text in violations([v for v in chain if v != lost], events))
 
 
-def test_a_phantom_a_stale_read_and_a_wrong_order_are_found() -> None:
+def test_phantom_stale_read_and_wrong_order_are_found() -> None:
     first, second = _append(1, None, 0, 1), _append(2, 1, 2, 3)
     assert violations([1, 2], [first, second]) == []
     assert "phantom" in violations([1, 2], [first, _append(2, 1, 2, 3, "conflict")])[0]

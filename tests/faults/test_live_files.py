@@ -1,5 +1,7 @@
-"""Nothing live is ever deleted: commits that clean up after themselves, drops, purges, undrops, renames and registers,
-all at once; then every live table loads, and every file that it leads to is there."""
+"""Tests that no live file is ever deleted by concurrent commits, drops, purges, undrops, renames and registers.
+
+Afterwards every live table can be loaded, and every file that it refers to exists.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,13 @@ KEEP_LITTLE = {"write.metadata.previous-versions-max": "2", "write.metadata.dele
 TABLES = "/v1/namespaces/db/tables"
 NAMES = [f"t{number}" for number in range(6)]
 EXPECTED = {200, 204, 404, 409}
-"""400 aside (a register of what is being purged), whatever clients do to each other is one of these."""
+"""The expected errors of clients that interfere with each other, besides 400 (a register of a table during its
+purge).
+"""
 
 
 class Mischief:
-    """One client that does something random to a random table; every answer is counted by what it was."""
+    """A client that does something random to a random table; every answer is counted by its status."""
 
     def __init__(self, base_url: str, seed: int, number: int) -> None:
         self._client = Client(base_url)
@@ -93,7 +97,7 @@ class Mischief:
         return self._client.call("POST", TABLES, {"name": name, "schema": SCHEMA, "properties": KEEP_LITTLE})
 
     def _register(self, name: str) -> tuple[int, Any]:
-        """Return a second name for a live table, or a name for a dropped one: both share their files from then on."""
+        """Register a second name for a live table, or a name for a dropped one; both then share their files."""
         row = self._dropped() if self._random.random() < 0.5 else None
         if row is None:
             status, body = self._client.call("GET", f"{TABLES}/{self._random.choice(NAMES)}")
@@ -112,7 +116,7 @@ def _path(location: str) -> Path:
 
 
 def _snapshot_files(location: str, snapshot_id: int) -> list[str]:
-    """Return what a snapshot of this test consists of: data file, manifest, manifest list."""
+    """Return the files of a snapshot of this test: data file, manifest, manifest list."""
     return [
         f"{location}/data/{snapshot_id}.parquet",
         *(f"{location}/metadata/{kind}-{snapshot_id}.avro" for kind in "ml"),
@@ -120,9 +124,9 @@ def _snapshot_files(location: str, snapshot_id: int) -> list[str]:
 
 
 def _write_snapshot(location: str, snapshot_id: int) -> str:
-    """Return the files of an append, with the fields that lead from one to the next.
+    """Write the files of an append, with the fields that refer to one another.
 
-    Returns the manifest list's location.
+    Return the manifest list's location.
     """
     data, manifest, manifest_list = _snapshot_files(location, snapshot_id)
     for path in (data, manifest):
@@ -145,10 +149,10 @@ def _record(name: str, kind: Any) -> Any:
 
 
 def _missing(server: Seamark, registered: set[str]) -> list[str]:
-    """Of all that live tables lead to, what is not there; and tables that do not load.
+    """Return the missing files to which live tables refer, and tables that cannot be loaded.
 
-    The log of a registered table is left out: who registers an older file also gets the log that it had then, whose
-    files commits may since have deleted by right.
+    The log of a registered table is not checked: a registered older file has an older log, and later commits may have
+    deleted its files correctly.
     """
     client = Client(server.base_url)
     found = []
@@ -174,7 +178,7 @@ def _campaign(server: Seamark, seed: int, rounds: int, seconds: float) -> None:
     wanted = ("commit", "drop", "undrop", "rename", "create", "register")
     for round_ in itertools.count():
         done: Counter[tuple[str, int]] = sum((client.answers for client in clients), Counter())
-        # On a busy machine a round has room for little.
+        # On a busy machine a round has little time.
         if round_ >= rounds and (all(done[what, 200] + done[what, 204] for what in wanted) or round_ >= 10 * rounds):
             break
         stop = threading.Event()
@@ -198,11 +202,13 @@ def _campaign(server: Seamark, seed: int, rounds: int, seconds: float) -> None:
 ENV = {"SEAMARK_HOUSEKEEPING_INTERVAL_S": "0.3", "SEAMARK_DROP_RETENTION_S": "1"}
 
 
-def test_no_live_file_is_deleted_whatever_clients_do_to_each_other(start_seamark: Callable[..., Seamark]) -> None:
+def test_no_live_file_is_deleted_by_concurrent_clients(start_seamark: Callable[..., Seamark]) -> None:
     _campaign(start_seamark(env=ENV), seed=51, rounds=2, seconds=1.0)
 
 
 @pytest.mark.slow
-def test_the_same_from_a_random_seed(start_seamark: Callable[..., Seamark]) -> None:
+def test_no_live_file_is_deleted_by_concurrent_clients_from_a_random_seed(
+    start_seamark: Callable[..., Seamark],
+) -> None:
     seed = first_seed("FAULT_SEED")
     _campaign(start_seamark(env=ENV), seed=seed, rounds=10, seconds=6)

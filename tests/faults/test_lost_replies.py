@@ -1,5 +1,7 @@
-"""Lost requests and replies between clients and server: after the retry it happened exactly once, and nothing that is
-live was deleted, neither by the server nor by a client that took a success for a failure (apache/iceberg#13867)."""
+"""Tests of lost requests and replies: after the retry, the change was made exactly once and no live file was deleted.
+
+Neither the server nor a client that mistook a success for a failure may delete one (apache/iceberg#13867).
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ def _until_answered(call: Callable[[], tuple[int, Any]]) -> tuple[int, Any]:
     for _ in range(50):
         try:
             status, body = call()
-        except (Lost, ValueError):  # ValueError: the balancer's answer is no JSON
+        except (Lost, ValueError):  # ValueError: the load balancer's answer is not JSON.
             continue
         return status, body
     raise AssertionError("no answer in 50 attempts")
@@ -51,7 +53,7 @@ def _changes(method: str, path: str) -> bool:
 
 @pytest.mark.parametrize("key", [True, False], ids=["with a key", "blindly"])
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
-def test_a_repeat_after_a_lost_reply_gets_the_first_outcome(proxy: LossyProxy, seed: int, key: bool) -> None:
+def test_repeat_after_a_lost_reply_gets_the_first_outcome(proxy: LossyProxy, seed: int, key: bool) -> None:
     client, name = Client(proxy.base_url), f"t{seed}{key}"
     assert client.create_table(name)[0] == 200
     proxy.fate = seeded(seed, 0.6, applies=_changes)
@@ -69,7 +71,7 @@ def test_a_repeat_after_a_lost_reply_gets_the_first_outcome(proxy: LossyProxy, s
 
 
 @pytest.mark.parametrize("seed", [11, pytest.param(12, marks=pytest.mark.slow)])
-def test_creates_renames_drops_and_undrops_with_keys_happen_once(proxy: LossyProxy, seed: int) -> None:
+def test_creates_renames_drops_and_undrops_with_keys_are_executed_once(proxy: LossyProxy, seed: int) -> None:
     client, namespace = Client(proxy.base_url), f"n{seed}"
     proxy.fate = seeded(seed, 0.6, applies=_changes)
 
@@ -97,10 +99,10 @@ def test_creates_renames_drops_and_undrops_with_keys_happen_once(proxy: LossyPro
     assert [row["name"] for row in body["dropped"]] == [f"b{number}" for number in range(8)]
 
 
-def test_a_key_whose_outcome_was_cleaned_up_never_hears_that_the_commit_failed(
+def test_repeat_of_a_commit_with_a_deleted_key_never_reports_failure(
     start_seamark: Callable[..., Seamark],
 ) -> None:
-    """A 404 or 409 here would make Java delete the manifests of a commit that stands."""
+    """A 404 or 409 here would make Java delete the manifests of a valid commit."""
     server = start_seamark(env={"SEAMARK_METADATA_CACHE_BYTES": "0"})
     client, key = Client(server.base_url), new_key()
     assert client.create_table("brief")[0] == 200
@@ -127,7 +129,7 @@ def _commits_of(name: str) -> Callable[[str, str], bool]:
 
 
 def _expected(proxy: LossyProxy, name: str) -> int:
-    """Return how many rows the table must have: one for each commit that the server answered with 200."""
+    """Return the expected number of rows: one for each commit that the server answered with 200."""
     applies = _commits_of(name)
     return sum(status == 200 for _, method, path, status in proxy.seen if applies(method, path))
 
@@ -174,7 +176,7 @@ def test_spark_inserts_are_there_once_and_can_be_read(
             print(f"insert {number}: {str(error).splitlines()[0][:200]}")
             unknown += 1
     print([(fate, status) for fate, _, path, status in proxy.seen if path.endswith(name)])
-    # Iceberg 1.11 gives a lost reply up; 1.12 sends the commit again with its idempotency key, and all succeed.
+    # Iceberg 1.11 gives up after a lost reply; 1.12 sends the commit again with its idempotency key, and all succeed.
     fates = {fate for fate, method, path, _ in proxy.seen if fate and method == "POST" and path.endswith(f"/{name}")}
     assert certain, f"seed {seed} proved nothing"
     assert {"lost request", "lost reply"} <= fates, f"seed {seed} proved nothing"

@@ -1,6 +1,6 @@
-"""Planning by several worker processes: one decodes for all, any answers for any, and one that is killed costs nothing.
+"""Tests of planning with several worker processes: they share decoded manifests and plan tasks, and may be killed.
 
-The oracle of plans is the table, made by hand, or PyIceberg planning the same snapshot by itself.
+The oracle of plans is the hand-made table, or PyIceberg's plan of the same snapshot.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def serving(server: Seamark, count: int = 2) -> None:
 
 
 def registered(server: Seamark, name: str, manifests: int, per_manifest: int) -> Table:
-    """Return a table of the server's, `db.<name>`, with the files from number 0 on."""
+    """Register a table `db.<name>` with the files from number 0 on, and return it."""
     table = Table(Path(server.warehouse.removeprefix("file://")) / "db" / name)
     listed = [
         table.manifest(f"m{at}", range(at * per_manifest, (at + 1) * per_manifest), day=at) for at in range(manifests)
@@ -55,7 +55,7 @@ def numbers(answer: Any) -> list[int]:
 
 
 def planned(server: Seamark, filter: Any = True, *, name: str = "t", **more: Any) -> tuple[int, Any]:
-    """Over a connection of its own, which any of the workers may be given."""
+    """Plan on a new connection, which any of the workers may accept."""
     client = Client(server.base_url)
     try:
         return client.call("POST", f"/v1/namespaces/db/tables/{name}/plan", {"filter": filter, **more})
@@ -64,7 +64,7 @@ def planned(server: Seamark, filter: Any = True, *, name: str = "t", **more: Any
 
 
 def decoded(server: Seamark) -> int:
-    """Of all workers alive, as of the last second."""
+    """Return the number of manifests decoded by all live workers, as of the last second."""
     with urllib.request.urlopen(f"{server.base_url}/metrics", timeout=60) as answer:
         found = re.search(r"^seamark_plan_manifests_decoded (\S+)$", answer.read().decode(), re.MULTILINE)
     return int(float(found[1])) if found else 0
@@ -76,7 +76,7 @@ def workers_that_did(server: Seamark, operation: str) -> set[int]:
     return {event["worker"] for event in events if event["operation"] == operation}
 
 
-def test_a_manifest_decoded_by_one_worker_is_mapped_by_the_other(start_seamark: Start) -> None:
+def test_manifest_decoded_by_one_worker_is_mapped_by_the_other(start_seamark: Start) -> None:
     server = start_seamark(flags=("--workers", "2"))
     serving(server)
     registered(server, "t", manifests=60, per_manifest=20)
@@ -89,11 +89,11 @@ def test_a_manifest_decoded_by_one_worker_is_mapped_by_the_other(start_seamark: 
         assert numbers(answer) == list(range(low, high + 1))
     assert workers_that_did(server, "planTableScan") == {0, 1}
     eventually(lambda: decoded(server) >= 60)
-    time.sleep(1.5)  # the other worker's count may be a second older
+    time.sleep(1.5)  # The other worker's count may be a second older.
     assert decoded(server) == 60
 
 
-def test_a_plan_task_of_one_worker_is_answered_by_the_other(start_seamark: Start) -> None:
+def test_plan_task_of_one_worker_is_answered_by_the_other(start_seamark: Start) -> None:
     server = start_seamark(flags=("--workers", "2", "--plan-inline-limit", "2", "--plan-page-size", "7"))
     serving(server)
     registered(server, "t", manifests=5, per_manifest=20)
@@ -116,9 +116,7 @@ def test_a_plan_task_of_one_worker_is_answered_by_the_other(start_seamark: Start
 
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.8])
-def test_a_worker_killed_in_the_middle_of_a_cold_plan_costs_the_others_nothing(
-    start_seamark: Start, share: float
-) -> None:
+def test_worker_killed_during_a_cold_plan_does_not_affect_the_others(start_seamark: Start, share: float) -> None:
     server = start_seamark(flags=("--workers", "2"))
     serving(server)
     count, per_manifest = 250, 40
@@ -154,7 +152,7 @@ def test_a_worker_killed_in_the_middle_of_a_cold_plan_costs_the_others_nothing(
 
 
 @pytest.mark.slow
-def test_every_plan_beside_commits_is_that_of_its_own_snapshot(start_seamark: Start) -> None:
+def test_every_plan_during_commits_equals_that_of_its_own_snapshot(start_seamark: Start) -> None:
     server = start_seamark(flags=("--workers", "2"))
     serving(server)
     table = registered(server, "t", manifests=8, per_manifest=5)
@@ -187,7 +185,7 @@ def test_every_plan_beside_commits_is_that_of_its_own_snapshot(start_seamark: St
             head[0] = snapshot_id
 
     def read(seed: int) -> list[tuple[int, int, int, int, list[int]]]:
-        """Return (oldest and newest snapshot that it may be of, the filter's numbers, files planned) of each plan."""
+        """Return (oldest and newest possible snapshot, the filter's numbers, planned files) of each plan."""
         source, seen = random.Random(seed), []
         while not stop.is_set():
             low = source.randrange(500)
@@ -199,7 +197,7 @@ def test_every_plan_beside_commits_is_that_of_its_own_snapshot(start_seamark: St
                 oldest = newest = named
             else:
                 status, answer = planned(server, between(low, high))
-                oldest, newest = before, head[0] + 1  # one may be committed already, and not yet noted
+                oldest, newest = before, head[0] + 1  # A commit may have succeeded without being recorded yet.
             assert status == 200, answer
             seen.append((oldest, newest, low, high, numbers(answer)))
         return seen

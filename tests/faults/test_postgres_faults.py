@@ -1,5 +1,7 @@
-"""PostgreSQL goes away in the middle of commits, in every way it can: nothing acknowledged is lost, clients are told to
-come again, and both replicas go on by themselves when it is back."""
+"""Tests of PostgreSQL failures during commits: no acknowledged commit is lost, and clients are told to retry.
+
+Both replicas recover by themselves when the database is back.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ class Pair:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """Two replicas on a PostgreSQL of their own, which tests may kill."""
+    """Start two replicas with a PostgreSQL server that tests may kill."""
     home = tmp_path_factory.mktemp("pair")
     with postgres_server() as postgres:
         url = postgres.create_database()
@@ -61,7 +63,7 @@ def _stopped(postgres: Postgres) -> None:
 
 
 def _killed(postgres: Postgres) -> None:
-    """All its processes at once, as by a power cut; each has a group of its own."""
+    """Kill all processes of PostgreSQL at once, as in a power failure; each has a group of its own."""
     main = psutil.Process(postgres.process.pid)
     everyone = [main, *main.children(recursive=True)]
     for process in everyone:
@@ -78,9 +80,7 @@ def _exists(location: str) -> bool:
 @pytest.mark.parametrize(
     "ends", [pytest.param(_stopped, id="stopped", marks=pytest.mark.slow), pytest.param(_killed, id="killed -9")]
 )
-def test_a_database_that_goes_and_comes_back_loses_no_acknowledged_commit(
-    pair: Pair, ends: Callable[[Postgres], None]
-) -> None:
+def test_database_outage_loses_no_acknowledged_commit(pair: Pair, ends: Callable[[Postgres], None]) -> None:
     name = f"t{ends.__name__}"
     client = Client(pair.base_urls[0])
     assert client.create_table(name)[0] == 200
@@ -104,7 +104,7 @@ def test_a_database_that_goes_and_comes_back_loses_no_acknowledged_commit(
 
 
 @pytest.mark.slow
-def test_connections_that_are_cut_in_the_middle_of_commits_lose_nothing(pair: Pair) -> None:
+def test_connections_cut_during_commits_lose_no_acknowledged_commit(pair: Pair) -> None:
     client = Client(pair.base_urls[0])
     assert client.create_table("cut")[0] == 200
     cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datid > 0"
@@ -118,8 +118,8 @@ def test_connections_that_are_cut_in_the_middle_of_commits_lose_nothing(pair: Pa
 
 
 @pytest.mark.slow
-def test_a_database_that_hangs_leaves_the_server_responsive_and_loses_nothing(pair: Pair) -> None:
-    """SIGSTOP to all its processes: connections stay open and nothing answers, as when its host's disk hangs."""
+def test_hanging_database_leaves_the_server_responsive_and_loses_nothing(pair: Pair) -> None:
+    """SIGSTOP to all its processes keeps connections open without answers, as when the disk of its host hangs."""
     client = Client(pair.base_urls[0])
     assert client.create_table("hung")[0] == 200
     main = psutil.Process(pair.postgres.process.pid)
@@ -133,7 +133,7 @@ def test_a_database_that_hangs_leaves_the_server_responsive_and_loses_nothing(pa
             for url in pair.base_urls:
                 assert http_ok(f"{url}/healthz"), "answered while the database still hangs"
                 assert Client(url).call("GET", "/readyz")[0] == 503
-            time.sleep(40)  # past every time limit of the store
+            time.sleep(40)  # Longer than every time limit of the store
         finally:
             for process in everyone:
                 with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,4 +1,4 @@
-"""Rebased appends whose server dies or whose replies are lost: each is there once, and with every file it names."""
+"""Tests of rebased appends with a killed server or lost replies: each is applied once, with all its files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def _send(client: Client, name: str, made: Commit, key: str | None = None) -> tu
 
 
 def _files(metadata: Row) -> set[str]:
-    """Of the head; every snapshot's files are read, so that one that is gone is missed."""
+    """Return the files of the head; the function reads the files of all snapshots, so that a missing file is
+    detected.
+    """
     found: set[str] = set()
     for snapshot in sorted(metadata.get("snapshots", []), key=lambda one: one["sequence-number"]):
         found = set(read_snapshot(snapshot))
@@ -53,7 +55,7 @@ def _files(metadata: Row) -> set[str]:
 
 
 def _overtaken(client: Client, name: str, version: int, merge: int) -> tuple[Appender, Commit]:
-    """Of three appends on one parent, two are committed; the third, which merges as the second did, is not yet."""
+    """Commit two of three appends on one parent; return the third, which merges like the second."""
     _create(client, name, version)
     for file in ("a", "b"):
         assert _send(client, name, Appender(_load(client, name)).commit({file: 1}))[0] == 200
@@ -74,7 +76,7 @@ def _overtaken(client: Client, name: str, version: int, merge: int) -> tuple[App
         ("after-metadata-write", 2),
     ],
 )
-def test_a_rebase_that_was_killed_happened_or_did_not_and_happens_once(tmp_path: Path, step: str, nth: int) -> None:
+def test_killed_rebase_is_applied_completely_or_not_at_all_and_only_once(tmp_path: Path, step: str, nth: int) -> None:
     """It writes a manifest, a manifest list and metadata, in this order."""
     with Mortal(tmp_path / "home") as server:
         client = server.start()
@@ -110,7 +112,7 @@ def proxy(server: Seamark) -> Iterator[LossyProxy]:
 
 @pytest.mark.parametrize("key", [True, False], ids=["with a key", "blindly"])
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
-def test_overtaken_appends_whose_replies_are_lost_are_there_once(proxy: LossyProxy, seed: int, key: bool) -> None:
+def test_overtaken_appends_with_lost_replies_are_applied_once(proxy: LossyProxy, seed: int, key: bool) -> None:
     client, direct, name = Client(proxy.base_url), Client(f"http://{proxy.upstream}"), f"lossy-{seed}-{key}"
     source = random.Random(seed)
     _create(direct, name, 2 + seed % 2)
@@ -124,14 +126,14 @@ def test_overtaken_appends_whose_replies_are_lost_are_there_once(proxy: LossyPro
             for _ in range(50):
                 try:
                     status, body = _send(client, name, request, chosen)
-                except (Lost, ValueError):  # ValueError: the balancer's answer is no JSON
+                except (Lost, ValueError):  # ValueError: the load balancer's answer is not JSON.
                     continue
                 break
             assert status == 200, f"seed {seed}: {body}"
             assert body["metadata"]["current-snapshot-id"] == one.snapshot_id
             expected.add(f"{turn}-{number}")
         assert _files(_load(direct, name)) == expected, f"seed {seed}, turn {turn}"
-        # As engines do once they know: what they wrote and their snapshot does not name goes.
+        # Delete files that the snapshot does not name, as engines do once they know the outcome.
         for one in made:
             _clean_up(one, _load(direct, name))
     assert _files(_load(direct, name)) == expected, f"seed {seed}"

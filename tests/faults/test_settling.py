@@ -1,4 +1,4 @@
-"""A commit whose reply was lost is settled by asking; a question that fails is no answer, and removes no file."""
+"""Tests of a commit whose reply was lost: its outcome is read from the store, and a failed read deletes no file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ DB = ("db",)
 
 
 class Moody:
-    """Commits the swap and loses its reply; then takes the tombstone's question, but fails to read the instant."""
+    """A store that commits the swap and loses its reply, then accepts the tombstone's read but fails to read
+    the instant.
+    """
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -43,7 +45,7 @@ class Moody:
 
 @pytest.mark.parametrize("in_tombstone", [True, False], ids=["asking fails", "reading the answer fails"])
 @pytest.mark.parametrize("error", [RetryLater("injected: away"), StorageError("injected: broken")], ids=["away", "bad"])
-async def test_a_failed_question_about_a_lost_commit_leaves_its_file(
+async def test_failed_check_of_a_lost_commit_keeps_its_file(
     tmp_path: Path, error: SeamarkError, in_tombstone: bool
 ) -> None:
     moods: list[Moody] = []
@@ -68,7 +70,7 @@ async def test_a_failed_question_about_a_lost_commit_leaves_its_file(
 _KEEP_LITTLE = {"write.metadata.previous-versions-max": "1", "write.metadata.delete-after-commit.enabled": "true"}
 
 
-async def test_a_commit_deletes_no_metadata_file_that_another_name_still_points_at(tmp_path: Path) -> None:
+async def test_commit_deletes_no_metadata_file_that_another_name_points_to(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await it.table(properties=_KEEP_LITTLE)
         await it.commits.commit_table(CALLER, DB, "t", *append(1, None, 1))
@@ -80,7 +82,7 @@ async def test_a_commit_deletes_no_metadata_file_that_another_name_still_points_
         assert (await it.catalog.tables.load(DB, "twin")).metadata.current_snapshot_id == 1
 
 
-async def test_a_commit_deletes_no_metadata_file_that_an_undrop_would_need(tmp_path: Path) -> None:
+async def test_commit_deletes_no_metadata_file_that_an_undrop_would_need(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await it.table(properties=_KEEP_LITTLE)
         await it.commits.commit_table(CALLER, DB, "t", *append(1, None, 1))
@@ -95,7 +97,7 @@ async def test_a_commit_deletes_no_metadata_file_that_an_undrop_would_need(tmp_p
         assert (await it.catalog.tables.load(DB, "again")).metadata.current_snapshot_id == 1
 
 
-async def test_files_that_left_the_log_go_once_no_other_name_shares_them(tmp_path: Path) -> None:
+async def test_files_removed_from_the_log_are_deleted_once_no_other_name_shares_them(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await it.table(properties=_KEEP_LITTLE)
         first = (await it.catalog.tables.entry(DB, "t")).metadata_location

@@ -1,5 +1,7 @@
-"""Tasks of real Spark executors are killed, and held up until others run in their place: every batch is in the table
-once, and whole."""
+"""Tests of real Spark executors whose tasks are killed or delayed until others replace them.
+
+Every batch is in the table once, and complete.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,11 @@ from tests.services.seamark import Seamark
 
 HELD_UP_S = 1.5
 BUSY_S = 0.03
-"""For so long workers are watched, to see which of them do anything."""
+"""The time for which workers are observed, to find those that are working."""
 
 
 class Trouble:
-    """What befalls the executors of one job."""
+    """Faults for the executors of one job."""
 
     def __init__(self, job: subprocess.Popen[bytes], source: random.Random) -> None:
         self._job = psutil.Process(job.pid)
@@ -38,7 +40,7 @@ class Trouble:
         self.befell: list[str] = []
 
     def strike(self) -> None:
-        """One worker killed, or held up; now and then a whole executor killed."""
+        """Kill or delay a worker, and sometimes kill a whole executor."""
         what = self._source.choices(("worker", "straggler", "executor"), (4, 3, 1))[0]
         found = self._executors() if what == "executor" else self._workers()
         if not found:
@@ -54,7 +56,7 @@ class Trouble:
             self.befell.append(what)
 
     def _workers(self) -> list[psutil.Process]:
-        """Python's, which their daemon has forked, and which are at work."""
+        """Return the Python workers, forked by their daemons, that are working."""
         found = [one for one in self._below("pyspark.daemon") if _says(one.parent(), "pyspark.daemon")]
         before = [_cpu_s(one) for one in found]
         time.sleep(BUSY_S)
@@ -84,7 +86,7 @@ def _says(process: psutil.Process | None, what: str) -> bool:
 
 
 def campaign(home: Path, *, failures: int, seed: int, version: int, indexed: bool, within_s: float) -> None:
-    """One job is struck until so many attempts of its tasks have failed, and is let end then."""
+    """Disturb one job until `failures` attempts of its tasks have failed, and then let it end."""
     said = f"FAULT_SEED={seed} version={version} indexed={indexed}"
     source = random.Random(seed)
     notes, scratch = home / "notes", home / "scratch"
@@ -102,7 +104,7 @@ def campaign(home: Path, *, failures: int, seed: int, version: int, indexed: boo
             try:
                 while job.poll() is None and time.monotonic() < until:
                     time.sleep(source.uniform(0.05, 0.5))
-                    if int(notes.read_text()):  # it has begun
+                    if int(notes.read_text()):  # The job has begun.
                         trouble.strike()
                     if len(failed(scratch / "events")) >= failures:
                         break
@@ -123,7 +125,7 @@ def failed(events: Path) -> list[dict[str, Any]]:
 
 
 def _is_another(ended: dict[str, Any]) -> bool:
-    """Not the first attempt of its task, or of a stage that is run again."""
+    """Return whether this is not the first attempt of its task, or belongs to a stage that runs again."""
     about = ended["Task Info"]
     return bool(about["Attempt"] or about["Speculative"] or ended["Stage Attempt ID"])
 
@@ -138,17 +140,17 @@ def _end(job: subprocess.Popen[bytes]) -> None:
 
 
 def tasks(events: Path) -> list[dict[str, Any]]:
-    """Return the ends of all attempts, as Spark's event log tells them so far: its last line may be half written."""
+    """Return the ends of all attempts in Spark's event log so far; its last line may be incomplete."""
     logs = [path.read_text() for path in events.rglob("*") if path.is_file()]
     lines = [line for text in logs for line in text[: text.rfind("\n") + 1].splitlines()]
     found = [json.loads(line) for line in lines if '"SparkListenerTaskEnd"' in line]
     return [one for one in found if one["Event"] == "SparkListenerTaskEnd"]
 
 
-@pytest.mark.slow  # test_spark_upserts_again.py runs tasks twice; test_killed_writers.py kills a job
+@pytest.mark.slow  # test_spark_upserts_again.py runs tasks twice; test_killed_writers.py kills a job.
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-def test_each_batch_of_a_job_whose_tasks_are_killed_and_run_again_is_there_once(tmp_path: Path) -> None:
+def test_each_batch_is_applied_once_when_tasks_are_killed_and_repeated(tmp_path: Path) -> None:
     seed = first_seed("FAULT_SEED")
     campaign(tmp_path, failures=2, seed=seed, version=3, indexed=True, within_s=300)
 
@@ -158,6 +160,6 @@ def test_each_batch_of_a_job_whose_tasks_are_killed_and_run_again_is_there_once(
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("indexed", [False, True])
 @pytest.mark.parametrize("version", [2, 3])
-def test_so_it_is_with_many_failures(tmp_path: Path, version: int, indexed: bool) -> None:
+def test_each_batch_is_applied_once_with_many_failures(tmp_path: Path, version: int, indexed: bool) -> None:
     seed = first_seed("FAULT_SEED")
     campaign(tmp_path, failures=25, seed=seed, version=version, indexed=indexed, within_s=1200)

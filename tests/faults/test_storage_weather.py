@@ -1,5 +1,8 @@
-"""A real server over a real S3 store through bad weather: slow, failing, hanging, losing replies. What was acknowledged
-is there, what was refused is not, the pointer's file exists; and whoever does not need the storage is served."""
+"""Tests of a real server with an unreliable S3 store: slow, failing, hanging, losing replies.
+
+Acknowledged commits exist, rejected ones do not, the pointer's file exists, and requests that do not need the storage
+are answered.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ TIMEOUT_S = 2
 
 @asynccontextmanager
 async def _behind_weather(s3: S3, home: Path) -> AsyncIterator[tuple[Seamark, Misbehaviour]]:
-    """A server that reaches the store through the proxy, gives up after TIMEOUT_S, and tries once more."""
+    """Start a server that reaches the store through the proxy, gives up after TIMEOUT_S, and tries once more."""
     port = free_port()
     env = {**s3.seamark_env(), "SEAMARK_S3_ENDPOINT": f"http://127.0.0.1:{port}"}
     env |= {"SEAMARK_STORAGE_TIMEOUT_S": str(TIMEOUT_S), "SEAMARK_STORAGE_RETRIES": "1"}
@@ -41,7 +44,7 @@ async def _behind_weather(s3: S3, home: Path) -> AsyncIterator[tuple[Seamark, Mi
 
 
 async def _storm(weather: Misbehaviour, source: random.Random, seconds: float) -> None:
-    """Each tenth of a second another fault, for the PUTs that come then."""
+    """Every tenth of a second, select another fault for the following PUTs."""
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
         match source.randrange(5):
@@ -84,17 +87,19 @@ async def _campaign(s3: S3, home: Path, seed: int, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("seed", [41])
-async def test_commits_through_bad_weather_are_there_or_were_refused(s3: S3, tmp_path: Path, seed: int) -> None:
+async def test_commits_to_unreliable_storage_exist_or_were_rejected(s3: S3, tmp_path: Path, seed: int) -> None:
     await _campaign(s3, tmp_path / "home", seed, seconds=4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(400, 405))
-async def test_the_same_for_longer(s3: S3, tmp_path: Path, seed: int) -> None:
+async def test_commits_to_unreliable_storage_exist_or_were_rejected_for_longer(
+    s3: S3, tmp_path: Path, seed: int
+) -> None:
     await _campaign(s3, tmp_path / "home", seed, seconds=20)
 
 
-async def test_a_storage_that_hangs_holds_up_only_those_who_need_it(s3: S3, tmp_path: Path) -> None:
+async def test_hanging_storage_delays_only_requests_that_need_it(s3: S3, tmp_path: Path) -> None:
     async with _behind_weather(s3, tmp_path / "home") as (server, weather):
 
         def go_on() -> None:
@@ -123,7 +128,7 @@ async def test_a_storage_that_hangs_holds_up_only_those_who_need_it(s3: S3, tmp_
         assert not await asyncio.to_thread(http_ok, f"{server.base_url}/readyz")
         results = await asyncio.gather(first, *later)
         assert {status for status, _ in results} == {503}
-        # Who waits behind a commit that hangs is refused; otherwise the waits of all would add up.
+        # A commit that waits behind a hanging one is rejected; otherwise the waits would add up.
         assert any("waited in the table's queue" in answer["error"]["message"] for _, answer in results), results
         weather.hang_all = False
         status, _ = await asyncio.to_thread(commit, first_key)

@@ -1,4 +1,4 @@
-"""One server for each kind of store behind the gateway, for all tests of a session here."""
+"""A server for each kind of store behind the gateway, shared by all tests of a session here."""
 
 from __future__ import annotations
 

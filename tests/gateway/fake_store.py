@@ -1,4 +1,4 @@
-"""A store in memory behind the gateway's cache: it answers as S3 does, in odd pieces, and not always to the end."""
+"""A store in memory behind the gateway's cache: it answers like S3, in odd pieces, and sometimes incompletely."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Stored:
 
 
 class FakeStore:
-    """Both the port of the cache and the backend behind it.
+    """The port of the cache, and also the backend behind it.
 
     `fails` is the share of answers that break.
     """
@@ -94,7 +94,7 @@ class FakeStore:
             await asyncio.sleep(0)
 
     async def answer(self, call: S3Call) -> web.StreamResponse:
-        """Return what the store does without the cache."""
+        """Return the store's answer without the cache."""
         location = f"s3://{call.address.bucket}/{call.address.key}"
         await self._pause()
         if call.method == "PUT":

@@ -1,5 +1,4 @@
-"""A server with the objects gateway in front of a real S3 server or of a local folder, and clients with vended
-credentials."""
+"""A server with the objects gateway before a real S3 server or a local folder, and clients with vended credentials."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ SCHEMA = {"type": "struct", "schema-id": 0, "fields": [{"id": 1, "name": "id", "
 
 @dataclass(frozen=True)
 class Keys:
-    """A table's keys, and where its objects are."""
+    """The credentials of a table, and the location of its objects."""
 
     endpoint: str
     region: str
@@ -41,7 +40,7 @@ class Keys:
     token: str
     bucket: str
     prefix: str
-    """With a slash at its end."""
+    """The prefix of the table's keys, with a slash at its end."""
 
     def signed(
         self, method: str, name: str, payload: str = UNSIGNED_PAYLOAD, query: str = "", **headers: str
@@ -61,7 +60,7 @@ class Keys:
         return path, signed
 
     def client(self, *, verify: str | None = None, **options: Any) -> Any:
-        """`verify`: the file of the authority that issued the gateway's certificate."""
+        """Return a boto3 client. `verify` is the file of the authority that issued the gateway's certificate."""
         settings = Config(
             s3={"addressing_style": "path"}, retries={"max_attempts": 1}, **({"signature_version": "s3v4"} | options)
         )
@@ -120,7 +119,7 @@ class Rig:
     direct: S3 | None
     """The store behind the gateway; None for a folder."""
     folder: Path
-    """Where the objects are as files: below the name of their bucket."""
+    """The folder with the objects as files, below the name of their bucket."""
 
     def request(self, method: str, path: str, body: object = None, token: str = "", **headers: str) -> dict[str, Any]:
         request = urllib.request.Request(

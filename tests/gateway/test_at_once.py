@@ -1,5 +1,8 @@
-"""Answers that are sent in the call that receives the request: the same as those of the request's task, in order,
-whole, and within the limits. A request with `Connection: close`, which its task always answers, serves as the peer."""
+"""Tests of answers that are sent in the call that receives the request.
+
+They equal the answers of a request's task, in order, complete, and within the limits. A request with
+`Connection: close`, which a task always answers, serves for comparison.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ SIZE = 9 << 20
 
 
 class Cached:
-    """An object of the cache that was read once, so that all of it is in memory."""
+    """An object that was read once through the cache, so that all of it is in memory."""
 
     def __init__(self, keys: Keys, client: Any, size: int = SIZE) -> None:
         self.key, self.data = f"{keys.prefix}data/00000-0-{uuid.uuid4()}.parquet", os.urandom(size)
@@ -61,7 +64,7 @@ class Cached:
 
 
 def receive(connection: socket.socket, *, has_body: bool = True) -> tuple[int, dict[str, str], bytes]:
-    """Return (status, headers, body) of the next answer, read exactly to its end."""
+    """Read the next answer exactly to its end, and return (status, headers, body)."""
     head = b""
     while not head.endswith(b"\r\n\r\n"):
         byte = connection.recv(1)
@@ -89,7 +92,7 @@ def cached(keys: Keys) -> Iterator[Cached]:
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_an_answer_at_once_is_that_of_the_requests_task(cached: Cached, method: str) -> None:
+def test_immediate_answer_equals_that_of_the_requests_task(cached: Cached, method: str) -> None:
     with socket.create_connection(cached.address) as kept:
         for start, end in ((0, 1), (5, 300_000), (SIZE - 10, SIZE + 100), (SIZE, SIZE + 1)):
             kept.sendall(cached.request(start, end, method=method))
@@ -115,7 +118,7 @@ def test_requests_that_arrive_together_are_answered_in_order(cached: Cached) -> 
             assert receive(connection)[::2] == (206, cached.data[start:end])
 
 
-def test_a_slow_reader_gets_every_byte_and_its_next_answer(cached: Cached) -> None:
+def test_slow_reader_gets_every_byte_and_its_next_answer(cached: Cached) -> None:
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(cached.address)
@@ -124,7 +127,7 @@ def test_a_slow_reader_gets_every_byte_and_its_next_answer(cached: Cached) -> No
             assert receive(connection)[::2] == (206, cached.data[start:end])
 
 
-def test_a_refused_request_says_why_and_the_connection_stays_usable(cached: Cached) -> None:
+def test_rejected_request_gets_the_reason_and_the_connection_stays_usable(cached: Cached) -> None:
     with socket.create_connection(cached.address) as connection:
         for signature in ("", "00", ""):
             connection.sendall(cached.request(0, 5, signature=signature))
@@ -135,8 +138,8 @@ def test_a_refused_request_says_why_and_the_connection_stays_usable(cached: Cach
                 assert (status, body) == (206, cached.data[:5])
 
 
-def test_clients_that_leave_in_the_middle_of_an_answer_free_their_slots(cached: Cached) -> None:
-    for _ in range(300):  # more than gateway_requests_limit
+def test_clients_that_disconnect_during_an_answer_free_their_slots(cached: Cached) -> None:
+    for _ in range(300):  # More than gateway_requests_limit
         with socket.socket() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             connection.connect(cached.address)
@@ -146,7 +149,7 @@ def test_clients_that_leave_in_the_middle_of_an_answer_free_their_slots(cached: 
         assert receive(connection)[::2] == (206, cached.data[3:9])
 
 
-async def test_reads_of_what_is_in_memory_need_no_task_and_their_connection_is_closed_when_it_is_idle(
+async def test_reads_from_memory_need_no_task_and_their_idle_connection_is_closed(
     tmp_path: Path, s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings: dict[str, Any] = {
@@ -190,7 +193,7 @@ async def test_reads_of_what_is_in_memory_need_no_task_and_their_connection_is_c
         assert await asyncio.to_thread(use, await asyncio.to_thread(make)) == b""
 
 
-async def test_a_connection_that_is_lost_before_its_woken_task_runs_leaves_no_error() -> None:
+async def test_connection_lost_before_its_woken_task_runs_causes_no_error() -> None:
     async def handle(_: web.BaseRequest) -> web.StreamResponse:
         raise AssertionError("a request of a lost connection")
 
@@ -207,10 +210,10 @@ async def test_a_connection_that_is_lost_before_its_woken_task_runs_leaves_no_er
     assert task.cancelled()
 
 
-def test_aiohttp_has_the_parts_that_answers_at_once_use() -> None:
-    """They are private, as there is no public place between the parser and the task of a connection.
+def test_aiohttp_has_the_private_parts_that_immediate_answers_use() -> None:
+    """aiohttp has no public hook between the parser and the task of a connection.
 
-    A version of aiohttp without them must fail here, by name, and not by slow or wrong answers.
+    An aiohttp version without these parts must fail here by name, and not by slow or wrong answers.
     """
     handler = inspect.getsource(RequestHandler)
     connection = inspect.getsource(GatewayConnection)

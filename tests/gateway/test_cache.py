@@ -1,4 +1,4 @@
-"""The gateway's cache against a store in memory: each answer has the bytes that the store had during the request."""
+"""Tests of the gateway's cache with a store in memory: each answer has bytes that the store had during the request."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def settings(folder: Path, **changes: object) -> Settings:
         gateway_cache_fetch_bytes=2 << 20,
         gateway_cache_memory_bytes=1 << 20,
         gateway_cache_disk_bytes=8 << 20,
-        gateway_hedged_percent=0,  # tests count requests
+        gateway_hedged_percent=0,  # Tests count requests.
     )
     return replace(defaults, **changes)  # type: ignore[arg-type]
 
@@ -57,7 +57,7 @@ class Worker:
         self.session, self.url, self.backend, self.store = session, url, backend, store
 
     async def send(self, method: str, path: str, data: bytes | None = None, **headers: str) -> tuple[int, bytes, Any]:
-        """Return (status, body, headers). aiohttp's error for a broken answer."""
+        """Send a request, and return (status, body, headers). An incomplete answer raises aiohttp's error."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         async with self.session.request(method, self.url + path, data=data, headers=named) as answer:
             return answer.status, await answer.read(), answer.headers
@@ -81,7 +81,7 @@ async def worker(
     turns = itertools.count()
 
     def begin(call: S3Call) -> StartedAnswer | None:
-        """Return what the gateway tries before each read."""
+        """Start an answer from the cache, which the gateway tries before each read."""
         transport = call.request.transport
         if call.method not in ("GET", "HEAD") or transport is None or transport.get_write_buffer_size():
             return None
@@ -148,11 +148,11 @@ def location(path: str) -> str:
         ("w/t/data/2f0b7d2c-87b1-4c52-9e25-40c9a1d3e0b1.parquet.tmp", None),
     ],
 )
-def test_only_names_of_objects_that_are_written_once_are_cached(key: str, kind: str | None) -> None:
+def test_only_objects_with_names_that_are_written_once_are_cached(key: str, kind: str | None) -> None:
     assert kind_of(key) == kind
 
 
-def test_blocks_come_from_memory_then_from_disk_after_a_restart_then_from_the_store(tmp_path: Path) -> None:
+def test_blocks_come_from_memory_then_disk_after_a_restart_then_the_store(tmp_path: Path) -> None:
     async def work() -> None:
         rng, clock = random.Random(1), SimulatedClock(1)
         store, path = FakeStore(rng), new_name(rng)
@@ -186,7 +186,7 @@ def test_blocks_come_from_memory_then_from_disk_after_a_restart_then_from_the_st
     run(work)
 
 
-def test_many_readers_of_a_block_share_one_request(tmp_path: Path) -> None:
+def test_concurrent_readers_of_a_block_share_one_request(tmp_path: Path) -> None:
     async def work() -> None:
         rng = random.Random(1)
         store, path = FakeStore(rng), new_name(rng)
@@ -215,7 +215,7 @@ def test_sequential_reads_are_read_ahead(tmp_path: Path) -> None:
     run(work)
 
 
-def test_metadata_is_read_whole_and_pinned(tmp_path: Path) -> None:
+def test_metadata_files_are_read_completely_and_pinned(tmp_path: Path) -> None:
     async def work() -> None:
         rng = random.Random(1)
         store = FakeStore(rng)
@@ -238,7 +238,7 @@ def test_metadata_is_read_whole_and_pinned(tmp_path: Path) -> None:
     run(work)
 
 
-def test_without_budget_for_reads_the_answer_is_passed_on(tmp_path: Path) -> None:
+def test_answer_is_passed_through_when_the_read_budget_is_exhausted(tmp_path: Path) -> None:
     async def work() -> None:
         rng = random.Random(1)
         store, path = FakeStore(rng), new_name(rng)
@@ -254,10 +254,10 @@ def test_without_budget_for_reads_the_answer_is_passed_on(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("disk_bytes", [0, 8 << 20])
-def test_what_others_read_stays_in_the_cache_while_one_principal_reads_and_pins_all_it_can(
+def test_blocks_of_others_stay_cached_while_one_principal_reads_and_pins_all_it_can(
     tmp_path: Path, disk_bytes: int
 ) -> None:
-    """Its data, pinned data, metadata files and records of objects: each has its share, and evicts its own."""
+    """A principal has shares of data, pinned data, metadata files and records of objects, and evicts only its own."""
 
     async def work() -> None:
         rng = random.Random(first_seed())
@@ -287,7 +287,7 @@ def test_what_others_read_stays_in_the_cache_while_one_principal_reads_and_pins_
     run(work)
 
 
-def test_a_store_that_is_away_fails_only_what_is_not_cached(tmp_path: Path) -> None:
+def test_unavailable_store_fails_only_what_is_not_cached(tmp_path: Path) -> None:
     async def work() -> None:
         rng, clock = random.Random(1), SimulatedClock(1)
         store, path = FakeStore(rng), new_name(rng)
@@ -305,7 +305,7 @@ def test_a_store_that_is_away_fails_only_what_is_not_cached(tmp_path: Path) -> N
     run(work)
 
 
-def test_an_object_that_is_replaced_behind_the_gateway_is_noticed_within_the_recheck_time(tmp_path: Path) -> None:
+def test_object_replaced_behind_the_gateway_is_noticed_within_the_recheck_time(tmp_path: Path) -> None:
     async def work() -> None:
         rng, clock = random.Random(1), SimulatedClock(1)
         store, path = FakeStore(rng), new_name(rng)
@@ -323,7 +323,7 @@ def test_an_object_that_is_replaced_behind_the_gateway_is_noticed_within_the_rec
     run(work)
 
 
-def test_a_write_through_one_worker_is_visible_to_all_at_once(tmp_path: Path) -> None:
+def test_write_through_one_worker_is_visible_to_all_at_once(tmp_path: Path) -> None:
     async def work() -> None:
         rng, clock = random.Random(1), SimulatedClock(1)
         store, path = FakeStore(rng), new_name(rng)
@@ -342,7 +342,7 @@ def test_a_write_through_one_worker_is_visible_to_all_at_once(tmp_path: Path) ->
 
 
 def _damage(folder: Path, rng: random.Random) -> None:
-    """Changes a byte of some blocks, and the length of others; what was evicted meanwhile stays so."""
+    """Change a byte of some blocks and the length of others; evicted blocks are skipped."""
     for file in sorted(folder.rglob("*.block")):
         with contextlib.suppress(FileNotFoundError), file.open("r+b") as opened:
             content = opened.read()
@@ -375,7 +375,7 @@ def test_damaged_blocks_are_read_again_and_never_served(tmp_path: Path) -> None:
 
 
 class _Model:
-    """All contents that an object had, and when: an answer must agree with one that was current during the request."""
+    """All contents of an object with their times: an answer must equal one that was current during the request."""
 
     def __init__(self) -> None:
         self.history: dict[str, list[tuple[int, int, bytes | None]]] = {}
@@ -387,7 +387,7 @@ class _Model:
         return self.tick
 
     def possible(self, path: str, begun: int) -> list[bytes | None]:
-        """Contents that a read which began at `begun` and ends now may return."""
+        """Return the contents that a read from `begun` until now may return."""
         history = self.history.get(path, [])
         settled: bytes | None = None
         found: list[bytes | None] = []
@@ -470,7 +470,7 @@ async def _campaign(seed: int, folder: Path, steps: int) -> None:
 def _agrees(
     content: bytes | None, method: str, text: str | None, sent: dict[str, str], status: int, body: bytes, found: Any
 ) -> bool:
-    """Return whether an answer is that of an S3 store with this content."""
+    """Return whether an answer equals that of an S3 store with this content."""
     if content is None:
         return status == 404
     if sent.get("If_Match") == '"none"':
@@ -498,5 +498,5 @@ def test_every_answer_agrees_with_the_store(tmp_path: Path, number: int) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(40))
-def test_every_answer_agrees_with_the_store_for_long(tmp_path: Path, number: int) -> None:
+def test_every_answer_agrees_with_the_store_in_long_runs(tmp_path: Path, number: int) -> None:
     run(lambda: _campaign(first_seed() + 100 + number, tmp_path, 300))

@@ -1,4 +1,4 @@
-"""The cache in a real server before a real store: two workers, TLS, metrics, and S3 clients."""
+"""Tests of the cache in a real server with a real store: two workers, TLS, metrics, and S3 clients."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def _metrics(rig: Rig) -> str:
     return text
 
 
-def test_two_workers_serve_what_was_written_last_from_their_shared_cache(tmp_path: Path, s3: S3) -> None:
+def test_two_workers_serve_the_last_write_from_their_shared_cache(tmp_path: Path, s3: S3) -> None:
     with open_rig(tmp_path, s3, SEAMARK_WORKERS="2") as rig:
         keys = rig.create_table("t")
         at: dict[str, Any] = {"Bucket": keys.bucket, "Key": keys.prefix + _name()}
         for turn in range(12):
             data = bytes([turn]) * (300_000 + turn)
-            with closing(keys.client()) as client:  # a new connection, for any of the workers
+            with closing(keys.client()) as client:  # A new connection, which any of the workers may accept.
                 client.put_object(**at, Body=data)
             for _ in range(4):
                 with closing(keys.client()) as client:
@@ -50,13 +50,15 @@ def test_two_workers_serve_what_was_written_last_from_their_shared_cache(tmp_pat
             with closing(keys.client()) as client, pytest.raises(ClientError, match="NoSuchKey"):
                 client.get_object(**at)
         for series in ('served_bytes{source="memory"}', 'disk_bytes{tier="blocks"}'):
-            # A worker writes its values for the scrapes of the others once a second.
+            # A worker publishes its metrics for the other workers once a second.
             eventually(lambda series=series: f"seamark_gateway_cache_{series}" in _metrics(rig))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("extension", ["parquet", "avro"])
-def test_an_answer_of_the_cache_is_that_of_the_store(store_rig: Rig, extension: str) -> None:
-    """The same requests of a cached object, of an object of another name, and of the store itself."""
+def test_cached_answer_equals_that_of_the_store(store_rig: Rig, extension: str) -> None:
+    """The test sends the same requests for a cached object, for an object that is not cached, and to the store
+    itself.
+    """
     keys = store_rig.create_table(f"same_{extension}")
     cached, plain = (keys.prefix + name for name in (_name(extension), f"data/plain.{extension}"))
     data = bytes(range(256)) * 3000
@@ -88,7 +90,7 @@ def test_an_answer_of_the_cache_is_that_of_the_store(store_rig: Rig, extension: 
                     assert found == outcome(plain, call, **arguments), (call, arguments)
 
 
-async def test_the_gateway_serves_tls(tmp_path: Path, s3: S3) -> None:
+async def test_gateway_serves_tls(tmp_path: Path, s3: S3) -> None:
     trusted = Authority(tmp_path)
     trusted.issue("server")
     settings: dict[str, Any] = {

@@ -1,5 +1,7 @@
-"""Clients and objects of the cache: each write, copy and delete through the gateway is seen by the next read, which may
-be answered from the cache. The same calls as in `test_conformance.py`, whose objects have names that are not cached."""
+"""Tests that each write, copy and delete through the gateway is visible to the next read, possibly from the cache.
+
+The calls are those of `test_conformance.py`, whose objects have names that are not cached.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def _name(extension: str = "parquet") -> str:
     return f"data/00000-0-{uuid.uuid4()}.{extension}"
 
 
-def test_boto3_sees_each_write_of_any_kind(keys: Keys, store_rig: Rig) -> None:
+def test_boto3_reads_each_kind_of_write(keys: Keys, store_rig: Rig) -> None:
     assert store_rig.direct is not None
     source, target = ({"Bucket": keys.bucket, "Key": keys.prefix + _name()} for _ in range(2))
     with closing(keys.client()) as client, closing(store_rig.direct.client()) as direct:
@@ -84,10 +86,10 @@ def test_boto3_sees_each_write_of_any_kind(keys: Keys, store_rig: Rig) -> None:
         assert both(source) == both(target, Range="bytes=0-9") == "NoSuchKey"
 
 
-def test_pyarrow_reads_parquet_again_from_the_cache(keys: Keys) -> None:
+def test_pyarrow_rereads_parquet_from_the_cache(keys: Keys) -> None:
     files = keys.pyarrow()
     path = f"{keys.bucket}/{keys.prefix}{_name()}"
-    for seed in (1, 2):  # the second is another object of the same name
+    for seed in (1, 2):  # The second read is of another object with the same name.
         table = pa.table({"id": np.arange(500_000), "x": np.random.default_rng(seed).random(500_000)})
         pq.write_table(table, path, filesystem=files, row_group_size=100_000)
         for _ in range(2):
@@ -97,7 +99,7 @@ def test_pyarrow_reads_parquet_again_from_the_cache(keys: Keys) -> None:
     assert files.get_file_info(path).type == pa.fs.FileType.NotFound
 
 
-def test_obstore_and_s3fs_share_what_is_cached(keys: Keys) -> None:
+def test_obstore_and_s3fs_share_the_cache(keys: Keys) -> None:
     store = keys.obstore()
     files = keys.s3fs()
     name = _name("orc")

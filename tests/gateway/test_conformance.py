@@ -1,4 +1,4 @@
-"""Clients through the gateway: the bytes and the errors of the store itself, whatever the client."""
+"""Tests that clients get the same bytes and errors through the gateway as from the store itself."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _ranges(client: Any, keys: Keys) -> dict[tuple[str, str | None], tuple[Any, 
     return found
 
 
-def test_conditions_of_reads_and_writes_decide_as_on_the_store(rig: Rig, keys: Keys, client: Any) -> None:
+def test_conditional_reads_and_writes_behave_as_on_the_store(rig: Rig, keys: Keys, client: Any) -> None:
     at = {"Bucket": keys.bucket, "Key": keys.prefix + "o"}
     etag = client.put_object(**at, Body=b"one")["ETag"]
     modified = client.head_object(**at)["LastModified"]
@@ -142,7 +142,7 @@ def test_multipart_uploads_are_complete_or_absent(rig: Rig, keys: Keys, client: 
     assert _outcome(client.upload_part, **at, UploadId=small, PartNumber=1, Body=b"x")[0] == "NoSuchUpload"
 
 
-def test_copies_of_objects_and_of_parts(keys: Keys, client: Any) -> None:
+def test_objects_and_parts_can_be_copied(keys: Keys, client: Any) -> None:
     source = {"Bucket": keys.bucket, "Key": keys.prefix + "data/a b+ü"}
     data = os.urandom(6 << 20)
     client.put_object(**source, Body=data, Metadata={"kept": "yes"})
@@ -159,8 +159,8 @@ def test_copies_of_objects_and_of_parts(keys: Keys, client: Any) -> None:
     assert client.get_object(**target)["Body"].read() == data[10:100]
 
 
-def test_keys_with_marks_of_uris_are_written_listed_copied_and_deleted(keys: Keys, client: Any) -> None:
-    """`#` and `?` are characters of a key: writers put values of partitions into them."""
+def test_keys_with_uri_characters_are_written_listed_copied_and_deleted(keys: Keys, client: Any) -> None:
+    """`#` and `?` are valid in a key: writers put partition values into keys."""
     names = [f"{keys.prefix}data/{name}" for name in ("c=#1/x", "c=what?/x", "a#b?c=d&e%23%3F", "?", "#")]
     for name in names:
         client.put_object(Bucket=keys.bucket, Key=name, Body=name.encode())
@@ -192,16 +192,16 @@ KEYS = ["a", "a-b", "a/b", "a/c/d", "a/c/e", "a0", "aa/ü", "b/100%25", "b/ %2F"
 
 
 @pytest.mark.parametrize("seed", [first_seed(), first_seed() + 1])
-def test_listings_in_pages_are_those_of_the_keys(keys: Keys, client: Any, seed: int) -> None:
+def test_paged_listings_have_every_key(keys: Keys, client: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    # A folder cannot hold a key and keys below it.
+    # A folder cannot have a key and keys below it.
     stored = [f"data/{key}" for key in KEYS if key != "a"]
     for key in stored:
         client.put_object(Bucket=keys.bucket, Key=keys.prefix + key, Body=key.encode())
     for _ in range(20):
         prefix = f"data/{rng.choice(['', 'a', 'a/', 'a/c', 'a/c/', 'b/', 'b/1', 'none'])}"
         delimiter, after = str(rng.choice(["", "/"])), str(rng.choice(["", *stored]))
-        after = after if after.startswith(prefix) and not delimiter else ""  # stores differ about both together
+        after = after if after.startswith(prefix) and not delimiter else ""  # Stores differ about the combination.
         found: list[str] = []
         token: dict[str, str] = {}
         while True:
@@ -242,7 +242,7 @@ def test_many_objects_are_deleted_in_one_request(keys: Keys, client: Any) -> Non
 def test_checksums_of_clients_are_verified(keys: Keys, client: Any, algorithm: str) -> None:
     at = {"Bucket": keys.bucket, "Key": keys.prefix + "o"}
     data = os.urandom(300_000)
-    client.put_object(**at, Body=io.BytesIO(data), ChecksumAlgorithm=algorithm)  # in chunks, with a trailer
+    client.put_object(**at, Body=io.BytesIO(data), ChecksumAlgorithm=algorithm)  # In chunks, with a trailer
     assert client.get_object(**at)["Body"].read() == data
     size = {"CRC32": 4, "CRC32C": 4, "CRC64NVME": 8, "SHA1": 20, "SHA256": 32}[algorithm]
     wrong = base64.b64encode(bytes(size)).decode()
@@ -251,7 +251,7 @@ def test_checksums_of_clients_are_verified(keys: Keys, client: Any, algorithm: s
     assert client.get_object(**at)["Body"].read() == data
 
 
-def test_presigned_requests_are_served_until_their_end(keys: Keys, client: Any) -> None:
+def test_presigned_requests_are_served_until_they_expire(keys: Keys, client: Any) -> None:
     at = {"Bucket": keys.bucket, "Key": keys.prefix + "data/o ü"}
     put = client.generate_presigned_url("put_object", Params=at, ExpiresIn=60)
     with urllib.request.urlopen(urllib.request.Request(put, method="PUT", data=b"presigned")) as answer:
@@ -315,7 +315,7 @@ def test_s3fs_reads_and_writes_through_the_gateway(keys: Keys) -> None:
     assert not files.exists(path)
 
 
-def test_a_transfer_in_many_parts_at_once_is_whole(rig: Rig, keys: Keys, client: Any, tmp_path: Path) -> None:
+def test_transfer_in_many_concurrent_parts_is_complete(rig: Rig, keys: Keys, client: Any, tmp_path: Path) -> None:
     data = os.urandom(40 << 20)
     config = TransferConfig(multipart_threshold=5 << 20, multipart_chunksize=5 << 20, max_concurrency=8)
     client.upload_fileobj(io.BytesIO(data), keys.bucket, keys.prefix + "data/many", Config=config)

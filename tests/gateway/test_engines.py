@@ -1,4 +1,4 @@
-"""Engines read and write tables through the gateway, with the keys that the catalog vends and none of their own."""
+"""Tests of engines that read and write tables through the gateway with vended credentials only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads of the store that are sent twice: the answer that begins first is used, and the other request ends."""
+"""Tests of hedged reads: the answer that begins first is used, and the other request is cancelled."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.waits import until
 
 @dataclass
 class Turn:
-    """What the store does with a request: waits until `goes`, then answers or fails."""
+    """The behaviour of the store for a request: it waits until `goes`, then answers or fails."""
 
     status: int = 206
     fails: bool = False
@@ -66,7 +66,7 @@ class Scripted:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second request follows at once if the first answer has not begun."""
+    """Send the second request at once if the first answer has not begun."""
     monkeypatch.setattr(hedging, "_FIRST_S", 0.0)
     monkeypatch.setattr(hedging, "_LEAST_S", 0.0)
     monkeypatch.setattr(hedging, "_MOST_S", 0.0)
@@ -77,7 +77,7 @@ async def read(store: HedgedStore) -> tuple[str, bytes]:
         return answer.headers["turn"], b"".join([piece async for piece in answer.pieces])
 
 
-async def test_the_answer_that_begins_first_is_used_and_the_other_request_ends() -> None:
+async def test_answer_that_begins_first_is_used_and_the_other_request_is_cancelled() -> None:
     for faster in (0, 1):
         turns = Turn(), Turn()
         scripted = Scripted(*turns)
@@ -89,7 +89,7 @@ async def test_the_answer_that_begins_first_is_used_and_the_other_request_ends()
 
 
 @pytest.mark.parametrize("refused", [Turn(status=503), Turn(fails=True)], ids=["503", "no answer"])
-async def test_a_failure_is_used_only_if_no_answer_comes(refused: Turn) -> None:
+async def test_failure_is_used_only_if_no_answer_arrives(refused: Turn) -> None:
     last = Turn()
     scripted = Scripted(refused, last)
     reading = asyncio.create_task(read(HedgedStore(scripted, SystemClock(), percent=100)))
@@ -100,7 +100,7 @@ async def test_a_failure_is_used_only_if_no_answer_comes(refused: Turn) -> None:
     assert await reading == ("1", b"a")
 
 
-async def test_if_both_fail_the_error_is_that_of_the_store() -> None:
+async def test_error_is_that_of_the_store_when_both_requests_fail() -> None:
     turns = Turn(fails=True), Turn(fails=True)
     scripted = Scripted(*turns)
     reading = asyncio.create_task(read(HedgedStore(scripted, SystemClock(), percent=100)))
@@ -111,7 +111,7 @@ async def test_if_both_fail_the_error_is_that_of_the_store() -> None:
         await reading
 
 
-async def test_an_answer_that_breaks_has_the_error_of_its_request() -> None:
+async def test_interrupted_answer_has_the_error_of_its_request() -> None:
     turn = Turn(breaks=True)
     turn.goes.set()
     with pytest.raises(RetryLater, match="ended early"):
@@ -119,7 +119,7 @@ async def test_an_answer_that_breaks_has_the_error_of_its_request() -> None:
     assert turn.ended == "broken"
 
 
-async def test_a_reader_that_leaves_ends_both_requests() -> None:
+async def test_reader_that_disconnects_cancels_both_requests() -> None:
     turns = Turn(), Turn()
     scripted = Scripted(*turns)
     reading = asyncio.create_task(read(HedgedStore(scripted, SystemClock(), percent=100)))
@@ -131,7 +131,7 @@ async def test_a_reader_that_leaves_ends_both_requests() -> None:
 
 
 @pytest.mark.parametrize("percent", [0, 5, 50])
-async def test_second_requests_are_at_most_their_share_of_all(percent: int) -> None:
+async def test_hedged_requests_stay_within_their_share_of_all(percent: int) -> None:
     count = 400
     scripted = Scripted(*(Turn() for _ in range(2 * count)))
     store = HedgedStore(scripted, SystemClock(), percent=percent)
@@ -140,7 +140,7 @@ async def test_second_requests_are_at_most_their_share_of_all(percent: int) -> N
         reading = asyncio.create_task(read(store))
         while scripted.sent == sent:
             await asyncio.sleep(0)
-        for _ in range(20):  # enough turns of the event loop for a second request, if there is one
+        for _ in range(20):  # Enough turns of the event loop for a second request, if there is one
             await asyncio.sleep(0)
         scripted.turns[sent].goes.set()
         await reading
@@ -150,7 +150,7 @@ async def test_second_requests_are_at_most_their_share_of_all(percent: int) -> N
 
 
 async def test_no_read_has_wrong_bytes_whichever_answer_is_used(tmp_path: Path) -> None:
-    """A store that fails and breaks answers at random, with two requests for most reads."""
+    """The store fails and breaks answers at random, and most reads send two requests."""
     rng = random.Random(first_seed())
     store = FakeStore(rng)
     paths = [new_name(rng) for _ in range(6)]
@@ -166,7 +166,7 @@ async def test_no_read_has_wrong_bytes_whichever_answer_is_used(tmp_path: Path) 
             end = rng.randrange(start, len(data)) + 1
             try:
                 status, found, _ = await one.send("GET", path, Range=f"bytes={start}-{end - 1}")
-            except aiohttp.ClientError:  # a broken answer is no wrong answer
+            except aiohttp.ClientError:  # An interrupted answer is not a wrong one.
                 status, found = 0, b""
             assert status == 206 or store.fails
             assert status != 206 or found == data[start:end]

@@ -1,4 +1,4 @@
-"""What a hostile client sends besides forged addresses: XML in other encodings, headers that are no text, links."""
+"""Tests of hostile clients: XML in other encodings, headers that are not text, and symbolic links."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def keys(rig: Rig) -> Keys:
     return rig.create_table(f"hostile{next(_numbers)}")
 
 
-def test_entities_are_refused_in_every_encoding(folder_rig: Rig) -> None:
+def test_xml_entities_are_rejected_in_every_encoding(folder_rig: Rig) -> None:
     keys = folder_rig.create_table(f"hostile{next(_numbers)}")
     with closing(keys.client()) as client:
         upload = client.create_multipart_upload(Bucket=keys.bucket, Key=keys.prefix + "data/o")["UploadId"]
@@ -50,7 +50,7 @@ def test_entities_are_refused_in_every_encoding(folder_rig: Rig) -> None:
         assert (status, b"MalformedXML" in answer) == (400, True), (encoding, answer)
 
 
-def test_xml_of_many_elements_is_refused_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_xml_with_many_elements_is_rejected_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[str] = []
 
     def parse(text: str) -> Element:
@@ -75,7 +75,7 @@ def test_xml_of_many_elements_is_refused_before_it_is_parsed(monkeypatch: pytest
 
 @pytest.mark.parametrize("value", [b"\xff", b"\xed\xa0\x80", b"a\xc2\xa0b"])
 @pytest.mark.parametrize("name", ["x-amz-meta-a", "content-type"])
-def test_headers_that_are_no_text_are_a_mistake_of_the_client(keys: Keys, name: str, value: bytes) -> None:
+def test_headers_that_are_not_text_are_a_client_error(keys: Keys, name: str, value: bytes) -> None:
     text = value.decode("utf-8", "surrogateescape")
     target, signed = keys.signed("PUT", "data/o", UNSIGNED_PAYLOAD, **{name: text})
     with closing(http.client.HTTPConnection(urlsplit(keys.endpoint).netloc, timeout=30)) as connection:
@@ -88,7 +88,7 @@ def test_headers_that_are_no_text_are_a_mistake_of_the_client(keys: Keys, name: 
 
 
 @pytest.mark.parametrize("number", ["000000001" + "9" * 4_400, "0000000010001", "10001", "0", "\u0663"])
-def test_a_part_number_out_of_range_is_refused_in_any_spelling(folder_rig: Rig, number: str) -> None:
+def test_part_number_out_of_range_is_rejected_in_any_spelling(folder_rig: Rig, number: str) -> None:
     keys = folder_rig.create_table(f"hostile{next(_numbers)}")
     with closing(keys.client()) as client:
         upload = client.create_multipart_upload(Bucket=keys.bucket, Key=keys.prefix + "data/o")["UploadId"]
@@ -109,14 +109,14 @@ def test_a_part_number_out_of_range_is_refused_in_any_spelling(folder_rig: Rig, 
         "-99999999999 Jan 2020 00:00:00 +0000",
     ],
 )
-def test_a_date_that_no_calendar_has_is_ignored(name: str, date: str) -> None:
+def test_impossible_date_is_ignored(name: str, date: str) -> None:
     check_read({name.lower(): date}, '"etag"', 1_700_000_000)
     record = ObjectRecord("o", '"etag"', 1, date, {}, 1, 0, "o")
     assert record.modified_s == 0
 
 
 @pytest.mark.parametrize("signature", [b"\xff" * 64, "٣".encode() * 32, b"", b"0" * 64])
-def test_a_trailer_signature_of_any_bytes_is_compared(signature: bytes) -> None:
+def test_trailer_signature_of_any_bytes_is_compared(signature: bytes) -> None:
     claim = SignatureClaim("a", "t", "20261125T000000Z", "us-east-1", ("host",), "0" * 64, SIGNED_TRAILER)
     signer = ChunkSigner("secret", claim.timestamp, claim.region, SIGNED_TRAILER, claim.signature)
     body = signer.chunk(b"hello") + signer.end("x-amz-checksum-crc32", "NhCmhg==")
@@ -130,7 +130,7 @@ def test_a_trailer_signature_of_any_bytes_is_compared(signature: bytes) -> None:
         forged.finish()
 
 
-def test_errors_name_no_path_of_the_server(folder_rig: Rig) -> None:
+def test_errors_contain_no_path_of_the_server(folder_rig: Rig) -> None:
     keys = folder_rig.create_table(f"paths{next(_numbers)}")
     at = folder_rig.folder / keys.bucket / keys.prefix
     with closing(keys.client()) as client:
@@ -151,8 +151,10 @@ def test_errors_name_no_path_of_the_server(folder_rig: Rig) -> None:
     assert str(folder_rig.folder).encode() not in answer
 
 
-def test_a_written_object_has_no_checksums_of_an_older_file(folder_rig: Rig) -> None:
-    """Spark keeps them beside files that it writes without the gateway, and would refuse to read the new object."""
+def test_written_object_has_no_checksums_of_an_older_file(folder_rig: Rig) -> None:
+    """Spark stores checksums beside files that it writes without the gateway, and would refuse to read the new
+    object.
+    """
     keys = folder_rig.create_table(f"checksums{next(_numbers)}")
     at = folder_rig.folder / keys.bucket / keys.prefix / "data"
     at.mkdir(parents=True, exist_ok=True)
@@ -177,7 +179,7 @@ def test_no_object_is_hidden_from_listings(folder_rig: Rig) -> None:
             assert (status, b"InvalidArgument" in answer) == (400, True), (target, answer)
 
 
-def test_deep_keys_are_listed_and_longer_ones_than_on_s3_refused(folder_rig: Rig) -> None:
+def test_deep_keys_are_listed_and_keys_longer_than_on_s3_are_rejected(folder_rig: Rig) -> None:
     keys = folder_rig.create_table(f"deep{next(_numbers)}")
     deep = keys.prefix + "d/" * ((1023 - len(keys.prefix)) // 2) + "x"
     with closing(keys.client()) as client:
@@ -188,7 +190,7 @@ def test_deep_keys_are_listed_and_longer_ones_than_on_s3_refused(folder_rig: Rig
     assert deep in [one["Key"] for one in found]
 
 
-def test_a_listing_has_no_keys_with_empty_names(folder_rig: Rig) -> None:
+def test_listing_has_no_keys_with_empty_names(folder_rig: Rig) -> None:
     keys = folder_rig.create_table(f"empty{next(_numbers)}")
     with closing(keys.client()) as client:
         client.put_object(Bucket=keys.bucket, Key=keys.prefix + "data/o", Body=b"x")
@@ -197,8 +199,8 @@ def test_a_listing_has_no_keys_with_empty_names(folder_rig: Rig) -> None:
             assert found["KeyCount"] == 0, name
 
 
-def test_a_folder_that_is_swapped_for_a_link_at_any_moment_gives_nothing_else(folder_rig: Rig, tmp_path: Path) -> None:
-    """A program with access to the folder of one table swaps it for a link to another's, beside requests."""
+def test_folder_swapped_for_a_link_at_any_moment_reveals_nothing(folder_rig: Rig, tmp_path: Path) -> None:
+    """During requests, a program with access to one table's folder swaps it for a link to another table's folder."""
     keys = folder_rig.create_table(f"swaps{next(_numbers)}")
     at = folder_rig.folder / keys.bucket / keys.prefix
     other = tmp_path / "other"
@@ -217,7 +219,7 @@ def test_a_folder_that_is_swapped_for_a_link_at_any_moment_gives_nothing_else(fo
                 (at / "data").rename(at / "data-away")
                 try:
                     (at / "data-link").rename(at / "data")
-                except OSError:  # a request has made the folder again
+                except OSError:  # A request has created the folder again.
                     (at / "data-link").unlink()
                     shutil.rmtree(at / "data-away")
                     continue
@@ -225,7 +227,7 @@ def test_a_folder_that_is_swapped_for_a_link_at_any_moment_gives_nothing_else(fo
                 (at / "data").unlink()
                 try:
                     (at / "data-away").rename(at / "data")
-                except OSError:  # as above
+                except OSError:  # As above
                     shutil.rmtree(at / "data-away")
 
         thread = threading.Thread(target=swap)
@@ -249,7 +251,7 @@ def test_a_folder_that_is_swapped_for_a_link_at_any_moment_gives_nothing_else(fo
     assert {path.name: (path.read_bytes(), path.stat().st_ino) for path in other.iterdir()} == before
 
 
-def test_a_listing_follows_no_link(folder_rig: Rig, tmp_path: Path) -> None:
+def test_listing_follows_no_link(folder_rig: Rig, tmp_path: Path) -> None:
     keys = folder_rig.create_table(f"links{next(_numbers)}")
     at = folder_rig.folder / keys.bucket / keys.prefix
     (tmp_path / "secret").write_text("secret")
@@ -265,7 +267,7 @@ def test_a_listing_follows_no_link(folder_rig: Rig, tmp_path: Path) -> None:
             assert "secret" not in str(found.get("Contents")), name
 
 
-def test_a_listing_after_the_name_of_a_folder_has_the_keys_in_it(rig: Rig) -> None:
+def test_listing_that_starts_after_a_folders_name_has_the_keys_in_it(rig: Rig) -> None:
     keys = rig.create_table(f"after{next(_numbers)}")
     names = ["data/a/1", "data/a/2", "data/b/1"]
     with closing(keys.client()) as client:
@@ -279,7 +281,7 @@ def test_a_listing_after_the_name_of_a_folder_has_the_keys_in_it(rig: Rig) -> No
 
 
 @pytest.mark.parametrize("value", ["\xff" * 8, "AA\nBBBB="])
-def test_a_trailer_that_would_change_the_length_of_the_body_is_refused(value: str) -> None:
+def test_trailer_that_would_change_the_length_of_the_body_is_rejected(value: str) -> None:
     signer = ChunkSigner("secret", "20261125T000000Z", "us-east-1", UNSIGNED_TRAILER, "0" * 64)
     with pytest.raises(S3Error, match="malformed"):
         signer.end("x-amz-checksum-crc32", value)

@@ -1,4 +1,4 @@
-"""Keys of one table reach no object of another, by no operation, spelling or forgery."""
+"""Tests that keys of one table reach no object of another, with any operation, spelling or forgery."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def _code(call: Any, **arguments: Any) -> str:
 def raw(
     keys: Keys, method: str, target: str, headers: dict[str, str] | None = None, body: bytes = b""
 ) -> tuple[int, bytes]:
-    """Return the answer to a request whose target is sent as it is, with a valid signature of exactly that."""
+    """Send a request whose target is not normalised, with a valid signature of exactly that target; return the
+    answer.
+    """
     request = AWSRequest(method, keys.endpoint + target, data=body, headers=headers or {})
     request.headers["Host"] = urlsplit(keys.endpoint).netloc
     S3SigV4Auth(Credentials(keys.access_key, keys.secret, keys.token), "s3", keys.region).add_auth(request)
@@ -100,7 +102,7 @@ def test_no_operation_reaches_another_table(rig: Rig, victim: Keys, own: Keys, c
         "parts of another": _code(client.list_parts, **there, UploadId=foreign),
     }
     assert set(refused.values()) == {"AccessDenied"}, refused
-    # An upload id of another table is of no use with an own key.
+    # An upload id of another table is useless with the caller's own key.
     assert _code(client.upload_part, **here, UploadId=foreign, PartNumber=1, Body=b"x") == "NoSuchUpload"
     assert _code(client.list_parts, **here, UploadId=foreign) == "NoSuchUpload"
     assert with_victim.get_object(**there)["Body"].read() == SECRET
@@ -108,7 +110,7 @@ def test_no_operation_reaches_another_table(rig: Rig, victim: Keys, own: Keys, c
 
 
 def _spellings(own: str, victim: str) -> list[str]:
-    """Keys, encoded, that some reader takes for the victim's."""
+    """Return encoded keys that some reader might take for the victim's."""
     up = "../" * own.count("/")
     name = f"{up}{victim}data/secret"
     return [
@@ -158,13 +160,13 @@ def test_no_spelling_of_a_key_reaches_another_table(victim: Keys, own: Keys, cli
     with_victim.close()
 
 
-def test_a_very_long_key_is_refused(own: Keys) -> None:
+def test_very_long_key_is_rejected(own: Keys) -> None:
     for key in (own.prefix + "a" * 5000, own.prefix + "a/" * 3000 + "b", own.prefix + "%2541" * 1200):
         status, body = raw(own, "GET", f"/{own.bucket}/{key}")
         assert status in (400, 403, 404, 431), body[:200]
 
 
-def test_forged_and_mixed_keys_are_refused(victim: Keys, own: Keys, client: Any) -> None:
+def test_forged_and_mixed_credentials_are_rejected(victim: Keys, own: Keys, client: Any) -> None:
     there = {"Bucket": victim.bucket, "Key": victim.prefix + "data/secret"}
     letter = "B" if victim.token[40] == "A" else "A"
     forged = {
@@ -184,8 +186,8 @@ def test_forged_and_mixed_keys_are_refused(victim: Keys, own: Keys, client: Any)
     without.close()
 
 
-def test_a_request_that_was_changed_after_its_signature_is_refused(own: Keys, client: Any) -> None:
-    """Each part of a signed request, replaced on its way."""
+def test_request_changed_after_its_signature_is_rejected(own: Keys, client: Any) -> None:
+    """The test replaces each part of a signed request."""
     target = f"/{own.bucket}/{own.prefix}data/o"
     request = AWSRequest("PUT", own.endpoint + target, data=b"signed", headers={"Host": urlsplit(own.endpoint).netloc})
     S3SigV4Auth(Credentials(own.access_key, own.secret, own.token), "s3", own.region).add_auth(request)

@@ -1,4 +1,4 @@
-"""Preloading by policy: after a commit the chosen files are in the cache, before any client reads them."""
+"""Tests of preloading by policy: after a commit the chosen files are in the cache before any client reads them."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def events(rig: Rig, name: str) -> float:
 
 
 @pytest.mark.parametrize("kind", ["files", "footers"])
-def test_chosen_partitions_are_in_the_cache_before_their_first_reader(
+def test_chosen_partitions_are_cached_before_their_first_reader(
     counted: Rig, proxy: FaultProxy, s3: S3, kind: str
 ) -> None:
     catalog = catalog_of(counted)
     chosen = json.dumps({"type": "eq", "term": "p", "value": "hot"})
     properties = {"seamark.cache.preload": kind, "seamark.cache.preload-filter": chosen, "seamark.cache.pinned": "true"}
     table = catalog.create_table(f"pre.{kind}", PARTITIONED, partition_spec=SPEC, properties=properties)
-    table.io = load_file_io(s3.client_properties())  # PyIceberg reads what it wrote: not through the cache
+    table.io = load_file_io(s3.client_properties())  # PyIceberg does not read its own writes through the cache.
     before = events(counted, "preloaded_file")
     for number in range(2):
         rows = pa.table({"id": range(number, number + 50), "p": ["hot", "cold"] * 25})
@@ -85,8 +85,8 @@ def test_chosen_partitions_are_in_the_cache_before_their_first_reader(
     assert events(counted, "preloaded_file") == before + 2
 
 
-def test_files_outside_the_location_of_the_table_are_not_preloaded(counted: Rig, s3: S3) -> None:
-    """A table whose metadata names the files of another table, as `add_files` may."""
+def test_files_outside_the_tables_location_are_not_preloaded(counted: Rig, s3: S3) -> None:
+    """The table's metadata names files of another table, as after `add_files`."""
     catalog = catalog_of(counted)
     schema = Schema(NestedField(1, "id", LongType()))
     other = catalog.create_table("pre.other", schema)
@@ -94,7 +94,7 @@ def test_files_outside_the_location_of_the_table_are_not_preloaded(counted: Rig,
     (path,) = [task.file.file_path for task in other.scan().plan_files()]
     before = events(counted, "preloaded_file")
     table = catalog.create_table("pre.thief", schema, properties={"seamark.cache.preload": "files"})
-    table.io = load_file_io(s3.client_properties())  # as a program with its own keys
+    table.io = load_file_io(s3.client_properties())  # As a program with its own credentials
     table.add_files([path])
     log: Path = counted.seamark.log
     block_until(lambda: any("not preloaded" in line and "thief" in line for line in log.read_text().splitlines()))
@@ -102,7 +102,7 @@ def test_files_outside_the_location_of_the_table_are_not_preloaded(counted: Rig,
 
 
 @pytest.mark.parametrize("text", ["no JSON", '{"type": "eq", "term": "missing", "value": 1}', "[" * 5000])
-def test_a_filter_that_cannot_be_used_is_logged_and_nothing_is_preloaded(counted: Rig, text: str) -> None:
+def test_unusable_preload_filter_is_logged_and_nothing_is_preloaded(counted: Rig, text: str) -> None:
     catalog = catalog_of(counted)
     before, log = events(counted, "preloaded_file"), counted.seamark.log
     name = f"f{uuid.uuid4().hex}"

@@ -1,4 +1,4 @@
-"""Vended keys carry the rights of the login that loaded the table, end, and lose what their table loses."""
+"""Tests that vended credentials have the rights of the login that loaded the table, expire, and follow revocations."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _codes(keys: Keys) -> dict[str, str]:
         client.close()
 
 
-async def test_keys_have_the_rights_of_the_login_and_end(tmp_path: Path) -> None:
+async def test_credentials_have_the_rights_of_the_login_and_expire(tmp_path: Path) -> None:
     home, clock = tmp_path / "home", LateClock()
     tokens = await _tokens(home)
     settings: dict[str, Any] = {
@@ -106,7 +106,7 @@ async def test_keys_have_the_rights_of_the_login_and_end(tmp_path: Path) -> None
         found = await asyncio.to_thread(_codes, reader)
         assert {name for name, code in found.items() if code == "OK"} == {"get", "list"}
         assert {code for code in found.values() if code != "OK"} == {"AccessDenied"}
-        # An answer is reused by its own principal only, and only while its keys live.
+        # An answer is reused only by its own principal, and only while its credentials are valid.
         assert tag != read_tag
         assert (await load("writer", tag))[0] == 304
         assert (await load("reader", tag))[0] == 200
@@ -117,14 +117,14 @@ async def test_keys_have_the_rights_of_the_login_and_end(tmp_path: Path) -> None
         assert late[0] == 200
         assert keys_of(late[1]).token != writer.token
         clock.ahead_ms = 0
-        # botocore signs by the real time, so that only the keys' end has passed.
+        # botocore signs with the real time, so only the credentials have expired.
         clock.ahead_ms = 61_000
         assert set((await asyncio.to_thread(_codes, writer)).values()) == {"ExpiredToken"}
         assert set((await asyncio.to_thread(_codes, keys_of(late[1]))).values()) == {"OK"}
 
 
-async def test_keys_lose_what_their_principal_loses(tmp_path: Path) -> None:
-    """A grant, the token, or a part of the role; a right that remains is left alone."""
+async def test_credentials_lose_the_rights_that_their_principal_loses(tmp_path: Path) -> None:
+    """The test revokes a grant, the token, or a part of the role; a remaining right stays usable."""
     home = tmp_path / "home"
     tokens = await _tokens(home)
     settings: dict[str, Any] = {
@@ -158,7 +158,7 @@ async def test_keys_lose_what_their_principal_loses(tmp_path: Path) -> None:
         ok, refused = ("OK", "OK"), ("AccessDenied", "AccessDenied")
         for who, expected in (("writer", ok), ("reader", ("OK", "AccessDenied")), ("admin", ok)):
             assert await outcomes(written[who]) == expected
-        # Of the role writer the right to read remains, with new keys.
+        # After losing the role writer, the right to read remains, with new credentials.
         await send("admin", "PUT", grants, {"principal": "writer", "role": "reader", "namespace": ["db"]})
         await send("admin", "DELETE", f"{grants}?principal=writer&role=writer&namespace=db")
         await become(written["writer"], refused)
@@ -174,8 +174,7 @@ def _overlap(one: str, other: str) -> bool:
 
 @asynccontextmanager
 async def _unpolled(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
-    """A server with a gateway; its database is not polled in the time of a test, and what was checked is remembered
-    for longer.
+    """Open a server with a gateway that does not poll its database during a test, and that caches checks for longer.
 
     Yields a function that sends a request and returns its JSON.
     """
@@ -197,7 +196,7 @@ async def _unpolled(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Any
         yield send
 
 
-async def test_keys_of_a_dropped_table_are_refused_at_once(tmp_path: Path) -> None:
+async def test_credentials_of_a_dropped_table_are_rejected_at_once(tmp_path: Path) -> None:
     async with _unpolled(tmp_path) as send:
         keys = keys_of(await send("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}))
         other = keys_of(await send("POST", "/v1/namespaces/db/tables", {"name": "u", "schema": SCHEMA}))
@@ -214,8 +213,8 @@ async def test_keys_of_a_dropped_table_are_refused_at_once(tmp_path: Path) -> No
         assert set((await asyncio.to_thread(_codes, other)).values()) == {"OK"}
 
 
-async def test_keys_of_a_table_that_moves_to_another_namespace_are_refused_at_once(tmp_path: Path) -> None:
-    """Whoever has no rights there reads and writes nothing there until the end of the keys."""
+async def test_credentials_of_a_table_moved_to_another_namespace_are_rejected_at_once(tmp_path: Path) -> None:
+    """Otherwise a user without rights on the new namespace could read and write until the credentials expire."""
     async with _unpolled(tmp_path) as send:
 
         async def rename(source: tuple[str, str], target: tuple[str, str]) -> None:
@@ -236,7 +235,7 @@ async def test_keys_of_a_table_that_moves_to_another_namespace_are_refused_at_on
         assert await codes(keys_of(await send("GET", "/v1/namespaces/other/tables/u"))) == {"OK"}
 
 
-async def test_a_body_that_ends_after_its_table_is_dropped_is_not_stored(tmp_path: Path) -> None:
+async def test_body_that_ends_after_its_table_was_dropped_is_not_stored(tmp_path: Path) -> None:
     async with _unpolled(tmp_path) as send:
         keys = keys_of(await send("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}))
         assert set((await asyncio.to_thread(_codes, keys)).values()) == {"OK"}
@@ -258,7 +257,7 @@ async def test_a_body_that_ends_after_its_table_is_dropped_is_not_stored(tmp_pat
         assert not list((tmp_path / "objects").rglob("late"))
 
 
-async def test_keys_name_whether_their_table_is_pinned(tmp_path: Path) -> None:
+async def test_credentials_say_whether_their_table_is_pinned(tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         "warehouse": "s3://lake/wh",
         "s3_folder": str(tmp_path / "objects"),
@@ -298,7 +297,7 @@ class _Claims:
         ]
 
 
-async def test_keys_end_with_the_ownership_of_their_location() -> None:
+async def test_credentials_end_with_the_ownership_of_their_location() -> None:
     clock, claims = SimulatedClock(1), _Claims({"t": ["s3://bkt/t"]})
     ownership = Ownership(claims, clock, some_settings(Path("unused"), rights_recheck_s=5))
     grant = ObjectGrant("t", "s3://bkt/t", True, "w", 1 << 60)
@@ -352,7 +351,7 @@ class _Logins(_Claims):
 
 
 @pytest.mark.parametrize("claim", ["", "roles"])
-async def test_what_only_an_issuer_states_is_not_held_against_keys(claim: str) -> None:
+async def test_claims_that_only_an_issuer_states_do_not_invalidate_credentials(claim: str) -> None:
     logins = _Logins({"oidc:granted": [RoleGrant("oidc:granted", "reader", ("db",))]})
     settings = some_settings(Path("unused"), auth="token+oidc", oidc_roles_claim=claim)
     ownership = Ownership(logins, SimulatedClock(1), settings)
@@ -373,8 +372,8 @@ async def test_what_only_an_issuer_states_is_not_held_against_keys(claim: str) -
 
 
 @pytest.mark.parametrize(("auth", "accepted"), [("token", "ann"), ("oidc", "oidc:eve")])
-async def test_keys_end_with_the_kind_of_their_login(auth: str, accepted: str) -> None:
-    """A setting may have changed since they were issued."""
+async def test_credentials_end_when_their_kind_of_login_is_disabled(auth: str, accepted: str) -> None:
+    """The setting may have changed since they were issued."""
     logins = _Logins({who: [RoleGrant(who, "reader", ("db",))] for who in ("ann", "oidc:eve")})
     ownership = Ownership(logins, SimulatedClock(1), some_settings(Path("unused"), auth=auth))
     for who in ("ann", "oidc:eve"):

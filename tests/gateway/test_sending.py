@@ -1,4 +1,4 @@
-"""The memory of answers that clients do not take: a budget, of which slow readers get less the more they are."""
+"""Tests of the memory for answers that clients read slowly: it has a limit, and more slow readers get less each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.waits import until
 BUDGET = 8 << 20
 
 
-def test_answers_keep_the_budget_and_the_least_step_each_and_a_principal_keeps_its_share() -> None:
+def test_answers_stay_within_the_budget_with_a_least_step_each_and_a_share_for_each_principal() -> None:
     rng, budget = random.Random(first_seed()), SendBudget(BUDGET, BUDGET // 2)
     kept: dict[Unsent, tuple[str, int]] = {}
     for _ in range(2_000):
@@ -49,7 +49,7 @@ def test_answers_keep_the_budget_and_the_least_step_each_and_a_principal_keeps_i
     assert len(kept) > 100
 
 
-def test_one_principal_with_many_slow_readers_leaves_large_steps_to_others() -> None:
+def test_principal_with_many_slow_readers_leaves_large_steps_to_others() -> None:
     budget = SendBudget(64 << 20, 32 << 20)
     for _ in range(5000):
         one = Unsent(budget, "crowd")
@@ -62,8 +62,11 @@ def test_one_principal_with_many_slow_readers_leaves_large_steps_to_others() -> 
     assert budget.offer("other") == STEP_BYTES
 
 
-async def test_slow_readers_get_every_byte_and_keep_no_blocks_of_their_own(tmp_path: Path) -> None:
-    """Without a memory tier each reader has its own copy of a block. 10 readers of 8 MiB, and a budget of 1 MiB."""
+async def test_slow_readers_get_every_byte_and_keep_no_copies_of_blocks(tmp_path: Path) -> None:
+    """Without a memory tier each reader has its own copy of a block.
+
+    There are 10 readers of 8 MiB, and a budget of 1 MiB.
+    """
     rng = random.Random(1)
     store, paths = FakeStore(rng), [new_name(rng) for _ in range(2)]
     for path in paths:
@@ -109,16 +112,15 @@ async def test_slow_readers_get_every_byte_and_keep_no_blocks_of_their_own(tmp_p
     assert budget.taken_bytes == 0
 
 
-async def test_what_waits_for_slow_readers_is_counted_and_is_no_copy(
+async def test_data_waiting_for_slow_readers_is_counted_and_not_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """40 readers that take nothing, and a budget of 1 MiB: their connections keep what the budget counts, and the
-    headers."""
+    """There are 40 readers that read nothing, and a budget of 1 MiB: connections hold what it counts, and headers."""
     rng = random.Random(1)
     store, path = FakeStore(rng), new_name(rng)
     store.put(location(path), rng.randbytes(16 * BLOCK))
     transports: list[asyncio.Transport] = []
-    limits = {"gateway_send_bytes": 1 << 20, "gateway_cache_memory_bytes": 8 << 20}  # every block stays in memory
+    limits = {"gateway_send_bytes": 1 << 20, "gateway_cache_memory_bytes": 8 << 20}  # Every block stays in memory.
     async with worker(store, tmp_path, SimulatedClock(1), **limits) as one:
         assert await one.get(path) == store.objects[location(path)].data
         answer = one.backend.answer
@@ -127,7 +129,7 @@ async def test_what_waits_for_slow_readers_is_counted_and_is_no_copy(
             transport = call.request.transport
             assert transport is not None
             transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-            transport.set_write_buffer_limits(high=1)  # as a connection of the gateway
+            transport.set_write_buffer_limits(high=1)  # Like a connection of the gateway
             transports.append(transport)
             return await answer(call)
 

@@ -1,4 +1,4 @@
-"""Signatures and chunked bodies against botocore and the example of AWS's documentation."""
+"""Tests of signatures and chunked bodies, compared with botocore and the example in AWS's documentation."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_requests_are_accepted_only_as_botocore_signed_them(key: str, names: dic
 
 
 @given(key=text)
-def test_urls_that_botocore_presigned_are_accepted(key: str) -> None:
+def test_urls_presigned_by_botocore_are_accepted(key: str) -> None:
     request = AWSRequest("GET", f"http://host:1/bucket/k{quote(key, safe='/-_.~')}")
     S3SigV4QueryAuth(KEYS, "s3", "us-east-1", expires=60).add_auth(request)
     claim, target = _read("GET", request.url, {"Host": "host:1"})
@@ -80,7 +80,7 @@ def test_urls_that_botocore_presigned_are_accepted(key: str) -> None:
     assert not is_signed(claim, replace(target, method="DELETE"), SECRET)
 
 
-def test_own_signatures_are_those_that_are_accepted() -> None:
+def test_our_own_signatures_are_accepted() -> None:
     target = RequestTarget("PUT", "/b/a%20b", "x=1", {"host": "h", "x-amz-meta-a": "b"})
     headers = sign_headers(
         target,
@@ -112,7 +112,7 @@ def test_own_signatures_are_those_that_are_accepted() -> None:
         ),
     ],
 )
-def test_a_malformed_authentication_is_an_error_of_s3(headers: dict[str, str], code: str) -> None:
+def test_malformed_authentication_is_an_s3_error(headers: dict[str, str], code: str) -> None:
     with pytest.raises(S3Error) as refused:
         read_claim(RequestTarget("GET", "/", "", headers), {}, now_ms=SystemClock().now_ms())
     assert refused.value.code == code
@@ -152,7 +152,7 @@ def test_signed_chunks_are_decoded_however_they_arrive(cuts: list[int]) -> None:
 
 
 @given(position=st.integers(0, 66823), byte=st.integers(1, 255))
-def test_a_changed_byte_of_a_signed_body_never_completes_it(position: int, byte: int) -> None:
+def test_changed_byte_of_a_signed_body_never_completes_it(position: int, byte: int) -> None:
     body = bytearray(_example())
     body[position] ^= byte
     decoder, received = _decoder(), 0
@@ -161,10 +161,10 @@ def test_a_changed_byte_of_a_signed_body_never_completes_it(position: int, byte:
             received += sum(map(len, decoder.feed(bytes(body[start : start + 5000]))))
         decoder.finish()
     except S3Error:
-        # The last piece of the changed chunk was withheld, unless only what follows the data was changed.
+        # The last piece of the changed chunk was withheld, unless only bytes after the data were changed.
         assert received < 66560 or position > 65536 + 1024
     else:
-        # Upper-case digits of a size, and the last line end, are not covered by a signature.
+        # A signature does not cover upper-case digits of a size and the last line end.
         assert received == 66560
 
 
@@ -184,7 +184,7 @@ def test_a_changed_byte_of_a_signed_body_never_completes_it(position: int, byte:
         b"3;chunk-signature=" + b"0" * 64 + b"\r\nabc\r\n0\r\n\r\n",
     ],
 )
-def test_a_malformed_chunked_body_is_refused(body: bytes) -> None:
+def test_malformed_chunked_body_is_rejected(body: bytes) -> None:
     decoder = _decoder(UNSIGNED_TRAILER, 3)
     with pytest.raises(S3Error):
         (decoder.feed(body), decoder.finish())
@@ -201,7 +201,7 @@ def test_trailers_are_read_and_their_signature_is_verified() -> None:
         signed.finish()
 
 
-def test_keys_are_the_same_on_every_replica_and_end() -> None:
+def test_credentials_are_the_same_on_every_replica_and_expire() -> None:
     clock = SimulatedClock(1)
     keys = GatewayKeys(fixed_keyring(clock=clock), clock, lifetime_s=3600)
     issued = keys.issue("uuid", "s3://b/t", writable=True, who="w")

@@ -1,4 +1,4 @@
-"""Bodies through the gateway: in pieces, whole or not at all, within limits, whatever a client or the store does."""
+"""Tests of bodies through the gateway: streamed in pieces, stored completely or not at all, and within limits."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _chunks(signed: dict[str, str], keys: Keys, data: list[bytes]) -> bytes:
     return body
 
 
-def test_a_body_that_is_not_what_was_signed_is_not_stored(keys: Keys, client: Any) -> None:
+def test_body_that_differs_from_its_signature_is_not_stored(keys: Keys, client: Any) -> None:
     wrong = hashlib.sha256(b"other").hexdigest()
     status, text = _send(keys, "hash", wrong, b"x" * MEBIBYTE)
     assert (status, b"XAmzContentSHA256Mismatch" in text) == (400, True)
@@ -97,10 +97,10 @@ def test_signed_chunks_are_stored_and_changed_ones_are_not(keys: Keys, client: A
     assert client.get_object(Bucket=keys.bucket, Key=keys.prefix + "good")["Body"].read() == b"".join(data)
 
 
-def test_a_connection_that_ends_early_stores_nothing(folder_rig: Rig) -> None:
-    """On a folder.
+def test_connection_that_ends_early_stores_nothing(folder_rig: Rig) -> None:
+    """The store is a folder.
 
-    What a store does with a short body without hash or framing is the store's: versitygw keeps it.
+    Other stores may treat a short body without hash or framing differently: versitygw keeps it.
     """
     rig, keys = folder_rig, folder_rig.create_table(f"s{next(_numbers)}")
     client = keys.client()
@@ -115,7 +115,7 @@ def test_a_connection_that_ends_early_stores_nothing(folder_rig: Rig) -> None:
     block_until(lambda: [path.name for path in uploads.iterdir() if path.name != "lock" and path.is_file()] == [])
 
 
-def test_bodies_beyond_the_limit_are_refused_before_they_are_read(keys: Keys) -> None:
+def test_bodies_over_the_limit_are_rejected_before_they_are_read(keys: Keys) -> None:
     target, signed = keys.signed("PUT", "large", "UNSIGNED-PAYLOAD")
     with closing(http.client.HTTPConnection(urlsplit(keys.endpoint).netloc, timeout=30)) as connection:
         connection.putrequest("PUT", target, skip_host=True)
@@ -126,7 +126,7 @@ def test_bodies_beyond_the_limit_are_refused_before_they_are_read(keys: Keys) ->
         assert (answer.status, b"EntityTooLarge" in answer.read()) == (400, True)
 
 
-def test_requests_that_are_not_http_or_not_s3_get_an_error_of_s3(rig: Rig) -> None:
+def test_requests_that_are_not_http_or_not_s3_get_an_s3_error(rig: Rig) -> None:
     gateway = urlsplit(rig.gateway)
     for sent in (
         b"\x16\x03\x01\x02\x00\x01\x00",
@@ -152,7 +152,7 @@ def _rss(rig: Rig) -> int:
     return psutil.Process(rig.seamark.pid).memory_info().rss
 
 
-def test_objects_are_never_whole_in_memory(rig: Rig, keys: Keys, client: Any, tmp_path: Path) -> None:
+def test_objects_are_never_completely_in_memory(rig: Rig, keys: Keys, client: Any, tmp_path: Path) -> None:
     size = 256 * MEBIBYTE
     with (tmp_path / "large").open("wb") as file:
         file.truncate(size)
@@ -169,7 +169,7 @@ def test_objects_are_never_whole_in_memory(rig: Rig, keys: Keys, client: Any, tm
         with (tmp_path / "large").open("rb") as file:
             client.put_object(Bucket=keys.bucket, Key=keys.prefix + "large", Body=file)
         body = client.get_object(Bucket=keys.bucket, Key=keys.prefix + "large")["Body"]
-        # A slow reader: the server must not run ahead of it.
+        # A slow reader: the server must not read ahead of it.
         assert sum(len(piece) for piece in body.iter_chunks(MEBIBYTE)) == size
         unread = client.get_object(Bucket=keys.bucket, Key=keys.prefix + "large")["Body"]
         assert len(unread.read(10)) == 10
@@ -182,7 +182,7 @@ def test_objects_are_never_whole_in_memory(rig: Rig, keys: Keys, client: Any, tm
     assert "unexpected error" not in rig.seamark.log.read_text()
 
 
-def test_a_store_that_is_away_or_dies_gives_no_short_object(tmp_path: Path) -> None:
+def test_unavailable_or_killed_store_gives_no_short_object(tmp_path: Path) -> None:
     with s3_server(tmp_path / "s3") as s3:
         proxy = _Cutting(s3)
         with closing(proxy), open_rig(tmp_path, s3, SEAMARK_S3_ENDPOINT=proxy.url) as rig:
@@ -204,7 +204,7 @@ def test_a_store_that_is_away_or_dies_gives_no_short_object(tmp_path: Path) -> N
 
 
 class _Cutting:
-    """A TCP proxy before a store that ends each connection after so many bytes of answers."""
+    """A TCP proxy before a store that closes each connection after a number of bytes of answers."""
 
     def __init__(self, s3: S3) -> None:
         self.port = free_port()

@@ -1,4 +1,4 @@
-"""Multipart uploads over a folder: bounded for each principal, deleted when abandoned, refused before their body."""
+"""Tests of multipart uploads to a folder: limited for each principal, deleted when abandoned, rejected early."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _uploads(folder: Path, limit: int = 4, abandoned_s: float = 100) -> Uploads:
     return Uploads(Staging(RootFolder(str(folder)), DurableFolders(known_max=16)), limit=limit, abandoned_s=abandoned_s)
 
 
-def test_a_principal_has_its_share_of_the_uploads_and_all_have_the_limit(tmp_path: Path) -> None:
+def test_uploads_are_limited_for_each_principal_and_in_total(tmp_path: Path) -> None:
     uploads = _uploads(tmp_path)
     ids = [uploads.create(PLACE, os.urandom(16), "ann", 2, {}) for _ in range(2)]
     with pytest.raises(TooManyRequests, match="ann has 2 unfinished uploads"):
@@ -60,7 +60,7 @@ def test_uploads_without_changes_are_deleted(tmp_path: Path) -> None:
     uploads.check(PLACE, new)
 
 
-def test_a_part_of_an_unknown_upload_is_refused_before_its_body(folder_rig: Rig) -> None:
+def test_part_of_an_unknown_upload_is_rejected_before_its_body(folder_rig: Rig) -> None:
     keys = folder_rig.create_table("early_part")
     query = f"partNumber=1&uploadId={'0' * 48}"
     target, signed = keys.signed("PUT", "o", query=query)
@@ -69,11 +69,11 @@ def test_a_part_of_an_unknown_upload_is_refused_before_its_body(folder_rig: Rig)
         with socket.create_connection((at.hostname, at.port), timeout=30) as raw:
             head = "".join(f"{name}: {value}\r\n" for name, value in signed.items())
             raw.sendall(f"PUT {target}?{query} HTTP/1.1\r\n{head}{expected}Content-Length: 50000000\r\n\r\n".encode())
-            answer = raw.recv(65536)  # before a byte of the body was sent
+            answer = raw.recv(65536)  # Before a byte of the body was sent
             assert answer.startswith(b"HTTP/1.1 404"), answer[:200]
 
 
-def test_an_upload_is_complete_only_with_its_parts(folder_rig: Rig) -> None:
+def test_upload_is_complete_only_with_its_parts(folder_rig: Rig) -> None:
     keys = folder_rig.create_table("upload")
     with closing(keys.client()) as client:
         at: dict[str, Any] = {"Bucket": keys.bucket, "Key": keys.prefix + "o"}

@@ -1,1 +1,1 @@
-"""Tests of `seamark.formats.iceberg`; no server, no files: values in, values out."""
+"""Tests of `seamark.formats.iceberg`, with values only: no server and no files."""

@@ -1,4 +1,4 @@
-"""Small tables and update actions to build cases from. JSON values are plain dicts, as a request body carries them."""
+"""Small tables and update actions for cases. JSON values are plain dicts, as in a request body."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Types are examined by one thread at a time: msgspec ends the process when two threads first use a struct at once."""
+"""Tests that types are examined by one thread at a time: msgspec crashes if two threads first use a struct at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from seamark.formats.runtime.decoding import from_json, from_msgpack, from_values
 
 ROUNDS = 200
-"""Without the lock the process ended in the first ones in each of five runs."""
+"""Without the lock the process crashed in the first rounds of each of five runs."""
 FIRST_USE = f"""
 from __future__ import annotations  # as in our modules: msgspec evaluates the annotations, in Python
 import sys, types

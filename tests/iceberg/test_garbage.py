@@ -1,4 +1,6 @@
-"""Whatever JSON a client sends, the answer is metadata that reads back, or a refusal: never another exception."""
+"""Tests with random JSON: the answer is metadata that can be read again, or a rejection, and never another
+exception.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +100,7 @@ VALID_UPDATES: list[dict[str, Any]] = [
 
 @st.composite
 def mutated(draw: st.DrawFn, examples: list[dict[str, Any]]) -> Any:
-    """Return a valid document with one to three values anywhere inside it replaced, removed or doubled."""
+    """Return a valid document in which one to three values are replaced, removed or duplicated."""
     document = json.loads(json.dumps(draw(st.sampled_from(examples))))
     for _ in range(draw(st.integers(1, 3))):
         place, at = document, None
@@ -135,7 +137,7 @@ def survives(base: TableMetadata | None, updates: list[Any]) -> None:
     assert decode_table(encode_table(m), "f") == m
 
 
-def test_the_fuzzers_seeds_are_valid() -> None:
+def test_seeds_of_the_fuzzer_are_valid() -> None:
     assert {update["action"] for update in VALID_UPDATES} == TABLE_ACTIONS.keys() - {"x"}
     for update in VALID_UPDATES:
         if update["action"] not in ("set-current-schema", "set-default-spec", "set-default-sort-order"):
@@ -144,14 +146,14 @@ def test_the_fuzzers_seeds_are_valid() -> None:
 
 @FUZZ
 @given(st.sampled_from(BASES), st.lists(mutated(VALID_UPDATES), min_size=1, max_size=4))
-def test_mutated_updates_are_applied_or_refused(base: TableMetadata | None, updates: list[Any]) -> None:
+def test_mutated_updates_are_applied_or_rejected(base: TableMetadata | None, updates: list[Any]) -> None:
     survives(base, updates)
     survives(None, [*creation(3), *updates])
 
 
 @FUZZ
 @given(st.sampled_from(BASES), st.lists(JSON, max_size=3))
-def test_any_json_as_updates_is_refused(base: TableMetadata | None, updates: list[Any]) -> None:
+def test_any_json_as_updates_is_rejected(base: TableMetadata | None, updates: list[Any]) -> None:
     survives(base, updates)
     try:
         apply_view_updates(view(), updates, now_ms=NOW)
@@ -165,7 +167,7 @@ def test_any_json_as_updates_is_refused(base: TableMetadata | None, updates: lis
     st.dictionaries(WORDS, JSON, max_size=4),
     JSON,
 )
-def test_any_fields_under_a_known_name_are_applied_or_refused(name: str, fields: dict[str, Any], other: Any) -> None:
+def test_any_fields_of_a_known_action_are_applied_or_rejected(name: str, fields: dict[str, Any], other: Any) -> None:
     update = {**fields, "action": name}
     survives(BASES[3], [update, {"action": name, "schema": other, "spec": other, "snapshot": other, "updates": other}])
     try:
@@ -194,7 +196,7 @@ VIEW_UPDATES: list[dict[str, Any]] = [
 
 @FUZZ
 @given(st.lists(mutated(VIEW_UPDATES), min_size=1, max_size=4))
-def test_mutated_view_updates_are_applied_or_refused(updates: list[Any]) -> None:
+def test_mutated_view_updates_are_applied_or_rejected(updates: list[Any]) -> None:
     try:
         v = apply_view_updates(view(), updates, now_ms=NOW)
     except BadRequest:
@@ -210,7 +212,7 @@ def test_mutated_view_updates_are_applied_or_refused(updates: list[Any]) -> None
     st.sampled_from(["1", "2", "3"]),
     mutated([version()]) | JSON,
 )
-def test_mutated_create_requests_are_served_or_refused(
+def test_mutated_create_requests_are_served_or_rejected(
     schema: Any, partition: Any, sort: Any, format_version: str, view_version: Any
 ) -> None:
     try:
@@ -249,5 +251,5 @@ def test_mutated_metadata_files_are_read_or_corrupt(document: Any) -> None:
     except Corrupt:
         return
     assert decode_table(encode_table(m), "f") == m
-    # what can be read can also be committed to, or is refused clearly
+    # Readable metadata can also be committed to, or the commit is rejected clearly.
     survives(m, VALID_UPDATES[10:12])

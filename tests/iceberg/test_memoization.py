@@ -1,4 +1,4 @@
-"""The results of long texts, which clients may send without end, are not kept."""
+"""Tests that results for long texts, which clients may send without limit, are not cached."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _optional(first: str, second: str = "-") -> str:
 
 
 @pytest.mark.parametrize(("function", "given"), [(_one, 1), (_two, 2), (_three, 3), (_optional, 1), (_optional, 2)])
-def test_results_of_short_texts_are_kept(function: Callable[..., str], given: int) -> None:
+def test_only_results_of_short_texts_are_cached(function: Callable[..., str], given: int) -> None:
     calls: list[tuple[str, ...]] = []
 
     def counted(*texts: str) -> str:
@@ -55,7 +55,7 @@ def test_results_of_short_texts_are_kept(function: Callable[..., str], given: in
     assert calls == [short, longest, too_long, too_long]
 
 
-def test_a_property_is_computed_once_for_each_instance() -> None:
+def test_cached_property_is_computed_once_for_each_instance() -> None:
     computed: list[str] = []
 
     class Named:

@@ -1,4 +1,4 @@
-"""Names that a message may suggest, and what looking for them may cost."""
+"""Tests of the names that a message suggests, and of the cost of the search."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from seamark.formats.iceberg.types import near_names as module
 from seamark.formats.iceberg.types.near_names import CHARACTERS_MAX, COMPARED_MAX, near_names
 
 
-def test_a_misspelling_is_found_whatever_its_case() -> None:
+def test_misspelled_name_is_found_in_any_case() -> None:
     assert near_names("PRCIE", ["id", "price", "data"]) == ["price"]
     assert near_names("adress", ["Address", "amount"]) == ["Address"]
     assert near_names("nothing", ["id", "price"]) == []
 
 
-def test_a_name_is_compared_with_few_short_names_however_many_columns_there_are(
+def test_name_is_compared_with_few_short_names_in_a_wide_table(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compared: list[Sequence[str]] = []
@@ -35,7 +35,7 @@ def test_a_name_is_compared_with_few_short_names_however_many_columns_there_are(
     assert all(len(name) <= 2 * CHARACTERS_MAX for names in compared for name in names)
 
 
-def test_long_similar_names_are_compared_with_few(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_name_is_compared_with_few_similar_names(monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[int] = []
 
     def get_close_matches(name: str, others: Any, n: int, cutoff: float) -> list[str]:

@@ -1,4 +1,4 @@
-"""`new_table`: fresh ids, versions, properties, and what a create request may not ask for."""
+"""Tests of `new_table`: fresh ids, versions, properties, and invalid create requests."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SPEC = spec((40, "day", "ts_day"), (10, "bucket[8]", "id_bucket"), (21, "identit
 ORDER = order((22, "identity"), (10, "identity"), order_id=9)
 
 
-def test_ids_are_assigned_as_pyiceberg_assigns_them() -> None:
+def test_new_ids_equal_those_of_pyiceberg() -> None:
     ours = table(schema=NESTED, partition_spec=SPEC, sort_order=ORDER)
     theirs = new_table_metadata(
         Schema.model_validate(NESTED),
@@ -59,7 +59,7 @@ def test_ids_are_assigned_as_pyiceberg_assigns_them() -> None:
     assert ours.current_schema.identifier_field_ids == (1,)
 
 
-def test_an_unpartitioned_unsorted_table_has_spec_0_and_order_0() -> None:
+def test_unpartitioned_unsorted_table_has_spec_0_and_order_0() -> None:
     m = table(partition_spec=spec(), sort_order=order(order_id=0))
     assert (m.default_spec_id, m.last_partition_id, m.default_sort_order_id) == (0, 999, 0)
     assert m.default_spec.fields == ()
@@ -67,20 +67,20 @@ def test_an_unpartitioned_unsorted_table_has_spec_0_and_order_0() -> None:
     assert m.table_uuid == UUID
 
 
-def test_the_format_version_property_chooses_the_version_and_is_not_stored() -> None:
+def test_format_version_property_sets_the_version_and_is_not_stored() -> None:
     m = table(3, properties={"owner": "ada", "uuid": "x", "current-schema": "{}"})
     assert m.format_version == 3
     assert m.properties == {"owner": "ada", "write.parquet.compression-codec": "zstd"}
     assert table(1).format_version == 1
 
 
-def test_a_given_parquet_codec_is_kept() -> None:
+def test_requested_parquet_codec_is_kept() -> None:
     assert table(properties={"write.parquet.compression-codec": "gzip"}).properties == {
         "write.parquet.compression-codec": "gzip"
     }
 
 
-def test_a_trailing_slash_of_the_location_is_dropped() -> None:
+def test_trailing_slash_of_the_location_is_removed() -> None:
     assert table(location="s3://lake/events/").location == "s3://lake/events"
 
 
@@ -117,7 +117,7 @@ def test_a_trailing_slash_of_the_location_is_dropped() -> None:
         ({"sort_order": {"order-id": 1, "fields": [{"direction": "up"}]}}, "Invalid sort order"),
     ],
 )
-def test_an_impossible_request_is_refused_with_its_reason(more: dict[str, Any], message: str) -> None:
+def test_impossible_create_request_is_rejected_with_its_reason(more: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         table(**more)
 

@@ -1,4 +1,4 @@
-"""Puffin files: PyIceberg and Iceberg Java read ours, we read theirs, and nothing broken is believed."""
+"""Tests of Puffin files: PyIceberg and Iceberg Java read ours, we read theirs, and damaged files are rejected."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def with_footer(blobs: bytes, payload: bytes, flags: int = 0) -> bytes:
     return MAGIC + blobs + MAGIC + payload + struct.pack("<iI", len(payload), flags) + MAGIC
 
 
-def test_what_is_written_is_read_again() -> None:
+def test_puffin_file_is_equal_after_a_round_trip() -> None:
     footer, held = read(sample())
     assert held == [b"one and two", TEXT.encode(), b""]
     assert [(b.type, b.fields, b.compression_codec) for b in footer.blobs] == [
@@ -70,7 +70,7 @@ def test_what_is_written_is_read_again() -> None:
     assert footer.properties == {"created-by": "a test", "näme": "välue"}
 
 
-def test_a_footer_is_read_from_the_end_of_a_file_alone() -> None:
+def test_footer_is_read_from_the_end_of_a_file_alone() -> None:
     raw = sample()
     needed = footer_size_bytes(raw[-TAIL_BYTES:], "a.puffin")
     assert read_footer(raw[-needed:], len(raw), "a.puffin") == read_footer(raw, len(raw), "a.puffin")
@@ -78,12 +78,12 @@ def test_a_footer_is_read_from_the_end_of_a_file_alone() -> None:
         read_footer(raw[1 - needed :], len(raw), "a.puffin")
 
 
-def test_a_plain_blob_is_not_copied() -> None:
+def test_uncompressed_blob_is_not_copied() -> None:
     part = memoryview(bytearray(1000))
     assert any(written is part for written in write_puffin([Blob("t", [part])], {}))
 
 
-def test_pyiceberg_reads_what_we_write() -> None:
+def test_pyiceberg_reads_our_puffin_files() -> None:
     theirs = PuffinFile(sample())
     assert theirs.footer.properties == {"created-by": "a test", "näme": "välue"}
     assert [b.type for b in theirs.footer.blobs] == ["plain-v1", "packed-v1", "empty-v1"]
@@ -91,7 +91,7 @@ def test_pyiceberg_reads_what_we_write() -> None:
 
 
 def java(*args: str) -> list[str]:
-    """Lines that Iceberg Java's own reader or writer prints (PuffinPeer.java)."""
+    """Return the lines that Iceberg Java's reader or writer prints (PuffinPeer.java)."""
     jars = [
         *(CACHE / "jars").glob("iceberg-spark-runtime-*.jar"),
         *Path(pyspark.__file__).parent.glob("jars/slf4j-api-*"),
@@ -103,7 +103,7 @@ def java(*args: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_iceberg_java_reads_what_we_write(tmp_path: Path) -> None:
+def test_iceberg_java_reads_our_puffin_files(tmp_path: Path) -> None:
     (tmp_path / "ours.puffin").write_bytes(sample())
     assert java("read", str(tmp_path / "ours.puffin"))[1:] == [
         f"plain-v1|[3, 1]|-1,-1|{{}}|{b'one and two'.hex()}",
@@ -112,19 +112,19 @@ def test_iceberg_java_reads_what_we_write(tmp_path: Path) -> None:
     ]
 
 
-def test_a_deletion_vector_by_iceberg_java_is_read(tmp_path: Path) -> None:
+def test_deletion_vector_of_iceberg_java_is_read(tmp_path: Path) -> None:
     java("write", str(tmp_path / "theirs.puffin"))
     footer, (vector, text) = read((tmp_path / "theirs.puffin").read_bytes())
     assert footer.properties == {"created-by": "PuffinPeer"}
     assert footer.blobs[0].type == "deletion-vector-v1"
     assert footer.blobs[0].properties == {"referenced-data-file": "file:/data.parquet", "cardinality": "4"}
-    # Length and CRC-32 in big-endian round magic and roaring bitmap (Puffin spec, "deletion-vector-v1").
+    # Length and CRC-32 in big-endian order around magic and roaring bitmap (Puffin spec, "deletion-vector-v1")
     assert struct.unpack_from(">I", vector)[0] == len(vector) - 8
     assert list(BitMap64.deserialize(vector[8:-4])) == [3, 5, 1_000_000, 5_000_000_000]
     assert (footer.blobs[1].compression_codec, text) == ("zstd", b"text " * 100)
 
 
-def test_a_compressed_footer_and_where_compressed_blobs_lie_are_read() -> None:
+def test_compressed_footer_and_positions_of_compressed_blobs_are_read() -> None:
     lz4_frame, zstd_frame = lz4.frame.compress(TEXT.encode()), zstandard.compress(TEXT.encode())
     blobs = [
         {"type": "a", "fields": [1], "snapshot-id": 1, "sequence-number": 1, "offset": at, "length": size}
@@ -136,7 +136,7 @@ def test_a_compressed_footer_and_where_compressed_blobs_lie_are_read() -> None:
     assert held == [TEXT.encode()] * 2
 
 
-def test_a_footer_that_inflates_without_end_is_refused() -> None:
+def test_footer_that_inflates_past_the_limit_is_rejected() -> None:
     bomb = lz4.frame.compress(b" " * (FOOTER_LIMIT_BYTES + 1))
     raw = with_footer(b"", bomb, flags=1)
     with pytest.raises(Corrupt, match="inflates to more"):
@@ -158,22 +158,22 @@ def test_a_footer_that_inflates_without_end_is_refused() -> None:
         (with_footer(b"", b"not lz4", flags=1), "cannot be inflated"),
     ],
 )
-def test_what_is_no_puffin_file_is_refused_by_name(raw: bytes, message: str) -> None:
+def test_file_that_is_not_puffin_is_rejected_by_name(raw: bytes, message: str) -> None:
     with pytest.raises(Corrupt, match=message) as refused:
         read_footer(raw, len(raw), "s3://b/broken.puffin")
     assert "s3://b/broken.puffin" in refused.value.message
 
 
 @pytest.mark.parametrize(("offset", "length"), [(3, 1), (4, 6), (9, 1), (4, -1), (1 << 62, 1 << 62)])
-def test_a_blob_outside_of_the_blobs_is_refused(offset: int, length: int) -> None:
+def test_blob_outside_the_blob_section_is_rejected(offset: int, length: int) -> None:
     blob = {"type": "t", "fields": [], "snapshot-id": 1, "sequence-number": 1, "offset": offset, "length": length}
     raw = with_footer(b"12345", json.dumps({"blobs": [blob]}).encode())
     with pytest.raises(Corrupt, match="claims"):
         read_footer(raw, len(raw), "a")
 
 
-def test_flipped_and_truncated_files_are_read_or_refused() -> None:
-    """Never another error than Corrupt."""
+def test_flipped_and_truncated_files_are_read_or_rejected() -> None:
+    """The only error is Corrupt."""
     raw, draw = sample(), random.Random(5)
     for _ in range(3_000):
         broken = bytearray(raw[: draw.choice((len(raw), draw.randrange(len(raw))))])

@@ -1,4 +1,4 @@
-"""Which snapshots of the operation `replace` are believed to have the rows of their parent."""
+"""Tests of the snapshots with operation `replace` that are accepted as having the rows of their parent."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PARENT = _snapshot({"total-records": "100", "total-position-deletes": "10", "tot
         ),
     ],
 )
-def test_rewrites_are_believed(rewrite: Snapshot) -> None:
+def test_consistent_rewrites_are_accepted(rewrite: Snapshot) -> None:
     assert is_replace(rewrite)
     assert difference(rewrite, PARENT) is None
     assert difference(rewrite, None) is None
@@ -59,13 +59,13 @@ def test_rewrites_are_believed(rewrite: Snapshot) -> None:
         _replace(added_records=100, deleted_records=90, added_position_deletes=9),
     ],
 )
-def test_more_rows_than_before_are_a_change(change: Snapshot) -> None:
+def test_replace_with_more_rows_than_before_counts_as_a_change(change: Snapshot) -> None:
     assert not is_replace(change)
     assert "rows and removes" in (difference(change, None) or "")
 
 
-def test_fewer_rows_than_the_deletes_leave_are_told_but_may_be_an_error_of_the_parent() -> None:
-    """Totals are derived from totals, so one wrong commit makes them wrong for good."""
+def test_replace_with_too_few_rows_is_reported_but_may_be_an_error_of_the_parent() -> None:
+    """Totals are derived from totals, so one wrong commit makes all later totals wrong."""
     change = _replace(added_records=89, deleted_records=100)
     assert is_replace(change)
     assert "10 of the table were deleted before" in (difference(change, PARENT) or "")
@@ -75,7 +75,7 @@ def test_fewer_rows_than_the_deletes_leave_are_told_but_may_be_an_error_of_the_p
 
 
 @pytest.mark.parametrize("operation", ["append", "overwrite", "delete", ""])
-def test_other_operations_are_no_replacements(operation: str) -> None:
+def test_other_operations_are_not_replacements(operation: str) -> None:
     snapshot = _snapshot({"operation": operation, "added-records": "5"})
     assert not is_replace(snapshot)
     assert difference(snapshot, None) is None

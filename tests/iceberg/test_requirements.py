@@ -1,4 +1,4 @@
-"""Requirements: each holds or fails with Java's words, and what is not one is refused."""
+"""Tests of requirements: each holds or fails with Java's message, and invalid requirements are rejected."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_json(metadata: TableMetadata | None, requirements: list[Any]) -> None:
         {"type": "assert-default-sort-order-id", "default-sort-order-id": 0},
     ],
 )
-def test_a_requirement_that_holds_passes(requirement: Json) -> None:
+def test_satisfied_requirement_passes(requirement: Json) -> None:
     check_json(M, [requirement])
 
 
@@ -73,13 +73,13 @@ def test_a_requirement_that_holds_passes(requirement: Json) -> None:
         ),
     ],
 )
-def test_a_requirement_that_fails_is_a_conflict_in_javas_words(requirement: Json, message: str) -> None:
+def test_failed_requirement_is_a_conflict_with_javas_message(requirement: Json, message: str) -> None:
     with pytest.raises(CommitConflict) as raised:
         check_json(M, [{"type": "assert-current-schema-id", "current-schema-id": 0}, requirement][-1:])
     assert raised.value.message == f"Requirement failed: {message}"
 
 
-def test_without_a_table_only_creation_can_be_required() -> None:
+def test_only_creation_can_be_required_when_there_is_no_table() -> None:
     check_json(None, [{"type": "assert-create"}])
     check_json(None, [])
     with pytest.raises(CommitConflict, match="table does not exist"):
@@ -101,13 +101,13 @@ def test_without_a_table_only_creation_can_be_required() -> None:
         ),
     ],
 )
-def test_what_is_not_a_requirement_is_named(requirements: list[Any], message: str) -> None:
+def test_invalid_requirement_is_named_in_the_error(requirements: list[Any], message: str) -> None:
     for m in (M, None):
         with pytest.raises(BadRequest, match=message):
             check_json(m, requirements)
 
 
-def test_a_view_is_told_by_its_uuid() -> None:
+def test_view_requirement_compares_the_uuid() -> None:
     check_view_requirements(UUID, [{"type": "assert-view-uuid", "uuid": UUID.upper()}])
     with pytest.raises(CommitConflict, match=f"Requirement failed: view UUID does not match: expected {UUID} != x"):
         check_view_requirements(UUID, [{"type": "assert-view-uuid", "uuid": "x"}])

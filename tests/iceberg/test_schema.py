@@ -1,4 +1,4 @@
-"""Schemas: spelling, sameness, names, identifiers, defaults, depth."""
+"""Tests of schemas: spelling, equality, names, identifiers, defaults and depth."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def struct(*fields: dict[str, Any]) -> dict[str, Any]:
         ("geography(srid:4326)", "geography(srid:4326)"),
     ],
 )
-def test_a_type_has_one_spelling(given: str, name: str) -> None:
+def test_each_type_is_written_in_one_form(given: str, name: str) -> None:
     assert canonical_primitive(given) == name
     assert canonical_primitive(name) == name
 
@@ -44,25 +44,25 @@ def test_a_type_has_one_spelling(given: str, name: str) -> None:
     "given",
     ["", "decimal(39, 2)", "decimal", "fixed[x]", "struct", "geography(a, flat)", "int ", "decimal(٣,٢)", "fixed[٣]"],
 )
-def test_an_unknown_type_is_refused(given: str) -> None:
+def test_unknown_type_is_rejected(given: str) -> None:
     with pytest.raises(BadRequest):
         canonical_primitive(given)
 
 
-def test_a_width_has_ascii_digits_as_in_java() -> None:
+def test_type_width_accepts_ascii_digits_only_as_in_java() -> None:
     assert canonical("BUCKET[03]") == "bucket[3]"
     for other in ("bucket[٣]", "buc\u212aet[3]"):
         assert canonical(other) == other
 
 
-def test_schemas_are_the_same_whatever_their_ids_and_spelling() -> None:
+def test_schemas_are_equal_whatever_their_ids_and_spelling() -> None:
     one = parsed(field(1, "a", "decimal(4,1)", True), identifiers=(1,), schema_id=1)
     assert one.is_same_as(parsed(field(1, "a", "DECIMAL(4, 1)", True), identifiers=(1,), schema_id=2))
     assert not one.is_same_as(parsed(field(1, "a", "decimal(4,1)", True), schema_id=1))
     assert not one.is_same_as(parsed(field(1, "a", "decimal(4,1)", True, doc="x"), identifiers=(1,)))
 
 
-def test_names_are_full_paths_with_short_ones_beside_them() -> None:
+def test_columns_have_full_and_short_names() -> None:
     points = {"type": "list", "element-id": 2, "element-required": True, "element": struct(field(3, "x"))}
     made = parsed(field(1, "points", points), field(4, "m.x"))
     assert made.index.by_id[3].name == "points.element.x"
@@ -71,7 +71,7 @@ def test_names_are_full_paths_with_short_ones_beside_them() -> None:
     assert made.highest_field_id == 4
 
 
-def test_a_short_name_yields_to_a_full_one() -> None:
+def test_full_name_takes_precedence_over_a_short_name() -> None:
     points = {"type": "list", "element-id": 2, "element-required": True, "element": struct(field(3, "x"))}
     assert parsed(field(1, "p", points), field(4, "p.x")).index.by_name["p.x"] == 4
 
@@ -93,7 +93,7 @@ def test_a_short_name_yields_to_a_full_one() -> None:
         (parsed(field(1, "a", "unknown", True)), "required field with unknown type"),
     ],
 )
-def test_an_impossible_schema_is_refused(made: Schema, message: str) -> None:
+def test_impossible_schema_is_rejected(made: Schema, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         normalize_schema(made)
 
@@ -119,7 +119,7 @@ GOOD_DEFAULTS = [
 
 
 @pytest.mark.parametrize(("kind", "value"), GOOD_DEFAULTS)
-def test_a_default_of_its_type_is_kept(kind: str, value: object) -> None:
+def test_default_of_the_columns_type_is_kept(kind: str, value: object) -> None:
     made = normalize_schema(parsed(field(1, "a", kind, **{"initial-default": value})))
     assert made.fields[0].initial_default == value
 
@@ -150,12 +150,12 @@ def test_a_default_of_its_type_is_kept(kind: str, value: object) -> None:
         ({"type": "struct", "fields": []}, {}),
     ],
 )
-def test_a_default_of_another_type_is_refused(kind: object, value: object) -> None:
+def test_default_of_another_type_is_rejected(kind: object, value: object) -> None:
     with pytest.raises(BadRequest, match="default"):
         normalize_schema(parsed(field(1, "a", kind, **{"write-default": value})))
 
 
-def test_depth_is_bounded() -> None:
+def test_schema_depth_is_limited() -> None:
     kind: object = "long"
     for depth in range(200, 0, -1):
         kind = struct(field(depth, "f", kind))
@@ -167,7 +167,7 @@ def test_depth_is_bounded() -> None:
         parsed(field(1, "root", kind))
 
 
-def test_transforms_have_one_spelling_and_their_source_types() -> None:
+def test_transforms_are_written_in_one_form_and_check_their_source_type() -> None:
     assert canonical("Bucket[016]") == "bucket[16]"
     assert canonical("DAY") == "day"
     assert canonical("Zorder[x]") == "Zorder[x]"

@@ -1,4 +1,4 @@
-"""Update actions on snapshots, references, statistics and encryption keys."""
+"""Tests of update actions on snapshots, references, statistics and encryption keys."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ from tests.iceberg.samples import (
 
 LATER = NOW + 1_000_000
 
-# snapshots and references
+# Snapshots and references
 
 
-def test_a_snapshot_on_main_becomes_current_and_is_logged_at_its_own_time() -> None:
+def test_snapshot_on_main_becomes_current_and_is_logged_at_its_own_time() -> None:
     m = commit(table(), add_snapshot(5, 1), set_ref(5))
     assert (m.current_snapshot_id, m.last_sequence_number) == (5, 1)
     assert [(e.snapshot_id, e.timestamp_ms) for e in m.snapshot_log] == [(5, NOW + 1000)]
     assert decode_table(encode_table(m), "f") == m
 
 
-def test_a_staged_snapshot_leaves_main_alone() -> None:
+def test_staged_snapshot_does_not_change_main() -> None:
     m = commit(with_snapshots(table(), 1), add_snapshot(2, 2, 1), set_ref(2, "audit"))
     assert (m.current_snapshot_id, len(m.snapshot_log), m.refs["audit"].snapshot_id) == (1, 1, 2)
 
 
-def test_a_rollback_is_logged_at_the_time_of_the_commit() -> None:
+def test_rollback_is_logged_at_the_time_of_the_commit() -> None:
     m = commit(with_snapshots(table(), 1, 2), set_ref(1))
     assert [e.snapshot_id for e in m.snapshot_log] == [1, 2, 1]
     assert m.snapshot_log[-1].timestamp_ms == LATER
 
 
-def test_snapshots_current_only_inside_a_commit_are_not_logged() -> None:
+def test_snapshots_that_are_current_only_within_a_commit_are_not_logged() -> None:
     m = commit(with_snapshots(table(), 1), add_snapshot(2, 2, 1), set_ref(2), add_snapshot(3, 3, 2), set_ref(3))
     assert [e.snapshot_id for e in m.snapshot_log] == [1, 3]
     assert len(m.snapshots) == 3
 
 
-def test_a_stale_sequence_number_is_a_conflict_and_not_an_error_of_the_client() -> None:
+def test_stale_sequence_number_is_a_conflict_and_not_a_bad_request() -> None:
     m = with_snapshots(table(), 1, 2)
     with pytest.raises(CommitConflict, match="sequence number 2 older than last sequence number 2"):
         commit(m, add_snapshot(3, 2, 1))
 
 
-def test_a_snapshot_without_a_parent_may_share_a_sequence_number() -> None:
-    # two concurrent replacements of one table both start anew
+def test_snapshot_without_a_parent_may_share_a_sequence_number() -> None:
+    # Two concurrent replacements of one table both start from nothing.
     m = commit(with_snapshots(table(), 1, 2), {"action": "remove-snapshot-ref", "ref-name": "main"}, add_snapshot(3, 1))
     assert m.last_sequence_number == 2
     assert m.current_snapshot_id is None
@@ -77,7 +77,7 @@ def test_a_snapshot_without_a_parent_may_share_a_sequence_number() -> None:
         (3, {"first-row-id": 7, "added-rows": -1}, "Invalid added-rows"),
     ],
 )
-def test_an_impossible_snapshot_is_refused(version: int, snapshot: Json, message: str) -> None:
+def test_impossible_snapshot_is_rejected(version: int, snapshot: Json, message: str) -> None:
     m = with_snapshots(table(version), 1)
     update = add_snapshot(2, 2 if version > 1 else 0, 1)
     update["snapshot"].update(snapshot)
@@ -85,12 +85,12 @@ def test_an_impossible_snapshot_is_refused(version: int, snapshot: Json, message
         commit(m, update)
 
 
-def test_version_1_may_list_manifests_in_the_snapshot() -> None:
+def test_version_1_snapshot_may_list_its_manifests() -> None:
     update = add_snapshot(2, 0, **{"manifest-list": None, "manifests": ["s3://a"]})
     assert commit(table(1), update).snapshots[0].manifests == ("s3://a",)
 
 
-def test_row_ids_are_given_out_once() -> None:
+def test_row_ids_are_assigned_only_once() -> None:
     m = commit(table(3), add_snapshot(1, 1, **{"first-row-id": 0, "added-rows": 10}), set_ref(1))
     assert m.next_row_id == 10
     with pytest.raises(CommitConflict, match="first-row-id is behind table next-row-id: 9 < 10"):
@@ -104,7 +104,7 @@ def test_row_lineage_fields_are_dropped_before_version_3() -> None:
     assert (m.snapshots[0].first_row_id, m.next_row_id) == (None, 0)
 
 
-def test_enabling_row_lineage_is_a_no_op_on_version_3_only() -> None:
+def test_enabling_row_lineage_does_nothing_and_is_allowed_only_on_version_3() -> None:
     m = table(3)
     assert commit(m, {"action": "enable-row-lineage"}) is m
     with pytest.raises(BadRequest, match="not supported until v3"):
@@ -112,7 +112,7 @@ def test_enabling_row_lineage_is_a_no_op_on_version_3_only() -> None:
 
 
 @pytest.mark.parametrize("ahead_ms", [61_000, 10**9])
-def test_a_snapshot_from_the_future_is_refused(ahead_ms: int) -> None:
+def test_snapshot_from_the_future_is_rejected(ahead_ms: int) -> None:
     update = add_snapshot(1, 1, **{"timestamp-ms": NOW + ahead_ms})
     with pytest.raises(BadRequest, match="Invalid update timestamp"):
         commit(table(), update, set_ref(1), now_ms=NOW)
@@ -120,14 +120,14 @@ def test_a_snapshot_from_the_future_is_refused(ahead_ms: int) -> None:
     assert commit(table(), within_skew, set_ref(1), now_ms=NOW).current_snapshot_id == 1
 
 
-def test_a_snapshot_long_before_the_current_one_is_refused() -> None:
+def test_snapshot_long_before_the_current_one_is_rejected() -> None:
     m = with_snapshots(table(), 1)
     with pytest.raises(BadRequest, match="Invalid snapshot timestamp"):
         commit(m, add_snapshot(2, 2, 1, **{"timestamp-ms": NOW - 100_000}), set_ref(2))
 
 
 @pytest.mark.parametrize("ahead_ms", [70_000, 10**9])
-def test_after_the_clock_was_ahead_snapshots_are_accepted_and_the_log_stays_in_order(ahead_ms: int) -> None:
+def test_snapshots_after_a_clock_was_ahead_are_accepted_and_the_log_stays_ordered(ahead_ms: int) -> None:
     first = add_snapshot(1, 1, **{"timestamp-ms": NOW + ahead_ms})
     m = commit(table(), first, set_ref(1), now_ms=NOW + ahead_ms)
     for number in (2, 3):
@@ -158,12 +158,12 @@ def test_after_the_clock_was_ahead_snapshots_are_accepted_and_the_log_stays_in_o
         (set_ref(1, "b", **{"max-ref-age-ms": -1}), "Max reference age must be greater than 0"),
     ],
 )
-def test_an_impossible_reference_is_refused(update: Json, message: str) -> None:
+def test_impossible_reference_is_rejected(update: Json, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         commit(with_snapshots(table(), 1), update)
 
 
-def test_removed_snapshots_take_their_refs_statistics_and_older_history_along() -> None:
+def test_removed_snapshots_lose_their_refs_statistics_and_older_history() -> None:
     m = with_snapshots(table(), 1, 2, 3)
     m = commit(m, set_ref(2, "v1", "tag"), statistics(2), statistics(3), partition_statistics(2))
     left = commit(m, {"action": "remove-snapshots", "snapshot-ids": [2]})
@@ -171,27 +171,27 @@ def test_removed_snapshots_take_their_refs_statistics_and_older_history_along() 
     assert left.refs.keys() == {"main"}
     assert [f.snapshot_id for f in left.statistics] == [3]
     assert left.partition_statistics == ()
-    # snapshot 1 stays valid, but when it stopped being current can no longer be told
+    # Snapshot 1 stays valid, but the time when it stopped being current is no longer known.
     assert [e.snapshot_id for e in left.snapshot_log] == [3]
 
 
-def test_removing_the_current_snapshot_leaves_none() -> None:
+def test_table_has_no_current_snapshot_after_its_removal() -> None:
     m = commit(with_snapshots(table(), 1), {"action": "remove-snapshots", "snapshot-ids": [1]})
     assert (m.current_snapshot_id, m.refs, m.snapshots, m.snapshot_log) == (None, {}, (), ())
     assert decode_table(encode_table(m), "f") == m
 
 
-def test_a_removed_ref_leaves_its_snapshot() -> None:
+def test_snapshot_stays_when_its_ref_is_removed() -> None:
     m = commit(with_snapshots(table(), 1), set_ref(1, "b"))
     assert commit(m, {"action": "remove-snapshot-ref", "ref-name": "b"}).refs.keys() == {"main"}
     gone = commit(m, {"action": "remove-snapshot-ref", "ref-name": "main"})
     assert (gone.current_snapshot_id, len(gone.snapshots)) == (None, 1)
 
 
-# statistics and keys
+# Statistics and keys
 
 
-def test_a_snapshot_has_one_statistics_file_of_each_kind() -> None:
+def test_snapshot_has_one_statistics_file_of_each_kind() -> None:
     m = commit(
         with_snapshots(table(), 1),
         statistics(1),
@@ -209,7 +209,7 @@ def test_a_snapshot_has_one_statistics_file_of_each_kind() -> None:
     assert (empty.statistics, empty.partition_statistics) == ((), ())
 
 
-def test_encryption_keys_come_and_go_in_version_3() -> None:
+def test_encryption_keys_are_added_and_removed_in_version_3() -> None:
     key = {"key-id": "k1", "encrypted-key-metadata": "AAEC", "encrypted-by-id": "kek", "properties": {"a": "b"}}
     m = commit(table(3), {"action": "add-encryption-key", "encryption-key": key})
     assert [k.key_id for k in m.encryption_keys] == ["k1"]
@@ -223,7 +223,7 @@ def test_encryption_keys_come_and_go_in_version_3() -> None:
         commit(table(2), {"action": "add-encryption-key", "encryption-key": key})
 
 
-# scale
+# Scale
 
 
 def test_ten_thousand_snapshots_can_be_expired_by_as_many_updates() -> None:

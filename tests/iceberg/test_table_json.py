@@ -1,4 +1,4 @@
-"""Table metadata JSON: what each format version writes, what older and damaged files read as, and that it is stable."""
+"""Tests of table metadata JSON: the fields of each format version, old and damaged files, and stability."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SOURCE = "s3://lake/events/metadata/00001.metadata.json"
 
 
 def rich(version: int) -> TableMetadata:
-    """Return a table that has something of everything its version knows."""
+    """Return a table that uses every feature of its version."""
     m = table(version, partition_spec=spec((2, "day", "d")), sort_order=order((1, "identity")))
     m = with_snapshots(m, 11, 12, 13)
     updates: list[dict[str, Any]] = [
@@ -36,7 +36,7 @@ def rich(version: int) -> TableMetadata:
                 "file-size-in-bytes": 10,
                 "file-footer-size-in-bytes": 3,
                 "blob-metadata": [
-                    # the only index-free blob type that PyIceberg 0.12 reads at all
+                    # The only blob type without an index that PyIceberg 0.12 reads
                     {"type": "apache-datasketches-theta-v1", "snapshot-id": 12, "sequence-number": 2, "fields": []}
                 ],
             },
@@ -59,7 +59,7 @@ def rich(version: int) -> TableMetadata:
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
-def test_what_is_written_reads_back_as_the_same(version: int) -> None:
+def test_metadata_is_equal_after_a_round_trip(version: int) -> None:
     m = rich(version)
     data = encode_table(m)
     assert decode_table(data, SOURCE) == m
@@ -67,7 +67,7 @@ def test_what_is_written_reads_back_as_the_same(version: int) -> None:
     assert decode_table(gzip.compress(data), SOURCE) == m
 
 
-def test_a_gzip_file_is_unpacked_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gzip_file_is_unpacked_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_json, "UNPACKED_BYTES_MAX", 1000)
     assert table_json.gunzip(gzip.compress(b" " * 1000)) == b" " * 1000
     for bad in (gzip.compress(b" " * 1001), gzip.compress(b" " * 1000)[:-4]):
@@ -76,7 +76,7 @@ def test_a_gzip_file_is_unpacked_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
-def test_pyiceberg_reads_what_is_written(version: int) -> None:
+def test_pyiceberg_reads_our_metadata(version: int) -> None:
     m = rich(version)
     theirs = TableMetadataUtil.parse_raw(encode_table(m).decode())
     assert theirs.format_version == version
@@ -108,7 +108,7 @@ def test_each_version_has_exactly_the_fields_its_readers_need() -> None:
         assert required <= empty[version].keys()
 
 
-def test_version_1_snapshots_carry_no_sequence_number() -> None:
+def test_version_1_snapshots_have_no_sequence_number() -> None:
     written = json.loads(encode_table(rich(1)))
     assert all("sequence-number" not in snapshot for snapshot in written["snapshots"])
 
@@ -144,7 +144,7 @@ def test_old_version_1_metadata_is_completed() -> None:
     assert decode_table(encode_table(upgraded), SOURCE) == upgraded
 
 
-def test_unknown_fields_do_not_hinder_reading() -> None:
+def test_unknown_fields_are_ignored() -> None:
     made = json.loads(encode_table(rich(2)))
     made["x-new"] = {"a": [1]}
     made["snapshots"][0]["x-new"] = 1
@@ -184,7 +184,7 @@ def broken(**changes: Any) -> dict[str, Any]:
         (encode_table(table(3)).replace(b'"next-row-id":0,', b""), "next-row-id must exist in format v3"),
     ],
 )
-def test_a_file_that_is_not_metadata_is_corrupt_and_named(data: bytes, message: str) -> None:
+def test_file_that_is_not_metadata_is_corrupt_and_named(data: bytes, message: str) -> None:
     with pytest.raises(Corrupt, match=message) as raised:
         decode_table(data, SOURCE)
     assert SOURCE in raised.value.message
@@ -195,7 +195,7 @@ DATA = encode_table(rich(2))
 
 @settings(max_examples=examples(300))
 @given(st.integers(0, len(DATA) - 1), st.integers(0, 255))
-def test_a_flipped_byte_is_corrupt_or_still_consistent(position: int, byte: int) -> None:
+def test_metadata_with_a_flipped_byte_is_corrupt_or_consistent(position: int, byte: int) -> None:
     damaged = DATA[:position] + bytes([byte]) + DATA[position + 1 :]
     try:
         m = decode_table(damaged, SOURCE)
@@ -206,7 +206,7 @@ def test_a_flipped_byte_is_corrupt_or_still_consistent(position: int, byte: int)
     assert decode_table(encode_table(m), SOURCE) == m
 
 
-def test_the_refs_view_has_only_referenced_snapshots_and_the_whole_log() -> None:
+def test_refs_mode_has_only_referenced_snapshots_and_the_whole_log() -> None:
     m = commit(with_snapshots(table(), 1, 2, 3, 4), set_ref(2, "v1", "tag"))
     view = json.loads(refs_view(m))
     assert [s["snapshot-id"] for s in view["snapshots"]] == [2, 4]
@@ -216,7 +216,7 @@ def test_the_refs_view_has_only_referenced_snapshots_and_the_whole_log() -> None
     assert [s.snapshot_id for s in TableMetadataUtil.parse_raw(refs_view(m).decode()).snapshots] == [2, 4]
 
 
-def test_the_metadata_log_keeps_the_newest_files_and_tells_which_fell_off() -> None:
+def test_metadata_log_keeps_the_newest_files_and_returns_those_removed() -> None:
     m = table(properties={"write.metadata.previous-versions-max": "3"})
     removed: list[str] = []
     for number in range(5):
@@ -230,7 +230,7 @@ def test_the_metadata_log_keeps_the_newest_files_and_tells_which_fell_off() -> N
         with_previous_file(table(properties={"write.metadata.previous-versions-max": "x"}), "f", NOW)
 
 
-def test_a_summary_is_kept_byte_for_byte_and_can_be_read() -> None:
+def test_snapshot_summary_is_kept_byte_for_byte_and_can_be_read() -> None:
     m = with_snapshots(table(), 1)
     data = encode_table(m).replace(b'"added-records":"7"', b'"added-records" : "7", "x":"\\u00e9"')
     read = decode_table(data, SOURCE)

@@ -1,4 +1,4 @@
-"""Transforms of values against the spec's numbers, PyIceberg and the calendar."""
+"""Tests of transforms, compared with the specification's numbers, PyIceberg and the calendar."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from seamark.formats.iceberg.types.transforms import apply, result_type, start_o
 from seamark.formats.runtime.errors import BadRequest
 from tests.seeds import examples
 
-# appendix B of the spec, and the hash as it prints it
+# Appendix B of the specification, with its printed hashes
 HASHES: list[tuple[str, Any, int]] = [
     ("int", 34, 2017239379),
     ("long", 34, 2017239379),
@@ -75,13 +75,13 @@ TRUNCATED = ["int", "long", "decimal(38, 5)", "string", "binary"]
 
 
 @pytest.mark.parametrize(("kind", "value", "hashed"), HASHES)
-def test_buckets_hash_as_the_spec_prints(kind: str, value: object, hashed: int) -> None:
+def test_bucket_hashes_equal_those_in_the_specification(kind: str, value: object, hashed: int) -> None:
     assert apply(f"bucket[{BUCKETS_MAX}]", kind, value) == (hashed & 0x7FFFFFFF) % BUCKETS_MAX  # type: ignore[arg-type]
 
 
 @given(st.sampled_from(sorted(THEIRS)), st.integers(1, BUCKETS_MAX), st.data())
 @settings(max_examples=examples(300))
-def test_buckets_are_pyicebergs(kind: str, buckets: int, data: st.DataObject) -> None:
+def test_buckets_equal_those_of_pyiceberg(kind: str, buckets: int, data: st.DataObject) -> None:
     theirs, values = THEIRS[kind]
     value = data.draw(values)
     shaped: Any = value
@@ -95,9 +95,9 @@ def test_buckets_are_pyicebergs(kind: str, buckets: int, data: st.DataObject) ->
 
 @given(st.sampled_from(TRUNCATED), st.integers(1, 1000), st.data())
 @settings(max_examples=examples(300))
-def test_truncation_is_pyicebergs_where_the_result_fits(kind: str, width: int, data: st.DataObject) -> None:
+def test_truncation_equals_that_of_pyiceberg_unless_it_overflows(kind: str, width: int, data: st.DataObject) -> None:
     theirs, values = THEIRS[kind]
-    # PyIceberg computes with 28 digits, and lets an integer grow where Java's wraps
+    # PyIceberg computes with 28 digits, and does not wrap an integer where Java does.
     limits = {"int": 2**31, "long": 2**63, "decimal(38, 5)": 10**28}
     value = data.draw(values.filter(lambda v: kind not in limits or abs(v) < limits[kind] - width))
     decimal = kind.startswith("decimal")
@@ -113,11 +113,11 @@ def test_numbers_are_truncated_downwards() -> None:
     assert apply("truncate[10]", "long", 9) == 0
 
 
-def test_an_integer_that_truncation_takes_below_the_smallest_wraps_as_javas_does() -> None:
+def test_truncation_below_the_smallest_integer_wraps_as_in_java() -> None:
     assert apply("truncate[10]", "int", -(2**31)) == 2147483646
 
 
-def test_strings_are_cut_by_code_points_and_binaries_by_bytes() -> None:
+def test_strings_are_truncated_by_code_points_and_binaries_by_bytes() -> None:
     assert apply("truncate[2]", "string", "\U0001f9ca\U0001f3d4!") == "\U0001f9ca\U0001f3d4"
     assert apply("truncate[2]", "binary", b"\xf0\x9f\xa7") == b"\xf0\x9f"
 
@@ -140,23 +140,23 @@ def test_time_transforms_follow_the_calendar_before_and_after_1970(day: date, na
 
 
 @given(st.integers(-(10**9), 10**9))
-def test_a_month_begins_on_its_first_day_in_any_year(month: int) -> None:
+def test_month_begins_on_its_first_day_in_any_year(month: int) -> None:
     first = start_of_month(month)
     assert apply("month", "date", first) == month
     assert apply("month", "date", first - 1) == month - 1
 
 
-def test_the_calendar_goes_on_after_the_year_9999() -> None:
+def test_calendar_continues_after_the_year_9999() -> None:
     after = date(9999, 12, 31) - date(1970, 1, 1) + timedelta(days=1)
     assert apply("year", "date", after.days) == 10000 - 1970
     assert apply("year", "timestamp", 2**63 - 1) == 294247 - 1970
 
 
-def test_an_hour_that_does_not_fit_wraps_as_javas_does() -> None:
+def test_hour_outside_the_int_range_wraps_as_in_java() -> None:
     assert apply("hour", "timestamp", 2**63 - 1) == (2**63 - 1) // 3_600_000_000 - 2**32
 
 
-def test_null_stays_null_and_void_makes_null() -> None:
+def test_null_transforms_to_null_and_void_returns_null() -> None:
     for transform in ("identity", "bucket[4]", "truncate[2]", "void", "day"):
         assert apply(transform, "date" if transform == "day" else "string", None) is None
     assert apply("void", "string", "x") is None
@@ -176,13 +176,13 @@ def test_null_stays_null_and_void_makes_null() -> None:
         ("zorder", "int", "string"),
     ],
 )
-def test_result_types_are_javas(transform: str, kind: str, result: str) -> None:
+def test_result_types_equal_those_of_java(transform: str, kind: str, result: str) -> None:
     assert result_type(transform, kind) == result
 
 
 @pytest.mark.parametrize(
     ("transform", "kind"), [("zorder", "int"), ("hour", "date"), ("truncate[3]", "uuid"), ("bucket[3]", "double")]
 )
-def test_a_transform_that_cannot_be_computed_is_refused_by_name(transform: str, kind: str) -> None:
+def test_transform_that_cannot_be_computed_is_rejected_by_name(transform: str, kind: str) -> None:
     with pytest.raises(BadRequest, match=f"transform {transform.split('[')[0]}.*{kind}"):
         apply(transform, kind, 1)

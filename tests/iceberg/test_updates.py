@@ -1,4 +1,4 @@
-"""Every update action: what it does, when it does nothing, and what it refuses."""
+"""Tests of every update action: its effect, when it does nothing, and its errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LATER = NOW + 1_000_000
 WIDER = schema(*EVENTS["fields"], field(4, "extra", "int"))
 
 
-def test_all_actions_of_the_spec_are_known() -> None:
+def test_all_actions_of_the_specification_are_known() -> None:
     assert set(TABLE_ACTIONS) == {
         "assign-uuid", "upgrade-format-version", "add-schema", "set-current-schema", "add-spec", "set-default-spec",
         "add-sort-order", "set-default-sort-order", "add-snapshot", "set-snapshot-ref", "remove-snapshots",
@@ -42,10 +42,10 @@ def test_all_actions_of_the_spec_are_known() -> None:
     }  # fmt: skip
 
 
-# identity, version, location, properties
+# Identity, version, location, properties
 
 
-def test_a_uuid_is_assigned_once() -> None:
+def test_uuid_is_assigned_only_once() -> None:
     m = table()
     assert commit(m, {"action": "assign-uuid", "uuid": UUID.upper()}) is m
     with pytest.raises(BadRequest, match="Cannot reassign uuid"):
@@ -54,7 +54,7 @@ def test_a_uuid_is_assigned_once() -> None:
         commit(m, {"action": "assign-uuid", "uuid": "nope"})
 
 
-def test_versions_only_rise() -> None:
+def test_format_version_can_only_rise() -> None:
     m = with_snapshots(table(1), 1)
     v2 = commit(m, {"action": "upgrade-format-version", "format-version": 2})
     assert (v2.format_version, v2.last_sequence_number) == (2, 0)
@@ -91,7 +91,7 @@ def test_early_field_names_of_property_updates_are_read() -> None:
         commit(m, {"action": "remove-properties"})
 
 
-def test_updates_that_change_nothing_give_back_the_base() -> None:
+def test_updates_without_effect_return_the_base_metadata() -> None:
     m = with_snapshots(table(), 1)
     assert commit(m) is m
     assert (
@@ -113,15 +113,15 @@ def test_updates_that_change_nothing_give_back_the_base() -> None:
     )
 
 
-def test_a_clock_that_stepped_back_does_not_make_metadata_older() -> None:
+def test_clock_that_steps_back_does_not_make_metadata_older() -> None:
     m = with_snapshots(table(), 1)
     assert commit(m, {"action": "set-location", "location": "s3://x"}, now_ms=5).last_updated_ms == m.last_updated_ms
 
 
-# schemas
+# Schemas
 
 
-def test_a_schema_gets_the_next_id_and_becomes_current() -> None:
+def test_new_schema_gets_the_next_id_and_becomes_current() -> None:
     m = commit(
         table(),
         {"action": "add-schema", "schema": {**WIDER, "schema-id": 77}, "last-column-id": 4},
@@ -131,7 +131,7 @@ def test_a_schema_gets_the_next_id_and_becomes_current() -> None:
     assert (m.current_schema_id, m.last_column_id) == (1, 4)
 
 
-def test_an_existing_schema_is_reused_and_counts_as_last_added() -> None:
+def test_existing_schema_is_reused_and_counts_as_last_added() -> None:
     m = commit(table(), {"action": "add-schema", "schema": WIDER}, {"action": "set-current-schema", "schema-id": -1})
     back = commit(m, {"action": "add-schema", "schema": EVENTS}, {"action": "set-current-schema", "schema-id": -1})
     assert (len(back.schemas), back.current_schema_id, back.last_column_id) == (2, 0, 4)
@@ -148,14 +148,14 @@ def test_an_existing_schema_is_reused_and_counts_as_last_added() -> None:
         ({"action": "add-schema", "schema": schema(field(1, "v"), field(1, "w"))}, "multiple fields for id 1"),
     ],
 )
-def test_an_impossible_schema_update_is_refused(update: Json, message: str) -> None:
+def test_impossible_schema_update_is_rejected(update: Json, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         commit(table(), update)
 
 
 @pytest.mark.parametrize("kind", ["timestamp", "timestamp_ns"])
-def test_a_date_stays_one_where_stored_files_are_in_buckets_of_it(kind: str) -> None:
-    """The hash of a time differs from that of its date, so its rows would be looked for in other partitions."""
+def test_date_partitioned_by_bucket_cannot_be_promoted(kind: str) -> None:
+    """The hash of a timestamp differs from that of its date, so readers would look for its rows in other partitions."""
     days, times = (schema(field(1, "at", one), field(2, "n")) for one in ("date", kind))
     promote = ({"action": "add-schema", "schema": times}, {"action": "set-current-schema", "schema-id": -1})
     buckets = table(3, schema=days, partition_spec=spec((1, "bucket[4]", "b")))
@@ -174,7 +174,7 @@ def test_unused_schemas_are_removed() -> None:
     assert [s.id for s in commit(m, {"action": "remove-schemas", "schema-ids": [0, 5]}).schemas] == [1]
 
 
-def test_a_column_that_a_partition_or_sort_field_needs_cannot_go() -> None:
+def test_column_needed_by_a_partition_or_sort_field_cannot_be_dropped() -> None:
     without_ts = schema(EVENTS["fields"][0], EVENTS["fields"][2])
     drop = ({"action": "add-schema", "schema": without_ts}, {"action": "set-current-schema", "schema-id": -1})
     with pytest.raises(BadRequest, match=r"partition field: 1000: d: day\(2\)"):
@@ -190,7 +190,7 @@ def test_a_column_that_a_partition_or_sort_field_needs_cannot_go() -> None:
     assert len(past.partition_specs) == 2
 
 
-def test_a_new_column_cannot_take_a_partition_fields_name() -> None:
+def test_new_column_cannot_have_the_name_of_a_partition_field() -> None:
     with pytest.raises(BadRequest, match="sourced from different field in schema: extra"):
         commit(
             table(partition_spec=spec((2, "day", "extra"))),
@@ -199,10 +199,10 @@ def test_a_new_column_cannot_take_a_partition_fields_name() -> None:
         )
 
 
-# partition specs
+# Partition specs
 
 
-def test_a_spec_gets_the_next_id_and_raises_the_last_partition_id() -> None:
+def test_new_spec_gets_the_next_id_and_raises_the_last_partition_id() -> None:
     m = commit(
         table(partition_spec=spec((2, "day", "d"))),
         {"action": "add-spec", "spec": spec((2, "hour", "h"), ids=(1001,), spec_id=40)},
@@ -211,7 +211,7 @@ def test_a_spec_gets_the_next_id_and_raises_the_last_partition_id() -> None:
     assert (m.default_spec_id, m.last_partition_id, len(m.partition_specs)) == (1, 1001, 2)
 
 
-def test_an_equal_spec_is_reused_whatever_its_ids() -> None:
+def test_equal_spec_is_reused_whatever_its_ids() -> None:
     m = table(partition_spec=spec((2, "day", "d")))
     same = spec((2, "DAY", "d"), ids=(1044,), spec_id=3)
     assert commit(m, {"action": "add-spec", "spec": same}, {"action": "set-default-spec", "spec-id": -1}) is m
@@ -226,7 +226,7 @@ def test_missing_partition_field_ids_are_assigned() -> None:
     assert m.last_partition_id == 1002
 
 
-def test_equal_fields_of_one_spec_get_ids_of_their_own() -> None:
+def test_equal_fields_of_one_spec_get_separate_ids() -> None:
     m = commit(
         table(partition_spec=spec((1, "bucket[4]", "b"))),
         {"action": "add-spec", "spec": spec((1, "bucket[4]", "b"), (1, "bucket[4]", "b2"))},
@@ -256,7 +256,7 @@ def test_version_1_specs_need_sequential_ids() -> None:
         ({"action": "add-spec", "spec": spec((1, "identity", "ts"))}, "different field in schema: ts"),
     ],
 )
-def test_an_impossible_spec_update_is_refused(update: Json, message: str) -> None:
+def test_impossible_spec_update_is_rejected(update: Json, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         commit(table(), update)
 
@@ -266,10 +266,10 @@ def test_unused_specs_are_removed() -> None:
     assert [s.spec_id for s in commit(m, {"action": "remove-partition-specs", "spec-ids": [1]}).partition_specs] == [0]
 
 
-# sort orders
+# Sort orders
 
 
-def test_a_sort_order_gets_the_next_id_and_an_equal_one_is_reused() -> None:
+def test_new_sort_order_gets_the_next_id_and_an_equal_one_is_reused() -> None:
     m = commit(
         table(),
         {"action": "add-sort-order", "sort-order": order((1, "identity"), order_id=30)},
@@ -296,16 +296,16 @@ def test_a_sort_order_gets_the_next_id_and_an_equal_one_is_reused() -> None:
         ({"action": "add-sort-order", "sort-order": order((3, "hour"))}, "Invalid source type string"),
     ],
 )
-def test_an_impossible_sort_order_update_is_refused(update: Json, message: str) -> None:
+def test_impossible_sort_order_update_is_rejected(update: Json, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         commit(table(), update)
 
 
-# creation from nothing
+# Creation from nothing
 
 
 @pytest.mark.parametrize("version", [None, 1, 2, 3])
-def test_a_staged_table_is_built_from_its_updates(version: int | None) -> None:
+def test_staged_table_is_built_from_its_updates(version: int | None) -> None:
     m = apply_json(None, creation(version), now_ms=NOW)
     assert m.format_version == (version or 2)
     assert m.properties == {"a": "b"}
@@ -315,13 +315,13 @@ def test_a_staged_table_is_built_from_its_updates(version: int | None) -> None:
     assert (m.schemas, m.partition_specs, m.sort_orders) == (staged.schemas, staged.partition_specs, staged.sort_orders)
 
 
-def test_a_table_created_with_data_has_it() -> None:
+def test_table_created_with_data_has_its_snapshot() -> None:
     snapshot = add_snapshot(1, 1, **{"first-row-id": 0, "added-rows": 3})
     m = apply_json(None, [*creation(), snapshot, set_ref(1)], now_ms=NOW)
     assert (m.current_snapshot_id, m.next_row_id) == (1, 3)
 
 
-def test_a_new_table_without_a_uuid_gets_the_given_one() -> None:
+def test_new_table_without_a_uuid_gets_the_given_one() -> None:
     assert apply_json(None, creation()[1:], now_ms=NOW, new_uuid=UUID).table_uuid == UUID
     with pytest.raises(BadRequest, match="UUID is required"):
         apply_json(None, creation()[1:], now_ms=NOW)
@@ -336,17 +336,17 @@ def test_a_new_table_without_a_uuid_gets_the_given_one() -> None:
         ("add-sort-order", "no sort order has been added"),
     ],
 )
-def test_an_incomplete_creation_is_refused(without: str, message: str) -> None:
+def test_incomplete_creation_is_rejected(without: str, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         apply_json(None, [u for u in creation() if u["action"] != without], now_ms=NOW)
 
 
-def test_a_snapshot_before_its_schema_is_refused() -> None:
+def test_snapshot_before_its_schema_is_rejected() -> None:
     with pytest.raises(BadRequest, match="Attempting to add a snapshot before a schema is added"):
         apply_json(None, [add_snapshot(1, 1), *creation()], now_ms=NOW)
 
 
-# what is not an update
+# Invalid updates
 
 
 @pytest.mark.parametrize(
@@ -366,7 +366,7 @@ def test_a_snapshot_before_its_schema_is_refused() -> None:
         ({"action": "set-properties", "updates": {"a": None}}, r"set-properties update: .*\$.updates"),
     ],
 )
-def test_what_is_not_an_update_is_named(update: Any, message: str) -> None:
+def test_invalid_update_is_named_in_the_error(update: Any, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         commit(table(), update)
 
@@ -375,7 +375,7 @@ def test_action_names_are_read_in_any_case() -> None:
     assert commit(table(), {"action": "SET-LOCATION", "location": "s3://x"}).location == "s3://x"
 
 
-def test_the_base_is_never_changed() -> None:
+def test_updates_never_change_the_base_metadata() -> None:
     m = with_snapshots(table(3), 1)
     before = encode_table(m)
     commit(m, set_ref(1, "b"), {"action": "set-properties", "updates": {"z": "1"}}, statistics(1))

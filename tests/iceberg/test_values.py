@@ -1,4 +1,4 @@
-"""Single values in bytes and JSON, against PyIceberg's conversions and against what the specification prints."""
+"""Tests of single values in bytes and JSON, compared with PyIceberg and with the specification's examples."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from seamark.formats.iceberg.types.values import Value, decode, decode_json, enc
 INTS = st.integers(-(2**31), 2**31 - 1)
 LONGS = st.integers(-(2**63), 2**63 - 1)
 MICROS = st.integers(-62_135_596_800_000_000, 253_402_300_799_999_999)
-"""The years 1 to 9999: what PyIceberg can spell."""
+"""The years 1 to 9999, which PyIceberg can write"""
 
 KINDS: dict[str, tuple[PrimitiveType, st.SearchStrategy[Any]]] = {
     "boolean": (BooleanType(), st.booleans()),
@@ -65,14 +65,14 @@ values = st.sampled_from(sorted(KINDS)).flatmap(lambda kind: st.tuples(st.just(k
 
 
 def same(one: object, other: object) -> bool:
-    """Equal, with NaN equal to itself and zeros told apart."""
+    """Return whether two values are equal; NaN equals NaN, and the zeros differ."""
     if isinstance(one, float) and isinstance(other, float):
         return struct.pack("<d", one) == struct.pack("<d", other) or (isnan(one) and isnan(other))
     return type(one) is type(other) and one == other
 
 
 def theirs(kind: str, value: Value) -> Any:
-    """Return the value as PyIceberg holds it."""
+    """Return the value in PyIceberg's form."""
     if kind.startswith("decimal") and isinstance(value, int):
         scale = int(kind[:-1].split(",")[1])
         return Decimal((int(value < 0), tuple(map(int, str(abs(value)))), -scale))
@@ -80,7 +80,7 @@ def theirs(kind: str, value: Value) -> Any:
 
 
 @given(values)
-def test_bytes_are_the_ones_that_pyiceberg_writes_and_reads(case: tuple[str, Value]) -> None:
+def test_bytes_equal_those_that_pyiceberg_writes_and_reads(case: tuple[str, Value]) -> None:
     kind, value = case
     data = encode(kind, value)
     assert data == conversions.to_bytes(KINDS[kind][0], theirs(kind, value))
@@ -88,13 +88,13 @@ def test_bytes_are_the_ones_that_pyiceberg_writes_and_reads(case: tuple[str, Val
 
 
 @given(values)
-def test_json_reads_back_as_the_value(case: tuple[str, Value]) -> None:
+def test_value_is_equal_after_a_json_round_trip(case: tuple[str, Value]) -> None:
     kind, value = case
     assert same(decode_json(kind, encode_json(kind, value)), value)
 
 
 @given(values.filter(lambda case: not case[0].endswith("_ns") and case[0] not in ("float", "double")))
-def test_json_is_the_one_that_pyiceberg_writes(case: tuple[str, Value]) -> None:
+def test_json_equals_that_of_pyiceberg(case: tuple[str, Value]) -> None:
     kind, value = case
     written, expected = encode_json(kind, value), conversions.to_json(KINDS[kind][0], theirs(kind, value))
     if kind.startswith("decimal"):
@@ -105,7 +105,7 @@ def test_json_is_the_one_that_pyiceberg_writes(case: tuple[str, Value]) -> None:
             Decimal(expected).as_tuple().exponent,
         )
     elif kind in ("binary", "fixed[5]"):
-        # PyIceberg writes small letters, Java and the REST specification capital ones
+        # PyIceberg writes lower-case letters, Java and the REST specification upper-case letters.
         assert written == expected.upper()
     else:
         assert written == expected
@@ -134,22 +134,22 @@ def test_json_is_the_one_that_pyiceberg_writes(case: tuple[str, Value]) -> None:
         ("long", None, None),
     ],
 )
-def test_json_is_spelt_as_java_spells_it(kind: str, value: Value | None, json: object) -> None:
+def test_json_has_javas_form(kind: str, value: Value | None, json: object) -> None:
     assert encode_json(kind, value) == json
     assert same(decode_json(kind, json), value)
 
 
 @given(st.integers(-(2**31), 2**31 - 1))
-def test_days_of_any_year_are_those_of_the_calendar(days: int) -> None:
+def test_days_of_any_year_follow_the_calendar(days: int) -> None:
     text = encode_json("date", days)
     assert decode_json("date", text) == days
-    # the calendar repeats every 400 years, which are 146097 days
+    # The calendar repeats every 400 years, which have 146097 days.
     cycles = days // 146_097
     year, month, day = str(text).lstrip("+").rsplit("-", 2)
     assert date(int(year) - 400 * cycles, int(month), int(day)) == date.fromordinal(719_163 + days - cycles * 146_097)
 
 
-def test_bounds_written_before_a_promotion_are_read_by_their_length() -> None:
+def test_bounds_from_before_a_promotion_are_read_by_their_length() -> None:
     assert decode("long", struct.pack("<i", -7)) == -7
     assert decode("double", struct.pack("<f", 0.5)) == 0.5
     assert decode("timestamp", struct.pack("<i", -1)) == -86_400_000_000
@@ -158,7 +158,7 @@ def test_bounds_written_before_a_promotion_are_read_by_their_length() -> None:
     assert decode("decimal(38, 2)", b"\x00\x00\x80") == 128
 
 
-def test_bounds_of_fixed_columns_may_be_cut_short() -> None:
+def test_bounds_of_fixed_columns_may_be_truncated() -> None:
     assert decode("fixed[20]", b"abc") == b"abc"
 
 
@@ -172,7 +172,7 @@ def test_bounds_of_fixed_columns_may_be_cut_short() -> None:
         ("long", b"\x00" * 7),
         ("time", b"\x00" * 4),
         ("timestamptz", b"\x00" * 4),
-        # a promoted date beyond the range of timestamps (spec: "must result in a runtime failure")
+        # A promoted date outside the range of timestamps (spec: "must result in a runtime failure")
         ("timestamp", struct.pack("<i", 2**31 - 1)),
         ("timestamp_ns", struct.pack("<i", -(2**31))),
         ("float", b"\x00" * 8),
@@ -186,13 +186,13 @@ def test_bounds_of_fixed_columns_may_be_cut_short() -> None:
         ("geometry", b"\x00" * 16),
     ],
 )
-def test_bytes_that_no_writer_made_are_refused(kind: str, data: bytes) -> None:
+def test_bytes_that_no_writer_makes_are_rejected(kind: str, data: bytes) -> None:
     with pytest.raises(ValueError, match=r"value of type|range of type|codec can't decode"):
         decode(kind, data)
 
 
 @given(st.sampled_from([*sorted(KINDS), "variant", "list"]), st.binary(max_size=20))
-def test_any_bytes_are_a_value_or_refused(kind: str, data: bytes) -> None:
+def test_any_bytes_are_read_as_a_value_or_rejected(kind: str, data: bytes) -> None:
     try:
         value = decode(kind, data)
     except ValueError:
@@ -204,7 +204,7 @@ def test_any_bytes_are_a_value_or_refused(kind: str, data: bytes) -> None:
     ("kind", "value"),
     [("int", 2**31), ("long", "5"), ("date", 0.5), ("uuid", 5), ("string", b"x"), ("decimal(9, 2)", 1.5), ("map", 1)],
 )
-def test_a_value_of_another_type_is_not_written(kind: str, value: Value) -> None:
+def test_value_of_another_type_is_not_written(kind: str, value: Value) -> None:
     with pytest.raises(ValueError, match="cannot be written"):
         encode(kind, value)
 
@@ -236,12 +236,12 @@ def test_a_value_of_another_type_is_not_written(kind: str, value: Value) -> None
         ("struct", {}),
     ],
 )
-def test_json_of_another_type_is_refused(kind: str, json: object) -> None:
+def test_json_of_another_type_is_rejected(kind: str, json: object) -> None:
     with pytest.raises(ValueError):
         decode_json(kind, json)
 
 
 @pytest.mark.parametrize(("kind", "value"), [("struct", 1), ("string", 5), ("int", "5"), ("uuid", "x")])
-def test_a_value_without_json_is_refused(kind: str, value: Value) -> None:
+def test_value_without_a_json_form_is_rejected(kind: str, value: Value) -> None:
     with pytest.raises(ValueError, match="as JSON"):
         encode_json(kind, value)

@@ -1,4 +1,4 @@
-"""Views: creation, JSON, every update action, the history's bound and the dialect rule."""
+"""Tests of views: creation, JSON, every update action, the limit of the history and the dialect rule."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def replace(sql: str, **more: Any) -> list[Json]:
     ]
 
 
-def test_a_new_view_has_one_version_and_one_log_entry() -> None:
+def test_new_view_has_one_version_and_one_log_entry() -> None:
     v = view(view_version=version(**{"schema-id": 12, "default-catalog": "c"}), schema={**EVENTS, "schema-id": 9})
     assert (v.current_version_id, v.current_version.schema_id, v.schemas[0].id) == (1, 0, 0)
     assert [(e.version_id, e.timestamp_ms) for e in v.version_log] == [(1, NOW)]
     assert v.current_version.default_catalog == "c"
 
 
-def test_what_is_written_reads_back_as_the_same() -> None:
+def test_view_is_equal_after_a_round_trip() -> None:
     v = commit(view(properties={"a": "b"}), *replace("SELECT 2"))
     assert decode_view(encode_view(v), "f") == v
     assert decode_view(gzip.compress(encode_view(v)), "f") == v
@@ -78,24 +78,24 @@ def test_what_is_written_reads_back_as_the_same() -> None:
         ({"view-uuid": None}, "view-uuid"),
     ],
 )
-def test_a_file_that_is_not_a_view_is_corrupt_and_named(change: Json, message: str) -> None:
+def test_file_that_is_not_a_view_is_corrupt_and_named(change: Json, message: str) -> None:
     data = json.dumps({**json.loads(encode_view(view())), **change}).encode()
     with pytest.raises(Corrupt, match=message) as raised:
         decode_view(data, "s3://lake/v/meta.json")
     assert "s3://lake/v/meta.json" in raised.value.message
 
 
-def test_a_replacement_gets_the_next_version_and_its_schema() -> None:
+def test_replaced_view_has_the_next_version_and_its_schema() -> None:
     v = commit(view(), {"action": "add-schema", "schema": OTHER}, *replace("SELECT n", **{"schema-id": -1}))
     assert (v.current_version_id, v.current_version.schema_id, len(v.schemas)) == (2, 1, 2)
     assert [e.version_id for e in v.version_log] == [1, 2]
 
 
-def test_a_version_that_behaves_as_an_old_one_is_reused() -> None:
+def test_version_equal_to_an_old_one_is_reused() -> None:
     v = commit(view(), *replace("SELECT 2"))
     back = commit(v, *replace("SELECT 1", **{"timestamp-ms": NOW + 9}))
     assert (back.current_version_id, len(back.versions)) == (1, 2)
-    # it becomes current again now, not when it was first made
+    # It becomes current again now, not at the time of its creation.
     assert [(e.version_id, e.timestamp_ms) for e in back.version_log][-1] == (1, NOW + 5000)
     assert commit(v, *replace("SELECT 2")) is v
 
@@ -105,7 +105,7 @@ def test_only_the_last_version_set_in_a_commit_is_logged() -> None:
     assert (v.current_version_id, [e.version_id for e in v.version_log]) == (3, [1, 3])
 
 
-def test_properties_location_uuid_and_version_of_a_view() -> None:
+def test_properties_location_uuid_and_version_of_a_view_change() -> None:
     v = commit(
         view(properties={"x": "1"}),
         {"action": "set-properties", "updates": {"a": "1"}},
@@ -118,7 +118,7 @@ def test_properties_location_uuid_and_version_of_a_view() -> None:
     assert commit(v) is v
 
 
-def test_old_versions_beyond_the_history_size_are_dropped_with_their_log() -> None:
+def test_versions_beyond_the_history_size_are_dropped_with_their_log() -> None:
     v = view(properties={"version.history.num-entries": "2"})
     for number in range(2, 6):
         v = commit(v, *replace(f"SELECT {number}"))
@@ -126,7 +126,7 @@ def test_old_versions_beyond_the_history_size_are_dropped_with_their_log() -> No
     assert [e.version_id for e in v.version_log] == [4, 5]
 
 
-def test_the_log_before_a_dropped_version_is_dropped_too() -> None:
+def test_log_before_a_dropped_version_is_dropped_too() -> None:
     v = commit(view(), *replace("SELECT 2"))
     v = commit(v, {"action": "set-current-view-version", "view-version-id": 1}, now_ms=NOW + 6000)
     shrink = {"action": "set-properties", "updates": {"version.history.num-entries": "1"}}
@@ -135,7 +135,7 @@ def test_the_log_before_a_dropped_version_is_dropped_too() -> None:
     assert [(e.version_id, e.timestamp_ms) for e in left.version_log] == [(1, NOW + 6000)]
 
 
-def test_the_current_version_and_those_of_this_commit_are_always_kept() -> None:
+def test_current_version_and_those_of_the_commit_are_always_kept() -> None:
     v = view(properties={"version.history.num-entries": "1"})
     v = commit(v, {"action": "add-view-version", "view-version": version("SELECT 2")})
     assert {x.version_id for x in v.versions} == {1, 2}
@@ -146,12 +146,12 @@ def test_the_current_version_and_those_of_this_commit_are_always_kept() -> None:
 
 
 @pytest.mark.parametrize("size", ["0", "-1", "many"])
-def test_an_impossible_history_size_is_refused(size: str) -> None:
+def test_impossible_history_size_is_rejected(size: str) -> None:
     with pytest.raises(BadRequest, match=r"version\.history\.num-entries"):
         commit(view(), {"action": "set-properties", "updates": {"version.history.num-entries": size}})
 
 
-def test_a_replacement_may_not_lose_a_dialect_unless_allowed() -> None:
+def test_replacement_may_not_drop_a_dialect_unless_allowed() -> None:
     both = view(view_version=version(dialects=("spark", "Trino")))
     with pytest.raises(BadRequest) as raised:
         commit(both, *replace("SELECT 2", dialects=("trino",)))
@@ -185,12 +185,12 @@ def test_a_replacement_may_not_lose_a_dialect_unless_allowed() -> None:
         ([{"action": "add-view-version", "view-version": {}}], r"\$.view-version"),
     ],
 )
-def test_an_impossible_update_is_refused(updates: list[Json], message: str) -> None:
+def test_impossible_view_update_is_rejected(updates: list[Json], message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         commit(view(), *updates)
 
 
-def test_a_view_can_be_built_from_updates_alone() -> None:
+def test_view_can_be_built_from_updates_alone() -> None:
     updates = [
         {"action": "assign-uuid", "uuid": UUID},
         {"action": "set-location", "location": "s3://lake/v"},
@@ -203,7 +203,7 @@ def test_a_view_can_be_built_from_updates_alone() -> None:
             apply_view_updates(None, [u for n, u in enumerate(updates) if n != missing], now_ms=NOW)
 
 
-def test_the_actions_are_those_of_the_spec() -> None:
+def test_view_actions_are_those_of_the_specification() -> None:
     assert set(VIEW_ACTIONS) == {
         "assign-uuid", "upgrade-format-version", "add-schema", "set-location", "set-properties", "remove-properties",
         "add-view-version", "set-current-view-version",

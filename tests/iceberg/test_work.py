@@ -1,4 +1,4 @@
-"""What the updates of one commit compare with each other is bounded, and never by what an ordinary commit does."""
+"""Tests of the limits on comparisons between the updates of one commit, which ordinary commits never reach."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ GROWING: dict[str, Callable[[int], list[Json]]] = {
 
 
 @pytest.mark.parametrize("name", GROWING)
-def test_updates_that_are_compared_with_each_other_are_bounded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comparisons_between_updates_are_limited(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builder, "COMPARISONS_MAX", 2_000)
     m = table()
     kept = add_snapshot(10**6, 1), set_ref(10**6)
@@ -56,7 +56,7 @@ def test_updates_that_are_compared_with_each_other_are_bounded(name: str, monkey
         commit(m, *kept, *(one for n in range(1_000) for one in GROWING[name](n + 3)))
 
 
-def test_a_thousand_schemas_may_be_there_and_a_hundred_be_added() -> None:
+def test_hundred_schemas_can_be_added_to_a_thousand() -> None:
     m = table()
     for start in range(0, 1_000, 250):
         m = commit(m, *(one for n in range(start, start + 250) for one in GROWING["schemas"](n)))
@@ -66,7 +66,7 @@ def test_a_thousand_schemas_may_be_there_and_a_hundred_be_added() -> None:
     assert again.current_schema == m.schemas[m.schemas.index(again.current_schema)]
 
 
-def test_each_snapshot_is_removed_by_an_update_with_its_references() -> None:
+def test_each_snapshot_is_removed_by_its_own_update_with_its_references() -> None:
     m = table()
     for n in range(300):
         m = commit(m, add_snapshot(n + 1, n + 1, n or None), set_ref(n + 1), set_ref(n + 1, f"tag{n}", "tag"))
@@ -77,7 +77,7 @@ def test_each_snapshot_is_removed_by_an_update_with_its_references() -> None:
     assert [one.snapshot_id for one in found.snapshots] == [300]
 
 
-def test_versions_of_a_view_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_view_versions_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builder, "COMPARISONS_MAX", 2_000)
 
     def updates(count: int) -> list[Json]:
@@ -91,7 +91,7 @@ def test_versions_of_a_view_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None
         apply_view_updates(view(), updates(80), now_ms=NOW + 1, new_uuid=UUID)
 
 
-def test_a_wide_spec_that_has_known_fields_is_numbered_as_a_small_one() -> None:
+def test_wide_spec_with_known_fields_is_numbered_like_a_small_one() -> None:
     fields = [(1, f"bucket[{n + 2}]", f"b{n}") for n in range(50)]
     m = commit(table(), {"action": "add-spec", "spec": spec(*fields)})
     more = commit(m, {"action": "add-spec", "spec": spec((1, "bucket[2]", "again"), (1, "bucket[2]", "twice"))})
@@ -100,7 +100,7 @@ def test_a_wide_spec_that_has_known_fields_is_numbered_as_a_small_one() -> None:
     assert second.field_id == m.last_partition_id + 1
 
 
-def test_a_long_name_is_not_repeated_for_each_field_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_name_is_not_repeated_for_each_nested_field(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schemas, "NAMES_MAX", 10_000)
     inside = [field(n + 2, f"f{n}") for n in range(100)]
     assert normalize_schema(parsed(field(1, "x" * 80, struct(*inside))))

@@ -1,4 +1,6 @@
-"""The layout of blocks, which outlives programs: on local disks, under keys that hold its version."""
+"""Tests of the layout of blocks: they stay on local disks after upgrades, under keys that contain the layout's
+version.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from tests.api.plans.planned import KINDS, STYLE, file_of
 from tests.planner.lakes.manifests import ADDED, Entry, manifest_bytes
 
 LAYOUT = {4: "6d4c85ad44853eff45fc9c2dbef46f01c19aeea7c6677beacf1078ee4fd1938f"}
-"""By version, SHA-256 of the block of the manifest below."""
+"""SHA-256 of the block of the manifest below, by version"""
 SCHEMA = {
     "type": "struct",
     "schema-id": 0,
@@ -22,8 +24,8 @@ SCHEMA = {
 }
 
 
-def test_a_layout_that_changes_has_another_version() -> None:
-    """A block that an older program left behind would be read as if it were ours: where this fails, raise VERSION."""
+def test_changed_layout_has_a_new_version() -> None:
+    """A newer program would misread blocks of an older one: if this test fails, raise VERSION."""
     files = [
         file_of(f"file:///t/data/{n:06d}.parquet", 1000 * n, 1000 * n + 9, text=("a" * n, "b" * n)) for n in range(20)
     ]

@@ -1,4 +1,4 @@
-"""Bounds that prove nothing are found as Python's codecs and numbers find them."""
+"""Tests that unusable bounds are recognised in the same way as by Python's codecs and numbers."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def expected(name: str, low: Side, high: Side, read: Callable[[bytes], Any]) -> 
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_bounds_that_prove_nothing_are_found(name: str) -> None:
+def test_bounds_that_prove_nothing_are_recognised(name: str) -> None:
     rng = random.Random(f"bounds {first_seed()} {name}")
     draw, read = KINDS[name]
     wrong = 0
@@ -115,7 +115,7 @@ def test_bounds_that_prove_nothing_are_found(name: str) -> None:
     assert (wrong > 0) == (name != "unordered")
 
 
-def test_impossible_spans_are_not_judged() -> None:
+def test_impossible_spans_are_not_checked() -> None:
     heap, rows = np.frombuffer(b"\xc3\xc3", np.uint8), np.arange(3, dtype=np.int32)
     starts, lengths = np.array([1, -5, 0], np.int64), np.array([9, 1, -1], np.int32)
     none = (rows[:0], starts[:0], lengths[:0])

@@ -1,4 +1,4 @@
-"""What housekeeping takes away of indexes, and what it leaves."""
+"""Tests of the housekeeping of index files: what it deletes, and what it keeps."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ async def clean(server: Running) -> int:
     return (await server.components.housekeeping.round())["index_files_cleaned"]
 
 
-async def test_superseded_and_quarantined_files_go_after_their_time_and_live_ones_stay(tmp_path: Path) -> None:
+async def test_superseded_and_quarantined_files_are_deleted_after_their_time_and_live_files_stay(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path, index_retention_s=0) as server:
         table = await opened(server, **{PREFIX + "i": "bloom(id)"})
         definition = read_definitions(table.metadata).by_name["i"].id
@@ -76,7 +78,7 @@ async def test_superseded_and_quarantined_files_go_after_their_time_and_live_one
         assert [path.name for path in table.folder.iterdir()] == ["live"]
 
 
-async def test_files_stay_as_long_as_they_are_to_be_kept(tmp_path: Path) -> None:
+async def test_files_stay_for_their_retention(tmp_path: Path) -> None:
     async with running(tmp_path, index_retention_s=3600) as server:
         table = await opened(server)
         await table.add("old", "anything")
@@ -86,7 +88,7 @@ async def test_files_stay_as_long_as_they_are_to_be_kept(tmp_path: Path) -> None
         assert (table.folder / "old").exists()
 
 
-async def test_files_of_an_index_that_is_no_more_are_superseded_then_deleted(tmp_path: Path) -> None:
+async def test_files_of_a_dropped_index_are_superseded_and_then_deleted(tmp_path: Path) -> None:
     async with running(tmp_path, index_retention_s=0) as server:
         table = await opened(server, **{PREFIX + "kept": '{"kind": "bloom", "columns": ["id"], "state": "paused"}'})
         kept = read_definitions(table.metadata).by_name["kept"].id
@@ -100,7 +102,7 @@ async def test_files_of_an_index_that_is_no_more_are_superseded_then_deleted(tmp
         assert await table.states() == {"kept": "live"}
 
 
-async def test_nothing_is_dropped_while_a_definition_cannot_be_read(tmp_path: Path) -> None:
+async def test_nothing_is_deleted_while_a_definition_is_unreadable(tmp_path: Path) -> None:
     async with running(tmp_path, index_retention_s=0) as server:
         table = await opened(server, **{PREFIX + "i": "bloom(no_such_column)"})
         await table.add("x", "of what may be that index")
@@ -109,7 +111,7 @@ async def test_nothing_is_dropped_while_a_definition_cannot_be_read(tmp_path: Pa
         assert await table.states() == {"x": "live"}
 
 
-async def test_what_no_registry_knows_goes_when_it_is_old(tmp_path: Path) -> None:
+async def test_unregistered_file_is_deleted_when_it_is_old(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         table = await opened(server, **{PREFIX + "i": "bloom(id)"})
         await table.add("live", read_definitions(table.metadata).by_name["i"].id)
@@ -123,8 +125,8 @@ async def test_what_no_registry_knows_goes_when_it_is_old(tmp_path: Path) -> Non
         assert sorted(path.name for path in table.folder.rglob("*") if path.is_file()) == ["fresh", "live"]
 
 
-async def test_the_folder_of_another_table_is_not_cleaned(tmp_path: Path) -> None:
-    """A writer has overwritten the table's metadata file, which another catalog wrote, with another location."""
+async def test_folder_of_another_table_is_not_cleaned(tmp_path: Path) -> None:
+    """A writer has put another location into the table's metadata file, which another catalog wrote."""
     async with running(tmp_path) as server:
         table = await opened(server, **{PREFIX + "i": "bloom(id)"})
         await table.add("live", read_definitions(table.metadata).by_name["i"].id)
@@ -141,7 +143,7 @@ async def test_the_folder_of_another_table_is_not_cleaned(tmp_path: Path) -> Non
         assert victim.exists()
 
 
-async def test_a_file_that_cannot_be_deleted_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_file_that_cannot_be_deleted_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(tmp_path, index_retention_s=0) as server:
         table = await opened(server, **{PREFIX + "i": "bloom(id)"})
         definition = read_definitions(table.metadata).by_name["i"].id

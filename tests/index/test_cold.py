@@ -1,4 +1,4 @@
-"""Index files asked by range answer as whole ones do, read little, and where bytes are wrong say so or are right."""
+"""Tests of index files read by range: they answer like whole files, read little, and detect wrong bytes."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ BUILD: dict[str, Any] = {
 
 @dataclass
 class Bytes:
-    """The storage, of one file.
+    """Storage of one file.
 
-    `read` are the ranges that were read of it.
+    `read` has the ranges that were read.
     """
 
     data: bytes
@@ -101,7 +101,7 @@ def guess(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("index", OPENED)
 @pytest.mark.parametrize("seed", quick(range(8), 3))
-async def test_answers_by_range_are_those_of_the_whole_file(index: str, seed: int, layout: None, guess: None) -> None:
+async def test_answers_by_range_equal_those_of_the_whole_file(index: str, seed: int, layout: None, guess: None) -> None:
     rng = random.Random(f"{index} {seed}")
     kind = rng.choice(KINDS)
     pool = [kind.draw(rng) for _ in range(60)] if seed % 2 else None
@@ -130,7 +130,7 @@ async def test_answers_by_range_are_those_of_the_whole_file(index: str, seed: in
 
 @pytest.mark.parametrize("index", OPENED)
 @pytest.mark.parametrize("seed", range(4))
-async def test_of_flipped_bytes_no_answer_is_wrong(index: str, seed: int, layout: None) -> None:
+async def test_flipped_bytes_never_cause_a_wrong_answer(index: str, seed: int, layout: None) -> None:
     rng = random.Random(f"flipped {index} {seed}")
     kind = rng.choice(KINDS)
     columns = [draw_column(rng, kind, rng.choice([1, 65, 300])) for _ in range(6)]
@@ -162,7 +162,7 @@ def long_keys(count: int, files: int) -> list[Keys]:
     return [keys_of(pa.array(range(n * each, (n + 1) * each), pa.int64()), "long") for n in range(files)]
 
 
-async def test_a_key_takes_two_reads_of_a_record_index_at_most() -> None:
+async def test_lookup_of_a_key_needs_at_most_two_reads_of_a_record_index() -> None:
     storage = Bytes(file_of("record", long_keys(100_000, 10)))
     far = await opened("record", storage)
     assert len(storage.read) <= 5
@@ -180,7 +180,7 @@ async def test_a_key_takes_two_reads_of_a_record_index_at_most() -> None:
         assert sum(length for _, length in storage.read[before:]) <= 2 * 4096
 
 
-async def test_a_bitmap_index_reads_what_the_predicate_touches_and_that_once() -> None:
+async def test_bitmap_index_reads_the_sections_of_the_predicate_once() -> None:
     rng = np.random.default_rng(6)
     values = [np.sort(rng.integers(n << 40, (n + 1) << 40, 20_000)) for n in range(20)]
     storage = Bytes(file_of("bitmap", [keys_of(pa.array(one), "long") for one in values]))
@@ -205,7 +205,7 @@ async def test_a_bitmap_index_reads_what_the_predicate_touches_and_that_once() -
         far.bitmap.bitmap.rows(4, asked.ranges)
 
 
-async def test_too_many_reads_or_bytes_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_probe_with_too_many_reads_or_bytes_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     storage = Bytes(file_of("record", long_keys(100_000, 10)))
     far = await opened("record", storage)
     asked = RecordQuery.about([keys_of(pa.array(range(0, 100_000, 500), pa.int64()), "long")])
@@ -220,7 +220,7 @@ async def test_too_many_reads_or_bytes_are_not_made(monkeypatch: pytest.MonkeyPa
     assert not await far.bitmap.load_rows([0, 1, 2, 3])
 
 
-def test_what_was_read_once_is_not_written_again() -> None:
+def test_bytes_that_were_read_are_stored_once() -> None:
     rng = random.Random(8)
     for _ in range(200):
         sparse = SparseMemory(300)

@@ -1,4 +1,4 @@
-"""Manifests decoded by processes: the same bytes, the same errors, and nothing left behind, whatever befalls them."""
+"""Tests of manifests decoded in processes: the same bytes and errors, whatever happens to the processes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BLOCKS = [decode_block_memory(*one) for one in MANIFESTS]
 def helpers() -> list[psutil.Process]:
     found = []
     for one in psutil.Process().children():
-        with suppress(psutil.NoSuchProcess):  # or a zombie, which nobody has waited for yet
+        with suppress(psutil.NoSuchProcess):  # Or a zombie that nothing has waited for yet
             found += [one] if any("blocks.decoding" in part for part in one.cmdline()) else []
     return found
 
@@ -51,7 +51,7 @@ def decoders() -> Iterator[Decoders]:
 
 
 async def until_asked(decoders: Decoders) -> None:
-    """Decode until processes have begun to take part."""
+    """Decode until processes have begun to decode."""
     async with asyncio.timeout(60):
         before = decoders.by_processes
         while decoders.by_processes < before + THREADS:
@@ -60,7 +60,7 @@ async def until_asked(decoders: Decoders) -> None:
 
 
 @pytest.mark.slow
-async def test_processes_make_the_same_blocks_while_many_are_wanted_and_end_then(decoders: Decoders) -> None:
+async def test_processes_make_the_same_blocks_and_end_when_they_are_idle(decoders: Decoders) -> None:
     with decoders.many(1000):
         with decoders.many(1_000_000):
             await until_asked(decoders)
@@ -72,17 +72,17 @@ async def test_processes_make_the_same_blocks_while_many_are_wanted_and_end_then
             await asyncio.sleep(0.01)
     assert bytes(await decoders.decode(*MANIFESTS[0])) == BLOCKS[0]
     assert decoders.by_processes == asked
-    with decoders.many(1000):  # and again
+    with decoders.many(1000):  # And once more.
         await until_asked(decoders)
 
 
-async def test_few_manifests_are_not_worth_a_process(decoders: Decoders) -> None:
+async def test_no_process_is_started_for_few_manifests(decoders: Decoders) -> None:
     with decoders.many(999):
         await asyncio.gather(*(decoders.decode(*one) for one in MANIFESTS))
         assert helpers() == []
 
 
-async def test_one_core_has_no_use_for_processes() -> None:
+async def test_no_process_is_started_on_one_core() -> None:
     with ThreadPoolExecutor(1) as executor:
         alone = Decoders(executor, 1, processes_min_bytes=0)
         with alone.many(1 << 40):
@@ -90,7 +90,7 @@ async def test_one_core_has_no_use_for_processes() -> None:
             assert helpers() == []
 
 
-async def test_a_broken_manifest_is_told_in_the_same_words_and_costs_no_process(decoders: Decoders) -> None:
+async def test_broken_manifest_has_the_same_error_and_ends_no_process(decoders: Decoders) -> None:
     data, location = MANIFESTS[0]
     with pytest.raises(Corrupt) as here:
         decode_block_memory(data[:-9], location)
@@ -105,7 +105,7 @@ async def test_a_broken_manifest_is_told_in_the_same_words_and_costs_no_process(
         assert before <= {one.pid for one in helpers()}
 
 
-async def test_whatever_process_is_killed_no_block_is_missing_or_wrong(decoders: Decoders) -> None:
+async def test_no_block_is_missing_or_wrong_when_a_process_is_killed(decoders: Decoders) -> None:
     source = random.Random(17)
     with decoders.many(1000):
         for _ in range(6):
@@ -116,7 +116,7 @@ async def test_whatever_process_is_killed_no_block_is_missing_or_wrong(decoders:
             assert [bytes(one) for one in await running] == BLOCKS * 4
 
 
-async def test_where_no_process_can_be_started_threads_decode(
+async def test_threads_decode_when_no_process_can_be_started(
     decoders: Decoders, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
@@ -127,11 +127,11 @@ async def test_where_no_process_can_be_started_threads_decode(
     assert decoders.by_processes == 0
 
 
-async def test_a_process_that_says_nonsense_is_left(
+async def test_process_with_nonsensical_answers_is_abandoned(
     decoders: Decoders, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     script = tmp_path / "nonsense"
-    script.write_text("#!/bin/sh\nhead -c 9 /dev/zero\nexec cat\n")  # it is ready, and says whatever it is asked
+    script.write_text("#!/bin/sh\nhead -c 9 /dev/zero\nexec cat\n")  # It is ready, and answers every request.
     script.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(script))
     with decoders.many(1000):

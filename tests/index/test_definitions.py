@@ -1,4 +1,4 @@
-"""Definitions are read from whatever a table's properties hold, and written in one form."""
+"""Tests of index definitions: reading any table properties, and writing one form."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def one(text: str, **more: Any) -> IndexDefinition:
     return read.by_name["n"]
 
 
-def test_a_definition_reads_back_from_the_property_that_it_is_written_to() -> None:
+def test_definition_survives_writing_and_reading_its_property() -> None:
     for definition in (
         define("n", "bitmap", ["name"], FIRST),
         define("n", "bloom", ["lower(name)"], FIRST, parameters={"fpp": 0.001}, state="paused"),
@@ -85,7 +85,7 @@ def test_a_definition_reads_back_from_the_property_that_it_is_written_to() -> No
         ('{"kind":"bitmap","columns":["id"]}', define("n", "bitmap", ["id"], FIRST)),
     ],
 )
-def test_what_people_type_is_read(text: str, same: IndexDefinition) -> None:
+def test_definitions_typed_by_people_are_read(text: str, same: IndexDefinition) -> None:
     assert one(text) == same
 
 
@@ -122,47 +122,47 @@ def test_what_people_type_is_read(text: str, same: IndexDefinition) -> None:
         ('{"a":' * 1900, "not JSON"),
     ],
 )
-def test_a_property_that_makes_no_sense_is_told_and_breaks_nothing(text: str, complaint: str) -> None:
+def test_invalid_definition_is_reported_and_breaks_nothing(text: str, complaint: str) -> None:
     read = read_definitions(table({"seamark.index.bad": text, "seamark.index.good": "bitmap(id)", "other": "x"}))
     assert list(read.by_name) == ["good"]
     assert complaint in read.problems["bad"]
 
 
 @given(st.text(max_size=60))
-def test_no_property_breaks_the_reading(text: str) -> None:
+def test_no_property_makes_reading_fail(text: str) -> None:
     read = read_definitions(table({"seamark.index.x": text, f"seamark.index.{text}": "bitmap(id)"}))
     assert len(read.by_name) + len(read.problems) == len({"x", text})
 
 
-def test_a_name_that_the_api_could_not_address_is_a_problem() -> None:
+def test_name_that_the_api_cannot_address_is_a_problem() -> None:
     read = read_definitions(table({"seamark.index.": "bitmap(id)", "seamark.index.a/b": "bitmap(id)"}))
     assert set(read.problems) == {"", "a/b"}
     with pytest.raises(BadRequest, match="the table's partition spec makes"):
         define("bucket:id", "bitmap", ["id"], FIRST)
 
 
-def test_more_indexes_than_a_table_may_have_are_not_read() -> None:
+def test_definitions_beyond_the_limit_of_a_table_are_not_read() -> None:
     read = read_definitions(table({f"seamark.index.i{n:04}": "bitmap(id)" for n in range(DEFINITIONS_MAX + 3)}))
     assert len(read.by_name) == DEFINITIONS_MAX
     assert len(read.problems) == 3
 
 
-def test_a_definition_follows_its_column_through_a_rename() -> None:
+def test_definition_follows_a_renamed_column() -> None:
     written = define("n", "bitmap", ["id"], FIRST)
     after = one(written.property_text, schemas=(FIRST, RENAMED))
     assert after.id == written.id
     assert (after.terms[0].column_id, after.terms[0].name) == (1, "key")
-    # Typed by name it means what has the name now.
+    # A name typed by a user means the column that has the name now.
     assert one("bitmap(id)", schemas=(FIRST, RENAMED)).terms[0].column_id == 3
 
 
-def test_a_typed_definition_finds_a_column_by_the_name_it_had() -> None:
+def test_typed_definition_finds_a_column_by_its_former_name() -> None:
     schemas = (FIRST, Schema((Field(1, "key", True, "long"),), schema_id=1))
     term = one("bitmap(id)", schemas=schemas).terms[0]
     assert (term.column_id, term.name) == (1, "key")
 
 
-def test_the_id_is_what_an_index_is_and_not_its_name_or_state() -> None:
+def test_definition_id_depends_on_the_indexed_content_and_not_on_name_or_state() -> None:
     first = define("a", "bloom", ["id"], FIRST, parameters={"fpp": 0.01})
     again = define("b", "bloom", ["key"], RENAMED, state="paused")
     others = [
@@ -188,7 +188,7 @@ def test_the_id_is_what_an_index_is_and_not_its_name_or_state() -> None:
         ("date", "timestamp", False),
     ],
 )
-def test_an_index_outlives_a_promotion_that_leaves_its_keys_as_they_are(kind: str, promoted: str, same: bool) -> None:
+def test_index_survives_a_promotion_that_keeps_its_keys(kind: str, promoted: str, same: bool) -> None:
     before, after = (
         define("i", "bitmap", ["c"], Schema((Field(1, "c", False, one),), schema_id=0)) for one in (kind, promoted)
     )
@@ -198,13 +198,11 @@ def test_an_index_outlives_a_promotion_that_leaves_its_keys_as_they_are(kind: st
 @pytest.mark.parametrize(
     ("transform", "kind", "promoted"),
     [
-        ("bucket[16]", "date", "timestamp"),  # of days, and of microseconds
-        ("truncate[10]", "int", "long"),  # of the least integers it overflows, and does not
+        ("bucket[16]", "date", "timestamp"),  # In days, and in microseconds
+        ("truncate[10]", "int", "long"),  # One of the least integers overflows, another does not.
     ],
 )
-def test_an_index_on_a_function_ends_with_the_type_that_the_function_was_of(
-    transform: str, kind: str, promoted: str
-) -> None:
+def test_index_on_a_function_ends_when_the_functions_type_changes(transform: str, kind: str, promoted: str) -> None:
     before, after = (
         define("i", "bitmap", [f"{transform}(c)"], Schema((Field(1, "c", False, one),), schema_id=0))
         for one in (kind, promoted)
@@ -212,7 +210,7 @@ def test_an_index_on_a_function_ends_with_the_type_that_the_function_was_of(
     assert before.id != after.id
 
 
-def test_an_id_reads_back_as_the_definition() -> None:
+def test_definition_survives_as_its_id() -> None:
     definition = define("n", "bloom", ["lower(name)"], FIRST, parameters={"fpp": 0.25})
     assert of_id(definition.id, FIRST, name="n") == definition
     for broken in ("{", "[]", "{}", '{"kind":"bloom","terms":[{"field-id":1}]}', " " + definition.id, '{"terms":[3]}'):
@@ -220,7 +218,7 @@ def test_an_id_reads_back_as_the_definition() -> None:
             of_id(broken, FIRST)
 
 
-def test_of_two_names_for_one_index_plans_get_one_and_paused_ones_not_at_all() -> None:
+def test_plans_use_one_of_two_names_of_an_index_and_no_paused_index() -> None:
     read = read_definitions(
         table(
             {
@@ -234,7 +232,7 @@ def test_of_two_names_for_one_index_plans_get_one_and_paused_ones_not_at_all() -
     assert list(read.by_name) == ["a", "b", "c"]
 
 
-def test_bucket_indexes_are_what_the_partition_specs_say_across_evolution() -> None:
+def test_bucket_indexes_follow_the_partition_specs_through_evolution() -> None:
     specs = (
         PartitionSpec(
             0, (PartitionField("id_bucket", "bucket[8]", 1, (), 1000), PartitionField("n", "identity", 2, (), 1001))
@@ -250,5 +248,5 @@ def test_bucket_indexes_are_what_the_partition_specs_say_across_evolution() -> N
     ]
 
 
-def test_a_table_without_indexes_is_read_at_once() -> None:
+def test_table_without_indexes_is_read_without_parsing() -> None:
     assert read_definitions(table({"a": "b"})) is read_definitions(table({}))

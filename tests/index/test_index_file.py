@@ -1,4 +1,4 @@
-"""Index files: they say all about themselves, are read from a mapping, and what is broken is refused by name."""
+"""Tests of index files: they are self-describing and mapped, and damaged files are rejected by name."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def everything(raw: bytes | bytearray) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("files", [0, 1, 2, 500])
-def test_what_is_assembled_is_opened_again(files: int) -> None:
+def test_assembled_file_can_be_opened(files: int) -> None:
     table = files_table(files)
     raw = written(table)
     opened = open_index_file(raw, "a.puffin")
@@ -70,20 +70,20 @@ def test_what_is_assembled_is_opened_again(files: int) -> None:
 
 
 @pytest.mark.parametrize(("kind", "alignment"), [("bloom", 64), ("bitmap", 64), ("record", 4096)])
-def test_the_blob_of_a_kind_begins_where_its_arrays_can_be_mapped(kind: str, alignment: int) -> None:
+def test_blob_of_a_kind_is_aligned_for_mapping(kind: str, alignment: int) -> None:
     for files in range(5):
         parts = assemble(DEFINITION, kind, files_table(files), BLOB, table_uuid=UUID, field_ids=[3])
         assert open_index_file(b"".join(parts), "a").header.offset % alignment == 0
 
 
-def test_a_header_needs_the_end_of_a_file_and_its_files_the_first_blob() -> None:
+def test_header_needs_only_the_end_of_a_file_and_its_list_only_the_first_blob() -> None:
     raw = written(files_table(30))
     header = read_header(raw[-footer_size_bytes(raw[-12:], "a") :], len(raw), "a")
     stored = raw[header.files_offset : header.files_offset + header.files_length]
     assert contents(read_files(stored, header)) == contents(files_table(30))
 
 
-def test_an_index_file_is_a_puffin_file_to_others() -> None:
+def test_index_file_is_a_valid_puffin_file() -> None:
     theirs = PuffinFile(written(files_table(2)))
     assert [(blob.type, blob.fields) for blob in theirs.footer.blobs] == [
         ("seamark-files-v1", [3, 7]),
@@ -94,24 +94,24 @@ def test_an_index_file_is_a_puffin_file_to_others() -> None:
     assert theirs.footer.properties["seamark.files"] == "2"
 
 
-def test_a_mapped_file_is_read_where_it_lies(tmp_path: Path) -> None:
+def test_mapped_file_is_read_without_copying(tmp_path: Path) -> None:
     (tmp_path / "index.puffin").write_bytes(written(files_table(40)))
     with (tmp_path / "index.puffin").open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     opened = open_index_file(memoryview(mapped), "a")
     assert contents(opened.files) == contents(files_table(40))
-    with pytest.raises(BufferError):  # blob and arrays are views of the mapping, which they keep alive
+    with pytest.raises(BufferError):  # Blob and arrays are views of the mapping, which they keep alive.
         mapped.close()
 
 
-def test_paths_are_inflated_when_they_are_asked_for() -> None:
+def test_paths_are_decompressed_only_on_request() -> None:
     table = open_index_file(written(files_table(100)), "a").files
     assert len(table.stored_paths) < table.paths_bytes / 4
     with mock.patch("pyarrow.Codec", side_effect=AssertionError):
         assert table.ids.shape == (100, 2)
 
 
-def test_merged_tables_have_the_kept_files_of_each_in_turn() -> None:
+def test_merged_file_tables_have_the_kept_files_in_order() -> None:
     one, other = files_table(3, seed=1), files_table(4, seed=2)
     keep, keep_other = np.array([True, False, True]), np.array([False, True, True, False])
     merged = FilesTable.merge([(one, keep), (other, keep_other)])
@@ -120,13 +120,13 @@ def test_merged_tables_have_the_kept_files_of_each_in_turn() -> None:
     assert contents(FilesTable.merge([])) == ([], [], [], [])
 
 
-def test_a_table_of_unequal_columns_is_refused() -> None:
+def test_file_table_with_columns_of_different_lengths_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"1 ids, 1 record counts, 1 sizes and 2 paths"):
         FilesTable.of(*(np.zeros(shape, np.uint64) for shape in ((1, 2), 1, 1)), ["a", "b"])
 
 
 @pytest.mark.parametrize("files", [0, 3])
-def test_damage_at_any_byte_but_the_kinds_own_is_found(files: int) -> None:
+def test_damage_at_any_byte_outside_the_kinds_blob_is_detected(files: int) -> None:
     parts = assemble(DEFINITION, "bloom", files_table(files), BLOB, table_uuid=UUID, field_ids=[3, 7], level=2)
     raw = b"".join(parts)
     expected, own = everything(raw), open_index_file(raw, "a.puffin").header
@@ -147,7 +147,7 @@ def test_damage_at_any_byte_but_the_kinds_own_is_found(files: int) -> None:
 
 
 def other_footer(raw: bytes, change: Callable[[list[Blob], dict[str, str]], None]) -> bytes:
-    """Return the file with what its footer says changed, checksums and offsets left to the change."""
+    """Return the file with a changed footer; `change` adapts checksums and offsets."""
     footer = read_footer(raw, len(raw), "a")
     blobs = [Blob(one.type, [raw[one.offset : one.offset + one.length]], one.fields) for one in footer.blobs]
     properties = dict(footer.properties)
@@ -160,7 +160,7 @@ def renamed(blobs: list[Blob], at: int, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["seamark-record-v2", "seamark-bloom-v17", "seamark-bitmap-v0"])
-def test_a_version_that_is_not_known_is_named_and_is_no_damage(name: str) -> None:
+def test_unknown_version_is_named_and_does_not_count_as_damage(name: str) -> None:
     raw = other_footer(written(files_table(2)), lambda blobs, _: renamed(blobs, 1, name))
     with pytest.raises(UnknownVersion, match=rf"a\.puffin: '{name}' has version \d+; this server reads version 1"):
         open_index_file(raw, "a.puffin")
@@ -186,7 +186,7 @@ def test_a_version_that_is_not_known_is_named_and_is_no_damage(name: str) -> Non
         (lambda blobs, _: blobs.__setitem__(1, Blob(blobs[1].type, blobs[1].parts, (3, 7), "zstd")), "compressed"),
     ],
 )
-def test_a_footer_that_says_something_else_is_refused(
+def test_footer_with_wrong_contents_is_rejected(
     change: Callable[[list[Blob], dict[str, str]], None], message: str
 ) -> None:
     with pytest.raises(Corrupt, match=rf"a\.puffin: .*{message}"):
@@ -195,7 +195,7 @@ def test_a_footer_that_says_something_else_is_refused(
 
 @pytest.mark.parametrize("name", ["seamark.level", "seamark.rows", "seamark.files"])
 @pytest.mark.parametrize("text", ["", "-1", "01", "1.0", "1e3", "²", "9" * 30])
-def test_a_number_that_is_none_is_refused_even_with_its_checksum(name: str, text: str) -> None:
+def test_invalid_number_is_rejected_despite_a_valid_checksum(name: str, text: str) -> None:
     def change(blobs: list[Blob], said: dict[str, str]) -> None:
         said[name] = text
         lines = [f"{key}={said[key]}" for key in sorted(said) if key != "seamark.checksum"]
@@ -206,7 +206,7 @@ def test_a_number_that_is_none_is_refused_even_with_its_checksum(name: str, text
         open_index_file(other_footer(written(files_table(2)), change), "a")
 
 
-def test_a_table_that_disagrees_with_the_footer_is_refused() -> None:
+def test_file_table_that_disagrees_with_the_footer_is_rejected() -> None:
     short, long = written(files_table(2)), written(files_table(3))
     header = open_index_file(long, "a.puffin").header
     other = open_index_file(short, "a.puffin").header
@@ -214,8 +214,8 @@ def test_a_table_that_disagrees_with_the_footer_is_refused() -> None:
         read_files(short[other.files_offset : other.files_offset + other.files_length], header)
 
 
-def test_paths_that_do_not_inflate_to_what_is_said_are_refused() -> None:
-    """By somebody who knows how checksums are made."""
+def test_paths_that_inflate_to_another_size_are_rejected() -> None:
+    """The checksums are valid, as in a malicious file."""
     header, raw = open_index_file(written(files_table(3)), "a").header, bytearray(written(files_table(3)))
     head = memoryview(raw)[header.files_offset : header.files_offset + 60]
     for claimed in (0, 10, 1 << 30, (1 << 30) + 1, 1 << 62):
@@ -225,12 +225,12 @@ def test_paths_that_do_not_inflate_to_what_is_said_are_refused() -> None:
             everything(raw)
 
 
-def test_the_bytes_of_an_index_file_never_change() -> None:
+def test_bytes_of_an_index_file_never_change() -> None:
     """Index files outlive the server that wrote them.
 
     If this fails, the format needs a new version, not this test.
 
-    Paths are held apart: how zstd compresses them is zstd's business.
+    The test compares paths separately, because their compressed bytes depend on the version of zstd.
     """
     raw = written(files_table(3))
     header = open_index_file(raw, "a").header

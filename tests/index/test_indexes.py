@@ -1,4 +1,6 @@
-"""Opened index files: what is damaged, missing, too large, of another version or out of reach is no index."""
+"""Tests of opened index files: a file that is damaged, missing, too large, of another version or unreachable
+is not used.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ KINDS = ("bloom", "bitmap", "record")
 
 
 class Storage(Watched):
-    """Counts reads, and does not answer while it is `away`."""
+    """Object storage that counts reads, and does not answer while it is `away`."""
 
     away = False
 
@@ -76,7 +78,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_an_index_file_is_read_once_and_held(rig: Rig, kind: str) -> None:
+async def test_index_file_is_read_once_and_cached(rig: Rig, kind: str) -> None:
     path = await rig.table.index(kind, range(3))
     indexes, file = await rig.indexes(), await rig.file(path)
     assert indexes.in_memory(file) is None
@@ -109,7 +111,7 @@ def spoil(path: Path, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["missing", "truncated", "empty", "files table", "footer", "head of the blob"])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_is_damaged_or_gone_is_quarantined_and_not_read_again(rig: Rig, kind: str, how: str) -> None:
+async def test_damaged_or_missing_file_is_quarantined_and_not_read_again(rig: Rig, kind: str, how: str) -> None:
     path = await rig.table.index(kind, range(3))
     spoil(path, how)
     indexes, file = await rig.indexes(), await rig.file(path)
@@ -124,7 +126,7 @@ async def test_what_is_damaged_or_gone_is_quarantined_and_not_read_again(rig: Ri
     assert (await rig.table.registry.files(await rig.table.entry())).live(file.definition) == ()
 
 
-async def test_an_index_file_of_another_table_or_definition_is_quarantined(rig: Rig) -> None:
+async def test_index_file_of_another_table_or_definition_is_quarantined(rig: Rig) -> None:
     path = await rig.table.index("bitmap", range(3))
     other = await rig.table.index("bloom", range(3))
     path.write_bytes(other.read_bytes())
@@ -135,14 +137,14 @@ async def test_an_index_file_of_another_table_or_definition_is_quarantined(rig: 
     assert (await rig.file(other)).state is IndexFileState.LIVE
 
 
-async def test_a_file_that_is_larger_than_allowed_is_quarantined_unread(rig: Rig) -> None:
+async def test_file_larger_than_allowed_is_quarantined_without_a_read(rig: Rig) -> None:
     path = await rig.table.index("record", range(4))
     indexes = await rig.indexes(index_file_limit_bytes=1024)
     assert await indexes.open(await rig.file(path)) is None
     assert (await rig.file(path)).state is IndexFileState.QUARANTINED
 
 
-async def test_a_version_that_is_not_known_is_left_alone_and_stays_registered(rig: Rig) -> None:
+async def test_file_of_an_unknown_version_is_ignored_and_stays_registered(rig: Rig) -> None:
     path = await rig.table.index("bloom", range(3))
     path.write_bytes(path.read_bytes().replace(b"seamark-bloom-v1", b"seamark-bloom-v9"))
     indexes, file = await rig.indexes(), await rig.file(path)
@@ -156,7 +158,7 @@ async def test_a_version_that_is_not_known_is_left_alone_and_stays_registered(ri
     assert (await rig.file(path)).state is IndexFileState.LIVE
 
 
-async def test_a_storage_that_does_not_answer_is_asked_again_after_a_while(rig: Rig) -> None:
+async def test_storage_that_does_not_answer_is_tried_again_later(rig: Rig) -> None:
     path = await rig.table.index("bloom", range(3))
     indexes, file = await rig.indexes(), await rig.file(path)
     rig.storage.away = True
@@ -170,7 +172,7 @@ async def test_a_storage_that_does_not_answer_is_asked_again_after_a_while(rig: 
     assert (await rig.file(path)).state is IndexFileState.LIVE
 
 
-async def test_a_suspect_whose_source_is_sound_stays(rig: Rig) -> None:
+async def test_suspect_with_an_intact_source_stays_registered(rig: Rig) -> None:
     path = await rig.table.index("bitmap", range(3))
     indexes, file = await rig.indexes(), await rig.file(path)
     first = await indexes.open(file)
@@ -183,7 +185,7 @@ async def test_a_suspect_whose_source_is_sound_stays(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_suspect_whose_source_is_damaged_is_quarantined_with_both_reasons(rig: Rig, kind: str) -> None:
+async def test_suspect_with_a_damaged_source_is_quarantined_with_both_reasons(rig: Rig, kind: str) -> None:
     path = await rig.table.index(kind, range(3))
     data = bytearray(path.read_bytes())
     header = open_index_file(bytes(data), "x").header
@@ -199,7 +201,7 @@ async def test_a_suspect_whose_source_is_damaged_is_quarantined_with_both_reason
     assert await indexes.open(file) is None
 
 
-async def test_a_suspect_of_a_newer_version_is_left_alone_and_stays_registered(rig: Rig) -> None:
+async def test_suspect_of_a_newer_version_is_ignored_and_stays_registered(rig: Rig) -> None:
     path = await rig.table.index("bitmap", range(3))
     path.write_bytes(path.read_bytes().replace(b"seamark-bitmap-v1", b"seamark-bitmap-v9"))
     indexes, file = await rig.indexes(), await rig.file(path)
@@ -209,7 +211,7 @@ async def test_a_suspect_of_a_newer_version_is_left_alone_and_stays_registered(r
     assert indexes.quarantined == 0
 
 
-async def test_a_suspect_that_cannot_be_looked_at_is_left_alone(rig: Rig) -> None:
+async def test_suspect_that_cannot_be_read_stays_registered(rig: Rig) -> None:
     path = await rig.table.index("bitmap", range(3))
     indexes, file = await rig.indexes(), await rig.file(path)
     rig.storage.away = True
@@ -218,7 +220,7 @@ async def test_a_suspect_that_cannot_be_looked_at_is_left_alone(rig: Rig) -> Non
     assert (indexes.failures, indexes.quarantined) == (1, 0)
 
 
-async def test_one_that_is_registered_no_more_can_be_damaged_without_consequence(rig: Rig) -> None:
+async def test_damage_of_an_unregistered_file_has_no_consequence(rig: Rig) -> None:
     path = await rig.table.index("bitmap", range(3))
     indexes, file = await rig.indexes(), await rig.file(path)
     await rig.table.index("bitmap", range(4), remove=[path.as_uri()])
@@ -228,7 +230,7 @@ async def test_one_that_is_registered_no_more_can_be_damaged_without_consequence
     assert (indexes.failures, indexes.quarantined) == (1, 0)
 
 
-async def test_copies_on_the_local_disk_that_were_damaged_are_fetched_anew(rig: Rig) -> None:
+async def test_damaged_copies_on_the_local_disk_are_fetched_again(rig: Rig) -> None:
     path = await rig.table.index("bitmap", range(4))
     file = await rig.file(path)
     folder = rig.folder / "disk"

@@ -1,4 +1,6 @@
-"""The registry asks the store once per change, and what it keeps is never older than the entry it is asked with."""
+"""Tests that the registry reads from the store once for each change, and never serves data older than the
+given entry.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ UUID = "uuid-of-t"
 
 
 class Counting:
-    """A store that counts what is asked of it, and may lose the reply to a transaction after it was done."""
+    """A store that counts its calls, and may lose the reply to a transaction after its execution."""
 
     def __init__(self, store: PointerStore) -> None:
         self._store = store
@@ -73,13 +75,13 @@ def names(files: Sequence[RegisteredIndexFile]) -> list[str]:
     return [file.location.rpartition("/")[2] for file in files]
 
 
-async def test_a_table_without_index_files_costs_no_question(store: Counting, registry: Registry) -> None:
+async def test_table_without_index_files_needs_no_read(store: Counting, registry: Registry) -> None:
     files = await registry.files(await entry_of(store))
     assert (files.files, files.definitions, files.live("d")) == ((), (), ())
     assert store.listed == 0
 
 
-async def test_many_plans_at_once_and_after_ask_the_store_once(store: Counting, registry: Registry) -> None:
+async def test_concurrent_and_later_plans_read_the_store_once(store: Counting, registry: Registry) -> None:
     await registry.replace(UUID, "d", add=[make_file("a")])
     entry = await entry_of(store)
     answers = await asyncio.gather(*(registry.files(entry) for _ in range(20)))
@@ -88,7 +90,7 @@ async def test_many_plans_at_once_and_after_ask_the_store_once(store: Counting, 
     assert store.listed == 1
 
 
-async def test_a_change_is_seen_by_whoever_reads_the_entry_after_it(store: Counting, registry: Registry) -> None:
+async def test_change_is_visible_to_readers_of_the_later_entry(store: Counting, registry: Registry) -> None:
     another = Registry(store, SimulatedClock(seed=3))
     await registry.replace(UUID, "d", add=[make_file("a"), make_file("b", created_ms=6)])
     await registry.replace(UUID, "e", add=[make_file("c", definition="e", created_ms=7)])
@@ -105,7 +107,7 @@ async def test_a_change_is_seen_by_whoever_reads_the_entry_after_it(store: Count
     assert names((await another.files(await entry_of(store))).files) == ["b", "c", "m"]
 
 
-async def test_a_lost_reply_to_an_addition_is_settled_by_saying_it_again(store: Counting, registry: Registry) -> None:
+async def test_lost_reply_to_an_addition_is_resolved_by_a_repeat(store: Counting, registry: Registry) -> None:
     await registry.replace(UUID, "d", add=[make_file("a")])
     store.lose = 1
     version = await registry.replace(UUID, "d", add=[make_file("b")], remove=["file:///w/a"])
@@ -114,7 +116,7 @@ async def test_a_lost_reply_to_an_addition_is_settled_by_saying_it_again(store: 
     assert names((await registry.files(entry)).live("d")) == ["b"]
 
 
-async def test_a_lost_reply_is_told_where_saying_it_again_could_hit_another_change(
+async def test_lost_reply_is_reported_when_a_repeat_could_affect_another_change(
     store: Counting, registry: Registry
 ) -> None:
     await registry.replace(UUID, "d", add=[make_file("a")])
@@ -123,7 +125,7 @@ async def test_a_lost_reply_is_told_where_saying_it_again_could_hit_another_chan
         await registry.replace(UUID, "d", add=[], remove=["file:///w/a"])
 
 
-async def test_two_registrars_that_merge_the_same_files_do_not_both_win(store: Counting, registry: Registry) -> None:
+async def test_only_one_of_two_merges_of_the_same_files_succeeds(store: Counting, registry: Registry) -> None:
     another = Registry(store, SimulatedClock(seed=3))
     await registry.replace(UUID, "d", add=[make_file("a"), make_file("b")])
     results = await asyncio.gather(
@@ -136,12 +138,12 @@ async def test_two_registrars_that_merge_the_same_files_do_not_both_win(store: C
     assert live in (["x"], ["a", "y"])
 
 
-async def test_what_is_not_registered_cannot_be_quarantined(registry: Registry) -> None:
+async def test_unregistered_file_cannot_be_quarantined(registry: Registry) -> None:
     with pytest.raises(NotFound, match="not registered"):
         await registry.quarantine(UUID, "file:///w/none", "?")
 
 
-async def test_a_table_forgotten_and_registered_again_starts_with_nothing(
+async def test_forgotten_table_starts_empty_when_it_is_registered_again(
     store: Counting, registry: Registry, clock: SimulatedClock
 ) -> None:
     await registry.replace(UUID, "d", add=[make_file("a")])

@@ -1,5 +1,6 @@
-"""Tests of kernels once more, on kernels that the compiler's sanitizers watch: a read past a buffer's end, or any
-undefined behaviour, ends the process with a report instead of passing unseen."""
+"""Tests of kernels under the compiler's sanitizers: a read past a buffer's end or undefined behaviour ends the
+process.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ TESTS = {
     ],
 }
 KERNELS = {"_bitmap", "_bloom", "_hash", "_manifest", "_memory", "_ordered", "_pack", "_record", "_rows", "_scan"}
-"""Compiled: those that the tests import, and the plugin of their fixtures."""
+"""Compiled modules: the kernels that the tests import, and the plugin of their fixtures"""
 
 
 def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -46,12 +47,12 @@ def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedPro
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)  # compilers with sanitizers are slow, and on a busy machine slower
+@pytest.mark.timeout(3600)  # Compilers with sanitizers are slow, and slower on a busy machine.
 @pytest.mark.parametrize("which", TESTS)
-def test_no_kernel_touches_a_byte_that_is_not_its_own(which: str, tmp_path: Path) -> None:
+def test_kernels_access_only_their_own_memory(which: str, tmp_path: Path) -> None:
     for name in ("formats", "metaserver", "cache", "connector", "commands", "tests"):
         shutil.copytree(REPO / name, tmp_path / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    shutil.copytree(REPO / "seamark", tmp_path / "seamark", symlinks=True)  # links to the folders above
+    shutil.copytree(REPO / "seamark", tmp_path / "seamark", symlinks=True)  # Links to the folders above
     for name in ("setup.py", "pyproject.toml", "README.md"):
         shutil.copy(REPO / name, tmp_path)
     for kernel in [*(tmp_path / "formats").rglob("*.pyx"), *(tmp_path / "metaserver").rglob("*.pyx")]:
@@ -87,9 +88,9 @@ def test_no_kernel_touches_a_byte_that_is_not_its_own(which: str, tmp_path: Path
         *arguments,
         cwd=tmp_path,
         PYTHONPATH=str(tmp_path),
-        PYTHONMALLOC="malloc",  # Python's own allocator would hide where a small buffer ends
+        PYTHONMALLOC="malloc",  # Python's own allocator would hide the ends of small buffers.
         LD_PRELOAD=" ".join(libraries),
-        ASAN_OPTIONS="detect_leaks=0",  # Python frees little at its end
+        ASAN_OPTIONS="detect_leaks=0",  # Python frees little memory at its exit.
     )
     assert tested.returncode == 0, tested.stdout[-10_000:]
     assert " passed" in tested.stdout

@@ -1,4 +1,6 @@
-"""The kernels against comparisons in plain Python, over several blocks with gaps, constants and long strings."""
+"""Tests of the kernels against comparisons in plain Python, over several blocks with gaps, constants and long
+strings.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ Blocks = list[list[Value | None]]
 
 
 class Sides:
-    """Several blocks' columns laid out for the kernels, as a view does it."""
+    """Columns of several blocks in the kernels' layout, as in a view."""
 
     def __init__(self, kind: str, blocks: Blocks, *, absent_low: bool, sketched: bool = False) -> None:
         self.keep: list[object] = []
@@ -52,7 +54,7 @@ class Sides:
         self.low, self.high = np.array(low, dtype=dtype), np.array(high, dtype=dtype)
 
     def _sketch(self, memory: np.ndarray, width: int, rows: int) -> tuple[int, int]:
-        """Also where the kernel makes none, because too many rows have the same byte."""
+        """Make a sketch, also when the kernel makes none because too many rows have the same byte."""
         codes = memory[: width * rows].view(f"<u{width}")
         shift = max(0, int(codes.max(initial=0)).bit_length() - 8)
         sketch = (codes >> np.uint64(shift)).astype(np.uint8)
@@ -60,7 +62,7 @@ class Sides:
         return int(sketch.__array_interface__["data"][0]), shift
 
     def _sketch_strings(self, memory: np.ndarray, width: int, rows: int) -> tuple[int, int]:
-        """With as many bounds as codes, and the others equal."""
+        """Make a sketch with as many bounds as codes, and with the other bounds equal."""
         codes = memory[: width * rows].view(f"<u{width}").astype(np.uint64)
         bounds = np.sort(np.resize(codes, 127))
         sketch = np.concatenate((bounds.view(np.uint8), np.searchsorted(bounds, codes, "right").astype(np.uint8)))
@@ -117,9 +119,9 @@ def selected(state: np.ndarray, mask: np.ndarray, blocks: Sequence[Sequence[obje
 
 
 def similar(kind: str) -> st.SearchStrategy[Blocks]:
-    """Blocks whose values are often equal or near each other, so that ties and constants are common.
+    """Return blocks whose values are often equal or close, so that ties and constants are common.
 
-    Some are of more rows than kernels take at a time, the same ones over and over.
+    Some blocks repeat their rows until they exceed the rows that kernels take at a time.
     """
     pool = st.lists(VALUES[kind], min_size=1, max_size=6)
     times = st.sampled_from([1, 1, 7])
@@ -139,14 +141,14 @@ def similar(kind: str) -> st.SearchStrategy[Blocks]:
 @pytest.mark.parametrize("kind", [kind for kind in VALUES if kind != "uuid"])
 @settings(max_examples=50)
 @given(data=st.data())
-def test_a_comparison_keeps_what_passes_and_what_is_absent(kind: str, data: st.DataObject) -> None:
+def test_comparison_keeps_matching_and_absent_values(kind: str, data: st.DataObject) -> None:
     blocks = data.draw(similar(kind))
     op = data.draw(st.sampled_from(sorted(OPS)))
     flat = [value for values in blocks for value in values if value is not None]
     literal = data.draw(st.one_of(VALUES[kind], *([st.sampled_from(flat)] if flat else [])))
     sides = Sides(kind, blocks, absent_low=op < 2, sketched=data.draw(st.booleans()))
     key = key_of(sides.form, kind, literal)
-    assume((op, key) not in ((3, 2**63 - 1), (1, -(2**63))))  # nothing is beyond those, so nothing has to be kept
+    assume((op, key) not in ((3, 2**63 - 1), (1, -(2**63))))  # No value is beyond these, so nothing has to be kept.
     rows = sum(map(len, blocks))
     pattern = data.draw(st.lists(st.booleans(), min_size=1, max_size=100))
     before = np.resize(np.array(pattern, dtype=np.uint8), rows)
@@ -169,11 +171,11 @@ def test_a_comparison_keeps_what_passes_and_what_is_absent(kind: str, data: st.D
 
 
 @pytest.mark.parametrize("turn", quick(range(40), 14))
-def test_a_comparison_by_a_sketch_keeps_what_passes(turn: int) -> None:
+def test_comparison_with_a_sketch_keeps_matching_values(turn: int) -> None:
     rng = np.random.default_rng(first_seed() * 1000 + turn)
     dtype = (np.uint32, np.uint64)[turn % 2]
     rows = int(rng.choice([30, 700, 3000]))
-    # From no two codes with the same byte to one byte for all, but for the greatest.
+    # From no two codes with the same byte to one byte for all codes except the greatest
     span = 2 ** int(rng.integers(1, 8 * np.dtype(dtype).itemsize))
     greatest = min(np.iinfo(dtype).max, 2**63 - 1)
     codes = rng.integers(0, span, rows, dtype=dtype)
@@ -240,7 +242,7 @@ def test_uuids_are_kept_when_either_order_allows_them(data: st.DataObject) -> No
 
 @settings(max_examples=80)
 @given(data=st.data())
-def test_a_member_between_the_bounds_keeps_the_row(data: st.DataObject) -> None:
+def test_row_is_kept_when_a_list_member_is_between_its_bounds(data: st.DataObject) -> None:
     number = st.integers(-50, 50)
     bound = st.one_of(st.none(), number)
     pairs = st.tuples(bound, bound).map(
@@ -269,7 +271,7 @@ ROWS = st.builds(list.__mul__, st.lists(st.booleans(), min_size=1, max_size=30),
 
 
 @given(st.lists(st.tuples(st.sampled_from([0, 1, 2]), ROWS), max_size=6))
-def test_collected_rows_are_those_selected(blocks: list[tuple[int, list[bool]]]) -> None:
+def test_collected_rows_are_the_selected_rows(blocks: list[tuple[int, list[bool]]]) -> None:
     extents = np.zeros((len(blocks), 15), dtype=np.int64)
     first = 0
     for number, (_, rows) in enumerate(blocks):

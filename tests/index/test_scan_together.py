@@ -1,4 +1,6 @@
-"""Comparisons that are done together, block by block, keep what each keeps; so do comparisons by sketches of floats."""
+"""Tests that comparisons made together, block by block, keep the same rows as single ones, also with sketches
+of floats.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ def passes(op: int, value: float, literal: float) -> bool:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_comparison_by_a_sketch_of_floats_keeps_what_passes(shape: str, dtype: type[Any]) -> None:
+def test_comparison_with_a_sketch_of_floats_keeps_matching_values(shape: str, dtype: type[Any]) -> None:
     rng = np.random.default_rng((first_seed(), SHAPES.index(shape)))
     with np.errstate(over="ignore"):
         codes = floats(shape, 1200, rng).astype(dtype)
@@ -83,7 +85,7 @@ def test_a_comparison_by_a_sketch_of_floats_keeps_what_passes(shape: str, dtype:
 
 
 def sketch_of(codes: np.ndarray[Any, Any]) -> tuple[int, int, object]:
-    """Return (address, shift, owner of the memory) of a sketch, of integers also where the kernel makes none."""
+    """Return (address, shift, owner of the memory) of a sketch, also of integers for which the kernel makes none."""
     if codes.dtype.kind == "f":
         made = _scan.sketch_floats(address(codes), codes.itemsize, len(codes))
         return (0, 0, None) if made is None else (address(made) + 16, 0, made)
@@ -93,7 +95,7 @@ def sketch_of(codes: np.ndarray[Any, Any]) -> tuple[int, int, object]:
 
 
 @pytest.mark.parametrize("turn", quick(range(60), 20))
-def test_comparisons_done_together_keep_the_rows_that_all_keep(turn: int) -> None:
+def test_comparisons_made_together_keep_the_rows_that_all_keep(turn: int) -> None:
     rng = np.random.default_rng(first_seed() * 1000 + turn)
     sizes = rng.integers(0, int(rng.choice([70, 300, 3000])), int(rng.integers(1, 6))).tolist()
     starts = np.concatenate(([0], np.cumsum(sizes)))[:-1]
@@ -104,7 +106,7 @@ def test_comparisons_done_together_keep_the_rows_that_all_keep(turn: int) -> Non
     for _ in range(int(rng.integers(0, 7))):
         real, op = bool(rng.integers(0, 2)), int(rng.integers(0, 4))
         dtype = np.dtype(rng.choice(["f4", "f8"] if real else ["u1", "u2", "u4", "u8"]))
-        # Many codes have the byte of the literal in a sketch, or few; many are equal to it, or few.
+        # Many or few codes have the literal's byte in a sketch, and many or few are equal to it.
         span = int(rng.choice([100, 100, 200, 10_000] if dtype.itemsize > 1 else [100]))
         base = 0 if real else int(rng.integers(-50, 50))
         layout = extents.copy()
@@ -114,7 +116,7 @@ def test_comparisons_done_together_keep_the_rows_that_all_keep(turn: int) -> Non
             first = int(rng.choice([0, 0, 0, 90]))
             codes = (rng.integers(0, span, rows) + first).astype(dtype)
             known = rng.random() < 0.8 and rows > 0
-            # A column's own layout has no row ids: there its base is what codes are added to.
+            # A column's own layout has no row ids; its base is the number that is added to codes.
             layout[number, [0, 1, 2, 6]] = int(real) if known else -1, dtype.itemsize, address(codes), base
             if known:
                 low[number], high[number] = base + codes.min().item(), base + codes.max().item()
@@ -146,7 +148,7 @@ def test_comparisons_done_together_keep_the_rows_that_all_keep(turn: int) -> Non
         assert _scan.count(extents, state, mask) == len(expected)
 
 
-def test_a_list_of_rows_has_the_memory_of_its_rows() -> None:
+def test_list_of_rows_uses_memory_for_its_rows_only() -> None:
     rows = 200_000
     codes = np.arange(rows, dtype=np.uint32)
     layout = np.zeros((1, 15), dtype=np.int64)

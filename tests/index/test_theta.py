@@ -1,4 +1,4 @@
-"""Theta sketches against DataSketches' own library (C++), and hashes of values against PyIceberg's serialisation."""
+"""Tests of theta sketches against DataSketches' C++ library, and of hashes against PyIceberg's serialisation."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def read(sketch: ThetaSketch) -> Any:
     return datasketches.compact_theta_sketch.deserialize(sketch.encode())
 
 
-def test_the_kernel_hashes_as_mmh3() -> None:
+def test_kernel_hashes_equal_mmh3() -> None:
     rng = random.Random(first_seed())
     rows = [rng.randbytes(size) for size in range(70)] + [rng.randbytes(rng.randrange(200)) for _ in range(200)]
     starts = np.cumsum([0] + [len(row) for row in rows])
@@ -72,23 +72,23 @@ def test_the_kernel_hashes_as_mmh3() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 100, NOMINAL])
-def test_a_sketch_of_few_values_has_the_bytes_of_datasketches(count: int) -> None:
+def test_sketch_of_few_values_equals_that_of_datasketches(count: int) -> None:
     texts = [f"v{number}" for number in range(count)]
     assert sketch_of(texts + texts).encode() == peer_of(texts).compact().serialize()
 
 
 @pytest.mark.parametrize("count", [NOMINAL + 1, 50_000, 300_000])
-def test_a_sketch_of_many_values_is_read_by_datasketches_within_its_error(count: int) -> None:
+def test_datasketches_reads_a_sketch_of_many_values_within_its_error(count: int) -> None:
     texts = [f"v{number}" for number in range(count)]
     own, peer = sketch_of(texts), peer_of(texts)
     assert len(own.hashes) == NOMINAL
     assert read(own).get_estimate() == pytest.approx(own.estimate)
     assert read(own).get_lower_bound(3) <= count <= read(own).get_upper_bound(3)
-    # A sketch of the peer, which keeps more hashes, becomes the same.
+    # A peer's sketch, which keeps more hashes, becomes the same.
     assert ThetaSketch.decode(peer.compact().serialize()).encode() == own.encode()
 
 
-def test_a_union_is_the_sketch_of_all_values() -> None:
+def test_union_equals_the_sketch_of_all_values() -> None:
     rng = random.Random(first_seed())
     for _ in range(20):
         parts = [
@@ -124,7 +124,7 @@ VALUES: list[tuple[str, PrimitiveType, list[Any]]] = [
 
 
 @pytest.mark.parametrize(("kind", "peer", "values"), VALUES, ids=[kind for kind, _, _ in VALUES])
-def test_values_are_hashed_as_iceberg_serialises_them(kind: str, peer: PrimitiveType, values: list[Any]) -> None:
+def test_values_are_hashed_in_icebergs_serialisation(kind: str, peer: PrimitiveType, values: list[Any]) -> None:
     stored = [value.bytes if isinstance(value, uuid.UUID) else value for value in values]
     array = pa.array([None, *stored, *stored], arrow_type(kind))
     builder = SketchBuilder()
@@ -134,13 +134,13 @@ def test_values_are_hashed_as_iceberg_serialises_them(kind: str, peer: Primitive
     assert set(builder.build().hashes.tolist()) == expected
 
 
-def test_no_bytes_are_no_value_as_in_datasketches() -> None:
+def test_empty_bytes_are_not_a_value_as_in_datasketches() -> None:
     builder = SketchBuilder()
     add_values(builder, pa.array(["", None, "a"]), "string")
     assert builder.build().encode() == peer_of(["", "a"]).compact().serialize()
 
 
-def test_other_bytes_are_refused() -> None:
+def test_bytes_that_are_not_a_sketch_are_rejected() -> None:
     rng = random.Random(first_seed())
     whole = sketch_of([f"v{number}" for number in range(9000)]).encode()
     for data in (b"", whole[:7], whole[:-8], whole + b"\0" * 8, struct.pack("<BBBBBBH", 1, 3, 2, 0, 0, 8, 0x93CC)):

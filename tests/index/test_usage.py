@@ -1,4 +1,4 @@
-"""Counters of use add up, and are of a bounded number of indexes."""
+"""Tests of counters of index use: they add up, and the number of indexes is limited."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from seamark.metaserver.index.files import usage
 from seamark.metaserver.index.files.usage import Usage
 
 
-def test_the_index_that_was_not_used_for_longest_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_unused_for_the_longest_time_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(usage, "KEPT_MAX", 2)
     counted = Usage()
     for now_ms, index in enumerate(["a", "b", "a", "c"]):

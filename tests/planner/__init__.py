@@ -1,1 +1,1 @@
-"""Oracles and tests of scan planning."""
+"""Tests of scan planning, and the oracles that they use."""

@@ -1,4 +1,4 @@
-"""Iceberg Java's planner, one JVM for the session."""
+"""The fixture that runs Iceberg Java's planner in one JVM for the whole session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers: every file once, every value as the standard says it, in pieces that join to JSON that clients can read."""
+"""Tests of plan answers: each file once, each value in the specification's form, in pieces that join to valid JSON."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def scan(
     where: object = True,
     view: TableView | None = None,
 ) -> ScanPlan:
-    """Return every file, whatever the filter; `view` may be one that is there."""
+    """Return a scan plan of every file, whatever the filter; `view` may be an existing view."""
     deletes = deletes or []
     view = view or TableView(
         [one for one, _ in data], [one for _, one in data], [one for one, _ in deletes], [one for _, one in deletes]
@@ -150,7 +150,7 @@ def a_file(path: str = "file:///t/data/a.parquet", partition: tuple[Any, ...] = 
     return DataFile(path=path, partition=partition, **{**given, **more})
 
 
-def test_a_file_is_written_with_what_its_manifest_says() -> None:
+def test_file_in_an_answer_has_the_values_of_its_manifest_entry() -> None:
     file = a_file(split_offsets=[4, 1_000_000])
     (task,) = answered(scan(metadata(()), [block([file])]))["file-scan-tasks"]
     assert task == {
@@ -169,8 +169,8 @@ def test_a_file_is_written_with_what_its_manifest_says() -> None:
     }
 
 
-def test_row_ids_and_sequence_numbers_are_told_as_files_inherit_them() -> None:
-    """A file that has a first row id keeps it and takes none of the manifest's; the others have theirs in turn."""
+def test_answer_has_row_ids_and_sequence_numbers_as_files_inherit_them() -> None:
+    """A file with its own first row id uses none of the manifest's row ids; the other files share them in order."""
     made = [a_file("a"), a_file("b", first_row_id=5), a_file("c", record_count=10), a_file("d", sequence=3)]
     listed, files = block(made, version=3)
     for first_row_id, told in ((100, [100, 5, 107, 117]), (None, [None] * 4)):
@@ -184,7 +184,7 @@ def test_row_ids_and_sequence_numbers_are_told_as_files_inherit_them() -> None:
             assert [one["data-sequence-number"] for one in tasks] == [(9, 9, 9, 3)[row] for row in rows.tolist()]
 
 
-def test_residuals_are_left_out_for_whoever_needs_none() -> None:
+def test_answer_omits_residuals_for_clients_that_need_none() -> None:
     plan = scan(metadata(()), [block([a_file("a"), a_file("b")])], where={"type": "eq", "term": "c1", "value": 4})
     assert all(set(one) == {"data-file"} for one in answered(plan, form=TaskForm(residuals=False))["file-scan-tasks"])
     assert all(set(one) == {"data-file", "residual-filter"} for one in answered(plan)["file-scan-tasks"])
@@ -193,14 +193,14 @@ def test_residuals_are_left_out_for_whoever_needs_none() -> None:
 @pytest.mark.parametrize(
     "name", ['q"uote', "back\\slash", "tab\tand\nline", "größe ✓ 𝄞", "a%2Fb=c d", "\x01\x1f\x7f", "</script>", "'"]
 )
-def test_every_path_survives_json(name: str) -> None:
+def test_any_file_path_survives_json(name: str) -> None:
     paths = [f"s3://bucket/data/{name}-{number}.parquet" for number in range(3)] + [name, "x" * 3000 + name]
     found = answered(scan(metadata(()), [block([a_file(path) for path in paths])]))["file-scan-tasks"]
     assert [task["data-file"]["file-path"] for task in found] == paths
 
 
-def test_files_of_many_manifests_and_pieces_come_once_and_in_order() -> None:
-    """Also of any part of the rows: what a page is."""
+def test_files_of_many_manifests_appear_once_and_in_order() -> None:
+    """The test also reads parts of the rows, as pages do."""
     rng = random.Random(7)
     lengths = [1, 3, FILES_PER_PIECE, 2 * FILES_PER_PIECE + 1, 1]
     paths = [
@@ -217,8 +217,8 @@ def test_files_of_many_manifests_and_pieces_come_once_and_in_order() -> None:
 
 
 @pytest.mark.parametrize("longest", [1, 40, 300, 70_000])
-def test_each_file_has_its_own_lists_whatever_rows_are_asked_for(longest: int) -> None:
-    """List lie one after the other, and a page may begin anywhere; sizes of one byte, of two, of four."""
+def test_each_file_has_its_own_lists_on_every_page(longest: int) -> None:
+    """Lists are stored one after another, and a page may begin anywhere; list sizes take one, two or four bytes."""
     rng = random.Random(11)
     sizes = [None, 0, 1, longest, *(rng.choice([None, 0, 1, 2, min(longest, 90)]) for _ in range(200))]
     lists = [None if size is None else [rng.randrange(-5, 1 << 40) for _ in range(size)] for size in sizes]
@@ -229,8 +229,8 @@ def test_each_file_has_its_own_lists_whatever_rows_are_asked_for(longest: int) -
         assert told == [lists[row] or [] for row in rows.tolist()], "seed 11"
 
 
-def test_statistics_of_many_files_are_told_of_those_that_are_asked_for() -> None:
-    """Some files have none; each row is read by itself."""
+def test_statistics_belong_to_the_requested_files() -> None:
+    """Some files have no statistics; each row is read separately."""
     rng = random.Random(5)
     values = [rng.choice([None, rng.randrange(-(1 << 40), 1 << 40)]) for _ in range(60)]
     metrics = [{} if value is None else {1: metrics_of("long", value, value + 9)} for value in values]
@@ -275,7 +275,7 @@ def within_python(kind: str, value: Any) -> bool:
 
 
 @pytest.mark.parametrize("column", KINDS)
-def test_partition_values_are_written_as_the_standard_spells_their_type(column: int) -> None:
+def test_partition_values_have_the_specifications_json_form(column: int) -> None:
     rng, kind = random.Random(column), KINDS[column]
     values: list[Any] = [value for value in pool(rng, kind, 60) if within_python(kind, value)]
     rng.shuffle(values)
@@ -288,7 +288,7 @@ def test_partition_values_are_written_as_the_standard_spells_their_type(column: 
 
 
 @pytest.mark.parametrize("transform", ["year", "month", "day", "hour", "bucket[8]", "void"])
-def test_values_of_transforms_have_the_types_that_java_gives_them(transform: str) -> None:
+def test_transform_values_have_the_types_of_iceberg_java(transform: str) -> None:
     value = {"void": None, "day": 19_000}.get(transform, 7)
     for plain in (False, True):
         spec = (PartitionField(1000, "p", 4, transform),)
@@ -303,28 +303,28 @@ def test_values_of_transforms_have_the_types_that_java_gives_them(transform: str
         assert answered(plan)["file-scan-tasks"][0]["data-file"]["partition"] == [expected]
 
 
-def test_infinite_partitions_are_numbers_that_parsers_read_as_infinite() -> None:
+def test_infinite_partition_values_are_numbers_that_parsers_read_as_infinite() -> None:
     spec = (PartitionField(1000, "p", 13, "identity"),)
     found = answered(scan(metadata(spec), [block([a_file("a", (math.inf,)), a_file("b", (-math.inf,))], 0, spec)]))
     assert [task["data-file"]["partition"] for task in found["file-scan-tasks"]] == [[math.inf], [-math.inf]]
 
 
-def test_a_partition_that_is_nan_is_refused_with_what_to_do() -> None:
+def test_nan_partition_is_rejected_with_advice() -> None:
     spec = (PartitionField(1000, "p", 13, "identity"),)
     plan = scan(metadata(spec), [block([a_file("a", (math.nan,))], 0, spec)])
     with pytest.raises(NotAcceptable, match=r"seamark\.scan-planning-mode"):
         answered(plan)
 
 
-def test_the_zeros_are_two_partitions() -> None:
+def test_positive_and_negative_zero_are_two_partitions() -> None:
     spec = (PartitionField(1000, "p", 13, "identity"),)
     plan = scan(metadata(spec), [block([a_file("a", (0.0,)), a_file("b", (-0.0,))], 0, spec)])
     assert b'"partition":[0.0]' in b"".join(ScanTaskWriter(plan).tasks(plan.entry_ids))
     assert b'"partition":[-0.0]' in b"".join(ScanTaskWriter(plan).tasks(plan.entry_ids))
 
 
-def test_partitions_follow_the_tables_spec_and_not_the_manifests_order_or_types() -> None:
-    """Java takes them by position, and as types of the current schema."""
+def test_partition_values_follow_the_order_and_types_of_the_tables_spec() -> None:
+    """Java reads them by position, with the types of the current schema."""
     old = {**KINDS, 1: "int", 12: "float"}
     spec = tuple(PartitionField(1000 + n, f"p{n}", column, "identity") for n, column in enumerate((1, 12, 2)))
     listed, made = block([a_file(partition=("x", 3, 0.5))], 0, (spec[2], spec[0], spec[1]), kinds=old)
@@ -332,21 +332,22 @@ def test_partitions_follow_the_tables_spec_and_not_the_manifests_order_or_types(
     assert answered(plan)["file-scan-tasks"][0]["data-file"]["partition"] == [3, 0.5, "x"]
 
 
-def test_the_value_of_a_dropped_column_is_null_the_only_one_that_java_reads() -> None:
+def test_partition_value_of_a_dropped_column_is_null() -> None:
+    """Null is the only value that Java reads."""
     spec = (PartitionField(1000, "a", 1, "identity"), PartitionField(1001, "b", 2, "identity"))
     kept = {key: kind for key, kind in KINDS.items() if key != 1}
     plan = scan(metadata(spec, kinds=kept), [block([a_file(partition=(3, "x"))], 0, spec)])
     assert answered(plan)["file-scan-tasks"][0]["data-file"]["partition"] == [None, "x"]
 
 
-def test_a_date_promoted_to_a_timestamp_is_written_as_one() -> None:
+def test_date_promoted_to_a_timestamp_is_written_as_a_timestamp() -> None:
     spec = (PartitionField(1000, "a", 3, "identity"),)
     plan = scan(metadata(spec, kinds={**KINDS, 3: "timestamp"}), [block([a_file(partition=(1,))], 0, spec)])
     assert answered(plan)["file-scan-tasks"][0]["data-file"]["partition"] == ["1970-01-02T00:00:00"]
 
 
-def test_plans_of_one_view_are_each_spelt_by_their_own_metadata() -> None:
-    """Tables that were registered from one metadata file share views, whatever became of each; dialects, too."""
+def test_plans_of_a_shared_view_use_their_own_metadata() -> None:
+    """Tables that were registered from one metadata file share views, even after they diverge. So do dialects."""
     spec = (PartitionField(1000, "a", 3, "identity"),)
     days = metadata(spec)
     promoted = metadata(spec, kinds={**KINDS, 3: "timestamp"})
@@ -362,13 +363,13 @@ def test_plans_of_one_view_are_each_spelt_by_their_own_metadata() -> None:
             assert answered(one, dialect=dialect)["file-scan-tasks"][0]["data-file"]["partition"] == [expected]
 
 
-def test_a_manifest_of_an_unknown_spec_is_named() -> None:
+def test_error_names_the_manifest_with_an_unknown_spec() -> None:
     plan = scan(metadata(()), [block([a_file(spec_id=5)], 5)])
     with pytest.raises(Corrupt, match=r"5-0\.avro"):
         answered(plan)
 
 
-def test_residuals_are_what_is_left_of_the_filter_in_each_partition() -> None:
+def test_residual_is_the_filter_without_what_the_partition_decides() -> None:
     spec = (PartitionField(1000, "p", 2, "identity"),)
     where = {
         "type": "and",
@@ -386,7 +387,7 @@ def a_delete(path: str, content: int, **more: Any) -> DeleteFile:
     return DeleteFile(path=path, content=content, sequence=9, **{**given, **more})
 
 
-def test_delete_files_are_told_once_and_referred_to_by_their_place() -> None:
+def test_delete_files_are_listed_once_and_referenced_by_position() -> None:
     data = [a_file(f"f{number}", sequence=3) for number in range(4)] + [a_file("newer", sequence=20)]
     deletes = [
         a_delete("positions", 1),
@@ -407,7 +408,7 @@ def test_delete_files_are_told_once_and_referred_to_by_their_place() -> None:
     assert "delete-file-references" not in found["file-scan-tasks"][4]
 
 
-def test_only_delete_files_that_a_page_refers_to_are_in_it() -> None:
+def test_page_lists_only_the_delete_files_that_it_references() -> None:
     data = [a_file("a", sequence=3), a_file("b", sequence=3)]
     deletes = [a_delete("of a", 1, referenced="a"), a_delete("of b", 1, referenced="b")]
     plan = scan(metadata(()), [block(data)], [block(deletes)])
@@ -419,7 +420,7 @@ def test_only_delete_files_that_a_page_refers_to_are_in_it() -> None:
     assert list(answer.delete_files()) == []
 
 
-def test_deletion_vectors_say_where_they_lie() -> None:
+def test_deletion_vectors_have_their_offset_and_size() -> None:
     vector = a_delete("v.puffin", 1, format="PUFFIN", referenced="a", content_offset=4, content_size=40, record_count=1)
     data = block([a_file("a", sequence=3)], version=3)
     found = answered(scan(metadata(()), [data], [block([vector], version=3)]))
@@ -433,7 +434,7 @@ def metrics_of(kind: str, lower: Any, upper: Any) -> ColumnMetrics:
     return ColumnMetrics(7, 1, 0 if kind in ("float", "double") else None, to_bytes(kind, lower), to_bytes(kind, upper))
 
 
-def test_statistics_are_sent_of_the_columns_that_were_asked_for_and_of_no_others() -> None:
+def test_answer_has_statistics_of_the_requested_columns_only() -> None:
     rng = random.Random(3)
     metrics = {}
     for column, kind in KINDS.items():
@@ -458,7 +459,7 @@ def test_statistics_are_sent_of_the_columns_that_were_asked_for_and_of_no_others
         assert everything[f"{side}-bounds"] == {"keys": list(KINDS), "values": bounds}, "seed 3"
 
 
-def test_pyiceberg_reads_partitions_as_it_would_from_a_manifest_or_not_at_all() -> None:
+def test_pyiceberg_reads_partitions_as_from_a_manifest_or_they_are_rejected() -> None:
     columns = (3, 4, 6, 2, 1)
     spec = tuple(PartitionField(1000 + n, f"p{n}", column, "identity") for n, column in enumerate(columns))
     files = [a_file("a", (19_000, 5, 6, "x", 1)), a_file("b", (19_000, None, 6, "x", 1))]
@@ -491,14 +492,14 @@ def test_pyiceberg_parses_every_answer() -> None:
     assert [task.data_file.file_path for task in parsed.file_scan_tasks] == left
 
 
-def test_only_pyiceberg_is_answered_its_way() -> None:
+def test_only_pyiceberg_receives_the_pyiceberg_form() -> None:
     assert dialect_of("PyIceberg/0.12.0") is PYICEBERG
     for other in ("", "DuckDB/1.5", "a PyIceberg/0.12.0"):
         assert dialect_of(other) is STANDARD
 
 
-def test_the_residual_of_a_partition_goes_by_the_fields_that_its_manifest_has() -> None:
-    """In the manifest's own order, not the spec's; what a promoted date left behind counts days and decides nothing."""
+def test_residual_uses_the_partition_fields_in_the_manifests_order() -> None:
+    """A manifest from before the promotion of a date has days; they decide nothing."""
 
     def plan(
         table: TableMetadata, partition: tuple[Any, ...], *fields: PartitionField, kinds: Any, where: Any

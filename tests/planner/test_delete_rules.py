@@ -1,4 +1,4 @@
-"""Which delete files apply, one rule of the specification at a time."""
+"""Tests of the rules by which delete files apply, one rule of the specification each."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def block(
 def applying(
     data: list[Entry], *deletes: list[Entry], sequence: int = 5, schema: dict[str, Any] = SCHEMA
 ) -> list[tuple[int, ...]]:
-    """Return what applies to each data file, of manifests with the sequence number `sequence`."""
+    """Return the delete files that apply to each data file, in manifests with the sequence number `sequence`."""
 
     def files(of: list[list[Entry]]) -> list[ManifestFile]:
         return [manifest_file(int(some[0].file.content != DATA), some[0].file.spec_id, sequence) for some in of]
@@ -111,13 +111,13 @@ def applying(
     return index.deletes_for(rows_of(view))
 
 
-def test_position_deletes_apply_to_files_of_their_own_commit_and_equality_deletes_to_older_ones() -> None:
+def test_position_deletes_apply_to_files_of_their_commit_and_equality_deletes_to_older_files() -> None:
     data = [entry(data_file(f"d{sequence}"), sequence) for sequence in (3, 4, 5)]
     assert applying(data, [entry(delete_file(POSITION_DELETES), 4)]) == [(0,), (0,), ()]
     assert applying(data, [entry(delete_file(EQUALITY_DELETES, equality_ids=[A]), 4)]) == [(0,), (), ()]
 
 
-def test_sequence_numbers_are_inherited_by_added_files_and_are_0_in_version_1() -> None:
+def test_added_files_inherit_sequence_numbers_which_are_0_in_version_1() -> None:
     data = [entry(data_file("added"), None, ADDED), entry(data_file("kept"), 4)]
     deletes = [entry(delete_file(EQUALITY_DELETES, equality_ids=[A]), None, ADDED)]
     assert applying(data, deletes) == [(), (0,)]
@@ -126,7 +126,7 @@ def test_sequence_numbers_are_inherited_by_added_files_and_are_0_in_version_1() 
     assert DeleteIndex(view, specs(), []).deletes_for_file(0) == (0,)
 
 
-def test_a_kept_file_without_a_sequence_number_is_corrupt() -> None:
+def test_existing_file_without_a_sequence_number_is_corrupt() -> None:
     deletes = [entry(delete_file(POSITION_DELETES), 5)]
     with pytest.raises(Corrupt, match=r"manifest\.avro: the entry of lost has no sequence number"):
         applying([entry(data_file("lost"), None)], deletes)
@@ -134,7 +134,7 @@ def test_a_kept_file_without_a_sequence_number_is_corrupt() -> None:
         applying([entry(data_file(), 1)], [entry(delete_file(POSITION_DELETES), None)])
 
 
-def test_a_deletion_vector_takes_the_place_of_position_deletes_but_not_of_equality_deletes() -> None:
+def test_deletion_vector_replaces_position_deletes_but_not_equality_deletes() -> None:
     others = [
         entry(delete_file(POSITION_DELETES), 5),
         entry(delete_file(POSITION_DELETES, referenced="d"), 5),
@@ -144,27 +144,27 @@ def test_a_deletion_vector_takes_the_place_of_position_deletes_but_not_of_equali
     assert applying(data, others, [entry(vector(), 5)]) == [(2, 3), (0, 2)]
 
 
-def test_a_deletion_vector_older_than_its_file_does_not_count() -> None:
+def test_deletion_vector_older_than_its_data_file_is_ignored() -> None:
     assert applying([entry(data_file(), 3)], [entry(vector(), 2), entry(delete_file(POSITION_DELETES), 4)]) == [(1,)]
 
 
-def test_of_several_deletion_vectors_all_are_kept() -> None:
+def test_all_deletion_vectors_of_a_data_file_are_kept() -> None:
     assert applying([entry(data_file(), 3)], [entry(vector(), 4), entry(vector(), 5)]) == [(0, 1)]
 
 
-def test_a_deletion_vector_without_its_data_file_is_corrupt() -> None:
+def test_deletion_vector_without_a_data_file_is_corrupt() -> None:
     with pytest.raises(Corrupt, match=r"manifest\.avro: a deletion vector in x has no referenced_data_file"):
         applying([entry(data_file(), 3)], [entry(vector(None), 4)])
 
 
-def test_a_data_file_among_delete_files_is_corrupt() -> None:
+def test_data_file_in_a_delete_manifest_is_corrupt() -> None:
     odd = delete_file(POSITION_DELETES)
     odd.content = 7
     with pytest.raises(Corrupt, match=r"manifest\.avro lists x, which is not a delete file"):
         applying([entry(data_file(), 3)], [entry(odd, 4)])
 
 
-def test_position_deletes_go_by_partition_unless_they_name_their_file() -> None:
+def test_position_deletes_apply_by_partition_unless_they_name_their_file() -> None:
     data = [
         entry(data_file("one", spec_id=1, partition=(1,)), 1),
         entry(data_file("two", spec_id=1, partition=(2,)), 1),
@@ -179,14 +179,14 @@ def test_position_deletes_go_by_partition_unless_they_name_their_file() -> None:
     assert applying(data, deletes, unpartitioned) == [(2,), (0,), (1,)]
 
 
-def test_partitions_of_floats_are_equal_by_their_bits() -> None:
+def test_float_partitions_are_compared_by_their_bits() -> None:
     values = (0.0, -0.0, math.nan, None)
     data = [entry(data_file(repr(value), spec_id=2, partition=(1, value)), 1) for value in values]
     deletes = [entry(delete_file(POSITION_DELETES, spec_id=2, partition=(1, value)), 1) for value in values]
     assert applying(data, deletes) == [(0,), (1,), (2,), (3,)]
 
 
-def test_equality_deletes_of_a_spec_of_nothing_but_void_fields_are_global() -> None:
+def test_equality_deletes_of_a_spec_with_only_void_fields_are_global() -> None:
     data = [entry(data_file(spec_id=1, partition=(1,)), 1)]
     for spec_id, partition, found in ((3, (None,), (0,)), (0, (), (0,)), (4, (None, None), ())):
         delete = delete_file(EQUALITY_DELETES, spec_id=spec_id, partition=partition, equality_ids=[A])
@@ -197,7 +197,7 @@ PATHS_TOLD = delete_file(POSITION_DELETES, metrics={PATH_ID: ColumnMetrics(lower
 PATHS_CUT = delete_file(POSITION_DELETES, metrics={PATH_ID: ColumnMetrics(lower=b"d", upper=b"e")})
 
 
-def test_path_bounds_that_agree_name_the_data_file() -> None:
+def test_equal_path_bounds_name_the_data_file() -> None:
     data = [entry(data_file("d"), 1), entry(data_file("e"), 1)]
     deletes = [entry(PATHS_TOLD, 2), entry(PATHS_CUT, 2)]
     assert applying(data, deletes) == [(0, 1), (1,)]
@@ -226,7 +226,7 @@ def stats(lower: bytes | None, upper: bytes | None, nulls: int | None = 0, nans:
         pytest.param(LATE, "string", ("a", "b", 0), ("ba", "c", 0), False, id="strings apart"),
     ],
 )
-def test_an_equality_delete_is_dropped_only_where_statistics_rule_it_out(
+def test_equality_delete_is_dropped_only_when_statistics_exclude_it(
     key: int, kind: str, gone: tuple[Any, ...], held: tuple[Any, ...], kept: bool
 ) -> None:
     def metrics(lower: Any, upper: Any, nulls: int | None = 0) -> dict[int, ColumnMetrics]:
@@ -242,9 +242,7 @@ def test_an_equality_delete_is_dropped_only_where_statistics_rule_it_out(
 
 
 @pytest.mark.parametrize("pairs_max", [16, 1 << 21])
-def test_of_many_equality_deletes_those_apply_that_do_one_by_one(
-    pairs_max: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_equality_deletes_apply_as_each_does_alone(pairs_max: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equality, "_PAIRS_MAX", pairs_max)
     rng = random.Random(pairs_max)
     blank = {"kinds": {1: KINDS}, "required": set()}
@@ -287,7 +285,7 @@ def test_of_many_equality_deletes_those_apply_that_do_one_by_one(
     assert 1000 < sum(map(len, found)) < 20_000
 
 
-def test_a_required_column_holds_no_null_whatever_counts_leave_unsaid() -> None:
+def test_required_column_has_no_nulls_when_null_counts_are_missing() -> None:
     required = schema_json(0, KINDS, {A}, late=True)
     gone, held = ({A: ColumnMetrics(lower=to_bytes("long", low), upper=to_bytes("long", low + 1))} for low in (1, 5))
     delete = entry(delete_file(EQUALITY_DELETES, equality_ids=[A], metrics=gone), 2)
@@ -296,7 +294,7 @@ def test_a_required_column_holds_no_null_whatever_counts_leave_unsaid() -> None:
     assert applying(data, [delete], schema=required) == [()]
 
 
-def test_bounds_of_a_type_that_a_promotion_gave_another_unit_prove_nothing() -> None:
+def test_bounds_from_before_a_change_of_unit_exclude_no_delete() -> None:
     day, micros = to_bytes("date", 20_000), to_bytes("timestamp", 20_000 * DAY_US)
     data = data_file(metrics={A: stats(day, day)})
     delete = delete_file(EQUALITY_DELETES, equality_ids=[A], metrics={A: stats(micros, micros)})
@@ -311,7 +309,7 @@ def test_bounds_of_a_type_that_a_promotion_gave_another_unit_prove_nothing() -> 
 
 
 @pytest.mark.parametrize("kind", ["timestamp", "timestamp_ns"])
-def test_deletes_of_a_partition_apply_whether_it_was_of_a_date_or_of_the_timestamp_that_became(kind: str) -> None:
+def test_partition_deletes_apply_before_and_after_promotion_of_a_date_to_a_timestamp(kind: str) -> None:
     kinds = [KINDS | {A: one} for one in ("date", kind)]
     schemas = [schema_json(number, one, set(), late=True) for number, one in enumerate(kinds)]
 
@@ -333,12 +331,12 @@ def test_deletes_of_a_partition_apply_whether_it_was_of_a_date_or_of_the_timesta
     assert index.deletes_for(rows_of(view)) == [tuple(range(day, 12, 3)) for day in (0, 1, 2)] * 2
 
 
-def test_an_equality_delete_on_a_column_that_the_data_file_lacks_is_kept() -> None:
+def test_equality_delete_on_a_column_missing_from_the_data_file_is_kept() -> None:
     delete = delete_file(EQUALITY_DELETES, equality_ids=[LATE], metrics={LATE: stats(b"a", b"b")})
     assert applying([entry(data_file(metrics={A: stats(None, None)}), 1)], [entry(delete, 2)]) == [(0,)]
 
 
-def test_two_columns_rule_out_what_one_alone_would_not() -> None:
+def test_two_columns_together_exclude_an_equality_delete() -> None:
     one, nine = to_bytes("long", 1), to_bytes("long", 9)
     gone = {A: stats(one, nine), LATE: stats(b"a", b"b")}
     held = {A: stats(one, nine), LATE: stats(b"c", b"d")}
@@ -354,6 +352,6 @@ def test_files_with_the_same_deletes_share_one_tuple() -> None:
     assert found[0] is found[1] is found[2]
 
 
-def test_without_delete_files_no_data_file_is_looked_at() -> None:
-    view = TableView([manifest_file(0, 0, 5)], [block([entry(data_file(), None)])])  # no sequence number to be had
+def test_data_files_are_not_examined_when_there_are_no_delete_files() -> None:
+    view = TableView([manifest_file(0, 0, 5)], [block([entry(data_file(), None)])])  # The entry has no sequence number.
     assert DeleteIndex(view, specs(), []).deletes_for(np.zeros(3, dtype=np.int64)) == [(), (), ()]

@@ -1,8 +1,9 @@
-"""Which delete files apply, against the specification's rules read one pair at a time, and against rows.
+"""Random tests of the delete files that apply, against the specification's rules for each pair of files, and rows.
 
-`Situation` draws a view: manifests of both contents, of several specs, versions and writers' schemas, as fastavro
-writes them. The oracle is `in_scope` (spec, "Scan Planning"), `removes` (does any key or position of the delete meet a
-row of the data file) and `java_drops` (the same pair by its statistics, as Java's DeleteFileIndex prunes).
+`Situation` draws a view: manifests of both contents, of several specs, versions and writers' schemas, written by
+fastavro. The oracle consists of `in_scope` (spec, "Scan Planning"), `removes` (whether any key or position of
+the delete file meets a row of the data file) and `java_drops` (whether Java's DeleteFileIndex drops the pair by
+its statistics).
 """
 
 from __future__ import annotations
@@ -45,14 +46,14 @@ from tests.planner.lakes.metrics import ColumnMetrics, column_metrics
 GLOBAL_SPECS = (0, 3)
 PROMOTED = {"int": "long", "float": "double", "decimal(9, 2)": "decimal(20, 2)", "decimal(18, 0)": "decimal(18, 0)"}
 DATES = ["date", "timestamp", "timestamp_ns"]
-"""What a date may be promoted to, itself included; rows and partitions have days here, however they are written."""
+"""The types to which a date may be promoted, and date itself; rows and partitions here have days in any case."""
 UNITS_PER_DAY = {"timestamp": DAY_US, "timestamp_ns": DAY_US * 1000}
 PATHS = [f"s3://bucket/table/data/{name}.parquet" for name in ("a", "ab", "abc", "zz", "é", "\U0001f600", "b" * 40)]
 
 
 @dataclass(eq=False)
 class Listed:
-    """A manifest with what a manifest list says of it."""
+    """A manifest with its data for a manifest list."""
 
     content: int
     spec_id: int
@@ -63,14 +64,14 @@ class Listed:
 
 
 def same(kind: str, left: Any, right: Any) -> bool:
-    """Return whether some reader takes two values of a column for equal."""
+    """Return whether some reader considers two values of a column equal."""
     if kind in FLOATS and left is not None and right is not None and left != left:
         return bool(right != right)
     return bool(left == right)
 
 
 class Situation:
-    """Everything that one random view holds, in Python."""
+    """One random view in Python."""
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
@@ -142,7 +143,7 @@ class Situation:
         return {key: of for key, of in made.items() if of != ColumnMetrics()}
 
     def _written(self, schema_id: int, key: int, value: Any) -> Any:
-        """As it is stored under the schema."""
+        """Return the key's value as it is stored under the schema."""
         unit = self.units.get(key, 1)
         return value if schema_id == 0 or value is None or unit == 1 else value * unit
 
@@ -159,7 +160,8 @@ class Situation:
         }
 
     def _data(self, within: Listed) -> DataFile:
-        # written under the manifest's schema, or before it: a rewritten manifest keeps the old bounds' bytes
+        # The file was written under the manifest's schema or an older one: a rewritten manifest keeps the old
+        # bounds' bytes.
         schema_id = self.rng.randint(0, within.schema_id)
         common = self._common(within, DATA)
         parts = zip(SPECS[within.spec_id], common["partition"], strict=True)
@@ -282,8 +284,10 @@ class Situation:
         )
 
     def java_drops(self, delete: tuple[Listed, Entry], data: tuple[Listed, Entry]) -> bool:
-        """By one column whose statistics Java trusts rightly: no float, no UUID, no promoted date, and not in a null
-        struct."""
+        """Return whether one column whose statistics Java uses correctly excludes the pair.
+
+        Such a column is not a float, not a UUID, not a promoted date, and not in a null struct.
+        """
         removal, file = delete[1].file, data[1].file
         if removal.content == POSITION_DELETES:
             return False
@@ -315,18 +319,18 @@ class Situation:
 
 
 def value_of(kind: str, data: bytes | None) -> Any:
-    """Return a bound as something that sorts; the length of its bytes, not the column's type, tells how it was
-    written.
-    """
+    """Return a bound in sortable form; the length of its bytes, not the column's type, gives its stored type."""
     assert data is not None
     if kind in ("string", "binary", "boolean"):
         return data
     number = int.from_bytes(data, "big" if kind.startswith("decimal") else "little", signed=True)
-    return max(number, LONG_MIN + 1)  # the least long stands for an absent bound in blocks, so bounds stop above it
+    return max(
+        number, LONG_MIN + 1
+    )  # The least long represents an absent bound in blocks, so the drawn bounds are greater.
 
 
 def check(seed: int) -> int:
-    """Judges one situation; how many pairs its statistics ruled out."""
+    """Check one random situation, and return the number of pairs that its statistics excluded."""
     situation = Situation(seed)
     view = situation.view()
     index = situation.index(view)
@@ -353,24 +357,24 @@ def check(seed: int) -> int:
     return dropped
 
 
-def test_no_needed_delete_file_is_missing_and_none_is_there_without_need() -> None:
+def test_views_have_exactly_the_delete_files_that_apply() -> None:
     assert sum(check(seed) for seed in range(150)) > 300
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_no_needed_delete_file_is_missing_and_none_is_there_without_need_in_thousands_of_views() -> None:
+def test_thousands_of_views_have_exactly_the_delete_files_that_apply() -> None:
     for seed in range(1000, 6000):
         check(seed)
 
 
-def test_data_files_are_split_among_several_descents_where_pairs_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_files_are_split_into_several_searches_when_there_are_many_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equality, "_PAIRS_MAX", 16)
     for seed in range(150, 200):
         check(seed)
 
 
-def test_every_delete_file_that_removes_rows_of_a_random_history_is_named(tmp_path: Path) -> None:
+def test_all_delete_files_that_remove_rows_of_a_random_history_are_named(tmp_path: Path) -> None:
     removing = 0
     for seed in range(30):
         lake = random_lake(seed, tmp_path / str(seed))

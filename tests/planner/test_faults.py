@@ -1,8 +1,8 @@
-"""Broken tables, storage and cache folders under the planner: the right answer or an error that names the file.
+"""Tests of broken tables, storage and cache folders: the plan is right, or the error names the file.
 
-What is promised of manifests: they are taken as stored. Avro has no checksum, so a flipped bit that still decodes is
-what the manifest says; the oracle for that is fastavro, reading the same damaged bytes. Files of the cache folder have
-checksums: whatever befalls them, the plan is the right one.
+Manifests are read as stored. Avro has no checksum, so a flipped bit that still decodes is valid content; the oracle is
+fastavro, which reads the same damaged bytes. Files of the cache folder have checksums: with any damage the plan is
+right.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Damage = Callable[[bytearray, random.Random], None]
 
 
 def filled(folder: Path, *, days: int = 4, per_day: int = 10) -> tuple[Table, list[Manifest]]:
-    """Return a table with a manifest for each day, of `per_day` files, and one delete file a day."""
+    """Return a table with a manifest of `per_day` files and one delete file for each day."""
     table = Table(folder)
     data = [table.manifest(f"m{day}", range(day * per_day, (day + 1) * per_day), day=day) for day in range(days)]
     deletes = [table.deletes(f"d{day}", [day * per_day], day=day) for day in range(days)]
@@ -57,7 +57,7 @@ def filled(folder: Path, *, days: int = 4, per_day: int = 10) -> tuple[Table, li
 # Manifests and manifest lists
 
 
-async def test_a_manifest_cut_off_anywhere_is_corrupt_by_name(tmp_path: Path) -> None:
+async def test_truncated_manifest_is_reported_as_corrupt_by_name(tmp_path: Path) -> None:
     table, manifests = filled(tmp_path / "t", per_day=40)
     for victim in (manifests[1], manifests[5]):
         path = path_of(victim)
@@ -76,7 +76,7 @@ async def test_a_manifest_cut_off_anywhere_is_corrupt_by_name(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("which", ["m2.avro", "d1.avro", "snap-1.avro"])
-async def test_a_file_that_is_gone_is_an_error_that_names_it_until_it_is_back(tmp_path: Path, which: str) -> None:
+async def test_missing_file_is_named_in_the_error_until_it_is_back(tmp_path: Path, which: str) -> None:
     table, _ = filled(tmp_path / "t")
     path = tmp_path / "t" / "metadata" / which
     whole = path.read_bytes()
@@ -92,14 +92,14 @@ async def test_a_file_that_is_gone_is_an_error_that_names_it_until_it_is_back(tm
 
 
 async def _let_go(planner: Planner) -> None:
-    """Wait until no block is alive: a thread that has just read one may hold it for a moment."""
+    """Wait until no block is alive, because a thread that has just read a block may still hold it."""
     async with asyncio.timeout(60):
         while planner.stats().live_bytes:
             await asyncio.sleep(0.001)
 
 
 def planned_by_fastavro(manifests: list[Manifest]) -> list[str] | None:
-    """Paths of live data files, in order; None where fastavro cannot tell."""
+    """Return the paths of live data files in order, or None if fastavro cannot read the manifests."""
     found = []
     try:
         for manifest in manifests:
@@ -113,7 +113,7 @@ def planned_by_fastavro(manifests: list[Manifest]) -> list[str] | None:
 
 
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 60))])
-async def test_a_manifest_with_flipped_bytes_is_corrupt_or_planned_as_it_is_stored(tmp_path: Path, seed: int) -> None:
+async def test_manifest_with_flipped_bytes_is_corrupt_or_planned_as_stored(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     table = Table(tmp_path / "t", style=STORED) if seed % 2 else Table(tmp_path / "t")
     manifests = [table.manifest(f"m{day}", range(day * 10, day * 10 + 10), day=day) for day in range(3)]
@@ -148,7 +148,7 @@ async def test_a_manifest_with_flipped_bytes_is_corrupt_or_planned_as_it_is_stor
     assert set(seen) <= {"corrupt", "as stored"}, seen
 
 
-async def test_a_manifest_that_disagrees_with_its_list_is_read_again(tmp_path: Path) -> None:
+async def test_manifest_that_disagrees_with_its_list_is_read_again(tmp_path: Path) -> None:
     table = Table(tmp_path / "t")
     manifest = table.manifest("m", range(10), day=1)
     table.commit(1, [manifest])
@@ -163,10 +163,10 @@ async def test_a_manifest_that_disagrees_with_its_list_is_read_again(tmp_path: P
         assert await numbers(planner, table.metadata) == list(range(10))
 
 
-@pytest.mark.slow  # what a flip hits depends on the length of the folder's name
+@pytest.mark.slow  # The place of the flipped byte depends on the length of the folder's name.
 @pytest.mark.parametrize("seed", range(40))
-async def test_a_damaged_manifest_list_is_an_error_or_planned_as_it_is_stored(tmp_path: Path, seed: int) -> None:
-    """Of its manifests none is lost: those that fastavro reads from the damaged bytes are those that are planned."""
+async def test_damaged_manifest_list_is_an_error_or_planned_as_stored(tmp_path: Path, seed: int) -> None:
+    """The plan has every manifest that fastavro reads from the damaged bytes."""
     rng = random.Random(seed)
     table, _ = filled(tmp_path / "t")
     metadata = table.metadata
@@ -195,7 +195,7 @@ async def test_a_damaged_manifest_list_is_an_error_or_planned_as_it_is_stored(tm
             listed = [one for one in fastavro.reader(BytesIO(bytes(damaged))) if isinstance(one, dict)]
             assert len(scan.view.manifests) + len(scan.view.delete_manifests) == len(listed), where
             assert len(listed) in (0, 8), where
-            # A flip may as well make one path another's, which is then planned twice, as it is stored.
+            # A flip may change a path to that of another file, which is then planned twice, as stored.
             if {one["manifest_path"] for one in listed} == paths:
                 assert numbers_of(scan) == list(range(40)), where
             seen["as stored"] += 1
@@ -203,7 +203,7 @@ async def test_a_damaged_manifest_list_is_an_error_or_planned_as_it_is_stored(tm
     assert set(seen) <= {"error", "as stored"}, seen
 
 
-async def test_a_manifest_of_another_spec_or_content_than_its_list_says_is_corrupt(tmp_path: Path) -> None:
+async def test_manifest_whose_spec_or_content_differs_from_its_list_is_corrupt(tmp_path: Path) -> None:
     table, manifests = filled(tmp_path / "t")
     lies: list[tuple[str, int, int, str]] = [
         ("m0.avro", 0, 7, "m0.avro has partition spec 0; its manifest list states 7"),
@@ -229,8 +229,8 @@ async def test_a_manifest_of_another_spec_or_content_than_its_list_says_is_corru
                 await numbers(planner, table.metadata)
 
 
-async def test_a_partition_of_a_type_that_nobody_knows_is_planned(tmp_path: Path) -> None:
-    """What a later format version, or a flipped bit in the header's schema, would leave."""
+async def test_partition_of_an_unknown_type_is_planned(tmp_path: Path) -> None:
+    """A later format version or a flipped bit in the header's schema would cause this."""
     table, manifests = filled(tmp_path / "t")
     path = path_of(manifests[1])
     known, unknown = (b'"name": "day", "required": false, "type": "%s"' % kind for kind in (b"int", b"inv"))
@@ -241,7 +241,7 @@ async def test_a_partition_of_a_type_that_nobody_knows_is_planned(tmp_path: Path
         assert await numbers(planner, table.metadata, on_day(1)) == list(range(10, 20))
 
 
-async def test_over_http_a_broken_table_is_an_error_of_the_servers_that_names_the_file(tmp_path: Path) -> None:
+async def test_broken_table_over_http_is_a_server_error_that_names_the_file(tmp_path: Path) -> None:
     async with running(
         tmp_path, plan_inline_limit=2, plan_page_size=4, plan_memory_bytes=0, plan_disk_bytes=0
     ) as server:
@@ -267,7 +267,7 @@ async def test_over_http_a_broken_table_is_an_error_of_the_servers_that_names_th
         kept = path.read_bytes()
         for broken in (None, b"", kept[:50]):
             path.unlink() if broken is None else path.write_bytes(broken)
-            async with running(tmp_path, plan_disk_bytes=0) as other:  # the first still has the list in memory
+            async with running(tmp_path, plan_disk_bytes=0) as other:  # The first planner still has the list in memory.
                 _is_clean(await Api(other)("POST", f"{T}/plan", {}), path.name)
         path.write_bytes(kept)
         page = await api("POST", f"{T}/tasks", {"plan-task": token})
@@ -281,11 +281,11 @@ def _is_clean(answer: Answer, name: str) -> None:
     assert "Traceback" not in message
 
 
-# Storage that fails for a while
+# Storage that fails for a time
 
 
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 60))])
-async def test_plans_that_failed_without_storage_are_right_once_it_is_back(tmp_path: Path, seed: int) -> None:
+async def test_plans_are_right_again_once_storage_is_back(tmp_path: Path, seed: int) -> None:
     table, _ = filled(tmp_path / "t", days=8)
     rng = random.Random(seed)
     rates = {Fault.BEFORE: 0.1, Fault.BROKEN: 0.03, Fault.LOST_REPLY: 0.05, Fault.SLOW: 0.2}
@@ -308,7 +308,7 @@ async def test_plans_that_failed_without_storage_are_right_once_it_is_back(tmp_p
                 else:
                     assert found == list(range(low, high + 1)), f"seed {seed}"
                     seen["planned"] += 1
-        # What the disk keeps is read from storage but once, and these reads may all have gone well.
+        # A manifest in the disk cache is read from storage only once, and none of these reads may have failed.
         assert seen["failed"] or seed % 2, f"seed {seed} had only fair weather"
         faulty[0].rates = {}
         assert await numbers(planner, table.metadata) == list(range(80)), f"seed {seed}"
@@ -340,7 +340,7 @@ FOLDER_BYTES = 64 << 20
 
 
 def cached(tmp_path: Path) -> list[Path]:
-    """Return files of blocks, not SQLite's."""
+    """Return the block files, without SQLite's files."""
     folder = tmp_path / "home" / "cache" / "blocks"
     return sorted(folder.rglob("*.block"))
 
@@ -352,7 +352,7 @@ def damage(path: Path, how: Damage, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("how", quick(DAMAGES, 2))
-async def test_cache_files_damaged_between_two_runs_are_made_anew(tmp_path: Path, how: Damage) -> None:
+async def test_cache_files_damaged_between_two_runs_are_replaced(tmp_path: Path, how: Damage) -> None:
     table, manifests = filled(tmp_path / "t", days=2, per_day=6000)
     everything = list(range(12_000))
     async with planning(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
@@ -370,14 +370,16 @@ async def test_cache_files_damaged_between_two_runs_are_made_anew(tmp_path: Path
     for filter, expected in ((between(100, 7000), everything[100:7001]), (True, everything)):
         async with planning(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
             assert await numbers(planner, table.metadata, filter) == expected
-            # What is in a column that no plan reads is not noticed, and does no harm.
+            # Damage in a column that no plan reads is not detected and is harmless.
             decoded = planner.stats().decoded
             assert decoded == len(manifests) or how in (flip, zero) or filter is True
 
 
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 40))])
-async def test_cache_files_damaged_while_the_planner_runs_change_no_answer(tmp_path: Path, seed: int) -> None:
-    """No view outlives its plan here, so that each plan reads the folder again, and no file is in use while damaged."""
+async def test_cache_files_damaged_during_a_run_change_no_answer(tmp_path: Path, seed: int) -> None:
+    """No view outlives its plan here, so that each plan reads the folder again, and no file is in use during
+    the damage.
+    """
     rng = random.Random(seed)
     table, manifests = filled(tmp_path / "t", per_day=60)
     async with planning(tmp_path, plan_disk_bytes=FOLDER_BYTES, plan_memory_bytes=1 << 20) as planner:
@@ -394,12 +396,12 @@ async def test_cache_files_damaged_while_the_planner_runs_change_no_answer(tmp_p
                 else:
                     damage(path, rng.choice(DAMAGES), rng)
         if rng.random() < 0.5:
-            shutil.rmtree(tmp_path / "home" / "cache", ignore_errors=True)  # files still come in behind the answers
+            shutil.rmtree(tmp_path / "home" / "cache", ignore_errors=True)  # Files are still stored after the answers.
         assert await numbers(planner, table.metadata) == list(range(240)), f"seed {seed}"
         assert planner.stats().decoded > len(manifests)
 
 
-async def test_a_folder_that_cannot_be_made_is_done_without(tmp_path: Path) -> None:
+async def test_planner_works_without_a_cache_folder_that_cannot_be_created(tmp_path: Path) -> None:
     table, _ = filled(tmp_path / "t")
     (tmp_path / "file").write_text("not a folder")
     for folder in (tmp_path / "file" / "blocks", Path("/proc/none/blocks")):
@@ -408,7 +410,7 @@ async def test_a_folder_that_cannot_be_made_is_done_without(tmp_path: Path) -> N
             assert await numbers(planner, table.metadata, on_day(2)) == list(range(20, 30))
 
 
-async def test_a_folder_on_a_full_or_read_only_disk_is_done_without_until_it_is_well(tmp_path: Path) -> None:
+async def test_planner_skips_the_cache_folder_while_its_disk_is_full_or_read_only(tmp_path: Path) -> None:
     table, manifests = filled(tmp_path / "t")
     given = {"plan_disk_bytes": 8 << 20, "plan_memory_bytes": 1 << 20, "plan_disk_folder": str(tmp_path / "disk" / "b")}
     with small_disk(tmp_path / "disk") as disk:
@@ -425,7 +427,7 @@ async def test_a_folder_on_a_full_or_read_only_disk_is_done_without_until_it_is_
             assert await numbers(planner, table.metadata) == list(range(40))
         decoded = len(manifests)
         async with asyncio.timeout(60):
-            while decoded:  # where the machine is busy, a plan does not wait for the folder's lock and stores nothing
+            while decoded:  # On a busy machine a plan does not wait for the folder's lock and stores nothing.
                 async with planning(tmp_path, **given) as planner:
                     assert await numbers(planner, table.metadata) == list(range(40))
                     decoded = planner.stats().decoded

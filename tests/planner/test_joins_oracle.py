@@ -1,8 +1,8 @@
-"""Joins on random stars and snowflakes, judged by DuckDB's joins of their rows.
+"""Joins on random stars and snowflakes, compared with DuckDB's joins of their rows.
 
-A plan keeps every file with a live row that some row of each joined table meets. Where bitmaps describe all columns of
-all files, nothing is deleted and no join is on several columns, it keeps no other. Tables evolve, are partitioned,
-have keys of all types, nulls and duplicates; limits between one way to ask and another are drawn, too.
+A plan keeps every file with a live row that joins with a row of each joined table. The plan is exact if bitmaps cover
+all columns of all files, nothing is deleted and no join has several columns. Tables evolve, are partitioned, and have
+keys of all types, nulls and duplicates; the limits that select between join methods are random too.
 
 A failure names its seed; `JOIN_SEEDS=17 pytest tests/planner/test_joins_oracle.py -m "not slow"` replays seed 17,
 `JOIN_SEEDS=100-300` a range.
@@ -39,7 +39,7 @@ KEY_KINDS += ("uuid", "fixed[4]", "binary", "boolean", "time", "decimal(30, 2)")
 ALIKE = {"int": "long", "long": "int", "decimal(9, 2)": "decimal(20, 2)", "decimal(20, 2)": "decimal(9, 2)"}
 ALIKE["decimal(30, 2)"] = "decimal(20, 2)"
 ASKED_KINDS = ("int", "long", "string", "decimal(9, 2)", "double", "boolean")
-"""Of columns that predicates are on."""
+"""Types of columns that have predicates."""
 
 
 def seeds(chosen: range) -> Iterator[int]:
@@ -52,21 +52,21 @@ def seeds(chosen: range) -> Iterator[int]:
 
 @dataclass
 class Drawn:
-    """A table with its rows' columns, and where it leads to."""
+    """A random table with the columns of its rows and its references to other tables."""
 
     table: StarTable
     pools: dict[str, list[Any]]
     key: str
     key_kinds: tuple[str, ...]
-    """Of the key in the order of schemas, the last the current one."""
+    """The types of the key, in the order of schemas; the last type is the current one."""
     leads: dict[str, Drawn] = field(default_factory=dict)
-    """By columns of it, tables whose key they refer to."""
+    """The tables to whose keys this table's columns refer, by column."""
     also: dict[str, str] = field(default_factory=dict)
-    """Beside these columns others that refer to a second column, `also`, of the same table."""
+    """The columns that refer, together with another column, to a second column `also` of the same table."""
 
 
 def literal(kind: str, value: Any) -> tuple[str, str]:
-    """As we are told it, and DuckDB."""
+    """Return a literal in our form and in DuckDB's."""
     if kind == "string":
         return "'" + value.replace("'", "''") + "'", f"'{value.encode().hex()}'"
     if kind.startswith("decimal"):
@@ -77,7 +77,7 @@ def literal(kind: str, value: Any) -> tuple[str, str]:
 
 
 def predicate(rng: random.Random, drawn: Drawn, depth: int = 0) -> tuple[str, str]:
-    """On the table's columns, for us and for DuckDB."""
+    """Return a predicate on the table's columns in our form and in DuckDB's."""
     if depth < 2 and rng.random() < 0.35:
         (one, its), (two, other) = predicate(rng, drawn, depth + 1), predicate(rng, drawn, depth + 1)
         joined = rng.choice(["AND", "OR"])
@@ -106,10 +106,10 @@ def _both(text: str, value: tuple[str, str]) -> tuple[str, str]:
 
 
 def _telling(values: Sequence[Any]) -> list[Any]:
-    """Without those about which clients differ, and that SQL cannot write."""
+    """Return the values without those on which clients differ and those that SQL cannot express."""
     kept = [one for one in values if one == one and not (isinstance(one, float) and (one == 0 or abs(one) > 1e15))]
     told = [one for one in kept if not (isinstance(one, str) and "\0" in one)]
-    # Trino rounds longer decimal numbers twice, so that a plan leaves nothing out by them.
+    # Trino rounds longer decimals twice, so a plan does not prune by them.
     short = [one for one in told if not isinstance(one, float) or len(repr(one).lstrip("-0").replace(".", "")) < 16]
     return short or told or [kept[0] if kept else values[0]]
 
@@ -194,9 +194,9 @@ async def delete_some(rng: random.Random, drawn: Drawn) -> None:
 
 
 def into_duckdb(con: duckdb.DuckDBPyConnection, drawn: Drawn) -> None:
-    """Live rows, with the number of their file.
+    """Insert the live rows with the numbers of their files.
 
-    Text and bytes as hexadecimal, which has their order; times and decimals as the integers that they are.
+    Text and bytes are hexadecimal, which keeps their order; times and decimals are integers.
     """
     table = drawn.table
     live = [
@@ -224,7 +224,7 @@ def _oracles(kind: str, values: Sequence[Any]) -> pa.Array:
 
 
 def draw_joins(rng: random.Random, drawn: Drawn, seen: Counter[str]) -> tuple[list[dict[str, Any]], list[str], bool]:
-    """As we are asked, as DuckDB is (conditions on `drawn`), and whether what is asked of us can be told exactly."""
+    """Return random joins in our form and in DuckDB's (conditions on `drawn`), and whether a plan can be exact."""
     asked, told, exact = [], [], True
     for lead, other in drawn.leads.items():
         if rng.random() < 0.2:
@@ -257,7 +257,7 @@ def draw_joins(rng: random.Random, drawn: Drawn, seen: Counter[str]) -> tuple[li
 
 
 def draw_likes(rng: random.Random, drawn: Drawn) -> tuple[list[list[dict[str, Any]]], str, bool]:
-    """LIKE on the table's texts, as DuckDB evaluates it, and whether a plan is exact."""
+    """Return LIKE predicates on the table's texts, DuckDB's form of them, and whether a plan is exact."""
     texts = [one.name for one in drawn.table.columns if one.kind == "string"]
     likes: list[list[dict[str, Any]]] = []
     conditions, exact = [], True
@@ -349,7 +349,9 @@ async def campaign(chosen: Iterator[int], folder: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("count", [15, pytest.param(25, marks=pytest.mark.slow)])
-async def test_a_plan_keeps_what_duckdb_joins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+async def test_plan_keeps_the_rows_that_duckdb_joins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
     seen = await campaign(seeds(range(count)), tmp_path, monkeypatch)
     assert seen["kept"] < seen["files"], seen
     if "JOIN_SEEDS" not in os.environ:
@@ -363,5 +365,5 @@ async def test_a_plan_keeps_what_duckdb_joins(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-async def test_many_plans_keep_what_duckdb_joins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_plans_keep_the_rows_that_duckdb_joins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (await campaign(seeds(SLOW_SEEDS), tmp_path, monkeypatch))["exact"] > 100

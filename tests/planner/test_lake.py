@@ -1,4 +1,4 @@
-"""The oracles judged by real readers: Java and PyIceberg read every lake, and agree with its rows and rules."""
+"""Tests of the oracles with real readers: Java and PyIceberg read every lake and agree with its rows and rules."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def lakes(tmp_path_factory: pytest.TempPathFactory) -> list[Lake]:
 
 
 def partitioned_by_fixed(lake: Lake) -> bool:
-    """Java writes such partition values and cannot read them again."""
+    """Return whether the lake is partitioned by fixed values, which Java writes and cannot read."""
     columns = lake.all_columns
     fields = [part for spec in lake.specs.values() for part in spec]
     return any(columns[part.source].kind.startswith("fixed") and part.transform == "identity" for part in fields)
 
 
-def test_java_finds_the_live_files_and_the_delete_files_of_every_snapshot(lakes: list[Lake], java: JavaPlanner) -> None:
+def test_java_finds_the_live_files_and_delete_files_of_every_snapshot(lakes: list[Lake], java: JavaPlanner) -> None:
     asked = [(lake, snapshot) for lake in lakes for snapshot in lake.snapshots.values()]
     answers = java.plan([PlanRequest(lake.metadata_location, "true", snapshot.id) for lake, snapshot in asked])
     seen: Counter[str] = Counter()
@@ -41,7 +41,7 @@ def test_java_finds_the_live_files_and_the_delete_files_of_every_snapshot(lakes:
         if answer.error is not None:
             assert partitioned_by_fixed(lake), f"seed {lake.seed}: {answer.error}"
             continue
-        # without a filter Java asks no metrics, and keeps files without rows
+        # Without a filter Java does not use metrics, and keeps files without rows.
         assert set(answer.tasks) == {file.path for file in snapshot.data_files}, f"seed {lake.seed}"
         for file in snapshot.data_files:
             ours = lake.applicable(snapshot, file)
@@ -58,11 +58,11 @@ def test_pyiceberg_finds_the_live_files_of_every_snapshot(lakes: list[Lake]) -> 
     read = 0
     for lake in lakes:
         if lake.version > 2:
-            continue  # PyIceberg 0.12 plans no version 3
+            continue  # PyIceberg 0.12 cannot plan version 3.
         table = StaticTable.from_metadata(lake.metadata_location)
         for snapshot in lake.snapshots.values():
             if any(delete.content == EQUALITY_DELETES for delete in snapshot.delete_files):
-                continue  # it refuses to plan with equality deletes
+                continue  # PyIceberg refuses to plan with equality deletes.
             found = {task.file.file_path for task in table.scan(snapshot_id=snapshot.id).plan_files()}
             assert found == {file.path for file in snapshot.data_files if file.record_count}, f"seed {lake.seed}"
             read += 1
@@ -70,7 +70,7 @@ def test_pyiceberg_finds_the_live_files_of_every_snapshot(lakes: list[Lake]) -> 
 
 
 def judge_java(case: Case, answer: Planned) -> Counter[str]:
-    """Asserts that Java's plan and residuals agree with the rows, but for the faults known to `predicates.py`."""
+    """Check that Java's plan and residuals agree with the rows, except for the faults listed in `predicates.py`."""
     seen: Counter[str] = Counter()
     if answer.error is not None:
         return Counter(["refused"])
@@ -85,15 +85,13 @@ def judge_java(case: Case, answer: Planned) -> Counter[str]:
             assert not any(wanted), f"Java drops {file.path}, which holds a match: {case}"
             continue
         if any(value is None or value != value for value in file.partition):
-            continue  # Java's residuals take null for the least value, and NaN for the greatest
+            continue  # Java's residuals treat null as the least value, and NaN as the greatest.
         residual = answer.tasks[file.path].residual
         assert case.matching(file, residual, ORDERED) == wanted, f"residual {residual} of {file.path}: {case}"
     return seen
 
 
-def test_java_keeps_every_file_with_a_matching_row_and_its_residuals_mean_the_filter(
-    tmp_path: Path, java: JavaPlanner
-) -> None:
+def test_java_keeps_every_matching_file_with_residuals_equal_to_the_filter(tmp_path: Path, java: JavaPlanner) -> None:
     drawn = [case for seed in range(1000, 1000 + LAKES) for case in cases(seed, tmp_path, 6)]
     answers = java.plan([case.java_request() for case in drawn])
     seen: Counter[str] = Counter()
@@ -104,7 +102,7 @@ def test_java_keeps_every_file_with_a_matching_row_and_its_residuals_mean_the_fi
     assert seen["refused"] < len(drawn) / 6
 
 
-def test_a_seed_is_a_table(tmp_path: Path) -> None:
+def test_one_seed_always_makes_the_same_table(tmp_path: Path) -> None:
     def told(lake: Lake) -> list[Any]:
         files = [file for snapshot in lake.snapshots.values() for file in snapshot.data_files]
         return [repr((file.partition, file.rows, file.sequence, file.metrics)) for file in files]
@@ -142,14 +140,14 @@ NULLS = dict.fromkeys(ROW)
         ("lt-eq", "b", "00FF", ROW, True),
     ],
 )
-def test_a_predicate_means_what_iceberg_says(op: str, name: str, literal: Any, row: Any, expected: bool) -> None:
+def test_predicate_evaluation_follows_iceberg(op: str, name: str, literal: Any, row: Any, expected: bool) -> None:
     key = "values" if isinstance(literal, list) else "value"
     predicate = {"type": op, "term": name, key: literal}
     assert matches(predicate, row, NAMES) is expected
 
 
 @pytest.mark.parametrize(("op", "expected"), [("lt", False), ("eq", True), ("gt", False)])
-def test_a_negated_predicate_is_its_opposite_and_no_complement(op: str, expected: bool) -> None:
+def test_negated_predicate_is_its_opposite_and_stays_false_on_null(op: str, expected: bool) -> None:
     negated = {"type": "not", "child": {"type": op, "term": "i", "value": 5}}
     assert matches(negated, NULLS, NAMES) is expected
 

@@ -1,4 +1,4 @@
-"""LIKE on the rows of a dimension, compared with DuckDB's LIKE on the same texts."""
+"""Tests of LIKE on the rows of a dimension, compared with DuckDB's LIKE on the same texts."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def drawn_pattern(rng: random.Random) -> str:
 
 
 @pytest.mark.parametrize("lake", quick(range(6), 2))
-def test_rows_that_match_are_kept_and_exactly_these_where_nothing_is_converted(lake: int) -> None:
+def test_matching_rows_are_kept_and_the_plan_is_exact_without_conversions(lake: int) -> None:
     rng = random.Random(f"{first_seed()}/{lake}")
     texts = [None if rng.random() < 0.1 else drawn_text(rng, 6) for _ in range(rng.choice([0, 1, 300]))]
-    texts += ["a" * 2000 + rng.choice("ab") for _ in range(rng.choice([0, 3]))]  # longer than a key
+    texts += ["a" * 2000 + rng.choice("ab") for _ in range(rng.choice([0, 3]))]  # The text is longer than a key.
     array = pa.chunked_array([pa.array(texts, pa.string())])
     column = FileColumn.from_array(array.dictionary_encode() if rng.random() < 0.5 else array, "string")
     stored = pa.table({"i": pa.array(range(len(texts)), pa.int64()), "c": array})
@@ -58,7 +58,7 @@ def test_rows_that_match_are_kept_and_exactly_these_where_nothing_is_converted(l
     assert excluded or len(texts) < 10
 
 
-def test_one_of_several_predicates_is_enough_and_each_list_counts() -> None:
+def test_any_predicate_of_a_list_suffices_and_every_list_must_match() -> None:
     column = FileColumn.from_array(pa.chunked_array([pa.array(["ab", "cd", "abcd", None])]), "string")
     likes = {pattern: BoundLike(COLUMN, LikePredicate("c", pattern)) for pattern in ("%b%", "%c%", "_b")}
     columns = {COLUMN: column}
@@ -75,6 +75,6 @@ def test_one_of_several_predicates_is_enough_and_each_list_counts() -> None:
     ]
 
 
-def test_an_escape_before_another_character_is_refused() -> None:
+def test_escape_before_an_ordinary_character_is_rejected() -> None:
     with pytest.raises(ValueError, match="must precede"):
         _ = LikePredicate("c", "a#b", "#").regex

@@ -1,4 +1,4 @@
-"""Rows by keys, below HTTP: the bounds, and what is done where a bound is met."""
+"""Tests of locating rows by keys, below HTTP: the limits, and what happens at a limit."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def as_json(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_key_in_json_is_the_key_that_the_column_has(kind: str) -> None:
+def test_key_in_json_equals_the_key_of_the_column(kind: str) -> None:
     schema = Schema((Field(1, "c", False, kind), Field(2, "d", False, "long")))
     terms = [resolve("c", schema), resolve("d", schema)]
     rng = random.Random(kind)
@@ -67,7 +67,7 @@ def test_a_key_in_json_is_the_key_that_the_column_has(kind: str) -> None:
     assert np.array_equal(hash_rows(keys_of_arrays(terms, arrays_of(terms, table)[0]), 0), hash_rows(expected, 0))
 
 
-def test_columns_of_keys_are_there_once() -> None:
+def test_columns_of_keys_are_read_once() -> None:
     schema = Schema((Field(1, "c", False, "long"),))
     twice = pa.table([[1], [2]], names=["c", "c"])
     with pytest.raises(BadRequest, match="several columns c"):
@@ -76,7 +76,7 @@ def test_columns_of_keys_are_there_once() -> None:
         arrays_of([resolve("c", schema)], pa.table({"d": [1]}))
 
 
-def test_hashes_are_found_by_both_halves() -> None:
+def test_hash_lookup_compares_both_halves() -> None:
     rng = np.random.default_rng(3)
     high, low = rng.integers(0, 50, 500).astype(np.uint64), rng.integers(0, 50, 500).astype(np.uint64)
     there = set(zip(high.tolist(), low.tolist(), strict=True))
@@ -109,21 +109,21 @@ async def read(data: Path, limit_bytes: int, columns: list[int], rows: list[int]
         return await asyncio.to_thread(values)
 
 
-async def test_of_a_data_file_only_the_chunks_of_the_rows_are_fetched(data: Path) -> None:
+async def test_only_the_chunks_with_the_rows_are_read_from_a_data_file(data: Path) -> None:
     size = data.stat().st_size
     assert await read(data, size // 2, [2], [5, 999, 7003]) == [15, 2997, 21009]
     with pytest.raises(Unreadable, match="one request would fetch more than"):
         await read(data, size // 20, [2], list(range(0, 10_000, 500)))
 
 
-async def test_a_data_file_that_is_not_what_the_manifest_says_is_not_read(data: Path) -> None:
+async def test_data_file_that_differs_from_its_manifest_entry_is_not_read(data: Path) -> None:
     with pytest.raises(Unreadable, match="10000 rows; its manifest states 9999"):
         await read(data, 1 << 20, [2], [5], records=9999)
     with pytest.raises(Unreadable, match="no column with field id 3"):
         await read(data, 1 << 20, [3], [5])
 
 
-async def test_of_two_columns_of_a_data_file_that_may_be_the_one_none_is_taken(data: Path) -> None:
+async def test_neither_of_two_ambiguous_columns_of_a_data_file_is_used(data: Path) -> None:
     pq.write_table(pq.read_table(data).append_column(pq.read_table(data).field(1), [range(10_000)]), data)
     with pytest.raises(Unreadable, match="2 columns that may be column 2"):
         await read(data, 1 << 20, [2], [5])
@@ -140,14 +140,14 @@ async def stored(tmp_path: Path) -> Any:
         yield made
 
 
-async def test_keys_of_too_many_rows_are_refused(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_keys_with_too_many_rows_are_rejected(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len((await ask(stored.api, [1, 2], index="keys"))["rows"]) == 80
     monkeypatch.setattr(locate, "ROWS_MAX", 79)
     assert "more than 79 rows" in (await stored.api("POST", LOOKUP, {"keys": [1, 2], "index": "keys"})).error[2]
     assert len((await ask(stored.api, [1], index="keys"))["rows"]) == 40
 
 
-async def test_a_key_of_very_many_rows_is_refused_before_they_are_gathered(
+async def test_key_with_too_many_rows_is_rejected_before_the_rows_are_collected(
     stored: Stored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = [stored.data_file([(7, "a", None, 1)] * 3000)]
@@ -160,7 +160,7 @@ async def test_a_key_of_very_many_rows_is_refused_before_they_are_gathered(
     assert len((await ask(stored.api, [8], index="keys"))["rows"]) == 40
 
 
-async def test_delete_files_beyond_the_bound_leave_rows_undecided(
+async def test_rows_stay_undecided_when_delete_files_exceed_the_limit(
     stored: Stored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = [file.path for file in stored.snapshots[-1].data]

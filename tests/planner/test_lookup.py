@@ -1,4 +1,4 @@
-"""Lookups on random tables, held against what is known of their every file; kernels against one row at a time."""
+"""Lookups on random tables, compared with the known contents of each file; kernels compared with loops over rows."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def a_planner(folder: Path) -> AsyncIterator[Planner]:
 
 
 async def views(lake: Lake, planner: Planner) -> list[tuple[TableMetadata, Snapshot, TableView]]:
-    """Of each snapshot, also of its delete files as if they were data files."""
+    """Return the view of each snapshot, and a view of its delete files as if they were data files."""
     metadata = decode_table(Path(lake.metadata_location.removeprefix("file://")).read_bytes(), lake.metadata_location)
     made = []
     for snapshot in lake.snapshots.values():
@@ -78,14 +78,14 @@ def paths(found: FoundFiles) -> list[str]:
 
 
 def alike(left: Any, right: Any) -> bool:
-    """Equal as partition values: NaN is itself."""
+    """Return whether two partition values are equal; NaN equals NaN."""
     if isinstance(left, float) and isinstance(right, float):
         return left == right or (math.isnan(left) and math.isnan(right))
     return left is right if left is None or right is None else left == right
 
 
 def drawn_prefix(rng: random.Random, lake: Lake, files: Sequence[ContentFile]) -> dict[str, Any]:
-    """Return some of the fields of some file's partition, by name; sometimes with a value of another file."""
+    """Return some fields of the partition of some file, by name; sometimes with a value of another file."""
     file = rng.choice(files)
     fields = lake.specs[file.spec_id]
     chosen = [at for at in range(len(fields)) if rng.random() < 0.6]
@@ -105,7 +105,7 @@ def expected(lake: Lake, wanted: dict[str, Any], files: Sequence[ContentFile]) -
 
 
 def written(lake: Lake, wanted: dict[str, Any]) -> str:
-    """As JSON, in the form of the specification."""
+    """Return the values as JSON in the specification's form."""
     made: dict[str, Any] = {}
     for name, value in wanted.items():
         part = next(one for fields in lake.specs.values() for one in fields if one.name == name)
@@ -137,7 +137,7 @@ async def judge_prefixes(seed: int, folder: Path, planner: Planner, seen: Counte
                 seen["narrowing"] += 0 < found.files < len(files)
 
 
-async def test_a_prefix_finds_the_files_of_its_partitions_and_no_others(tmp_path: Path) -> None:
+async def test_partition_prefix_finds_exactly_the_files_of_its_partitions(tmp_path: Path) -> None:
     seen: Counter[str] = Counter()
     async with a_planner(tmp_path) as planner:
         for seed in range(60):
@@ -147,7 +147,7 @@ async def test_a_prefix_finds_the_files_of_its_partitions_and_no_others(tmp_path
 
 
 @pytest.mark.slow
-async def test_prefixes_of_many_random_tables_find_their_files(tmp_path: Path) -> None:
+async def test_partition_prefixes_find_their_files_in_many_random_tables(tmp_path: Path) -> None:
     seen: Counter[str] = Counter()
     async with a_planner(tmp_path) as planner:
         for seed in range(1000, 1600):
@@ -158,7 +158,7 @@ async def test_prefixes_of_many_random_tables_find_their_files(tmp_path: Path) -
 
 
 def stats_value(kind: str, found: Any, at: int) -> Any:
-    """Return one bound, from whichever arrays they came in."""
+    """Return one bound from the array that has it."""
     if isinstance(found, Strings):
         raw = found.values()[at]
         return None if raw is None else value_of(Form.STRINGS, kind, raw)
@@ -169,7 +169,7 @@ def stats_value(kind: str, found: Any, at: int) -> Any:
 
 
 async def judge_stats(seed: int, folder: Path, planner: Planner, seen: Counter[str]) -> None:
-    """Against the blocks, row by row, which tests/index/ holds against the manifests."""
+    """Compare with the blocks row by row; tests/index/ compares blocks with manifests."""
     lake = random_lake(seed, folder / str(seed))
     for _, snapshot, view in await views(lake, planner):
         found = lookup(view)
@@ -194,7 +194,7 @@ async def judge_stats(seed: int, folder: Path, planner: Planner, seen: Counter[s
                     seen[f"{column.kind.partition('(')[0].partition('[')[0]} bounds"] += bound is not None
 
 
-async def test_columns_are_what_manifests_say_of_each_file(tmp_path: Path) -> None:
+async def test_file_statistics_equal_those_of_the_manifests(tmp_path: Path) -> None:
     seen: Counter[str] = Counter()
     async with a_planner(tmp_path) as planner:
         for seed in range(100, 160):
@@ -203,7 +203,7 @@ async def test_columns_are_what_manifests_say_of_each_file(tmp_path: Path) -> No
         assert seen[f"{kind} bounds"] > 0, kind
 
 
-async def test_parts_of_what_was_found_are_parts_of_its_columns(tmp_path: Path) -> None:
+async def test_slice_of_a_lookup_result_equals_the_slice_of_its_columns(tmp_path: Path) -> None:
     async with a_planner(tmp_path) as planner:
         for seed in range(10):
             lake = random_lake(seed, tmp_path / str(seed))
@@ -218,7 +218,7 @@ async def test_parts_of_what_was_found_are_parts_of_its_columns(tmp_path: Path) 
                 assert found.part(start, end).entry_ids().tolist() == found.entry_ids()[start:end].tolist()
 
 
-async def test_partitions_add_up_to_what_their_files_hold(tmp_path: Path) -> None:
+async def test_partition_totals_equal_the_sums_over_their_files(tmp_path: Path) -> None:
     async with a_planner(tmp_path) as planner:
         for seed in range(200, 240):
             lake = random_lake(seed, tmp_path / str(seed))
@@ -236,7 +236,7 @@ async def test_partitions_add_up_to_what_their_files_hold(tmp_path: Path) -> Non
 
 
 def a_view(folder: Path, parts: Sequence[tuple[str, Sequence[Any]]]) -> TableView:
-    """Return a manifest for each (type, values): files partitioned by identity of column 1, with those values."""
+    """Return a view with a manifest for each (type, values): files partitioned by the identity of column 1."""
     style = Style(shuffled=False, sparse=False, codec="null", old_names=False, summaries=False, seed=0)
     manifests, blocks = [], []
     for number, (kind, values) in enumerate(parts):
@@ -264,7 +264,7 @@ def a_view(folder: Path, parts: Sequence[tuple[str, Sequence[Any]]]) -> TableVie
 
 
 def of_one_column(metadata: TableMetadata, kind: str) -> TableMetadata:
-    """Partitioned by identity of the one column, which is of this type now."""
+    """Return metadata partitioned by identity of the one column, which now has this type."""
     schema = msgspec.convert(
         {"type": "struct", "schema-id": 0, "fields": [{"id": 1, "name": "c", "required": False, "type": kind}]},
         type=Schema,
@@ -276,7 +276,7 @@ def of_one_column(metadata: TableMetadata, kind: str) -> TableMetadata:
 
 @pytest.mark.parametrize("days", [[0, 0], [0, 19_723], [19_723, None], [19_723, 19_723], [None, None]])
 @pytest.mark.parametrize("wanted", [0, 19_723, None])
-def test_a_date_that_became_a_time_is_found_by_its_midnight(
+def test_date_promoted_to_a_timestamp_is_found_by_its_midnight(
     metadata: TableMetadata, tmp_path: Path, days: list[int | None], wanted: int | None
 ) -> None:
     day_us = 86_400_000_000
@@ -303,7 +303,7 @@ def test_a_date_that_became_a_time_is_found_by_its_midnight(
         (("float", "double"), (0.5, 0.5)),
     ],
 )
-def test_a_widened_partition_value_is_the_same_value(
+def test_promoted_partition_value_equals_the_original_value(
     metadata: TableMetadata, tmp_path: Path, kinds: tuple[str, str], values: tuple[Any, Any]
 ) -> None:
     other = values[0] + 3
@@ -313,12 +313,14 @@ def test_a_widened_partition_value_is_the_same_value(
     assert paths(found) == ["0-0", "1-1"]
 
 
-# What is no prefix
+# Invalid prefixes
 
 
 @pytest.fixture
 def metadata(tmp_path: Path) -> TableMetadata:
-    """Partitioned by identities, a bucket and all times, with a second spec that lacks the bucket."""
+    """Return metadata partitioned by identities, a bucket and all time transforms, with a second spec without
+    the bucket.
+    """
     fields = [
         (1, "day", "date"),
         (2, "id", "long"),
@@ -388,7 +390,7 @@ def metadata(tmp_path: Path) -> TableMetadata:
         ("day=" + "1" * 20_000, "characters"),
     ],
 )
-def test_an_invalid_prefix_is_refused_with_the_reason(metadata: TableMetadata, text: str, told: str) -> None:
+def test_invalid_prefix_is_rejected_with_the_reason(metadata: TableMetadata, text: str, told: str) -> None:
     with pytest.raises(BadRequest) as refused:
         parse_prefix(text, metadata)
     assert told in refused.value.message
@@ -412,18 +414,18 @@ def test_an_invalid_prefix_is_refused_with_the_reason(metadata: TableMetadata, t
         ("", "{}"),
     ],
 )
-def test_both_spellings_of_a_prefix_mean_the_same(metadata: TableMetadata, path: str, as_json: str) -> None:
+def test_both_forms_of_a_prefix_mean_the_same(metadata: TableMetadata, path: str, as_json: str) -> None:
     assert parse_prefix(path, metadata) == parse_prefix(as_json, metadata)
 
 
-def test_the_text_null_can_be_told_from_null_in_json(metadata: TableMetadata) -> None:
+def test_prefix_in_json_distinguishes_the_text_null_from_null(metadata: TableMetadata) -> None:
     assert parse_prefix('{"name": "null"}', metadata) != parse_prefix('{"name": null}', metadata)
 
 
 # The kernel
 
 
-def test_rows_that_a_block_has_not_are_refused() -> None:
+def test_rows_outside_a_block_are_rejected() -> None:
     layout = np.zeros((1, 13), dtype=np.int64)
     layout[0, 4] = 5
     none: Any = np.empty(0, dtype=np.int64)
@@ -443,7 +445,7 @@ def test_rows_that_a_block_has_not_are_refused() -> None:
             read(layout, np.array([[0, 0, 1, 0]], dtype=np.int64), np.array([5], dtype=np.int64))
 
 
-def test_integers_go_only_where_there_is_room_for_them() -> None:
+def test_integers_are_written_only_within_the_buffer() -> None:
     layout = np.zeros((1, 13), dtype=np.int64)
     layout[0, 4] = 20
     segments: Any = np.array([[0, 0, 20, -1]], dtype=np.int64)

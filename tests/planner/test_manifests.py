@@ -1,7 +1,7 @@
-"""Skipping whole manifests: summaries of random partition values, as writers make them, against the values themselves.
+"""Pruning of whole manifests by random partition summaries in the styles of writers, compared with the values.
 
-What must hold: whenever some file's partition satisfies the expression, to whichever client, its manifest is needed.
-And skipping must happen: of plain types, a manifest whose values all lie on the wrong side is not needed.
+A manifest must be kept if the partition of some file satisfies the expression for any client. And for simple types a
+manifest must be pruned if no value of its range satisfies the expression.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def manifest(summaries: Sequence[FieldSummary] | None, spec_id: int = 3) -> Mani
 
 
 def summary(kind: str, values: Sequence[Any], *, javas: bool, terse: bool) -> FieldSummary:
-    """Of one field, in Java's order or Python's; NaN and null are in no bounds.
+    """Return the summary of one field in Java's order or Python's; NaN and null are not in the bounds.
 
     Args:
-        terse: Without what is optional.
+        terse: Omit optional fields.
     """
     nan = any(isinstance(value, float) and math.isnan(value) for value in values)
     order = javas_order if javas else pythons_order
@@ -76,7 +76,7 @@ def summary(kind: str, values: Sequence[Any], *, javas: bool, terse: bool) -> Fi
 
 
 def is_needed(expression: Expression, *fields: FieldSummary) -> bool:
-    """For a manifest of which nothing else is known than these fields, the first ones of the spec."""
+    """Return whether a manifest is needed of which only these first fields of the spec are known."""
     return ManifestSummaries([manifest(fields)]).find_needed({3: expression}, [SPEC]) == [0]
 
 
@@ -89,7 +89,7 @@ PARTITIONS = st.lists(
 
 @settings(max_examples=examples(600))
 @given(expression=expressions(KINDS, terms=False), partitions=PARTITIONS, javas=st.booleans(), terse=st.booleans())
-def test_a_manifest_with_a_file_that_satisfies_the_expression_is_needed(
+def test_manifest_with_a_file_that_satisfies_the_expression_is_kept(
     expression: Expression, partitions: list[Mapping[int, Any]], javas: bool, terse: bool
 ) -> None:
     summaries = [
@@ -103,9 +103,10 @@ def test_a_manifest_with_a_file_that_satisfies_the_expression_is_needed(
 
 @settings(max_examples=examples(400))
 @given(data=st.data(), kind=st.sampled_from(sorted(kind for kind in VALUES if kind not in ("float", "double", "uuid"))))
-def test_a_manifest_without_a_value_that_the_summary_allows_is_not_needed(data: st.DataObject, kind: str) -> None:
-    """Comparisons, equality and lists of one field: needed exactly when something from its least to its greatest
-    satisfies."""
+def test_manifest_whose_summary_excludes_the_expression_is_pruned(data: st.DataObject, kind: str) -> None:
+    """Comparisons, equality and lists of one field: the manifest is kept exactly if a value of its range
+    satisfies it.
+    """
     field = next(one for one, other in KINDS.items() if other == kind)
     values = data.draw(st.lists(st.one_of(st.none(), VALUES[kind]), min_size=1, max_size=3))
     literal, other = data.draw(VALUES[kind]), data.draw(VALUES[kind])
@@ -135,7 +136,7 @@ ALL_NULL = FieldSummary(True, None, None, None)
 
 
 @pytest.mark.parametrize("op", [Op.LT, Op.GT_EQ, Op.EQ, Op.IN, Op.NOT_NULL, Op.STARTS_WITH])
-def test_a_manifest_of_nulls_alone_is_needed_only_by_what_null_satisfies(op: Op) -> None:
+def test_manifest_of_nulls_is_kept_only_if_null_satisfies_the_filter(op: Op) -> None:
     values = {Op.NOT_NULL: (), Op.IN: ("a", "b")}.get(op, ("a",))
     assert not is_needed(of("string", op, *values), ALL_NULL)
     assert is_needed(of("string", Op.IS_NULL), ALL_NULL)
@@ -146,21 +147,21 @@ def test_a_manifest_of_nulls_alone_is_needed_only_by_what_null_satisfies(op: Op)
 @pytest.mark.parametrize(
     ("kind", "op", "values", "lower", "upper"),
     [
-        ("int", Op.EQ, (5,), b"\x05\x00", b"\x09\x00"),  # of a length that no int has
+        ("int", Op.EQ, (5,), b"\x05\x00", b"\x09\x00"),  # No int has this length.
         ("int", Op.LT, (5,), b"\x01\x00\x00\x00", None),
-        ("string", Op.STARTS_WITH, ("a",), b"\xff\xfe", b"\xff\xff"),  # no UTF-8
+        ("string", Op.STARTS_WITH, ("a",), b"\xff\xfe", b"\xff\xff"),  # This is not UTF-8.
         ("date", Op.NOT_NULL, (), b"", b""),
     ],
 )
-def test_bounds_that_cannot_be_read_rule_nothing_out(
+def test_unreadable_bounds_prune_nothing(
     kind: str, op: Op, values: tuple[Any, ...], lower: bytes | None, upper: bytes | None
 ) -> None:
-    """Also beside nulls: bounds that are there say that some value is."""
+    """This includes bounds beside nulls: existing bounds mean that a value exists."""
     for contains_null in (True, False, None):
         assert is_needed(of(kind, op, *values), FieldSummary(contains_null, None, lower, upper))
 
 
-def test_missing_bounds_in_the_manifest_list_rule_nothing_out() -> None:
+def test_missing_bounds_in_the_manifest_list_prune_nothing() -> None:
     never = of("string", Op.EQ, "zzz")
     told = [FieldSummary(False, None, b"a", b"b")]
     listed = [manifest(None), manifest(()), manifest(told, spec_id=4), manifest(told)]
@@ -169,8 +170,10 @@ def test_missing_bounds_in_the_manifest_list_rule_nothing_out() -> None:
 
 @settings(max_examples=examples(150))
 @given(data=st.data())
-def test_manifests_together_are_needed_as_each_alone(data: st.DataObject) -> None:
-    """Of several specs, of which some have no summary, or fewer fields; and with what earlier expressions decoded."""
+def test_manifests_together_are_pruned_as_each_alone(data: st.DataObject) -> None:
+    """The manifests have several specs; some have no summary or fewer fields, or were decoded for earlier
+    expressions.
+    """
     kinds = list(KINDS.items())
     turned = PartitionSpec(4, tuple(reversed(SPEC.fields)))
     listed = []
@@ -195,7 +198,7 @@ def test_manifests_together_are_needed_as_each_alone(data: st.DataObject) -> Non
         assert together.find_needed(by_spec, [SPEC, turned]) == alone
 
 
-def test_a_field_is_found_by_its_place_in_its_own_spec() -> None:
+def test_partition_field_is_found_by_its_position_in_its_own_spec() -> None:
     turned = PartitionSpec(4, tuple(reversed(SPEC.fields)))
     field = 1000 + list(VALUES).index("string")
     summaries = [FieldSummary(None, None, None, None)] * (len(KINDS) - 1)
@@ -206,8 +209,8 @@ def test_a_field_is_found_by_its_place_in_its_own_spec() -> None:
         assert ManifestSummaries([manifest(summaries, spec_id=4)]).find_needed({4: asked}, [SPEC, turned]) == kept
 
 
-def test_a_list_is_made_ready_once_for_all_manifests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hundred thousand values, for each of a thousand manifests anew, would take minutes."""
+def test_in_list_is_prepared_once_for_all_manifests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Preparing a hundred thousand values for each of a thousand manifests would take minutes."""
     made = 0
 
     def counted(form: Form, kind: str, value: Value) -> Any:
@@ -224,7 +227,7 @@ def test_a_list_is_made_ready_once_for_all_manifests(monkeypatch: pytest.MonkeyP
     assert made == len(asked.values) + 2 * len(listed)
 
 
-async def test_a_long_list_is_looked_for_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_in_list_is_evaluated_off_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = []
 
     needed = ManifestSummaries.find_needed

@@ -1,4 +1,4 @@
-"""Ranges of keys against predicates judged value by value, by rules written down here a second time."""
+"""Ranges of keys compared with predicates evaluated value by value, by a second implementation of the rules."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def predicate(op: Op, kind: str, *values: Any) -> Bound:
 
 
 def below(left: Any, right: Any, *, java: bool) -> bool:
-    """left < right, in Java's order of floats or in IEEE's."""
+    """Return whether left < right, in Java's order of floats or in IEEE's."""
     if isinstance(left, float) and java:
         if math.isnan(left) or math.isnan(right):
             return not math.isnan(left) and math.isnan(right)
@@ -113,7 +113,7 @@ def said(ranges: KeyRanges, kind: str, value: Any) -> bool:
 
 
 @pytest.mark.parametrize("kind", VALUES)
-def test_each_meaning_is_what_its_clients_answer(kind: str) -> None:
+def test_comparison_semantics_match_the_answers_of_their_clients(kind: str) -> None:
     for bound in asked(kind):
         for value in (*VALUES[kind], None):
             java, ieee = matches(bound, value, java=True), matches(bound, value, java=False)
@@ -129,15 +129,15 @@ def test_each_meaning_is_what_its_clients_answer(kind: str) -> None:
 
 
 @pytest.mark.parametrize("op", ORDERED)
-def test_the_order_of_uuids_is_left_to_the_reader(op: Op) -> None:
+def test_uuid_comparisons_are_left_to_the_reader(op: Op) -> None:
     assert key_ranges(predicate(op, "uuid", bytes(16)), "uuid", ComparisonSemantics.POSSIBLE) is None
 
 
-def test_a_value_that_narrower_keys_do_not_reach_says_nothing() -> None:
+def test_value_outside_a_narrower_key_type_decides_nothing() -> None:
     assert key_ranges(predicate(Op.LT, "decimal(38, 0)", 10**30), "decimal(9, 0)", ComparisonSemantics.POSSIBLE) is None
 
 
-def test_a_literal_of_a_promoted_type_finds_the_keys_of_the_older_one() -> None:
+def test_literal_of_a_promoted_type_finds_keys_of_the_older_type() -> None:
     stored = keys_of(pa.array([1.5, 2.5], pa.float32()), "float")
     ranges = key_ranges(predicate(Op.EQ, "double", 2.5), "float", ComparisonSemantics.POSSIBLE)
     assert ranges is not None

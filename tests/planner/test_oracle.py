@@ -1,4 +1,4 @@
-"""Our plans against rows, the specification and Iceberg Java, on random tables (`judge.py` tells what must hold).
+"""Our plans on random tables, compared with rows, the specification and Iceberg Java (`judge.py` lists the rules).
 
 A failure names its seed and case; `PLANNER_SEEDS=17 pytest tests/planner/test_oracle.py -m "not slow"` replays seed 17,
 `PLANNER_SEEDS=100-300` a range.
@@ -25,7 +25,7 @@ def seeds(default: range) -> range:
 
 
 @pytest.mark.parametrize("count", [25, pytest.param(100, marks=pytest.mark.slow)])
-async def test_plans_hold_all_that_matches_and_nothing_that_java_leaves_out(
+async def test_plans_keep_all_matching_files_and_prune_all_that_java_prunes(
     tmp_path: Path, java: JavaPlanner, count: int
 ) -> None:
     seen = await campaign(seeds(range(count)), 10, tmp_path, java)
@@ -39,7 +39,7 @@ async def test_plans_hold_all_that_matches_and_nothing_that_java_leaves_out(
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("start", range(10_000, 14_000, 500))
-async def test_plans_hold_all_that_matches_over_thousands_of_cases(
+async def test_plans_keep_all_matching_files_in_thousands_of_cases(
     start: int, tmp_path: Path, java: JavaPlanner
 ) -> None:
     seen = await campaign(range(start, start + 500), 10, tmp_path, java)

@@ -1,8 +1,8 @@
-"""Plan tables of random lakes against their manifests as fastavro reads them, and against Iceberg Java's planner.
+"""Plan tables of random lakes, compared with their manifests as fastavro reads them and with Iceberg Java's planner.
 
-What must hold: the entries of a plan table are those of the files that the plan keeps, each as the table's own
-manifests have it with all that it inherits (spec, "Sequence Number Inheritance", "First Row ID Inheritance"); delete
-manifests are listed as they were; and Java plans on the plan table what it plans on the table, of the files left.
+The entries of a plan table are those of the files that the plan keeps. Each entry equals the entry of the table's own
+manifests with all inherited values (spec, "Sequence Number Inheritance", "First Row ID Inheritance"). Delete manifests
+are listed unchanged. And Java plans the same files on the plan table as on the table, among those that are kept.
 
 A failure names its seed and case; `PLANNER_SEEDS=17` replays seed 17, as in `test_oracle.py`.
 """
@@ -38,7 +38,7 @@ from tests.services.java_planner import JavaPlanner, Planned, PlanRequest
 
 
 class Tables:
-    """Makes plan tables below a folder, and reads them back."""
+    """The means to write plan tables below a folder and to read them."""
 
     def __init__(self, planner: Planner, writer: PlanWriter) -> None:
         self.planner, self.writer = planner, writer
@@ -69,7 +69,9 @@ class Tables:
 
 
 async def judged(tables: Tables, case: Case) -> tuple[str, set[str], Counter[str]]:
-    """Return where the plan table's metadata lie, the files that it keeps, and what was seen."""
+    """Check a case; return the location of the plan table's metadata, the kept files, and the situations that
+    occurred.
+    """
     note = str(case)
     kept, made, paths = await tables.plan(case)
     at = made.files[-1][0]
@@ -106,7 +108,7 @@ async def judged(tables: Tables, case: Case) -> tuple[str, set[str], Counter[str
 
 
 def assert_truth(snapshot: KnownSnapshot, found: dict[str, Record], note: str) -> None:
-    """By what was known when the lake was made, not by reading it."""
+    """Compare with the facts recorded when the lake was made."""
     known: dict[str, DataFile] = {file.path: file for file in snapshot.data_files}
     for path, entry in found.items():
         file = known[path]
@@ -115,15 +117,15 @@ def assert_truth(snapshot: KnownSnapshot, found: dict[str, Record], note: str) -
 
 
 def judge_java(case: Case, paths: set[str], table: Planned, plan: Planned) -> bool:
-    """Java plans on the plan table what it plans on the table, of those files.
+    """Check that Java plans the same kept files on the plan table as on the table.
 
-    False where it refuses the table's.
+    Return False if Java refuses to plan the table.
     """
     if table.error is not None:
         return False
     assert plan.error is None, f"{plan.error}\n{case}"
     wanted = {path: task for path, task in table.tasks.items() if path in paths}
-    # Java takes bounds of uuids for others than they are, and passes over manifests that it should read.
+    # Java orders bounds of UUIDs differently, and skips manifests that it should read.
     uuids = any(column.kind == "uuid" for column in case.lake.all_columns.values())
     found = {path: task for path, task in plan.tasks.items() if not uuids or path in wanted}
     assert found == wanted, f"{case}"
@@ -154,7 +156,7 @@ def asking(request: PlanRequest, **given: Any) -> PlanRequest:
     return PlanRequest(**{**request.__dict__, **given})
 
 
-async def test_plan_tables_hold_the_entries_of_their_plan_as_they_were(tmp_path: Path, java: JavaPlanner) -> None:
+async def test_plan_tables_have_the_unchanged_entries_of_their_plan(tmp_path: Path, java: JavaPlanner) -> None:
     seen = await campaign(seeds(range(35)), 8, tmp_path, java)
     print(dict(seen))
     assert seen["planned by java"] > 0.8 * seen["case"]
@@ -164,7 +166,7 @@ async def test_plan_tables_hold_the_entries_of_their_plan_as_they_were(tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-async def test_so_it_is_over_thousands_of_cases(tmp_path: Path, java: JavaPlanner) -> None:
+async def test_plan_tables_have_the_unchanged_entries_in_thousands_of_cases(tmp_path: Path, java: JavaPlanner) -> None:
     seen = await campaign(seeds(range(20_000, 20_400)), 8, tmp_path, java)
     print(dict(seen))
 
@@ -178,11 +180,11 @@ async def tables(tmp_path: Path) -> AsyncIterator[Tables]:
 
 
 def some_cases(folder: Path, version: int, count: int = 30) -> list[Case]:
-    """Of one lake of this format version."""
+    """Return cases of one lake of this format version."""
     for seed in range(500, 600):
         if random_lake(seed, folder / "look" / str(seed)).version == version:
             return [case for case in cases(seed, folder, count) if not case.names_of_snapshot]
-    raise AssertionError(f"no lake of version {version}")
+    raise AssertionError(f"no lake has format version {version}")
 
 
 def metadata_of(case: Case) -> TableMetadata:
@@ -190,7 +192,7 @@ def metadata_of(case: Case) -> TableMetadata:
     return decode_table(Path(location.removeprefix("file://")).read_bytes(), location)
 
 
-async def test_a_snapshot_of_version_1_that_names_its_manifests_itself_gets_a_list(
+async def test_version_1_snapshot_without_a_manifest_list_gets_one_in_the_plan_table(
     tables: Tables, tmp_path: Path
 ) -> None:
     planned = 0
@@ -217,7 +219,7 @@ async def test_a_snapshot_of_version_1_that_names_its_manifests_itself_gets_a_li
     assert planned > 10
 
 
-async def test_files_of_before_an_upgrade_to_version_3_get_no_row_ids(tables: Tables, tmp_path: Path) -> None:
+async def test_files_from_before_an_upgrade_to_version_3_get_no_row_ids(tables: Tables, tmp_path: Path) -> None:
     planned = 0
     for case in some_cases(tmp_path, 2):
         upgraded = msgspec.structs.replace(metadata_of(case), format_version=3, next_row_id=0)
@@ -234,7 +236,7 @@ async def test_files_of_before_an_upgrade_to_version_3_get_no_row_ids(tables: Ta
     assert planned > 5
 
 
-async def test_a_manifest_that_is_cut_off_or_gone_is_named(tables: Tables, tmp_path: Path) -> None:
+async def test_error_names_the_manifest_that_is_truncated_or_missing(tables: Tables, tmp_path: Path) -> None:
     for case in some_cases(tmp_path, 2):
         kept, _, _ = await tables.plan(case)
         if kept.parts:
@@ -252,12 +254,12 @@ async def test_a_manifest_that_is_cut_off_or_gone_is_named(tables: Tables, tmp_p
             await tables.writer.write(kept, metadata, snapshot, "file:///nowhere", "p")
 
 
-async def test_a_plan_table_is_nobodys_to_clean_up_or_to_write_to(tables: Tables, tmp_path: Path) -> None:
+async def test_plan_table_has_an_empty_location_that_nobody_cleans_or_writes(tables: Tables, tmp_path: Path) -> None:
     case = some_cases(tmp_path, 2)[0]
     _, made, _ = await tables.plan(case)
     planned, metadata = made.metadata, metadata_of(case)
     assert planned.properties == {**metadata.properties, "gc.enabled": "false"}
-    # Nothing lies below its location: engines that remove what a table does not name look no further.
+    # Its location is empty, so engines that remove files which the table does not name find nothing.
     assert planned.location.startswith(f"{metadata.location}/_seamark/plans/")
     assert not Path(planned.location.removeprefix("file://")).exists()
     assert all(at.startswith(f"{planned.location}-p") for at, _ in made.files)

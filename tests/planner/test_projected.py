@@ -1,4 +1,4 @@
-"""Filters projected onto indexes whose columns have, or had, another type; keys of many columns; no time left."""
+"""Tests of filters projected onto indexes: columns with other types, keys of many columns, and no time left."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tests.planner.lakes.tables import Table
 
 
 def index_on(kind: str, term: str, index_kind: str = "bitmap") -> IndexDefinition:
-    """Of a column `c`, id 1, that is of this type now."""
+    """Return an index on a column `c` with id 1 that now has this type."""
     return define("i", index_kind, [term], Schema((Field(1, "c", False, kind),), schema_id=1))
 
 
 def equals(value: Any, kind: str, transform: str = "identity", column_id: int = 1) -> Bound:
-    """As it is bound by a schema in which the column is of this type."""
+    """Return an equality bound by a schema in which the column has this type."""
     result = "int" if transform.startswith("bucket") else kind
     return Bound(Op.EQ, column_id, "c", kind, transform, result, (value,))
 
@@ -40,22 +40,22 @@ def equals(value: Any, kind: str, transform: str = "identity", column_id: int = 
         ("int", "long", "c", True),
         ("float", "double", "c", True),
         ("decimal(9, 2)", "decimal(20, 2)", "c", True),
-        ("date", "timestamp", "c", False),  # days, and microseconds
+        ("date", "timestamp", "c", False),  # In days, and in microseconds
         ("date", "timestamp", "bucket[16](c)", False),
         ("date", "timestamp", "day(c)", False),
-        ("int", "long", "truncate[10](c)", False),  # of the least integers one overflows
+        ("int", "long", "truncate[10](c)", False),  # One of the least integers overflows.
         ("int", "int", "truncate[10](c)", True),
         ("string", "string", "lower(c)", True),
     ],
 )
-def test_a_filter_by_an_older_schema_asks_an_index_only_where_its_values_are_the_same_keys(
+def test_filter_with_an_older_type_uses_an_index_only_for_values_with_equal_keys(
     asked: str, now: str, term: str, serves: bool
 ) -> None:
     found = project(equals("A" if asked == "string" else 7, asked), [index_on(now, term)])
     assert (found is not None) == serves
 
 
-def test_of_a_composite_key_too_every_part_has_to_be_of_the_filters_type() -> None:
+def test_composite_key_is_used_only_if_each_part_has_the_filters_type() -> None:
     schema = Schema((Field(1, "c", False, "timestamp"), Field(2, "d", False, "long")), schema_id=1)
     definition = define("i", "record", ["c", "d"], schema)
     of_old, of_new = (all_of(equals(7, kind), equals(7, "int", column_id=2)) for kind in ("date", "timestamp"))
@@ -63,7 +63,7 @@ def test_of_a_composite_key_too_every_part_has_to_be_of_the_filters_type() -> No
     assert project(of_new, [definition]) is not None
 
 
-def test_a_key_of_many_zeros_is_not_spelled_out_with_either_sign() -> None:
+def test_composite_key_with_many_zeros_is_not_expanded_into_signs() -> None:
     columns = range(1, 23)
     schema = Schema(tuple(Field(number, f"c{number}", False, "double") for number in columns), schema_id=1)
     definition = define("i", "record", [f"c{number}" for number in columns], schema)
@@ -81,7 +81,7 @@ def test_a_key_of_many_zeros_is_not_spelled_out_with_either_sign() -> None:
 
 
 @pytest.mark.parametrize("kind", ["bloom", "bitmap", "record"])
-async def test_index_files_that_there_is_no_time_for_leave_nothing_out(tmp_path: Path, kind: str) -> None:
+async def test_index_files_that_miss_the_time_limit_prune_nothing(tmp_path: Path, kind: str) -> None:
     clock = SystemClock()
     async with open_store(f"sqlite:///{tmp_path / 'seamark.db'}", clock=clock) as store:
         await create_namespace(store)
@@ -106,7 +106,7 @@ async def test_index_files_that_there_is_no_time_for_leave_nothing_out(tmp_path:
         assert selection.count() == 6 - asked
 
 
-def test_a_long_list_is_taken_through_functions_for_as_many_indexes_as_that_is_worth() -> None:
+def test_long_list_is_transformed_for_a_bounded_number_of_indexes() -> None:
     schema = Schema((Field(1, "id", False, "long"),))
     terms = ["id", *(f"bucket[{n}](id)" for n in range(2, 12))]
     definitions = [define(f"i{n}", "bitmap", [term], schema) for n, term in enumerate(terms)]

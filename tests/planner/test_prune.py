@@ -1,5 +1,4 @@
-"""Pruning, where plans over whole tables do not reach: columns inside lists, orders of uuids, and time that runs out
-among branches."""
+"""Pruning in cases that plans of whole tables do not reach: list columns, orders of UUIDs, and timeouts in branches."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ def schema(element: str) -> dict[str, Any]:
 
 
 def view(*elements: ColumnMetrics, kind: str = "string") -> TableView:
-    """Return one file for each of the statistics of a list's elements; file n holds the ids from 10 n to 10 n + 9."""
+    """Return a view with one file for each item of a list's statistics; file n holds the ids from 10 n to 10 n + 9."""
     files = [file_of(f"file:///t/{n}.parquet", 10 * n, 10 * n + 9) for n in range(len(elements))]
     for file, metrics in zip(files, elements, strict=True):
         file.metrics[ELEMENT] = metrics
@@ -66,19 +65,21 @@ def left(of: TableView, expression: Expression) -> list[int]:
 
 
 @pytest.mark.parametrize("op", [Op.IS_NULL, Op.NOT_NULL, Op.EQ, Op.NOT_EQ])
-def test_statistics_of_what_lists_hold_rule_nothing_out(op: Op) -> None:
-    """They count elements: where none is null, a list may be; where all are null, a row may have no list."""
+def test_statistics_of_list_elements_prune_nothing(op: Op) -> None:
+    """They count elements: if no element is null, the list may be null; if all elements are null, a row may
+    have no list.
+    """
     some = [ColumnMetrics(7, 0, None, b"a", b"a"), ColumnMetrics(7, 7, None, None, None)]
     values = () if op in (Op.IS_NULL, Op.NOT_NULL) else ("a",)
     assert left(view(*some), Bound(op, ELEMENT, "tags.element", "list", "identity", "string", values)) == [0, 1]
 
 
 class Uuids:
-    """Files with uuids, and bounds of them in the order of two signed halves, as Java has it, or in that of bytes."""
+    """Files with UUIDs whose bounds are in Java's order (two signed halves) or in the order of bytes."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        # Few, so that files and literals have halves in common.
+        # Few values, so that files and literals share halves.
         self.halves = [bytes([first]) + rng.randbytes(7) for first in (0x00, 0x04, 0x05, 0x7F, 0x80, 0x81, 0xFF)]
         self.held = [[self.any() for _ in range(rng.choice([1, 2, 5]))] for _ in range(300)]
         metrics = []
@@ -97,7 +98,7 @@ class Uuids:
 
 
 @pytest.mark.parametrize("length", [3, IN_LIMIT + 1])
-def test_bounds_in_either_order_of_uuids_hide_no_member_of_a_list(length: int) -> None:
+def test_uuid_bounds_in_either_order_keep_files_with_members_of_a_list(length: int) -> None:
     files = Uuids(random.Random(length))
     rng = files.rng
     for _ in range(40):
@@ -110,7 +111,7 @@ def test_bounds_in_either_order_of_uuids_hide_no_member_of_a_list(length: int) -
 
 
 @pytest.mark.parametrize(("op", "holds"), [(Op.LT, lt), (Op.LT_EQ, le), (Op.GT, gt), (Op.GT_EQ, ge)])
-def test_bounds_in_either_order_of_uuids_hide_no_row_from_readers_of_the_other(
+def test_uuid_bounds_in_either_order_keep_files_for_readers_of_the_other_order(
     op: Op, holds: Callable[[Any, Any], bool]
 ) -> None:
     files = Uuids(random.Random(op.value))
@@ -129,8 +130,10 @@ def test_bounds_in_either_order_of_uuids_hide_no_row_from_readers_of_the_other(
     assert dropped > 100
 
 
-def test_branches_that_are_reached_too_late_cost_nothing_and_rule_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disjunction of thousands over a million files would copy its selection for each, long after its time."""
+def test_branches_reached_after_the_time_limit_prune_nothing_at_no_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disjunction of thousands of branches over a million files would copy its selection for each, long
+    after its time.
+    """
     table = view(*[ColumnMetrics(1, 0, None, None, None)] * 20)
     branches = Or(tuple(Bound(Op.EQ, 1, "id", "long", "identity", "long", (n,)) for n in range(5_000, 15_000)))
     assert left(table, branches) == []
@@ -154,8 +157,8 @@ def test_branches_that_are_reached_too_late_cost_nothing_and_rule_nothing_out(mo
     assert copies < 10
 
 
-def test_the_size_of_a_view_is_told_while_threads_look_at_new_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The event loop adds up what plans in threads put together."""
+def test_view_size_can_be_read_while_threads_add_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop adds up sizes of views to which planning threads add columns."""
     table = view(ColumnMetrics())
     fresh = iter(range(100, 200))
     for column in (ColumnStatistics, PartitionValues):

@@ -1,4 +1,4 @@
-"""Residuals of long filters: what the files of an answer repeat is bounded, and is true of every row that matches."""
+"""Residuals of long filters: their bytes in an answer are bounded, and they are true for every matching row."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def drawn(rng: random.Random, depth: int = 0) -> Any:
 
 
 @pytest.mark.parametrize("seed", quick(range(8), 3))
-def test_a_weakened_residual_holds_for_every_row_of_the_residual_and_is_never_true(seed: int) -> None:
+def test_weakened_residual_matches_every_row_of_the_residual_and_is_never_true(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(60):
         where = drawn(rng)
@@ -88,7 +88,7 @@ def listed(count: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("dialect", [STANDARD, JAVA, PYICEBERG])
-def test_residuals_of_all_files_take_no_more_than_their_bytes(dialect: ClientDialect) -> None:
+def test_residuals_of_all_files_stay_within_the_byte_limit(dialect: ClientDialect) -> None:
     tasks, size = answered(500, listed(20_000), dialect)
     assert size < BUDGET
     residuals = [task.get("residual-filter") for task in tasks]
@@ -101,7 +101,7 @@ def test_residuals_of_all_files_take_no_more_than_their_bytes(dialect: ClientDia
 
 
 @pytest.mark.parametrize("dialect", [STANDARD, JAVA, PYICEBERG])
-def test_few_files_and_short_filters_have_their_residual_whole(dialect: ClientDialect) -> None:
+def test_few_files_and_short_filters_keep_their_whole_residual(dialect: ClientDialect) -> None:
     for files, where in ((5, listed(20_000)), (500, listed(100))):
         tasks, _ = answered(files, where, dialect)
         assert [task["residual-filter"] for task in tasks] == [where] * files
@@ -120,19 +120,19 @@ def test_long_residuals_that_differ_by_partition_are_bounded_and_not_all_evaluat
     assert not any(task.get("residual-filter") in (True, False) for task in tasks)
 
 
-def test_a_long_value_makes_no_long_residual_for_whoever_needs_one() -> None:
+def test_long_value_does_not_lengthen_a_required_residual() -> None:
     tasks, _ = answered(500, {"type": "gt", "term": "c2", "value": "x" * 100_000}, PYICEBERG)
     assert tasks[0]["residual-filter"] == {"type": "not-null", "term": "c2"}
 
 
 @pytest.mark.parametrize("dialect", quick([STANDARD, JAVA, PYICEBERG], 1))
-def test_exact_residuals_are_whole_however_long_they_are(dialect: ClientDialect) -> None:
+def test_exact_residuals_are_never_shortened(dialect: ClientDialect) -> None:
     tasks, _ = answered(500, listed(20_000), dialect, exact=True)
     assert [task["residual-filter"] for task in tasks] == [listed(20_000)] * 500
 
 
 @pytest.mark.parametrize("count", [10, 100, 1_000, 20_000, 190_000])
-def test_the_files_of_one_answer_with_exact_residuals_stay_within_their_bytes(count: int) -> None:
+def test_exact_residuals_of_one_answer_stay_within_the_byte_limit(count: int) -> None:
     table = metadata((), kinds={1: "long"})
     plan = scan(table, [block([a_file("f")], 0)], where=listed(count))
     form = TaskForm(residual_bytes=BUDGET, exact_residuals=True)
@@ -147,8 +147,10 @@ def test_the_files_of_one_answer_with_exact_residuals_stay_within_their_bytes(co
     assert ScanTaskWriter(plan, dialect=JAVA, form=TaskForm(residuals=False, exact_residuals=True)).files_max is None
 
 
-def test_residuals_that_cannot_be_bound_by_name_are_wide_for_java_and_whole_for_others() -> None:
-    """PyIceberg counts by metadata the files whose residual is true; the standard has the filter in place of none."""
+def test_unbindable_residuals_are_widened_for_java_and_omitted_for_others() -> None:
+    """PyIceberg counts files whose residual is true by metadata; in the standard, a missing residual means the
+    filter.
+    """
     named = metadata((), kinds={1: "long"})
     plan = scan(named, [block([a_file("f")], 0)], where=listed(3))
     [field] = named.current_schema.fields
@@ -161,7 +163,7 @@ def test_residuals_that_cannot_be_bound_by_name_are_wide_for_java_and_whole_for_
     assert found == {STANDARD: None, JAVA: True, PYICEBERG: listed(3)}
 
 
-def test_javas_client_is_known_by_what_it_sends() -> None:
+def test_iceberg_java_client_is_recognised_by_its_headers() -> None:
     assert dialect_of("Apache-HttpClient/5.5 (Java/21.0.1)") == JAVA
     assert dialect_of("whatever", "Apache Iceberg 1.12.0 (commit 1)") == JAVA
     assert dialect_of("DuckDB/1.5") == STANDARD

@@ -1,8 +1,8 @@
-"""Filters by names that columns have exchanged, lost and got again, of other types: no row is lost that one of the
-meanings wants.
+"""Filters on names that columns swapped, lost or reused with other types: no row that matches under either meaning
+is lost.
 
-The oracle knows rows and nothing of bound expressions: a row of the snapshot that matches the filter, as today's names
-have it or as the snapshot's do, has to be possible by what the server plans with.
+The oracle uses rows and no bound expressions: if a row of the snapshot matches the filter under today's names or
+under the snapshot's names, the planner's expression must be able to match it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ Column = dict[str, Any]
 
 
 def evolved(rng: random.Random, columns: list[Column], last_id: int) -> tuple[list[Column], int]:
-    """Return one change of a schema: a name is reused with another type, two names are swapped, or a type is
-    widened.
-    """
+    """Return one schema change: reuse a name with another type, swap two names, or widen a type."""
     made = [dict(one) for one in columns]
     kind = rng.choice(("reuse", "swap", "widen", "rename"))
     one, other = rng.sample(made, 2)
@@ -116,7 +114,7 @@ def table(schemas: list[list[Column]], last_id: int) -> TableMetadata:
 
 
 @pytest.mark.parametrize("first", range(0, 300, 30))
-def test_no_meaning_of_a_reused_name_loses_a_row(first: int) -> None:
+def test_rows_that_match_under_either_meaning_of_a_reused_name_are_kept(first: int) -> None:
     for number in range(first, first + 30):
         _check_reused_names(1_000 * first_seed() + number)
 
@@ -133,7 +131,7 @@ def _check_reused_names(seed: int) -> None:
     metadata = table(schemas, last_id)
     told = f"seed {seed}: {schemas}"
     for _ in range(10):
-        meant = rng.choice([schemas[0], schemas[-1]])  # VERSION AS OF the snapshot, and the table
+        meant = rng.choice([schemas[0], schemas[-1]])  # VERSION AS OF the snapshot, and the current table
         where = filter_by(rng, meant)
         request = ScanRequest(filter=parse_expression(where), snapshot_id=1, use_snapshot_schema=True)
         try:

@@ -1,4 +1,4 @@
-"""Plan tasks and plan ids: they come back as they went out, for their own table and purpose, and nothing else opens."""
+"""Tests of plan tasks and plan ids: a token opens unchanged for its own table and purpose only."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ ASKED = PinnedRequest(
 
 
 @given(asked=requests, first=st.integers(0, ROWS_MAX), end=st.integers(0, ROWS_MAX), uuid=st.uuids())
-def test_a_token_opens_on_any_replica_as_it_was_sealed(
-    asked: PinnedRequest, first: int, end: int, uuid: object
-) -> None:
+def test_token_opens_on_any_replica_with_its_content(asked: PinnedRequest, first: int, end: int, uuid: object) -> None:
     here, there = Tokens(fixed_keyring()), Tokens(fixed_keyring())
     task = there.open_plan_task(here.plan_task(pack(asked), first, end, str(uuid)), str(uuid))
     assert task is not None
@@ -47,7 +45,7 @@ def test_a_token_opens_on_any_replica_as_it_was_sealed(
     assert there.open_plan_id(here.plan_id(pack(asked), str(uuid)), str(uuid)) == asked
 
 
-def test_a_token_of_another_table_purpose_or_server_does_not_open() -> None:
+def test_token_of_another_table_purpose_or_server_is_rejected() -> None:
     tokens = Tokens(fixed_keyring())
     task, plan = tokens.plan_task(pack(ASKED), 0, 9, "one"), tokens.plan_id(pack(ASKED), "one")
     assert tokens.open_plan_task(task, "other") is None
@@ -58,7 +56,7 @@ def test_a_token_of_another_table_purpose_or_server_does_not_open() -> None:
 
 
 @given(data=st.data())
-def test_a_token_that_was_changed_anywhere_does_not_open(data: st.DataObject) -> None:
+def test_token_changed_at_any_byte_is_rejected(data: st.DataObject) -> None:
     token = Tokens(fixed_keyring()).plan_task(pack(ASKED), 0, 9, "one")
     raw = bytearray(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
     raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
@@ -67,12 +65,12 @@ def test_a_token_that_was_changed_anywhere_does_not_open(data: st.DataObject) ->
 
 
 @given(token=st.text(st.characters(codec="utf-8")))
-def test_a_token_that_was_made_up_does_not_open(token: str) -> None:
+def test_invented_token_is_rejected(token: str) -> None:
     assert Tokens(fixed_keyring()).open_plan_task(token, "one") is None
     assert Tokens(fixed_keyring()).open_plan_id(token, "one") is None
 
 
-def test_a_token_of_another_version_does_not_open() -> None:
+def test_token_of_another_version_is_rejected() -> None:
     token = Tokens(fixed_keyring()).plan_task(pack(ASKED), 0, 9, "one")
     raw = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
     later = base64.urlsafe_b64encode(bytes((VERSION + 1,)) + raw[1:]).decode()
@@ -93,14 +91,14 @@ def test_a_token_of_another_version_does_not_open() -> None:
         (1_000_000, 50_000_000, 0),
     ],
 )
-def test_a_plan_is_cut_into_pages_unless_its_tokens_would_outweigh_them(
+def test_plan_is_split_into_pages_unless_tokens_would_be_larger_than_the_pages(
     files: int, packed_bytes: int, pages: int
 ) -> None:
     assert page_count(files, packed_bytes, inline_limit=1000, page_size=4000) == pages
 
 
 @given(files=st.integers(0, 10**7), size=st.integers(0, 3 << 20))
-def test_the_tokens_of_one_answer_stay_within_their_bound(files: int, size: int) -> None:
+def test_tokens_of_one_answer_stay_within_their_limit(files: int, size: int) -> None:
     pages = page_count(files, size, inline_limit=1000, page_size=4000)
     token = Tokens(fixed_keyring()).plan_task(b"x" * size, 0, ROWS_MAX, "one") if pages else ""
     assert pages * len(token) <= TOKENS_BYTES_MAX

@@ -1,6 +1,6 @@
-"""Views in memory: what is decoded how often, what is kept within the budget, and who waits for whom.
+"""Tests of views in memory: how often manifests are decoded, the memory budget, and concurrent waiters.
 
-The oracle of every answer is the table itself, made by hand: the file of number n holds the ids from 10 n to 10 n + 9.
+The oracle of every answer is the hand-made table: file n holds the ids from 10 n to 10 n + 9.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ async def plan(planner: Planner, table: Table, filter: Any = True, **request: An
     return await planner.bind_and_plan(table.metadata, ScanRequest(filter=parse_expression(filter), **request))
 
 
-async def test_many_who_plan_a_cold_table_at_once_decode_each_manifest_once(tmp_path: Path) -> None:
+async def test_concurrent_plans_of_a_cold_table_decode_each_manifest_once(tmp_path: Path) -> None:
     table, _ = filled(tmp_path / "t")
     watched: list[Watched] = []
 
@@ -75,7 +75,7 @@ async def test_many_who_plan_a_cold_table_at_once_decode_each_manifest_once(tmp_
     assert found[80:] == [list(range(n % DAYS * 10, n % DAYS * 10 + 10)) for n in range(20)]
 
 
-async def test_a_commit_costs_the_decoding_of_its_own_manifests(tmp_path: Path) -> None:
+async def test_plan_after_a_commit_decodes_only_the_new_manifests(tmp_path: Path) -> None:
     table, manifests = filled(tmp_path / "t")
     async with planning(tmp_path) as planner:
         assert await numbers(planner, table.metadata) == list(range(80))
@@ -88,7 +88,7 @@ async def test_a_commit_costs_the_decoding_of_its_own_manifests(tmp_path: Path) 
         stats = planner.stats()
         assert stats.blocks == DAYS + 4
         assert stats.views == 5
-        # Time travel, and a branch of other manifests than main's: what is there is not decoded again.
+        # Time travel, and a branch whose manifests differ from main's: blocks in memory are not decoded again.
         assert await numbers(planner, table.metadata, snapshot_id=2) == [*range(80), 82]
         table.commit(9, [manifests[-1], manifests[3]])
         assert await numbers(planner, table.metadata) == [85, *range(30, 40)]
@@ -97,7 +97,7 @@ async def test_a_commit_costs_the_decoding_of_its_own_manifests(tmp_path: Path) 
         assert planner.stats().decoded == DAYS + 4
 
 
-async def test_a_selective_filter_on_a_cold_snapshot_reads_what_it_needs_and_names_the_rows_alike(
+async def test_selective_filter_on_a_cold_snapshot_reads_only_needed_manifests_and_numbers_rows_alike(
     tmp_path: Path,
 ) -> None:
     table, _ = filled(tmp_path / "t")
@@ -118,7 +118,7 @@ async def test_a_selective_filter_on_a_cold_snapshot_reads_what_it_needs_and_nam
         assert part.stats().decoded == DAYS, "blocks of the parts are used again"
 
 
-async def test_a_plan_made_before_is_given_again(tmp_path: Path) -> None:
+async def test_repeated_plan_is_served_from_the_cache(tmp_path: Path) -> None:
     table, _ = filled(tmp_path / "t")
     async with planning(tmp_path) as planner:
         first = await plan(planner, table, between(3, 44))
@@ -131,7 +131,7 @@ async def test_a_plan_made_before_is_given_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reading", ["snap-1.avro", "m3.avro"])
-async def test_one_who_gives_up_waiting_takes_nothing_from_the_others(tmp_path: Path, reading: str) -> None:
+async def test_cancelled_waiter_does_not_affect_the_others(tmp_path: Path, reading: str) -> None:
     table, _ = filled(tmp_path / "t")
     watched: list[Watched] = []
 
@@ -157,7 +157,7 @@ async def test_one_who_gives_up_waiting_takes_nothing_from_the_others(tmp_path: 
         assert sorted(storage.reads) == sorted(["snap-1.avro", *(f"m{day}.avro" for day in range(DAYS))])
 
 
-async def test_when_all_have_given_up_the_next_begins_anew(tmp_path: Path) -> None:
+async def test_next_plan_starts_again_when_all_waiters_were_cancelled(tmp_path: Path) -> None:
     table, _ = filled(tmp_path / "t")
     watched: list[Watched] = []
 
@@ -180,17 +180,17 @@ async def test_when_all_have_given_up_the_next_begins_anew(tmp_path: Path) -> No
         planner.check_invariants()
 
 
-# The budget
+# The memory budget
 
 
 def blocks_alive(folder: Path) -> list[Block]:
-    """Of the tables in this folder; servers of earlier tests may not have been collected yet."""
+    """Return the live blocks of tables in this folder; servers of earlier tests may not be collected yet."""
     gc.collect()
     return [one for one in gc.get_objects() if isinstance(one, Block) and str(folder) in one.location]
 
 
 async def sizes(folder: Path, tables: list[Table]) -> list[int]:
-    """Return bytes of each table's blocks."""
+    """Return the bytes of each table's blocks."""
     found = []
     async with planning(folder) as planner:
         for table in tables:
@@ -213,7 +213,7 @@ async def test_memory_stays_within_the_budget_and_answers_stay_right(tmp_path: P
             assert await numbers(planner, tables[number].metadata, between(low, low + 5)) == [
                 n for n in range(low, low + 6) if n < (2 + number) * 40
             ], f"turn {turn}"
-            # What the answer derived from the blocks counts from the next plan on.
+            # Memory that the answer derived from the blocks counts from the next plan on.
             await plan(planner, tables[number], between(low, low + 90))
             await asyncio.sleep(0)
             stats = planner.stats()
@@ -223,7 +223,7 @@ async def test_memory_stays_within_the_budget_and_answers_stay_right(tmp_path: P
     assert decoded > sum(2 + n for n in range(6)), "nothing was ever let go: the budget was no budget"
 
 
-async def test_the_account_is_of_the_blocks_that_are_alive(tmp_path: Path) -> None:
+async def test_memory_account_counts_the_blocks_that_are_alive(tmp_path: Path) -> None:
     tables = [filled(tmp_path / f"t{n}", days=3)[0] for n in range(3)]
     async with planning(tmp_path) as planner:
         held = [await plan(planner, table, between(1, 25)) for table in tables]
@@ -234,14 +234,14 @@ async def test_the_account_is_of_the_blocks_that_are_alive(tmp_path: Path) -> No
         del alive, held
         planner._views.budget_bytes = 0
         await plan(planner, tables[0], between(1, 2))
-        await asyncio.sleep(0)  # the event loop holds what woke this task until it sleeps again
+        await asyncio.sleep(0)  # The event loop keeps a reference to what woke this task until the task sleeps again.
         gc.collect()
         assert [one() for one in watch] == [None] * 9
         assert (planner.stats().live_bytes, planner.stats().blocks, planner.stats().views) == (0, 0, 0)
         assert planner.stats().added_bytes == 0
 
 
-async def test_a_principal_that_plans_many_tables_evicts_its_own_views(tmp_path: Path) -> None:
+async def test_principal_that_plans_many_tables_evicts_its_own_views(tmp_path: Path) -> None:
     tables = [filled(tmp_path / f"t{n}", days=2, per_day=40)[0] for n in range(12)]
     wanted = await sizes(tmp_path, tables)
     rng = random.Random(5)
@@ -264,11 +264,11 @@ async def test_a_principal_that_plans_many_tables_evicts_its_own_views(tmp_path:
         assert planner.stats().decoded == decoded
 
 
-async def test_one_more_view_looks_at_no_other_view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader can have tens of thousands of views, of parts of one table."""
+async def test_adding_a_view_examines_no_other_view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One reader can have tens of thousands of views of parts of one table."""
     table, _ = filled(tmp_path / "t", days=12, per_day=2)
     looked: list[CachedView] = []
-    holder: Any = CachedView.holder  # the descriptor of the slot
+    holder: Any = CachedView.holder  # The descriptor of the slot
 
     def watched(cached: CachedView) -> str:
         looked.append(cached)
@@ -296,7 +296,7 @@ async def test_one_more_view_looks_at_no_other_view(tmp_path: Path, monkeypatch:
         assert planner.stats().decoded == 12
 
 
-async def test_one_principal_alone_uses_the_whole_budget(tmp_path: Path) -> None:
+async def test_single_principal_can_use_the_whole_budget(tmp_path: Path) -> None:
     tables = [filled(tmp_path / f"t{n}", days=2, per_day=40)[0] for n in range(8)]
     wanted = await sizes(tmp_path, tables)
     async with planning(tmp_path, plan_memory_bytes=2 * sum(wanted)) as planner:
@@ -307,7 +307,7 @@ async def test_one_principal_alone_uses_the_whole_budget(tmp_path: Path) -> None
         assert planner.stats().decoded == 2 * 8
 
 
-async def test_a_view_larger_than_the_whole_budget_is_planned_and_let_go(tmp_path: Path) -> None:
+async def test_view_larger_than_the_budget_is_planned_and_released(tmp_path: Path) -> None:
     table, _ = filled(tmp_path / "t")
     async with planning(tmp_path, plan_memory_bytes=1) as planner:
         for _ in range(3):
@@ -317,8 +317,8 @@ async def test_a_view_larger_than_the_whole_budget_is_planned_and_let_go(tmp_pat
         assert planner.stats().decoded == 3 * DAYS
 
 
-async def test_snapshots_that_share_all_their_blocks_are_let_go_too(tmp_path: Path) -> None:
-    """A view adds to its blocks; a thousand snapshots of one table must not add up without end."""
+async def test_snapshots_that_share_all_blocks_are_evicted_too(tmp_path: Path) -> None:
+    """A view needs memory besides its blocks; a thousand snapshots of one table must not accumulate without limit."""
     table, manifests = filled(tmp_path / "t", days=40, per_day=2)
     blocks = (await sizes(tmp_path, [table]))[0]
     for snapshot_id in range(2, 102):
@@ -334,7 +334,7 @@ async def test_snapshots_that_share_all_their_blocks_are_let_go_too(tmp_path: Pa
         assert planner.stats().decoded == 40
 
 
-async def test_plans_hold_nothing_of_the_tables_history(tmp_path: Path) -> None:
+async def test_cached_plans_keep_no_reference_to_table_metadata(tmp_path: Path) -> None:
     table, _ = filled(tmp_path / "t")
     async with planning(tmp_path) as planner:
         scan = await plan(planner, table, between(1, 2))
@@ -343,7 +343,7 @@ async def test_plans_hold_nothing_of_the_tables_history(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_planners_that_come_and_go_leave_no_thread_file_or_mapping_behind(tmp_path: Path) -> None:
+async def test_closed_planners_leave_no_thread_file_or_mapping(tmp_path: Path) -> None:
     table, _ = filled(tmp_path / "t", days=1, per_day=8000)
     process = psutil.Process()
 
@@ -352,7 +352,7 @@ async def test_planners_that_come_and_go_leave_no_thread_file_or_mapping_behind(
 
     def resources() -> tuple[int, set[str], int]:
         gc.collect()
-        # The event loop's own threads stay with it.
+        # The event loop's own threads stay.
         names = {thread.name for thread in threading.enumerate() if not thread.name.startswith("asyncio_")}
         return process.num_fds(), names, mappings()
 
@@ -368,15 +368,15 @@ async def test_planners_that_come_and_go_leave_no_thread_file_or_mapping_behind(
     mapped = [await cycle() for _ in range(50)]
     assert min(mapped) >= 1, "blocks from the folder are mapped"
     after = resources()
-    assert after[0] < before[0] + 25  # what leaks does so each time; what other tests left may go meanwhile
+    assert after[0] < before[0] + 25  # A leak grows each time; memory of other tests may be released meanwhile.
     assert after[1] <= before[1]
     assert after[2] == before[2]
 
 
-# The time budget
+# The time limit
 
 
-async def test_a_plan_without_time_keeps_what_it_did_not_check_says_so_and_is_not_kept(tmp_path: Path) -> None:
+async def test_plan_without_time_keeps_unchecked_files_reports_it_and_is_not_cached(tmp_path: Path) -> None:
     table, _ = filled(tmp_path / "t")
     async with planning(tmp_path, plan_time_budget_s=0) as planner:
         for _ in range(2):
@@ -388,8 +388,8 @@ async def test_a_plan_without_time_keeps_what_it_did_not_check_says_so_and_is_no
         assert (await plan(planner, table)).complete, "without a filter there is nothing to check"
 
 
-async def test_pages_of_hurried_and_of_whole_plans_make_up_the_answer_together(tmp_path: Path) -> None:
-    """Tokens of a plan without time, answered by a server with time, and the other way round."""
+async def test_pages_of_plans_with_and_without_time_form_a_complete_answer(tmp_path: Path) -> None:
+    """Servers with time answer tokens of a plan without time, and the reverse."""
     settings = {"plan_inline_limit": 2, "plan_page_size": 7}
     hurried = running(tmp_path, **settings, plan_time_budget_s=0)
     wanted = [3, 17, 18, 44, 59]
@@ -417,15 +417,17 @@ async def test_pages_of_hurried_and_of_whole_plans_make_up_the_answer_together(t
         assert json.loads(again.raw)["status"] == "completed"
 
 
-@pytest.mark.slow  # test_memory_account.py has the same of a whole server
-async def test_the_account_is_what_the_process_holds(tmp_path: Path) -> None:
-    """By Python's own count of allocated memory, with NumPy's: within a tenth, with all that is derived from views."""
+@pytest.mark.slow  # test_memory_account.py makes the same check for a whole server.
+async def test_memory_account_is_close_to_the_memory_of_the_process(tmp_path: Path) -> None:
+    """The test compares with Python's count of allocated memory, including NumPy's: within a tenth, with
+    derived data.
+    """
     table = Table(tmp_path / "t")
     manifests = [table.manifest(f"m{n}", range(n * 3000, n * 3000 + 3000), day=n) for n in range(20)]
     table.commit(1, manifests)
     small, _ = filled(tmp_path / "small")
     async with planning(tmp_path) as planner:
-        for _ in range(2):  # what is imported and made once
+        for _ in range(2):  # This loads modules and objects that are created only once.
             await numbers(planner, small.metadata, between(1, 5))
         metadata = table.metadata
         gc.collect()

@@ -27,12 +27,12 @@ class Running:
     http: aiohttp.ClientSession
 
     async def get(self, path: str, **options: Any) -> tuple[int, Any]:
-        """Return (status, JSON) of GET `path`."""
+        """Send GET `path`, and return (status, JSON)."""
         async with self.http.get(self.url + path, **options) as answer:
             return answer.status, await answer.json()
 
     async def record(self, name: str = "t", action: str = "commit", **fields: Any) -> Instant:
-        """Return a finished instant about `db.name`, as a commit on this replica leaves it."""
+        """Record a finished instant for `db.name`, as a commit on this replica does."""
         instant = an_instant(self.components.clock, name, action, **fields)
         await self.components.store.transact([RecordInstant(instant=instant)])
         self.components.timeline.notify()
@@ -40,7 +40,7 @@ class Running:
 
 
 class LateClock(SystemClock):
-    """The system's clock, as late as a test sets it."""
+    """The system's clock plus an offset that a test sets."""
 
     ahead_ms = 0
 
@@ -66,13 +66,13 @@ def an_instant(clock: Clock, name: str = "t", action: str = "commit", **fields: 
 
 
 def some_settings(home: Path, **given: Any) -> Settings:
-    # Replicas of one database need one key, whatever their homes.
+    # Replicas of one database need the same key, even with different homes.
     return Settings(**{"home": home, "port": 0, "watch_poll_s": 0.1, "encryption_key": SHARED_KEY, **given})
 
 
 @asynccontextmanager
 async def running(home: Path, *, clock: Clock | None = None, **given: Any) -> AsyncIterator[Running]:
-    """A server with these settings; its namespace `db` exists already."""
+    """Run a server with these settings and an existing namespace `db`."""
     settings = some_settings(home, **given)
     certificate = open_certificate(settings)
     with closing(bind(settings, shared=False)) as sock:

@@ -1,4 +1,4 @@
-"""What bodies may cost: size by operation while they arrive, unpacked; time; and no place of others meanwhile."""
+"""Tests of the cost of request bodies: size limits by operation, decompression, time, and fair shares."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def chunked(data: bytes) -> bytes:
 
 
 class Logins:
-    """A server with logins for a reader of `db`, another, a writer, an admin, and somebody without any right."""
+    """Logins for a reader of `db`, another reader, a writer, an admin, and a user without any right."""
 
     def __init__(self, server: Running, secrets: dict[str, str]) -> None:
         self.server = server
@@ -67,7 +67,7 @@ async def logins(tmp_path: Path) -> AsyncIterator[Logins]:
 
 @pytest.fixture
 async def hurried_logins(tmp_path: Path) -> AsyncIterator[Logins]:
-    """Logins of a server that waits for bodies for a short time."""
+    """Open logins of a server that waits for bodies only briefly."""
     secrets = await make_tokens(tmp_path)
     async with running(tmp_path, auth="token", requests_limit=8, body_timeout_s=3) as server:
         yield Logins(server, secrets)
@@ -89,8 +89,8 @@ async def make_tokens(home: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("coding", ["identity", "gzip", "deflate"])
-async def test_a_login_reads_no_more_of_a_strangers_body_than_a_login_needs(logins: Logins, coding: str) -> None:
-    """Chunked, so that nothing announces the size; packed, so that little becomes much."""
+async def test_login_reads_only_a_small_body_of_an_unknown_client(logins: Logins, coding: str) -> None:
+    """The body is chunked, so that no header states its size, and compressed, so that little becomes much."""
     body = b"grant_type=client_credentials&client_secret=" + b"x" * (4 << 20)
     packed = {"identity": body, "gzip": gzip.compress(body), "deflate": zlib.compress(body)}[coding]
     headers = ["Content-Type: application/x-www-form-urlencoded", "Transfer-Encoding: chunked"]
@@ -98,7 +98,7 @@ async def test_a_login_reads_no_more_of_a_strangers_body_than_a_login_needs(logi
         headers.append(f"Content-Encoding: {coding}")
     async with await Wire.open(logins.server) as wire:
         await wire.send(head_of("POST", "/v1/oauth/tokens", *headers))
-        # Never finished: who waits for the end of the body does not answer.
+        # The body never ends, so a server that waits for its end does not answer.
         wire.writer.write(b"".join(chunked(packed[at : at + 4096]) for at in range(0, len(packed), 4096)))
         status, answer = await wire.answer()
         assert status == 400
@@ -106,9 +106,7 @@ async def test_a_login_reads_no_more_of_a_strangers_body_than_a_login_needs(logi
 
 
 @pytest.mark.parametrize("announced", [True, False])
-async def test_ordinary_operations_take_small_bodies_and_those_with_lists_large_ones(
-    tmp_path: Path, announced: bool
-) -> None:
+async def test_body_limit_is_small_for_ordinary_operations_and_large_for_lists(tmp_path: Path, announced: bool) -> None:
     async with running(
         tmp_path, small_body_limit_bytes=2000, medium_body_limit_bytes=50_000, body_limit_bytes=100_000
     ) as server:
@@ -149,7 +147,7 @@ MEDIUM = {
 LARGE = {"commitChange", "lookupKeys"}
 
 
-def test_only_commits_of_files_and_keys_in_arrow_take_large_bodies() -> None:
+def test_only_file_commits_and_arrow_keys_take_large_bodies() -> None:
     settings = Settings()
     limits = {described.operation: body_limit(described.body_size, settings) for _, _, described in descriptions()}
     assert {operation for operation, limit in limits.items() if limit > 4 << 20} == LARGE
@@ -160,7 +158,7 @@ def test_only_commits_of_files_and_keys_in_arrow_take_large_bodies() -> None:
 @pytest.mark.parametrize(
     ("one", "what"), [(b"[]", b"objects and arrays"), (b"{}", b"objects and arrays"), (b"1", b"values")]
 )
-async def test_short_values_in_great_number_are_refused_before_they_are_parsed(
+async def test_very_many_short_values_are_rejected_before_they_are_parsed(
     tmp_path: Path, one: bytes, what: bytes
 ) -> None:
     async with running(tmp_path) as server:
@@ -170,7 +168,7 @@ async def test_short_values_in_great_number_are_refused_before_they_are_parsed(
                 assert (answer.status, what in await answer.read()) == (status, status == 413)
 
 
-async def test_who_sends_many_large_bodies_waits_for_its_own() -> None:
+async def test_principal_with_many_large_bodies_waits_only_for_its_own() -> None:
     turns, order = FairLock(), []
 
     async def take(holder: str) -> None:
@@ -185,8 +183,8 @@ async def test_who_sends_many_large_bodies_waits_for_its_own() -> None:
     assert len(order) == 52
 
 
-async def test_who_leaves_keeps_its_turn_until_its_thread_ends() -> None:
-    """Otherwise who sends and leaves, again and again, would have all threads."""
+async def test_cancelled_request_keeps_its_slot_until_its_thread_ends() -> None:
+    """Otherwise a client that sends and disconnects repeatedly would occupy all threads."""
     turns, begun, ended, running = FairLock(), threading.Event(), threading.Event(), [0, 0]
 
     def work() -> int:
@@ -216,7 +214,7 @@ async def test_who_leaves_keeps_its_turn_until_its_thread_ends() -> None:
     assert turns.is_free
 
 
-async def test_a_bomb_is_refused_when_it_has_unpacked_to_the_limit(tmp_path: Path) -> None:
+async def test_decompression_bomb_is_rejected_at_the_limit(tmp_path: Path) -> None:
     async with running(tmp_path, body_limit_bytes=1 << 20) as server, await Wire.open(server) as wire:
         bomb = gzip.compress(b" " * (64 << 20))
         await wire.send(
@@ -225,7 +223,7 @@ async def test_a_bomb_is_refused_when_it_has_unpacked_to_the_limit(tmp_path: Pat
         assert (await wire.answer())[0] == 413
 
 
-async def test_a_body_that_unpacks_to_hundreds_of_times_its_size_is_refused_early(tmp_path: Path) -> None:
+async def test_body_that_expands_hundreds_of_times_is_rejected_early(tmp_path: Path) -> None:
     async with running(tmp_path) as server, await Wire.open(server) as wire:
         bomb = gzip.compress(b" " * (60 << 20))
         await wire.send(
@@ -236,7 +234,7 @@ async def test_a_body_that_unpacks_to_hundreds_of_times_its_size_is_refused_earl
         assert (status, "200 times" in answer.decode()) == (413, True)
 
 
-async def test_clients_that_send_slowly_take_no_place_of_others_and_are_let_go(hurried_logins: Logins) -> None:
+async def test_slow_clients_take_no_slot_of_others_and_are_disconnected(hurried_logins: Logins) -> None:
     logins = hurried_logins
     async with AsyncExitStack() as stack:
         slow = []
@@ -263,7 +261,7 @@ async def test_clients_that_send_slowly_take_no_place_of_others_and_are_let_go(h
             assert json.loads(answer)["error"]["type"] == "RequestTimeoutException"
 
 
-async def test_one_principal_cannot_have_all_bodies_under_way(logins: Logins) -> None:
+async def test_one_principal_cannot_hold_all_bytes_of_bodies(logins: Logins) -> None:
     living = _living(WorkerLimits)
     async with AsyncExitStack() as stack:
         statuses = []
@@ -278,7 +276,7 @@ async def test_one_principal_cannot_have_all_bodies_under_way(logins: Logins) ->
         assert statuses == [429] * 4
 
 
-async def test_one_principal_cannot_have_all_places_and_others_are_answered(
+async def test_one_principal_cannot_hold_all_slots_and_others_are_answered(
     logins: Logins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = asyncio.Event()
@@ -305,7 +303,7 @@ async def test_one_principal_cannot_have_all_places_and_others_are_answered(
     assert sorted(await asyncio.gather(*held)) == [200] * 4 + [429] * 6
 
 
-async def test_without_a_login_there_is_no_share(tmp_path: Path) -> None:
+async def test_server_without_logins_has_no_share_for_each_principal(tmp_path: Path) -> None:
     bounds = WorkerLimits(requests=4, watchers=4, body_bytes=100)
     places = [RequestSlot(bounds, None, "working") for _ in range(4)]
     with pytest.raises(RetryLater) as refused:
@@ -316,7 +314,7 @@ async def test_without_a_login_there_is_no_share(tmp_path: Path) -> None:
     bounds.check_invariants()
 
 
-def test_places_and_bytes_come_back_whatever_happened() -> None:
+def test_slots_and_bytes_are_released_after_any_outcome() -> None:
     bounds = WorkerLimits(requests=4, watchers=4, body_bytes=100)
     place = RequestSlot(bounds, "ann", "working")
     place.begin_reading()
@@ -325,7 +323,7 @@ def test_places_and_bytes_come_back_whatever_happened() -> None:
     with pytest.raises(TooManyRequests):
         place.keep(1)
     others = [RequestSlot(bounds, name, "working") for name in ("bob", "bob", "eve", "eve")]
-    others[0].keep(0)  # of an empty body
+    others[0].keep(0)  # With an empty body
     with pytest.raises(RetryLater):
         place.end_reading()
     bounds.check_invariants()
@@ -336,7 +334,7 @@ def test_places_and_bytes_come_back_whatever_happened() -> None:
     assert {bound.taken for bound in vars(bounds).values() if isinstance(bound, HolderLimit)} == {0}
 
 
-async def test_a_client_that_leaves_before_its_body_is_no_error_of_the_server(tmp_path: Path) -> None:
+async def test_client_that_disconnects_before_its_body_causes_no_server_error(tmp_path: Path) -> None:
     with structlog.testing.capture_logs() as events:
         async with running(tmp_path) as server:
             async with await Wire.open(server) as wire:
@@ -361,18 +359,18 @@ def descriptions() -> list[tuple[str, str, Description]]:
 
 
 def routes() -> list[tuple[str, str, str]]:
-    """Return (method, template, operation) of every route that asks who it is."""
+    """Return (method, template, operation) of every route that requires a login."""
     return [(method, template, given.operation) for method, template, given in descriptions() if not given.public]
 
 
 ANYBODY = {"getConfig", "listNamespaces", "metrics", "listGrants", "loadSqlState"}
-"""What every login may ask, and what is answered without a namespace's rights."""
+"""Routes for every login, and routes that need no right on a namespace."""
 WITH_ROWS = {"removeGrant"}
-"""Their query says where; without one they are no request."""
+"""Routes whose namespace is in the query; without it the request is invalid."""
 
 
 @pytest.mark.parametrize("who", ["nobody", "stranger"])
-async def test_every_route_refuses_before_it_reads_the_body(logins: Logins, who: str) -> None:
+async def test_every_route_checks_rights_before_it_reads_the_body(logins: Logins, who: str) -> None:
     """The body is announced and never sent: a server that waits for it does not answer in time."""
     listed = routes()
     assert len(listed) > 60
@@ -397,8 +395,8 @@ async def test_every_route_refuses_before_it_reads_the_body(logins: Logins, who:
     assert {"commitTransaction", "renameTable", "createNamespace", "addGrant", "undrop"} <= seen
 
 
-async def test_rights_are_asked_before_a_body_whoever_the_reader_is(logins: Logins) -> None:
-    """A reader's changes: the right to read the table does not get a body read."""
+async def test_rights_for_changes_are_checked_before_the_body_of_a_reader(logins: Logins) -> None:
+    """A reader requests changes: the right to read the table is not sufficient to have a body read."""
     for path in (
         "/v1/namespaces",
         "/v1/namespaces/db/tables",
@@ -414,7 +412,7 @@ async def test_rights_are_asked_before_a_body_whoever_the_reader_is(logins: Logi
                 assert (await wire.answer())[0] == 403
 
 
-async def test_all_places_are_given_back_after_all_of_this(logins: Logins) -> None:
+async def test_all_slots_are_released_after_the_tests_of_this_file(logins: Logins) -> None:
     for path in ("/v1/namespaces/db/tables", TABLE, "/nowhere"):
         for name in ("rita", "nobody"):
             headers = {"Authorization": f"Bearer {logins.secrets[name]}"}
@@ -431,7 +429,7 @@ def _living(kind: type[WorkerLimits]) -> list[WorkerLimits]:
 
 
 @pytest.mark.parametrize("path", [TABLE, "/nowhere"])
-async def test_a_strangers_flood_writes_neither_the_log_nor_the_audit_full(logins: Logins, path: str) -> None:
+async def test_flood_of_unknown_clients_fills_neither_the_log_nor_the_audit_log(logins: Logins, path: str) -> None:
     with structlog.testing.capture_logs() as events:
         for _ in range(200):
             async with logins.server.http.get(logins.server.url + path) as answer:
@@ -442,8 +440,8 @@ async def test_a_strangers_flood_writes_neither_the_log_nor_the_audit_full(login
     assert len(records) <= 50
 
 
-async def test_bytes_after_a_refused_request_are_not_read(logins: Logins) -> None:
-    """What the operating systems hold is sent; the server takes no more of it than it must."""
+async def test_bytes_after_a_rejected_request_are_not_read(logins: Logins) -> None:
+    """The operating system's buffers fill; the server reads no more than it must."""
     async with await Wire.open(logins.server) as wire:
         await wire.send(head_of("POST", f"{TABLE}/sign", "Content-Length: 1000000000"))
         assert (await wire.answer())[0] == 401

@@ -1,4 +1,4 @@
-"""What a cache is charged with is what its entries take: within a tenth of what the allocator gave for them."""
+"""Tests that the size which a cache accounts for its entries is within a tenth of the memory allocated for them."""
 
 from __future__ import annotations
 
@@ -49,10 +49,13 @@ from tests.planner.lakes.tables import Table, path_of, planning
 from tests.server.test_memory_account import table_json
 
 Fill = Callable[[], Awaitable[object]]
-"""Fills a cache; the result lives as long as the cache. What it reads is made before."""
+"""A function that fills a cache.
+
+The result lives as long as the cache. Its inputs are made earlier.
+"""
 MIB = 1 << 20
 LAST_READ_BYTES = 16 << 10
-"""What the thread of the last read may still refer to."""
+"""Memory to which the thread of the last read may still refer."""
 ATTEMPTS = 3
 CASES: list[tuple[str, Callable[[Path], AbstractAsyncContextManager[Fill]]]] = []
 
@@ -99,7 +102,7 @@ async def decoded_manifests_of_commits(folder: Path) -> AsyncIterator[Fill]:
 
 @case("commits")
 async def decoded_manifests_of_wide_tables(folder: Path) -> AsyncIterator[Fill]:
-    """Of 200 columns with statistics."""
+    """Yield manifests of 200 columns with statistics."""
     by_column = [{"key": column, "value": column} for column in range(1, 201)]
     bounds = [{"key": column, "value": b"%08d" % column} for column in range(1, 201)]
     statistics = {"value_counts": by_column, "null_value_counts": by_column}
@@ -224,7 +227,7 @@ def opened_index(kind: str, files: int, keys: int, *, remote: bool) -> Callable[
 
 for _kind in ("bloom", "bitmap", "record"):
     case("indexes")(opened_index(_kind, 100, 1000, remote=False))
-for _kind in ("bloom", "record"):  # a remote bitmap is in mapped memory, which tracemalloc does not count
+for _kind in ("bloom", "record"):  # A remote bitmap is in mapped memory, which tracemalloc does not count.
     case("remote-indexes")(opened_index(_kind, 400, 100, remote=True))
 
 
@@ -343,21 +346,21 @@ async def partition_prefixes(folder: Path) -> AsyncIterator[Fill]:
     [pytest.param(*case, marks=[] if place % 3 == 0 else pytest.mark.slow) for place, case in enumerate(CASES)],
     ids=lambda value: getattr(value, "__name__", value),
 )
-async def test_a_cache_is_charged_with_what_it_takes(
+async def test_cache_accounts_the_memory_of_its_entries(
     cache: str, make: Callable[[Path], AbstractAsyncContextManager[Fill]], tmp_path: Path
 ) -> None:
-    for attempt in range(ATTEMPTS):  # what other threads of the process allocate meanwhile is counted, too
+    for attempt in range(ATTEMPTS):  # The measurement includes allocations of other threads of the process.
         folder = tmp_path / str(attempt)
         folder.mkdir()
         charged, held = await _charged_and_held(cache, make(folder))
         if abs(charged - held) < held / 10 + LAST_READ_BYTES:
             return
-    pytest.fail(f"{charged:,} bytes are charged, {held:,} are held")
+    pytest.fail(f"the cache accounts {charged:,} bytes, but {held:,} are allocated")
 
 
 async def _charged_and_held(cache: str, made: AbstractAsyncContextManager[Fill]) -> tuple[int, int]:
     async with made as fill:
-        kept = await fill()  # modules are imported, and what all entries share exists
+        kept = await fill()  # This imports modules and creates what all entries share.
         del kept
         gc.collect()
         charged = memory_by_name().get(cache, 0)

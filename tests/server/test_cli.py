@@ -1,4 +1,4 @@
-"""The command line: help worth reading, settings as flags, refusals with exit code 2."""
+"""Tests of the command line: help, settings as flags, and errors with exit code 2."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.services.seamark import Seamark
 
 
 def run(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str]:
-    """Return (exit code, everything printed)."""
+    """Run the command, and return (exit code, everything printed)."""
     done = CliRunner().invoke(cli, arguments, env=env, prog_name="seamark")
     assert not isinstance(done.exception, Exception) or isinstance(done.exception, SystemExit), done.exception
     return done.exit_code, done.output
@@ -45,12 +45,12 @@ def test_every_setting_is_a_flag_with_its_description_and_variable() -> None:
         assert field.metadata["description"].split(".")[0] in flat
 
 
-def test_no_secret_default_or_environment_value_appears_in_help() -> None:
+def test_help_shows_no_secret_default_and_no_environment_value() -> None:
     _, text = run("serve", "--help", env={"SEAMARK_WEBHOOK_SECRET": "hunter2"})
     assert "hunter2" not in text
 
 
-def test_version_is_the_distributions() -> None:
+def test_version_equals_that_of_the_distribution() -> None:
     code, text = run("version")
     assert code == 0
     told = re.fullmatch(r"seamark (\d+\.\d+\.\d+) \(Python (3\.\d+\S*)\)\n", text)
@@ -86,7 +86,7 @@ def test_wrong_settings_stop_the_start_with_code_2_and_no_traceback(
     assert done.stdout == ""
 
 
-def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+def test_error_names_the_port_in_use(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = run_seamark("serve", "--home", str(tmp_path), "--port", str(port))
@@ -95,7 +95,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
-def test_binding_beyond_loopback_without_authentication_is_refused_with_the_command_that_fixes_it(
+def test_binding_beyond_loopback_without_authentication_is_rejected_with_the_command_that_fixes_it(
     tmp_path: Path, host: str
 ) -> None:
     done = run_seamark("serve", "--home", str(tmp_path), "--port", "0", "--host", host)
@@ -104,7 +104,7 @@ def test_binding_beyond_loopback_without_authentication_is_refused_with_the_comm
     assert not (tmp_path / "server.json").exists()
 
 
-def test_port_0_tells_the_port_it_took(tmp_path: Path) -> None:
+def test_port_0_prints_the_chosen_port(tmp_path: Path) -> None:
     argv = [SEAMARK, "serve", "--home", str(tmp_path), "--port", "0", "--log-level", "error"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -138,7 +138,7 @@ def test_flag_variable_and_file_reach_the_server(start_seamark: Callable[..., Se
     assert settings["port"] == port
 
 
-def test_a_command_that_is_spelled_wrong_gets_a_suggestion() -> None:
+def test_misspelled_command_gets_a_suggestion() -> None:
     for words, told in (
         (("tabel",), "No such command 'tabel'. Did you mean table?"),
         (("index", "bild"), "Did you mean build?"),
@@ -156,14 +156,16 @@ ENDLESS = ("serve", "indexer", "trino-proxy", "demo")
 TEXTS = ("completion", "connect", "sql", "version")
 
 
-def test_every_command_prints_json_on_demand() -> None:
-    """Those that list and those that change something; not those that run until they are stopped, or print a text."""
+def test_every_command_can_print_json() -> None:
+    """This includes commands that list and commands that change, but not those that run until they are
+    stopped, or print text.
+    """
     for path, command in commands("", cli):
         if not path.startswith(tuple(f" {name}" for name in (*ENDLESS, *TEXTS))):
             assert any("--json" in option.opts for option in command.params), path
 
 
-def test_every_command_that_lists_or_shows_prints_json_on_demand() -> None:
+def test_every_command_that_lists_or_shows_can_print_json() -> None:
     listing = {path: command for path, command in commands("", cli) if path.split()[-1] in LISTING}
     assert len(listing) > len(LISTING)
     for path, command in listing.items():
@@ -171,7 +173,7 @@ def test_every_command_that_lists_or_shows_prints_json_on_demand() -> None:
 
 
 def commands(path: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
-    """Yield all commands below a group that are no groups, by their words."""
+    """Yield all commands below a group that are not groups, with their words."""
     for name, one in subcommands(command).items():
         if isinstance(one, click.Group):
             yield from commands(f"{path} {name}", one)
@@ -190,7 +192,7 @@ def test_tokens_and_grants_are_listed_as_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "https://127.0.0.1:1"])
-def test_a_server_that_does_not_answer_is_reported_in_one_line(url: str) -> None:
+def test_server_that_does_not_answer_is_reported_in_one_line(url: str) -> None:
     code, text = run("table", "list", "--url", url)
     todo = "start the server, or set --url to the address that it printed"
     assert (code, text) == (1, f"Error: No answer from {url}: Connection refused; {todo}\n")

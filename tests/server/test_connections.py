@@ -1,4 +1,4 @@
-"""What strangers can make of connections: silence, halves of headers, floods, and what is not HTTP."""
+"""Tests of connections of unknown clients: silence, partial headers, floods, and data that is not HTTP."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 class Wire:
-    """A connection that sends what it is told."""
+    """A connection that sends given bytes."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -50,7 +50,7 @@ class Wire:
         await self.writer.drain()
 
     async def rest(self) -> bytes:
-        """Return all until the server ends the connection."""
+        """Read until the server closes the connection."""
         try:
             async with asyncio.timeout(60):
                 return await self.reader.read()
@@ -58,7 +58,7 @@ class Wire:
             return b""
 
     async def answer(self) -> tuple[int, bytes]:
-        """Return (status, body) of one answer with a Content-Length."""
+        """Read one answer with a Content-Length, and return (status, body)."""
         async with asyncio.timeout(60):
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode().lower()
             length = int(head.partition("content-length: ")[2].partition("\r\n")[0])
@@ -82,7 +82,7 @@ def error_of(raw: bytes) -> dict[str, Any]:
 
 @contextmanager
 def everything_logged(capfd: pytest.CaptureFixture[str]) -> Iterator[list[str]]:
-    """What structlog and `logging` say while the block runs, all in text."""
+    """Yield the text of everything that structlog and `logging` log while the block runs."""
     lines: list[str] = []
     with structlog.testing.capture_logs() as events:
         yield lines
@@ -91,7 +91,7 @@ def everything_logged(capfd: pytest.CaptureFixture[str]) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET /healthz HT", HEALTH[:-2]])
-async def test_a_header_that_does_not_arrive_in_time_ends_the_connection(tmp_path: Path, begun: bytes) -> None:
+async def test_header_that_does_not_arrive_in_time_ends_the_connection(tmp_path: Path, begun: bytes) -> None:
     async with running(tmp_path, header_timeout_s=0.2) as server, await Wire.open(server) as wire:
         await wire.send(begun)
         rest = await wire.rest()
@@ -99,7 +99,7 @@ async def test_a_header_that_does_not_arrive_in_time_ends_the_connection(tmp_pat
         assert error_of(rest.rpartition(b"\r\n\r\n")[2])["code"] == 408
 
 
-async def test_a_header_that_dribbles_has_no_more_time_than_one_that_stops(tmp_path: Path) -> None:
+async def test_header_that_arrives_slowly_has_the_same_time_limit(tmp_path: Path) -> None:
     async with running(tmp_path, header_timeout_s=0.3) as server, await Wire.open(server) as wire:
         await wire.send(HEALTH[:-2] + b"x: ")
         async with asyncio.timeout(60):
@@ -113,20 +113,20 @@ async def test_a_header_that_dribbles_has_no_more_time_than_one_that_stops(tmp_p
                     break
 
 
-async def test_a_connection_that_has_asked_may_be_idle_for_longer_than_a_header_takes(tmp_path: Path) -> None:
+async def test_connection_with_a_request_may_be_idle_longer_than_the_header_limit(tmp_path: Path) -> None:
     async with running(tmp_path, header_timeout_s=1.0) as server, await Wire.open(server) as wire:
         assert await wire.healthy()
         await asyncio.sleep(1.2)
         assert await wire.healthy()
 
 
-async def test_an_idle_connection_is_closed_after_its_time(tmp_path: Path) -> None:
+async def test_idle_connection_is_closed_after_its_time(tmp_path: Path) -> None:
     async with running(tmp_path, idle_timeout_s=1) as server, await Wire.open(server) as wire:
         assert await wire.healthy()
         assert await wire.rest() == b""
 
 
-async def test_silent_connections_make_room_for_those_that_ask(tmp_path: Path) -> None:
+async def test_silent_connections_are_closed_in_favour_of_active_ones(tmp_path: Path) -> None:
     async with running(tmp_path, connections_limit=8) as server, AsyncExitStack() as stack:
         old = await stack.enter_async_context(await Wire.open(server))
         assert await old.healthy()
@@ -137,7 +137,7 @@ async def test_silent_connections_make_room_for_those_that_ask(tmp_path: Path) -
         assert await old.healthy()
 
 
-async def test_an_address_has_its_share_of_connections_and_idle_ones_make_room(tmp_path: Path) -> None:
+async def test_address_has_a_connection_limit_and_its_idle_connections_are_closed_first(tmp_path: Path) -> None:
     async with running(tmp_path, connections_limit=100, connections_per_address=3) as server, AsyncExitStack() as stack:
         other = await stack.enter_async_context(await Wire.open(server, "127.0.0.2"))
         assert await other.healthy()
@@ -151,7 +151,7 @@ async def test_an_address_has_its_share_of_connections_and_idle_ones_make_room(t
         assert await other.healthy()
 
 
-async def test_with_thousands_idle_a_new_connection_costs_no_look_at_all_of_them() -> None:
+async def test_accepting_a_connection_does_not_scan_thousands_of_idle_ones() -> None:
     limits = ConnectionLimits(
         connections=10_000, per_address=5_000, header_bytes=1 << 20, header_timeout_s=10, send_timeout_s=60
     )
@@ -165,11 +165,14 @@ async def test_with_thousands_idle_a_new_connection_costs_no_look_at_all_of_them
         one.address = "127.0.0.2"
         assert guard.admit(one)
         guard.proven(one)
-        one._waiter, one._next_keepalive_close_time = loop.create_future(), float(number)  # idle since then
+        one._waiter, one._next_keepalive_close_time = (
+            loop.create_future(),
+            float(number),
+        )  # It has been idle since then.
         return one
 
     all_of_them = [connect(number) for number in range(5_000)]
-    all_of_them[1]._next_keepalive_close_time = 5_000.5  # it has asked again
+    all_of_them[1]._next_keepalive_close_time = 5_000.5  # It has sent another request.
     looks = 0
 
     def looked(one: Connection) -> float | None:
@@ -187,12 +190,12 @@ async def test_with_thousands_idle_a_new_connection_costs_no_look_at_all_of_them
     assert kept[:602] == [False, True, *[False] * 599, True], "those that were idle for longest have gone"
     assert all(kept[602:])
     guard.check_invariants()
-    for one in all_of_them:  # other tests count those that there are
+    for one in all_of_them:  # Other tests count the existing connections.
         guard.release(one)
     await runner.cleanup()
 
 
-async def test_requests_under_way_are_never_cut_off_for_new_connections(tmp_path: Path) -> None:
+async def test_running_requests_are_never_cut_off_for_new_connections(tmp_path: Path) -> None:
     watch = b"GET /api/v1/timeline?since=latest&wait=60 HTTP/1.1\r\nHost: localhost\r\n\r\n"
     async with running(tmp_path, connections_limit=2, connections_per_address=2) as server, AsyncExitStack() as stack:
         wires = [await stack.enter_async_context(await Wire.open(server)) for _ in range(2)]
@@ -212,12 +215,12 @@ async def test_requests_under_way_are_never_cut_off_for_new_connections(tmp_path
             assert (await wire.answer())[0] == 200
 
 
-async def test_a_body_that_arrives_as_its_request_is_taken_is_no_header() -> None:
-    """aiohttp makes a task for a request that it has taken from its queue; bytes may arrive before the task begins."""
+async def test_body_that_arrives_while_its_request_starts_is_not_read_as_a_header() -> None:
+    """aiohttp starts a task for each request from its queue; bytes may arrive before the task begins."""
 
     async def slow(request: web.Request) -> web.Response:
         body = await request.read()
-        await asyncio.sleep(0.6)  # longer than a header may take
+        await asyncio.sleep(0.6)  # Longer than the time limit of a header
         return web.Response(body=body)
 
     app = web.Application()
@@ -246,7 +249,7 @@ async def test_a_body_that_arrives_as_its_request_is_taken_is_no_header() -> Non
     await runner.cleanup()
 
 
-async def test_an_answer_that_nobody_reads_does_not_stay_in_memory(tmp_path: Path) -> None:
+async def test_unread_answer_does_not_stay_in_memory(tmp_path: Path) -> None:
     async with running(tmp_path, send_timeout_s=2, log_level="error") as server, await Wire.open(server) as wire:
         connections = _connections()
         wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -274,7 +277,7 @@ async def test_an_answer_that_nobody_reads_does_not_stay_in_memory(tmp_path: Pat
         (b"POST /nowhere HTTP/1.1\r\nHost: a\r\nExpect: sm_verysecret\r\nContent-Length: 9\r\n\r\n", 417),
     ],
 )
-async def test_what_is_not_http_gets_the_standards_shape_and_is_quoted_nowhere(
+async def test_data_that_is_not_http_gets_a_standard_error_that_does_not_quote_it(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, raw: bytes, status: int
 ) -> None:
     with everything_logged(capfd) as lines:
@@ -292,13 +295,13 @@ async def test_what_is_not_http_gets_the_standards_shape_and_is_quoted_nowhere(
 
 
 @pytest.mark.parametrize("value", ["", "100-Continue"])
-async def test_an_empty_expectation_and_one_in_other_letters_are_answered(tmp_path: Path, value: str) -> None:
+async def test_empty_and_mixed_case_expect_headers_are_answered(tmp_path: Path, value: str) -> None:
     async with running(tmp_path) as server, await Wire.open(server) as wire:
         await wire.send(f"GET /healthz HTTP/1.1\r\nHost: a\r\nExpect: {value}\r\n\r\n".encode())
         if value:
             assert await wire.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         assert (await wire.answer())[0] == 200
-        assert await wire.healthy()  # on the same connection
+        assert await wire.healthy()  # On the same connection
 
 
 async def test_requests_that_are_not_http_are_counted(tmp_path: Path) -> None:
@@ -308,7 +311,7 @@ async def test_requests_that_are_not_http_are_counted(tmp_path: Path) -> None:
         assert b'seamark_requests_total{operation="unreadable",status="400"} 1.0' in server.components.metrics.render()
 
 
-def test_the_limit_on_open_files_is_raised_to_what_is_allowed() -> None:
+def test_limit_on_open_files_is_raised_to_the_allowed_maximum() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(before[0], 512), before[1]))
@@ -318,7 +321,7 @@ def test_the_limit_on_open_files_is_raised_to_what_is_allowed() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_the_bound_on_connections_leaves_files_for_the_rest() -> None:
+def test_connection_limit_leaves_file_descriptors_for_other_uses() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (200, before[1]))
@@ -331,7 +334,7 @@ def test_the_bound_on_connections_leaves_files_for_the_rest() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-async def test_a_connection_that_was_accepted_before_the_server_shut_is_closed() -> None:
+async def test_connection_accepted_before_shutdown_is_closed() -> None:
     async def never(request: web.BaseRequest) -> web.StreamResponse:
         raise AssertionError("no request was sent")
 
@@ -350,7 +353,7 @@ async def test_a_connection_that_was_accepted_before_the_server_shut_is_closed()
 
 
 def _connections() -> Connections:
-    """Of the only server of this test; servers of tests before it may not have been collected yet."""
+    """Return the connections of this test's server; servers of earlier tests may not be collected yet."""
     loop = asyncio.get_running_loop()
     (found,) = (one for one in gc.get_objects() if isinstance(one, Connections) and one._loop is loop)
     return found

@@ -1,4 +1,4 @@
-"""Packed request bodies: what the codings allow, and what is refused before it is inflated."""
+"""Tests of compressed request bodies: allowed codings, and bodies that are rejected before decompression."""
 
 from __future__ import annotations
 
@@ -50,26 +50,26 @@ PACKED = [pytest.param(*one, id=name) for name, one in PACKERS.items()]
     pieces=st.integers(1, 40),
     step=st.integers(1, 300),
 )
-def test_a_packed_body_is_unpacked_whatever_its_pieces(
+def test_compressed_body_is_read_whatever_its_pieces(
     coding: str, pack: Callable[[bytes], bytes], data: bytes, pieces: int, step: int
 ) -> None:
     assert inflated(coding, pack(data), pieces=pieces, step=step) == data
 
 
 @given(members=st.lists(st.binary(max_size=50), min_size=1, max_size=20), pieces=st.integers(1, 200))
-def test_members_of_gzip_are_one_body(members: list[bytes], pieces: int) -> None:
+def test_gzip_members_form_one_body(members: list[bytes], pieces: int) -> None:
     packed = b"".join(gzip.compress(one) for one in members)
     assert inflated("gzip", packed, pieces=pieces, step=7) == b"".join(members)
 
 
-def test_members_that_hold_nothing_have_an_end() -> None:
+def test_number_of_empty_gzip_members_is_limited() -> None:
     assert inflated("gzip", gzip.compress(b"") * MEMBERS_MAX) == b""
     with pytest.raises(BadRequest, match="members"):
         inflated("gzip", gzip.compress(b"") * (MEMBERS_MAX + 1))
 
 
 @pytest.mark.parametrize(("coding", "pack"), PACKED)
-def test_a_body_cut_off_anywhere_is_refused(coding: str, pack: Callable[[bytes], bytes]) -> None:
+def test_truncated_body_is_rejected(coding: str, pack: Callable[[bytes], bytes]) -> None:
     packed = pack(b"some text, and more of it" * 40)
     for size in range(1, len(packed)):
         with pytest.raises(BadRequest, match="ends too early"):
@@ -77,14 +77,14 @@ def test_a_body_cut_off_anywhere_is_refused(coding: str, pack: Callable[[bytes],
 
 
 @pytest.mark.parametrize(("coding", "pack"), PACKED)
-def test_bytes_after_the_end_of_a_packed_body_are_refused(coding: str, pack: Callable[[bytes], bytes]) -> None:
+def test_bytes_after_the_end_of_a_compressed_body_are_rejected(coding: str, pack: Callable[[bytes], bytes]) -> None:
     for pieces in (1, 1000):
         with pytest.raises(BadRequest, match=r"goes on after its end|is corrupt"):
             inflated(coding, pack(b"text") + b"more of it", pieces=pieces)
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
-def test_a_flipped_byte_is_refused_or_changes_nothing(coding: str) -> None:
+def test_flipped_byte_is_rejected_or_changes_nothing(coding: str) -> None:
     data = random.Random(5).randbytes(300)
     packed = PACKERS["gzip" if coding == "gzip" else "zlib"][1](data)
     refused = 0
@@ -92,13 +92,13 @@ def test_a_flipped_byte_is_refused_or_changes_nothing(coding: str) -> None:
         broken = bytearray(packed)
         broken[at] ^= 0x55
         try:
-            assert inflated(coding, bytes(broken)) == data  # the time in gzip's header, for one
+            assert inflated(coding, bytes(broken)) == data  # For example the time in gzip's header.
         except BadRequest:
             refused += 1
     assert refused > 0.9 * len(data)
 
 
-def test_a_bomb_is_refused_at_the_ratio_not_at_its_end() -> None:
+def test_decompression_bomb_is_rejected_at_the_ratio_limit_and_not_at_its_end() -> None:
     bomb, unpacked = gzip.compress(b" " * (64 << 20)), 0
     inflater = Inflater("gzip")
     inflater.feed(bomb)
@@ -128,14 +128,14 @@ def test_small_bodies_may_have_any_ratio() -> None:
         (["identity", "gzip", ""], "gzip"),
     ],
 )
-def test_a_list_of_codings_is_read(values: list[str], coding: str) -> None:
+def test_list_of_codings_is_read(values: list[str], coding: str) -> None:
     assert coding_of(values) == coding
 
 
 @pytest.mark.parametrize(
     "values", [["br"], ["zstd"], ["x-deflate"], ["gzip, gzip"], ["gzip", "deflate"], ["identity, lzw"]]
 )
-def test_codings_that_are_not_read_are_refused(values: list[str]) -> None:
+def test_unsupported_codings_are_rejected(values: list[str]) -> None:
     with pytest.raises(UnsupportedMediaType, match="gzip, deflate, identity"):
         coding_of(values)
 
@@ -161,7 +161,7 @@ KINDS_OF_REFUSALS = {400: "BadRequestException", 415: "UnsupportedMediaTypeExcep
 
 @pytest.mark.parametrize("announced", [True, False])
 @pytest.mark.parametrize(("encoding", "body", "status"), BODIES.values(), ids=BODIES)
-async def test_packed_bodies_are_read_or_refused_in_the_standards_shape(
+async def test_compressed_bodies_are_read_or_rejected_in_the_standards_form(
     tmp_path: Path, announced: bool, encoding: str, body: bytes, status: int
 ) -> None:
     async with running(tmp_path) as server, await Wire.open(server) as wire:
@@ -174,7 +174,7 @@ async def test_packed_bodies_are_read_or_refused_in_the_standards_shape(
             assert json.loads(answer)["error"]["type"] == KINDS_OF_REFUSALS[status]
 
 
-async def test_a_refused_coding_says_which_are_read(tmp_path: Path) -> None:
+async def test_error_of_an_unsupported_coding_lists_the_supported_ones(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         headers = {"Content-Encoding": "br"}
         async with server.http.post(server.url + "/v1/namespaces", data=NAMESPACE, headers=headers) as answer:
@@ -182,7 +182,7 @@ async def test_a_refused_coding_says_which_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br"])
-async def test_a_login_whose_body_does_not_unpack_is_refused_as_oauth_says(tmp_path: Path, encoding: str) -> None:
+async def test_login_with_an_invalid_compressed_body_gets_an_oauth_error(tmp_path: Path, encoding: str) -> None:
     await make_tokens(tmp_path)
     async with running(tmp_path, auth="token") as server:
         headers = {"Content-Encoding": encoding, "Content-Type": "application/x-www-form-urlencoded"}
@@ -190,7 +190,7 @@ async def test_a_login_whose_body_does_not_unpack_is_refused_as_oauth_says(tmp_p
             assert (answer.status, (await answer.json())["error"]) == (400, "invalid_request")
 
 
-async def test_the_connection_goes_on_after_a_packed_body(tmp_path: Path) -> None:
+async def test_connection_stays_open_after_a_compressed_body(tmp_path: Path) -> None:
     async with running(tmp_path) as server, await Wire.open(server) as wire:
         for number in range(3):
             body = gzip.compress(b'{"namespace":["db","n%d"]}' % number)

@@ -1,4 +1,6 @@
-"""`seamark doctor` names what does not work and the fix; `seamark completion` prints scripts that shells accept."""
+"""Tests that `seamark doctor` names each fault and its fix, and that shells accept the scripts of `seamark
+completion`.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ URL = "http://127.0.0.1:8181"
 
 
 def examine(*arguments: str) -> tuple[int, dict[str, dict[str, object]]]:
-    """Return the exit code and the findings by subject."""
+    """Run the doctor, and return the exit code and the findings by subject."""
     done = CliRunner().invoke(cli, ["doctor", "--json", *arguments], prog_name="seamark")
     return done.exit_code, {str(finding["subject"]): finding for finding in json.loads(done.output)}
 
@@ -42,7 +44,7 @@ def faults(findings: list[Finding]) -> list[str]:
     return [finding.fix for finding in findings if finding.is_fault]
 
 
-def test_a_running_server_passes_and_a_dead_one_is_a_fault_with_its_fix(tmp_path: Path) -> None:
+def test_running_server_passes_and_a_stopped_one_is_a_fault_with_its_fix(tmp_path: Path) -> None:
     with Seamark(tmp_path / "home") as server:
         code, found = examine("--home", str(server.home))
         assert code == 0
@@ -56,7 +58,7 @@ def test_a_running_server_passes_and_a_dead_one_is_a_fault_with_its_fix(tmp_path
     assert "No server runs" in str(found["server"]["text"])
 
 
-def test_a_missing_token_is_a_fault(tmp_path: Path) -> None:
+def test_missing_token_is_a_fault(tmp_path: Path) -> None:
     made = CliRunner().invoke(cli, ["token", "create", "admin", "--role", "admin", "--home", str(tmp_path / "home")])
     assert made.exit_code == 0, made.output
     with Seamark(tmp_path / "home", env={"SEAMARK_AUTH": "token"}) as server:
@@ -67,7 +69,7 @@ def test_a_missing_token_is_a_fault(tmp_path: Path) -> None:
         assert found["token"]["text"] == "the server refuses it"
 
 
-def test_a_server_that_is_not_seamark_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_that_is_not_seamark_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Answer:
         status, headers, data = 404, {"Date": "yesterday"}, b"<html>"
 
@@ -77,7 +79,7 @@ def test_a_server_that_is_not_seamark_is_a_fault(tmp_path: Path, monkeypatch: py
     assert findings[0].is_fault
 
 
-def test_the_printed_configurations_have_no_fault(tmp_path: Path) -> None:
+def test_printed_configurations_have_no_fault(tmp_path: Path) -> None:
     spark, trino = tmp_path / "spark-defaults.conf", tmp_path / "sea.properties"
     lines = [f"{key}  {value}" for key, value in catalog_conf("sea", URL).items()]
     extensions = "spark.sql.extensions org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
@@ -87,7 +89,7 @@ def test_the_printed_configurations_have_no_fault(tmp_path: Path) -> None:
         assert [finding.text for finding in findings] == [f"connects to {URL}"]
 
 
-def test_the_printed_configurations_trust_an_authority_of_ones_own() -> None:
+def test_printed_configurations_trust_a_private_authority() -> None:
     for engine, told in (
         ("spark", "--conf spark.executor.extraJavaOptions=-Djavax.net.ssl.trustStore=seamark-trust.jks"),
         ("pyspark", ".config('spark.driver.extraJavaOptions', '-Djavax.net.ssl.trustStore=seamark-trust.jks')"),
@@ -112,7 +114,7 @@ def test_the_printed_configurations_trust_an_authority_of_ones_own() -> None:
         ("connector.name=iceberg\n", "fs.native-local.enabled=true"),
     ],
 )
-def test_a_faulty_trino_catalog_gets_its_fix(tmp_path: Path, text: str, fix: str) -> None:
+def test_faulty_trino_catalog_gets_its_fix(tmp_path: Path, text: str, fix: str) -> None:
     (tmp_path / "sea.properties").write_text(text)
     assert any(fix in each for each in faults(list(check_trino(tmp_path / "sea.properties", URL))))
 
@@ -121,12 +123,12 @@ def test_a_faulty_trino_catalog_gets_its_fix(tmp_path: Path, text: str, fix: str
     ("key", "value", "fix"),
     [("type", "hive", "sea.type rest"), ("uri", "", f"sea.uri {URL}"), ("uri", f"{URL}/v1", f"sea.uri {URL}")],
 )
-def test_a_faulty_spark_catalog_gets_its_fix(key: str, value: str, fix: str) -> None:
+def test_faulty_spark_catalog_gets_its_fix(key: str, value: str, fix: str) -> None:
     conf = catalog_conf("sea", URL) | {f"spark.sql.catalog.sea.{key}": value}
     assert any(fix in each for each in faults(list(check_spark("a", SparkSetup(conf), URL))))
 
 
-def test_a_file_that_is_no_properties_file_is_a_fault(tmp_path: Path) -> None:
+def test_file_that_is_not_a_properties_file_is_a_fault(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00" * 100)
     (tmp_path / "large").write_text("x" * 2_000_000)
     for name in ("binary", "large"):
@@ -146,7 +148,7 @@ def test_completion_prints_a_script_that_the_shell_accepts(shell: str) -> None:
         assert checked.returncode == 0, checked.stderr
 
 
-def test_completion_knows_commands_and_options() -> None:
+def test_completion_suggests_commands_and_options() -> None:
     def complete(*words: str) -> str:
         env = {"_SEAMARK_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
         return CliRunner().invoke(cli, [], env=env, prog_name="seamark").output
@@ -156,7 +158,7 @@ def test_completion_knows_commands_and_options() -> None:
     assert "plain,--kind" in complete("seamark", "index", "create", "--ki")
 
 
-def test_a_spark_that_runs_is_checked_by_its_web_interface() -> None:
+def test_running_spark_is_checked_by_its_web_interface() -> None:
     conf = catalog_conf("sea", f"{URL}/v1") | {"spark.app.name": "x"}
     jars = [["/jars/iceberg-spark-runtime-3.5_2.12-1.12.0.jar", "System Classpath"]]
     with spark_ui(conf, "4.1.1", jars) as url:
@@ -171,7 +173,7 @@ def test_a_spark_that_runs_is_checked_by_its_web_interface() -> None:
     assert found[f"Spark, {url}"]["text"] == "MERGE INTO, CALL and branches are not enabled", "the last of three"
 
 
-def test_an_address_or_file_that_is_no_spark_is_reported(tmp_path: Path) -> None:
+def test_address_or_file_that_is_not_spark_is_reported(tmp_path: Path) -> None:
     for spark, why in (
         (f"http://127.0.0.1:{free_port()}", "does not answer"),
         (str(tmp_path / "nosuch.conf"), "No such file"),
@@ -185,7 +187,7 @@ def test_an_address_or_file_that_is_no_spark_is_reported(tmp_path: Path) -> None
 
 @contextmanager
 def spark_ui(conf: dict[str, str], version: str, jars: list[list[str]], answer: bytes | None = None) -> Iterator[str]:
-    """What Spark's REST API answers of an application, as far as it is asked for."""
+    """Serve the answers of Spark's REST API for an application, as far as the doctor uses them."""
     application = {"id": "local-1", "name": "x", "attempts": [{"appSparkVersion": version}]}
     environment = {"sparkProperties": [list(pair) for pair in conf.items()], "classpathEntries": jars}
 
@@ -209,7 +211,7 @@ def spark_ui(conf: dict[str, str], version: str, jars: list[list[str]], answer: 
             thread.join()
 
 
-def test_a_warehouse_is_written_and_left_as_it_was(tmp_path: Path) -> None:
+def test_warehouse_check_writes_and_leaves_no_change(tmp_path: Path) -> None:
     home, warehouse = tmp_path / "home", tmp_path / "warehouse"
     _, found = examine("--home", str(home), "--warehouse", f"file://{warehouse}")
     assert found["warehouse"]["text"] == f"file://{warehouse} does not exist; the server creates it"
@@ -225,7 +227,7 @@ def test_a_warehouse_is_written_and_left_as_it_was(tmp_path: Path) -> None:
         assert found["warehouse"]["is_fault"]
 
 
-def test_an_s3_store_that_does_not_answer_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_s3_store_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEAMARK_S3_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("SEAMARK_S3_SECRET_ACCESS_KEY", "b")
     monkeypatch.setenv("SEAMARK_STORAGE_TIMEOUT_S", "1")
@@ -235,7 +237,7 @@ def test_an_s3_store_that_does_not_answer_is_told(tmp_path: Path, monkeypatch: p
     assert "--s3-endpoint" in str(found["warehouse"]["fix"])
 
 
-def test_the_java_of_each_engine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_names_the_java_of_each_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(java, "_JVMS", tmp_path)
     monkeypatch.delenv("JAVA25", raising=False)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "none"))
@@ -252,8 +254,8 @@ def test_the_java_of_each_engine_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     assert "version 25" in {one.subject: one for one in java.check_java()}["Java for Trino"].text
 
 
-def test_a_missing_compiler_is_told_before_the_kernels_are_translated(tmp_path: Path) -> None:
-    """In one sentence, with the command; setup.py and the doctor name the same."""
+def test_missing_compiler_is_reported_before_the_kernels_are_translated(tmp_path: Path) -> None:
+    """setup.py and the doctor report it in one sentence with the same command."""
     setup = Path(__file__).parents[2] / "setup.py"
     environment = {"PATH": str(tmp_path), "CC": "no-such-compiler"}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What a client sees when something is wrong: always the ErrorModel, always a request id, never our insides."""
+"""Tests of errors as clients see them: always the ErrorModel with a request id, and no internal details."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_model(body: Any, status: int) -> str:
     return str(body["error"]["type"])
 
 
-async def test_every_refusal_has_the_standards_shape(server: Running) -> None:
+async def test_every_error_has_the_standards_form(server: Running) -> None:
     cases: list[tuple[str, str, int, str]] = [
         ("GET", "/nope", 404, "NotFoundException"),
         ("GET", "/v1/namespaces/none/tables/none", 404, "NoSuchTableException"),
@@ -55,13 +55,13 @@ async def test_every_refusal_has_the_standards_shape(server: Running) -> None:
 
 @pytest.mark.parametrize("path", ["/v1", "/api/catalog"])
 @pytest.mark.parametrize(("method", "first"), [("GET", "/v1/config?warehouse=lake"), ("POST", "/v1/oauth/tokens")])
-async def test_a_client_whose_uri_has_a_path_is_told_so(server: Running, path: str, method: str, first: str) -> None:
+async def test_client_with_a_path_in_its_uri_gets_a_hint(server: Running, path: str, method: str, first: str) -> None:
     async with server.http.request(method, f"{server.url}{path}{first}") as answer:
         assert check_model(body := await answer.json(), 404) == "NotFoundException"
         assert body["error"]["message"].endswith(f"; leave '{path}' out of the URI of the catalog, which has no path")
 
 
-async def test_a_refusal_of_head_has_no_body(server: Running) -> None:
+async def test_error_of_a_head_request_has_no_body(server: Running) -> None:
     for path, status in (("/nope", 404), ("/v1/namespaces/none", 404), ("/api/v1/timeline?limit=x", 400)):
         async with server.http.head(server.url + path) as answer:
             assert answer.status == status
@@ -69,13 +69,13 @@ async def test_a_refusal_of_head_has_no_body(server: Running) -> None:
             assert answer.headers["X-Request-Id"]
 
 
-async def test_a_body_beyond_the_limit_is_refused_with_413(server: Running) -> None:
+async def test_body_over_the_limit_is_rejected_with_413(server: Running) -> None:
     async with server.http.post(f"{server.url}/v1/namespaces", data=b"x" * 5000) as answer:
         assert answer.status == 413
         assert check_model(await answer.json(), 413) == "PayloadTooLargeException"
 
 
-async def test_a_compressed_body_is_measured_unpacked(server: Running) -> None:
+async def test_compressed_body_is_measured_after_decompression(server: Running) -> None:
     packed = gzip.compress(b" " * 1_000_000)
     assert len(packed) < 4096
     async with server.http.post(
@@ -84,7 +84,7 @@ async def test_a_compressed_body_is_measured_unpacked(server: Running) -> None:
         assert answer.status == 413
 
 
-async def test_no_path_however_broken_is_a_server_error(server: Running) -> None:
+async def test_no_broken_path_causes_a_server_error(server: Running) -> None:
     cases: list[str] = [
         "/v1/namespaces/%",
         "/v1/namespaces/%zz",
@@ -119,7 +119,7 @@ async def test_no_path_however_broken_is_a_server_error(server: Running) -> None
                     check_model(await answer.json(), answer.status)
 
 
-async def test_no_bytes_however_broken_are_a_server_error(server: Running) -> None:
+async def test_no_broken_bytes_cause_a_server_error(server: Running) -> None:
     url = URL(server.url)
     cases: list[bytes] = [
         b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: y\r\n\r\n",
@@ -145,7 +145,7 @@ async def test_no_bytes_however_broken_are_a_server_error(server: Running) -> No
         assert status == 200, raw
 
 
-async def test_a_sane_request_id_comes_back_and_an_odd_one_is_replaced(server: Running) -> None:
+async def test_valid_request_id_is_returned_and_an_invalid_one_is_replaced(server: Running) -> None:
     for given, kept in (("abc-1:2/3", True), ("x" * 128, True), ("x" * 129, False), ("a b", False), ("ü", False)):
         async with server.http.get(f"{server.url}/healthz", headers={"X-Request-Id": given}) as answer:
             assert (answer.headers["X-Request-Id"] == given) is kept
@@ -155,9 +155,7 @@ async def test_a_sane_request_id_comes_back_and_an_odd_one_is_replaced(server: R
         )
 
 
-async def test_a_bug_is_a_500_that_names_nothing_but_the_request_id(
-    server: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_bug_is_a_500_that_contains_only_the_request_id(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(*_: object) -> None:
         raise KeyError("s3://bucket/very-secret")
 
@@ -170,7 +168,7 @@ async def test_a_bug_is_a_500_that_names_nothing_but_the_request_id(
     assert "secret" not in body["error"]["message"]
 
 
-async def test_requests_beyond_the_bound_are_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_over_the_limit_are_rejected_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(tmp_path, requests_limit=2) as server:
         go, begun = asyncio.Event(), 0
 
@@ -189,7 +187,7 @@ async def test_requests_beyond_the_bound_are_refused_at_once(tmp_path: Path, mon
             assert int(refused.headers["Retry-After"]) >= 1
             assert check_model(await refused.json(), 503) == "ServiceUnavailableException"
         status, _ = await server.get("/healthz")
-        assert status == 200  # probes are answered even then
+        assert status == 200  # Probes are answered even then.
         go.set()
         assert [status for status, _ in await asyncio.gather(*held)] == [404, 404]
 
@@ -199,7 +197,7 @@ def all_errors(base: type[SeamarkError] = SeamarkError) -> list[type[SeamarkErro
 
 
 @pytest.mark.parametrize("kind", all_errors())
-def test_every_error_of_the_tree_has_its_own_code_and_type_on_the_wire(kind: type[SeamarkError]) -> None:
+def test_every_error_class_has_its_own_code_and_type_in_answers(kind: type[SeamarkError]) -> None:
     answer = from_seamark_error(kind("what to do"))
     assert answer.status == kind.code
     assert isinstance(answer.body, bytes)

@@ -1,4 +1,4 @@
-"""A server that may open few files goes on under a flood of connections, and says so."""
+"""Tests that a server with a low limit on open files continues during a flood of connections, and reports it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.services.process import free_port, http_ok
 FILES = 64
 
 
-async def test_with_64_files_those_who_are_connected_are_answered_and_a_line_is_logged(tmp_path: Path) -> None:
+async def test_server_with_64_files_answers_connected_clients_and_logs_a_line(tmp_path: Path) -> None:
     port = free_port()
     command = [
         str(Path(sys.executable).parent / "seamark"),
@@ -41,7 +41,7 @@ async def test_with_64_files_those_who_are_connected_are_answered_and_a_line_is_
                 await _open(stack, port)
             assert await _asked(good, b"/v1/config") == 200
             assert await _asked(await _open(stack, port), b"/readyz") == 200
-        await asyncio.sleep(0.1)  # for the transports to close
+        await asyncio.sleep(0.1)  # Time for the transports to close
     finally:
         process.terminate()
         await asyncio.to_thread(process.wait, 30)

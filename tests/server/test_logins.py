@@ -1,4 +1,4 @@
-"""What the middleware makes of logins: who gets in where, what is written down about it."""
+"""Tests of logins in the middleware: who gets access, and what is recorded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.server.rig import Running, running, some_settings
 
 @pytest.fixture
 async def secrets(tmp_path: Path) -> dict[str, str]:
-    """Secrets by name: an admin of everything, a reader of db, and one without any grant."""
+    """Return secrets by name: of an admin of the catalog, a reader of `db`, and a user without any grant."""
     clock = SystemClock()
     async with open_store(some_settings(tmp_path).database_url(), clock=clock) as store:
         await store.transact([CreateNamespace(path=("db",), properties={})])
@@ -41,12 +41,12 @@ def bearer(secret: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/api/v1/openapi.json"])
-async def test_probes_and_the_document_need_no_login(server: Running, path: str) -> None:
+async def test_probes_and_the_openapi_document_need_no_login(server: Running, path: str) -> None:
     status, _ = await server.get(path)
     assert status == 200
 
 
-async def test_everything_else_needs_one(server: Running, secrets: dict[str, str]) -> None:
+async def test_all_other_routes_need_a_login(server: Running, secrets: dict[str, str]) -> None:
     cases: list[str] = ["/v1/config", "/v1/namespaces", "/api/v1/timeline", "/api/v1/dropped", "/metrics", "/x"]
     for path in cases:
         for headers in ({}, bearer("smk_wrong"), {"Authorization": "Basic eDp5"}):
@@ -58,7 +58,7 @@ async def test_everything_else_needs_one(server: Running, secrets: dict[str, str
             assert answer.status == (404 if path == "/x" else 200), path
 
 
-async def test_our_own_routes_ask_for_a_role(server: Running, secrets: dict[str, str]) -> None:
+async def test_our_own_routes_require_a_role(server: Running, secrets: dict[str, str]) -> None:
     await server.record("t")
     cases: list[tuple[str, str, str, int]] = [
         ("reader", "GET", "/v1/config", 200),
@@ -88,8 +88,8 @@ async def test_changes_and_refused_requests_are_audited_with_their_principal(
 
     for who in ("reader", "admin"):
         (await post(who)).close()
-    await server.get("/v1/namespaces", headers=bearer(secrets["admin"]))  # a read: not audited
-    await server.get("/v1/namespaces")  # refused: audited
+    await server.get("/v1/namespaces", headers=bearer(secrets["admin"]))  # A read is not audited.
+    await server.get("/v1/namespaces")  # A refused request is audited.
     await server.get("/nothing/here")
     await server.components.audit.flush()
     records = await server.components.store.audit(None, 100)
@@ -103,7 +103,7 @@ async def test_changes_and_refused_requests_are_audited_with_their_principal(
     assert records[0].remote == "127.0.0.1"
 
 
-async def test_a_page_of_elsewhere_cannot_use_a_server_without_logins(tmp_path: Path) -> None:
+async def test_foreign_web_page_cannot_use_a_server_without_logins(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         for headers in ({"Origin": "https://evil.example"}, {"Host": "evil.example"}):
             status, _ = await server.get("/v1/namespaces", headers=headers)
@@ -112,7 +112,7 @@ async def test_a_page_of_elsewhere_cannot_use_a_server_without_logins(tmp_path: 
         assert status == 200
 
 
-async def test_a_server_that_asks_for_tokens_nobody_has_does_not_start(tmp_path: Path) -> None:
+async def test_server_that_requires_tokens_does_not_start_without_any(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="seamark token create"):
         async with running(tmp_path, auth="token"):
             raise AssertionError("started")

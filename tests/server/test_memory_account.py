@@ -1,4 +1,6 @@
-"""What /metrics reports of caches: each of them, by its name, within a tenth of what the process holds."""
+"""Tests of the caches in /metrics: each is listed by name, within a tenth of the memory that the process uses
+for it.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +25,21 @@ from tests.server.test_operation import scrape
 
 REPO = Path(__file__).resolve().parents[2]
 OWNED = {
-    "metaserver/planner/plan/cached_views.py",  # the plans of a view, which `views` includes
-    "metaserver/planner/plan/planner.py",  # of no size: views keep blocks alive
+    "metaserver/planner/plan/cached_views.py",  # The plans of a view, which `views` includes
+    "metaserver/planner/plan/planner.py",  # Without a size: views keep blocks alive.
 }
-"""Files whose caches have no name, because their owner reports them."""
+"""Files whose caches have no name, because their owner reports them"""
 
 
 def caches() -> Iterator[tuple[str, str]]:
-    """Yield (file, name) of every cache that the server creates; the name is empty where none is given."""
+    """Yield (file, name) of every cache that the server creates; the name is empty if the call gives none."""
     for path in sorted(
         path for package in ("formats", "metaserver", "commands") for path in (REPO / package).rglob("*.py")
     ):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call):
                 continue
-            made = node.func.value if isinstance(node.func, ast.Subscript) else node.func  # with its types, or without
+            made = node.func.value if isinstance(node.func, ast.Subscript) else node.func  # With or without its types
             if isinstance(made, ast.Name) and made.id in ("MemoryCache", "SharedCache", "AdmittingCache"):
                 given = [keyword.value for keyword in node.keywords if keyword.arg == "name"]
                 named = given[0] if given else node.args[1] if len(node.args) > 1 else None
@@ -70,7 +72,7 @@ def test_caches_of_one_name_add_up_while_they_exist() -> None:
     assert memory_by_name()["tried here"] == 100 + ENTRY_OVERHEAD_BYTES
 
 
-async def test_the_metrics_follow_the_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_metrics_follow_the_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.metaserver.server.SAMPLE_INTERVAL_S", 0.02)
     async with running(tmp_path) as server:
         api = Api(server)
@@ -131,7 +133,7 @@ def table_json(columns: int, snapshots: int) -> bytes:
 
 
 def loaded(document: bytes) -> TableMetadata:
-    """Decoded from its own bytes, with what each request derives from it."""
+    """Return metadata decoded from its own bytes, with the values that each request derives from it."""
     metadata = decode_table(bytes(bytearray(document)), "t")
     assert metadata.current_schema.index
     assert metadata.snapshots_by_id
@@ -139,7 +141,7 @@ def loaded(document: bytes) -> TableMetadata:
 
 
 @pytest.mark.parametrize(("columns", "snapshots"), [(20, 1), (20, 100), (300, 1), (300, 100), (20, 1000)])
-def test_decoded_metadata_counts_for_what_it_takes(columns: int, snapshots: int) -> None:
+def test_decoded_metadata_is_accounted_with_its_memory(columns: int, snapshots: int) -> None:
     document = table_json(columns, snapshots)
     loaded(document)
     gc.collect()

@@ -1,4 +1,4 @@
-"""Health, readiness, metrics, logs, traces, OpenAPI: what an operator looks at."""
+"""Tests of operation: health, readiness, metrics, logs, traces, OpenAPI."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.waits import until
 
 
 async def scrape(server: Running) -> dict[str, float]:
-    """Sample name with labels → value."""
+    """Return the samples of /metrics: name with labels → value."""
     async with server.http.get(f"{server.url}/metrics") as answer:
         assert answer.status == 200
         text = await answer.text()
@@ -55,7 +55,7 @@ async def test_metrics_count_requests_by_operation_and_status(tmp_path: Path) ->
     async with running(tmp_path) as server:
         await server.get("/v1/namespaces")
         await server.get("/v1/namespaces/none")
-        for path in ("/a", "/b", "/c"):  # paths that nobody routes must not become label values
+        for path in ("/a", "/b", "/c"):  # Unknown paths must not become label values.
             await server.get(path)
         found = await scrape(server)
     assert found["seamark_requests_total{operation=listNamespaces,status=200}"] == 1
@@ -65,7 +65,7 @@ async def test_metrics_count_requests_by_operation_and_status(tmp_path: Path) ->
     assert not [name for name in found if "_created" in name]
 
 
-async def test_metrics_show_what_the_parts_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_metrics_report_values_of_the_components(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.metaserver.server.SAMPLE_INTERVAL_S", 0.02)
     async with running(tmp_path) as server:
         poll = asyncio.create_task(server.get("/api/v1/timeline?wait=60"))
@@ -81,7 +81,7 @@ async def test_metrics_show_what_the_parts_know(tmp_path: Path, monkeypatch: pyt
         await poll
 
 
-async def test_a_metric_shows_the_memory_of_opened_indexes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_metric_reports_the_memory_of_opened_indexes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.metaserver.server.SAMPLE_INTERVAL_S", 0.02)
     async with running(tmp_path) as server:
         assert (await scrape(server)).get("seamark_index_memory_bytes{}", 0) == 0
@@ -95,7 +95,7 @@ async def test_a_metric_shows_the_memory_of_opened_indexes(tmp_path: Path, monke
         assert (await scrape(server))["seamark_index_evictions{}"] == 0
 
 
-async def test_a_commit_is_counted_by_its_outcome(tmp_path: Path) -> None:
+async def test_commit_is_counted_by_its_outcome(tmp_path: Path) -> None:
     schema = {"type": "struct", "schema-id": 0, "fields": [{"id": 1, "name": "x", "required": False, "type": "long"}]}
     async with running(tmp_path) as server:
         table = f"{server.url}/v1/namespaces/db/tables"
@@ -113,7 +113,7 @@ async def test_a_commit_is_counted_by_its_outcome(tmp_path: Path) -> None:
     assert found["seamark_commits_total{outcome=unknown}"] == 0
 
 
-async def test_ready_means_that_store_and_storage_answer_and_alive_does_not(
+async def test_readiness_requires_store_and_storage_and_liveness_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(tmp_path) as server:
@@ -133,7 +133,7 @@ async def test_ready_means_that_store_and_storage_answer_and_alive_does_not(
         assert status == 503
         assert body["checks"]["store"] == "failing"
         assert body["checks"]["objects"].startswith("no answer")
-        assert "internal" not in json.dumps(body)  # anonymous probers learn no host names
+        assert "internal" not in json.dumps(body)  # Anonymous clients learn no host names.
         status, _ = await server.get("/healthz")
         assert status == 200
         server.components.drain.set()
@@ -141,7 +141,7 @@ async def test_ready_means_that_store_and_storage_answer_and_alive_does_not(
         assert body["checks"]["drain"] == "draining"
 
 
-def test_a_log_line_says_what_happened_and_no_secret(start_seamark: Callable[..., Seamark]) -> None:
+def test_log_line_says_what_happened_and_contains_no_secret(start_seamark: Callable[..., Seamark]) -> None:
     server = start_seamark()
     headers = {
         "Authorization": "Bearer hunter2",
@@ -168,7 +168,7 @@ def test_a_log_line_says_what_happened_and_no_secret(start_seamark: Callable[...
     assert [event["event"] for event in events if event["event"] != "request"] == ["serving", "draining", "stopped"]
 
 
-def test_a_log_that_cannot_be_written_fails_no_request(tmp_path: Path) -> None:
+def test_log_that_cannot_be_written_fails_no_request(tmp_path: Path) -> None:
     port = free_port()
     argv = [str(Path(sys.executable).parent / "seamark"), "serve", "--home", str(tmp_path), "--port", str(port)]
     with open("/dev/full", "wb") as full:
@@ -184,7 +184,7 @@ def test_a_log_that_cannot_be_written_fails_no_request(tmp_path: Path) -> None:
         assert server.wait(60) == 0
 
 
-async def test_a_trace_reaches_the_collector_under_the_clients_parent(tmp_path: Path) -> None:
+async def test_trace_reaches_the_collector_under_the_clients_parent(tmp_path: Path) -> None:
     received: list[ExportTraceServiceRequest] = []
 
     async def collect(request: web.Request) -> web.Response:
@@ -222,7 +222,7 @@ async def test_a_trace_reaches_the_collector_under_the_clients_parent(tmp_path: 
     assert attributes["http.route"].string_value == "/v1/namespaces/{namespace}"
 
 
-async def test_the_openapi_document_describes_what_the_routes_answer(tmp_path: Path) -> None:
+async def test_openapi_document_describes_the_answers_of_the_routes(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         await server.record("a")
         await server.components.store.transact(drop_of("gone"))
@@ -238,7 +238,7 @@ async def test_the_openapi_document_describes_what_the_routes_answer(tmp_path: P
 
 
 def own_paths() -> set[str]:
-    """Templates of every route below /api, described or not."""
+    """Return templates of every route below /api, described or not."""
     app = web.Application()
     add_routes(app, EXTENSIONS)
     resources = [route.resource for route in app.router.routes()]
@@ -256,12 +256,12 @@ def drop_of(name: str) -> list[Any]:
     return [CreateEntry(entry=entry), drop]
 
 
-def test_the_openapi_file_is_the_generated_one() -> None:
+def test_openapi_file_equals_the_generated_one() -> None:
     committed = (reference.REFERENCE / "openapi.json").read_text()
     assert committed == reference.openapi_document(), "run python -m seamark.commands.reference"
 
 
-async def test_a_round_of_housekeeping_archives_and_forgets_what_is_due(tmp_path: Path) -> None:
+async def test_housekeeping_archives_and_deletes_what_is_due(tmp_path: Path) -> None:
     async with running(tmp_path, timeline_keep=1) as server:
         for _ in range(4):
             await server.record("a")
@@ -292,7 +292,7 @@ async def test_twenty_open_and_close_cycles_leak_no_descriptor_thread_or_task(tm
     for number in range(20):
         await cycle(number)
     gc.collect()
-    # asyncio.to_thread's pool may still be growing to its own bound
+    # The thread pool of asyncio.to_thread may still be growing to its own limit.
     await until(lambda: process.num_fds() <= before[0] + 1)
     await until(lambda: process.num_threads() <= before[1] + 8)
     await until(lambda: len(asyncio.all_tasks()) <= before[2])

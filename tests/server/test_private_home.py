@@ -1,4 +1,4 @@
-"""The home is private to the server's account: on a host shared with hostile accounts, nothing in it can be read."""
+"""Tests that the home is private to the server's account: other accounts of the host can read nothing in it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCHEMA = {"type": "struct", "fields": [{"id": 1, "name": "id", "type": "long", "
 
 
 def open_files(folder: Path) -> list[str]:
-    """Paths, with modes, of all that somebody but the owner has a permission on."""
+    """Return the paths and modes of all files on which anybody but the owner has a permission."""
     found = (folder, *folder.rglob("*"))
     modes = {path: stat.S_IMODE(path.lstat().st_mode) for path in found if not path.is_symlink()}
     return [f"{path} {mode:o}" for path, mode in modes.items() if mode & 0o077]
@@ -37,7 +37,7 @@ def permissive_umask() -> Iterator[None]:
 
 
 def make_table(server: Seamark) -> str:
-    """Return the location of its metadata file."""
+    """Create a table, and return the location of its metadata file."""
     requests.post(f"{server.base_url}/v1/namespaces", json={"namespace": ["db"]}, timeout=30).raise_for_status()
     made = requests.post(f"{server.base_url}/v1/namespaces/db/tables", json={"name": "t", "schema": SCHEMA}, timeout=30)
     made.raise_for_status()
@@ -45,18 +45,18 @@ def make_table(server: Seamark) -> str:
 
 
 @pytest.mark.parametrize("workers", quick(["2", "1"], 1))
-def test_a_new_home_is_private_under_the_most_permissive_umask(
+def test_new_home_is_private_under_the_most_permissive_umask(
     permissive_umask: None, start_seamark: Start, workers: str
 ) -> None:
     server = start_seamark(flags=("--workers", workers), env={"SEAMARK_ENCRYPTION_KEY": ""})
     make_table(server)
     assert (server.home / "seamark.db-wal").exists()
     assert (server.home / "encryption.key").exists()
-    # The test itself made the folder and opened the log, as permissive as its umask; the start has repaired both.
+    # The test created the folder and opened the log with a permissive umask; the start has repaired both.
     assert open_files(server.home) == []
 
 
-def test_a_home_that_others_can_read_is_made_private_at_the_next_start(start_seamark: Start) -> None:
+def test_home_that_others_can_read_is_made_private_at_the_next_start(start_seamark: Start) -> None:
     server = start_seamark()
     make_table(server)
     server.terminate()
@@ -72,7 +72,7 @@ def test_a_home_that_others_can_read_is_made_private_at_the_next_start(start_sea
     assert str(server.home / "seamark.db") in logged
 
 
-def test_token_commands_make_the_database_private_and_repair_it(permissive_umask: None, tmp_path: Path) -> None:
+def test_token_commands_make_the_database_private(permissive_umask: None, tmp_path: Path) -> None:
     home = tmp_path / "home"
     made = run_seamark("token", "create", "ann", "--role", "admin", "--home", str(home))
     assert made.returncode == 0, made.stderr
@@ -84,7 +84,7 @@ def test_token_commands_make_the_database_private_and_repair_it(permissive_umask
     assert open_files(home) == []
 
 
-def test_a_database_outside_the_home_is_private_too(permissive_umask: None, tmp_path: Path) -> None:
+def test_database_outside_the_home_is_private_too(permissive_umask: None, tmp_path: Path) -> None:
     database = tmp_path / "elsewhere" / "catalog.db"
     database.parent.mkdir()
     where = ("--home", str(tmp_path / "home"), "--database", f"sqlite:///{database}")
@@ -116,7 +116,7 @@ def settings_of(home: Path) -> Settings:
     return Settings(home=home)
 
 
-def test_a_home_that_is_a_symbolic_link_is_refused_with_the_folder_to_name(tmp_path: Path) -> None:
+def test_home_that_is_a_symbolic_link_is_rejected_with_the_folder_to_use(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "home").symlink_to(tmp_path / "real")
     with pytest.raises(ConfigError, match=f"symbolic link.*--home {tmp_path / 'real'}"):
@@ -124,7 +124,7 @@ def test_a_home_that_is_a_symbolic_link_is_refused_with_the_folder_to_name(tmp_p
 
 
 @pytest.mark.parametrize("name", ["seamark.db", "seamark.db-wal", "server.json", "server.lock", "encryption.key"])
-def test_a_symbolic_link_in_the_place_of_an_own_file_is_refused(tmp_path: Path, name: str) -> None:
+def test_symbolic_link_in_place_of_a_server_file_is_rejected(tmp_path: Path, name: str) -> None:
     home = tmp_path / "home"
     home.mkdir()
     (tmp_path / "target").write_bytes(b"")
@@ -137,7 +137,7 @@ def test_a_symbolic_link_in_the_place_of_an_own_file_is_refused(tmp_path: Path, 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another account")
 @pytest.mark.parametrize("name", ["", "seamark.db"])
-def test_a_home_or_database_of_another_account_is_refused(tmp_path: Path, name: str) -> None:
+def test_home_or_database_of_another_account_is_rejected(tmp_path: Path, name: str) -> None:
     home = tmp_path / "home"
     home.mkdir()
     (home / "seamark.db").write_bytes(b"")
@@ -148,7 +148,7 @@ def test_a_home_or_database_of_another_account_is_refused(tmp_path: Path, name: 
     assert "chown" in refused.stderr
 
 
-def test_a_shared_folder_is_no_home(tmp_path: Path) -> None:
+def test_shared_folder_is_rejected_as_home(tmp_path: Path) -> None:
     shared = tmp_path / "tmp"
     shared.mkdir()
     shared.chmod(0o1777)
@@ -157,7 +157,7 @@ def test_a_shared_folder_is_no_home(tmp_path: Path) -> None:
     assert stat.S_IMODE(shared.stat().st_mode) == 0o1777
 
 
-def test_files_of_others_in_folders_beside_ours_keep_their_modes(tmp_path: Path) -> None:
+def test_files_of_others_in_adjacent_folders_keep_their_modes(tmp_path: Path) -> None:
     home = tmp_path / "home"
     script = home / "tools" / "backup.sh"
     script.parent.mkdir(parents=True)
@@ -168,7 +168,7 @@ def test_files_of_others_in_folders_beside_ours_keep_their_modes(tmp_path: Path)
     assert stat.S_IMODE(script.parent.stat().st_mode) == 0o700
 
 
-def test_a_configuration_file_with_secrets_that_all_can_read_is_warned_of(tmp_path: Path) -> None:
+def test_world_readable_configuration_file_with_secrets_causes_a_warning(tmp_path: Path) -> None:
     config = tmp_path / "seamark.toml"
     config.write_text('s3_access_key_id = "a"\ns3_secret_access_key = "very-secret"\n')
     config.chmod(0o644)
@@ -186,7 +186,7 @@ def test_a_configuration_file_with_secrets_that_all_can_read_is_warned_of(tmp_pa
 
 
 @pytest.mark.parametrize("workers", quick(["2", "1"], 1))
-def test_a_second_server_on_one_home_is_refused_and_leaves_the_first_ones_file(
+def test_second_server_on_one_home_is_rejected_and_leaves_the_first_ones_file(
     start_seamark: Start, workers: str
 ) -> None:
     first = start_seamark(flags=("--workers", workers))
@@ -199,7 +199,7 @@ def test_a_second_server_on_one_home_is_refused_and_leaves_the_first_ones_file(
     assert requests.get(f"{first.base_url}/readyz", timeout=30).ok
 
 
-def test_a_killed_server_leaves_no_lock_behind(start_seamark: Start) -> None:
+def test_killed_server_leaves_no_lock(start_seamark: Start) -> None:
     server = start_seamark()
     server.kill9()
     assert (server.home / "server.json").exists()
@@ -207,7 +207,7 @@ def test_a_killed_server_leaves_no_lock_behind(start_seamark: Start) -> None:
     assert json.loads((server.home / "server.json").read_bytes())["pid"] == server.pid
 
 
-def test_a_server_that_ends_takes_its_file_along(start_seamark: Start) -> None:
+def test_server_deletes_its_file_at_its_end(start_seamark: Start) -> None:
     server = start_seamark()
     assert server.terminate() == 0
     assert not (server.home / "server.json").exists()

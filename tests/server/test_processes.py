@@ -1,4 +1,4 @@
-"""Real processes: drains under load, workers that crash, a supervisor that goes."""
+"""Tests with real processes: draining under load, workers that crash, and a killed supervisor."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ def eventually(what: Callable[[], bool], timeout_s: float = 60) -> None:
 
 
 def slow_post(server: Seamark, body: bytes) -> socket.socket:
-    """Return a POST whose body has not come yet: a request in flight for as long as we like."""
+    """Start a POST without sending its body: a request that runs as long as the test needs."""
     sock = socket.create_connection(("127.0.0.1", server.port), timeout=60)
     head = f"POST /v1/namespaces HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     sock.sendall(head.encode() + body[:5])
-    # The metric is taken each second, and hardly while it is being read.
+    # The metric is taken each second, and rarely during a read of it.
     eventually(lambda: http_ok(f"{server.base_url}/metrics", contains="seamark_requests_in_flight 1.0"))
     return sock
 
 
-def test_a_request_under_way_is_finished_before_the_server_ends(start_seamark: Start) -> None:
+def test_running_request_is_finished_before_the_server_ends(start_seamark: Start) -> None:
     server = start_seamark()
     body = json.dumps({"namespace": ["late"], "properties": {}}).encode()
     with slow_post(server, body) as sock:
         os.kill(server.pid, signal.SIGTERM)
-        eventually(lambda: not port_answers(server.port))  # nobody new is let in
+        eventually(lambda: not port_answers(server.port))  # No new connection is accepted.
         assert server.running()
         sock.sendall(body[5:])
         answer = sock.recv(65536)
@@ -63,7 +63,7 @@ def test_a_request_under_way_is_finished_before_the_server_ends(start_seamark: S
     assert server.wait(60) == 0
 
 
-def test_a_request_that_never_ends_holds_the_drain_no_longer_than_its_limit(start_seamark: Start) -> None:
+def test_request_that_never_ends_delays_the_drain_only_to_its_limit(start_seamark: Start) -> None:
     server = start_seamark(flags=("--drain-timeout-s", "1"))
     with slow_post(server, b"x" * 100):
         before = time.monotonic()
@@ -87,16 +87,16 @@ def test_long_polls_and_streams_end_at_once_when_the_server_drains(start_seamark
 
 
 def workers_of(server: Seamark) -> list[psutil.Process]:
-    """Child processes that serve; multiprocessing's own tracker is none, nor is one that has just ended."""
+    """Return the child processes that serve, without multiprocessing's tracker and processes that have just ended."""
     serving = []
     for child in psutil.Process(server.pid).children():
-        with contextlib.suppress(psutil.NoSuchProcess):  # a zombie is one, too, to psutil
+        with contextlib.suppress(psutil.NoSuchProcess):  # psutil counts a zombie as a process too.
             if not any("resource_tracker" in part for part in child.cmdline()):
                 serving.append(child)
     return serving
 
 
-def test_a_crashed_worker_is_replaced_while_the_others_serve_on(start_seamark: Start) -> None:
+def test_crashed_worker_is_replaced_while_the_others_continue(start_seamark: Start) -> None:
     server = start_seamark(flags=("--workers", "2"))
     eventually(lambda: len(workers_of(server)) == 2 and server.log.read_text().count('"event":"serving"') == 2)
     victim, other = workers_of(server)
@@ -122,7 +122,7 @@ def test_workers_share_one_port_and_one_page_of_metrics(start_seamark: Start) ->
     }
     assert by_worker == {0, 1}
     counted = 'seamark_requests_total{operation="listNamespaces",status="200"} 40.0'
-    # What another worker than the one that answers has counted is a second old at most.
+    # The counts of other workers are at most a second old.
     eventually(lambda: http_ok(f"{server.base_url}/metrics", contains=counted))
 
 
@@ -136,7 +136,7 @@ def test_workers_do_not_outlive_a_killed_supervisor(start_seamark: Start) -> Non
     assert len(gone) == 2
 
 
-def test_a_second_server_on_the_port_of_workers_is_refused(start_seamark: Start, tmp_path: Path) -> None:
+def test_second_server_on_the_port_of_workers_is_rejected(start_seamark: Start, tmp_path: Path) -> None:
     server = start_seamark(flags=("--workers", "2"))
     second = Seamark(tmp_path / "second", port=server.port)
     second_process = second._process

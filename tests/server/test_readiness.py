@@ -1,4 +1,4 @@
-"""Ready means that a commit could be written now."""
+"""Tests that the server is ready exactly if it could write a commit now."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from tests.server.rig import running
 Usage = namedtuple("Usage", "total used free")
 
 
-async def test_a_full_disk_is_not_ready_and_one_with_room_again_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_server_is_not_ready_while_its_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.metaserver.api.admin.readiness.INTERVAL_S", 0.0)
     free = [10 << 30]
     async with running(
@@ -39,7 +37,7 @@ async def test_a_full_disk_is_not_ready_and_one_with_room_again_is(
         assert (await server.get("/readyz"))[0] == 200
 
 
-async def test_a_small_disk_needs_a_twentieth_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_small_disk_needs_a_twentieth_of_free_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.metaserver.api.admin.readiness.INTERVAL_S", 0.0)
     async with running(tmp_path) as server:
         for free, status in ((1_000_001, 200), (999_999, 503)):
@@ -47,7 +45,7 @@ async def test_a_small_disk_needs_a_twentieth_of_it(tmp_path: Path, monkeypatch:
             assert (await server.get("/readyz"))[0] == status
 
 
-async def test_a_database_that_answers_but_takes_no_writes_is_not_ready(
+async def test_server_is_not_ready_when_its_database_takes_no_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(tmp_path) as server:
@@ -61,7 +59,7 @@ async def test_a_database_that_answers_but_takes_no_writes_is_not_ready(
         assert "secret" not in str(body)
 
 
-async def test_many_probes_write_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_concurrent_probes_write_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(tmp_path) as server:
         writes, before = [], server.components.store.transact
 

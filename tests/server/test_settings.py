@@ -1,4 +1,4 @@
-"""Settings: which source wins, what is refused and how, what is never shown."""
+"""Tests of settings: precedence of sources, errors, and secrets that are never shown."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ some_values = st.dictionaries(st.sampled_from(NUMBERS), st.integers(1, 1000))
 
 
 @given(flags=some_values, environment=some_values, file=some_values)
-def test_the_first_of_flag_variable_file_and_default_wins(
+def test_setting_comes_from_flag_variable_file_or_default_in_this_order(
     tmp_path_factory: pytest.TempPathFactory, flags: dict[str, int], environment: dict[str, int], file: dict[str, int]
 ) -> None:
     config = tmp_path_factory.mktemp("config") / "seamark.toml"
@@ -40,7 +40,7 @@ def test_the_first_of_flag_variable_file_and_default_wins(
         assert getattr(settings, name) == expected, name
 
 
-def test_the_configuration_file_can_be_named_by_a_variable(tmp_path: Path) -> None:
+def test_configuration_file_can_be_named_by_a_variable(tmp_path: Path) -> None:
     config = tmp_path / "c.toml"
     config.write_text('host = "127.0.0.2"\nwebhook_urls = ["http://a/x", "https://b"]\ns3_path_style = false\n')
     settings = load({}, {"SEAMARK_CONFIG": str(config)})
@@ -49,7 +49,7 @@ def test_the_configuration_file_can_be_named_by_a_variable(tmp_path: Path) -> No
     assert settings.s3_path_style is False
 
 
-def test_a_list_in_a_variable_is_split_at_commas() -> None:
+def test_list_in_a_variable_is_split_at_commas() -> None:
     settings = load({}, {"SEAMARK_ALLOWED_LOCATIONS": "file:///a, s3://b/c"})
     assert settings.allowed_locations == ("file:///a", "s3://b/c")
 
@@ -73,7 +73,7 @@ def test_a_list_in_a_variable_is_split_at_commas() -> None:
         ("host", "a\x00b", "text"),
     ],
 )
-def test_a_bad_value_is_refused_with_its_name_and_source(name: str, value: str, wanted: str) -> None:
+def test_bad_value_is_rejected_with_its_name_and_source(name: str, value: str, wanted: str) -> None:
     with pytest.raises(ConfigError) as refused:
         load({}, {environment_name(name): value})
     assert name in refused.value.message
@@ -84,7 +84,7 @@ def test_a_bad_value_is_refused_with_its_name_and_source(name: str, value: str, 
 
 
 @given(name=st.sampled_from(sorted(FIELDS)), value=st.text() | st.integers() | st.floats() | st.booleans() | st.none())
-def test_any_value_is_either_taken_or_refused_as_a_configuration_error(name: str, value: Any) -> None:
+def test_any_value_is_accepted_or_rejected_with_a_configuration_error(name: str, value: Any) -> None:
     try:
         settings = load({name: value}, {})
     except ConfigError as error:
@@ -93,20 +93,20 @@ def test_any_value_is_either_taken_or_refused_as_a_configuration_error(name: str
         assert isinstance(settings, Settings)
 
 
-def test_a_secret_is_not_repeated_in_a_refusal() -> None:
+def test_error_does_not_repeat_a_secret() -> None:
     with pytest.raises(ConfigError) as refused:
         load({}, {"SEAMARK_DATABASE": "mysql://u:hunter2@h/d"})
     assert "hunter2" not in refused.value.message
 
 
-def test_an_unknown_key_of_the_file_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
+def test_unknown_key_of_the_file_is_rejected_with_the_nearest_known_one(tmp_path: Path) -> None:
     config = tmp_path / "c.toml"
     config.write_text("prot = 1\n")
     with pytest.raises(ConfigError, match=r"c\.toml has an unknown key 'prot'; did you mean 'port'"):
         load({}, {}, config)
 
 
-def test_a_table_in_the_file_is_refused_as_such(tmp_path: Path) -> None:
+def test_toml_table_in_the_file_is_rejected(tmp_path: Path) -> None:
     config = tmp_path / "c.toml"
     config.write_text("[server]\nport = 1\n")
     with pytest.raises(ConfigError, match=r"c\.toml has a table \[server\]: write its keys without it"):
@@ -124,7 +124,7 @@ def test_a_table_in_the_file_is_refused_as_such(tmp_path: Path) -> None:
         ("s3:lake", None),
     ],
 )
-def test_a_refused_warehouse_is_answered_by_the_url_that_was_meant(given: str, meant: str | None) -> None:
+def test_invalid_warehouse_is_rejected_with_the_intended_url(given: str, meant: str | None) -> None:
     with pytest.raises(ConfigError) as refused:
         load({"warehouse": given}, {})
     hint = "" if meant is None else f"; write {meant}"
@@ -134,7 +134,7 @@ def test_a_refused_warehouse_is_answered_by_the_url_that_was_meant(given: str, m
 
 
 @pytest.mark.parametrize("content", [b"port = ", b"\xff\xfe", b"[port]\nx = 1\n"])
-def test_a_broken_file_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_broken_file_is_rejected(tmp_path: Path, content: bytes) -> None:
     config = tmp_path / "c.toml"
     config.write_bytes(content)
     with pytest.raises(ConfigError, match=r"c\.toml"):
@@ -161,12 +161,12 @@ def test_a_broken_file_is_refused(tmp_path: Path, content: bytes) -> None:
         ({"services_local_memory_bytes": str(1 << 30)}, "services_local_memory_bytes"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(given: dict[str, str], message: str) -> None:
+def test_contradictory_settings_are_rejected(given: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load(given, {})
 
 
-def test_the_variable_that_kubernetes_sets_for_a_service_is_explained() -> None:
+def test_error_explains_the_variable_that_kubernetes_sets_for_a_service() -> None:
     with pytest.raises(ConfigError, match="enableServiceLinks"):
         load({}, {"SEAMARK_PORT": "tcp://10.0.0.1:8181"})
 
@@ -196,7 +196,7 @@ def test_shown_settings_contain_no_secret() -> None:
         ("http://[broken", "***"),
     ],
 )
-def test_a_shown_url_keeps_all_but_password_and_query(url: str, shown: str) -> None:
+def test_shown_url_omits_only_password_and_query(url: str, shown: str) -> None:
     assert redact_url(url) == shown
 
 
@@ -207,6 +207,6 @@ def test_every_setting_has_a_description_and_a_heading_on_the_reference_page() -
         assert field.metadata["description"].endswith("."), field.name
 
 
-def test_the_reference_page_is_the_generated_one() -> None:
+def test_reference_page_equals_the_generated_one() -> None:
     committed = (reference.REFERENCE / "settings.md").read_text()
     assert committed == reference.settings_page(), "run python -m seamark.commands.reference"

@@ -1,4 +1,4 @@
-"""What a client can make the server keep is bounded: in number, in bytes, and for each principal."""
+"""Tests that stored data of clients is limited: in number, in bytes, and for each principal."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ REPORT = {
 
 
 async def send(server: Running, secret: str | None, method: str, path: str, body: Any, **headers: str) -> Any:
-    """Return (status, headers, JSON)."""
+    """Send a request, and return (status, headers, JSON)."""
     login = {} if secret is None else {"Authorization": f"Bearer {secret}"}
     async with server.http.request(method, server.url + path, json=body, headers={**login, **headers}) as answer:
         raw = await answer.read()
         return answer.status, answer.headers, json.loads(raw) if raw else None
 
 
-async def test_of_a_tables_reports_the_newest_stay(tmp_path: Path) -> None:
+async def test_only_the_newest_reports_of_a_table_are_kept(tmp_path: Path) -> None:
     clock = LateClock()
     async with running(tmp_path, clock=clock, metrics_reports_limit=5) as server:
         api = Api(server)
         uuid, other = [(await api.table(name))["metadata"]["table-uuid"] for name in ("t", "u")]
         assert (await api("POST", "/v1/namespaces/db/tables/u/metrics", REPORT)).status == 204
         for number in range(20):
-            clock.ahead_ms += 1  # two of one millisecond have no order
+            clock.ahead_ms += 1  # Two reports of one millisecond have no order.
             assert (await api("POST", f"{TABLE}/metrics", {**REPORT, "snapshot-id": number})).status == 204
         kept = await server.components.store.metrics_reports(uuid, None, 100)
         assert [one.snapshot_id for one in kept] == [15, 16, 17, 18, 19]
         assert len(await server.components.store.metrics_reports(other, None, 100)) == 1
 
 
-async def test_a_reader_sends_so_many_bytes_of_reports_a_minute_and_others_are_not_hurt(tmp_path: Path) -> None:
+async def test_bytes_of_reports_are_limited_for_each_reader_and_minute(tmp_path: Path) -> None:
     secrets = await make_tokens(tmp_path)
     async with running(tmp_path, auth="token", metrics_rate_bytes=50_000) as server:
         await send(server, secrets["root"], "POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})
@@ -63,7 +63,7 @@ async def test_a_reader_sends_so_many_bytes_of_reports_a_minute_and_others_are_n
         assert (await send(server, secrets["ron"], "POST", f"{TABLE}/metrics", large))[0] == 204
 
 
-async def test_a_table_has_so_many_indexes_and_one_dropped_makes_room(tmp_path: Path) -> None:
+async def test_number_of_indexes_is_limited_and_a_drop_frees_a_place(tmp_path: Path) -> None:
     async with running(tmp_path, indexes_limit=2) as server:
         api = Api(server)
         await api.table()
@@ -80,7 +80,7 @@ async def test_a_table_has_so_many_indexes_and_one_dropped_makes_room(tmp_path: 
 
 
 @pytest.mark.parametrize("limits", [{"plan_tables_limit": 6}, {"plan_tables_bytes": 60_000}])
-async def test_one_reader_makes_half_of_the_plan_tables_at_most(tmp_path: Path, limits: dict[str, int]) -> None:
+async def test_one_reader_makes_at_most_half_of_the_plan_tables(tmp_path: Path, limits: dict[str, int]) -> None:
     secrets = await make_tokens(tmp_path)
     async with running(tmp_path, auth="token", **limits) as server:
         api = Api(server)
@@ -105,7 +105,7 @@ async def test_one_reader_makes_half_of_the_plan_tables_at_most(tmp_path: Path, 
         assert await make("ron", 17)
 
 
-async def test_withdrawn_plans_leave_their_places_and_what_is_refused_is_counted(tmp_path: Path) -> None:
+async def test_withdrawn_plans_free_their_places_and_rejections_are_counted(tmp_path: Path) -> None:
     secrets = await make_tokens(tmp_path)
     async with running(tmp_path, auth="token", plan_tables_limit=6) as server:
         api = Api(server)
@@ -143,7 +143,7 @@ async def test_withdrawn_plans_leave_their_places_and_what_is_refused_is_counted
             assert line in text.splitlines()
 
 
-async def test_refusals_under_idempotency_keys_are_kept_up_to_a_number(
+async def test_number_of_stored_errors_under_idempotency_keys_is_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(idempotency, "KEPT_MAX", 3)
@@ -157,7 +157,7 @@ async def test_refusals_under_idempotency_keys_are_kept_up_to_a_number(
         assert (await api("POST", "/v1/namespaces", {"namespace": ["db"]}, key=keys[-1])).status == 409
 
 
-async def test_one_principal_watches_with_half_of_the_places(tmp_path: Path) -> None:
+async def test_one_principal_holds_at_most_half_of_the_watches(tmp_path: Path) -> None:
     secrets = await make_tokens(tmp_path)
     async with running(tmp_path, auth="token", watchers_limit=4) as server:
         path = "/api/v1/tables/db/t/timeline?since=latest&wait=60"
@@ -172,7 +172,7 @@ async def test_one_principal_watches_with_half_of_the_places(tmp_path: Path) -> 
         assert sorted(status for status, *_ in await asyncio.gather(*watched)) == [200, 200, 429, 429]
 
 
-def test_a_quota_counts_each_amount_until_its_time() -> None:
+def test_quota_counts_each_amount_until_its_time() -> None:
     quota = Quota(10)
     quota.add("a", 0, 100, 6)
     assert quota.has_room("a", 0, 4)
@@ -187,7 +187,7 @@ def test_a_quota_counts_each_amount_until_its_time() -> None:
     quota.check_invariants()
 
 
-async def test_one_principal_has_half_of_the_plans_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_principal_has_at_most_half_of_the_running_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pending, "PENDING_LIMIT", 6)
     plans, go = pending.PendingPlans(), asyncio.Event()
 

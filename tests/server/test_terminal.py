@@ -1,4 +1,4 @@
-"""Commands show what tables are called; the terminal of whoever looks obeys none of it."""
+"""Tests that names of tables in the output of commands cannot control the user's terminal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
-def test_text_is_shown_without_what_a_terminal_obeys(text: str) -> None:
+def test_control_characters_are_removed_from_shown_text(text: str) -> None:
     shown = terminal.printable(text)
     assert all(one.isprintable() for one in shown), shown
     assert "\\" in shown
@@ -36,11 +36,11 @@ def test_text_is_shown_without_what_a_terminal_obeys(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["plain", "Übergröße", "日本語", "two\nlines\tand a tab", "", "\\x1b as it is written"]
 )
-def test_ordinary_text_is_shown_as_it_is(text: str) -> None:
+def test_ordinary_text_is_shown_unchanged(text: str) -> None:
     assert terminal.printable(text) == text
 
 
-def test_a_count_agrees_with_its_noun_and_verb() -> None:
+def test_count_agrees_with_its_noun_and_verb() -> None:
     counts = [terminal.show_count(count, "data file") for count in (0, 1, 1000)]
     assert counts == ["0 data files", "1 data file", "1,000 data files"]
     assert [terminal.show_count(count, "part", "were") for count in (1, 2)] == ["1 part was", "2 parts were"]
@@ -52,7 +52,7 @@ _PLURAL = re.compile(
 
 
 def test_every_command_counts_with_show_count() -> None:
-    """A reader of a small first table would see "1 files" otherwise."""
+    """Otherwise a user with a small first table would see "1 files"."""
     folder = Path(terminal.__file__).parent
     found = {
         path.name: matches
@@ -66,7 +66,7 @@ _LIMITS = ("{TABLE_ROWS_MAX", "{request.rows_max")
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
-def test_tables_and_lines_of_a_console_hold_nothing_that_is_obeyed(text: str) -> None:
+def test_console_tables_and_lines_contain_no_control_characters(text: str) -> None:
     console = terminal.open_console()
     console.file = out = io.StringIO()
     table = Table(title=text)
@@ -78,7 +78,7 @@ def test_tables_and_lines_of_a_console_hold_nothing_that_is_obeyed(text: str) ->
     assert all(one.isprintable() or one == "\n" for one in out.getvalue()), out.getvalue()
 
 
-async def test_a_hostile_column_name_is_shown_by_explain_as_an_escape(
+async def test_hostile_column_name_is_shown_by_explain_as_an_escape(
     tmp_path: Path,
 ) -> None:
     name = "id\x1b]0;owned\x07"

@@ -1,4 +1,4 @@
-"""TLS of the server's own, with certificates of a test authority, and what is said where there is none."""
+"""Tests of the server's TLS with certificates of a test authority, and of the messages where TLS is missing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Served:
         self.url = f"https://127.0.0.1:{port}"
 
     def has_logged(self, text: bytes) -> bool:
-        """Return whether each worker has."""
+        """Return whether each worker has logged the text."""
         return self.log.read_bytes().count(text) >= self.workers
 
     def wait_until_logged(self, text: bytes) -> None:
@@ -54,7 +54,7 @@ class Served:
 
 @pytest.fixture
 def served(request: pytest.FixtureRequest, tmp_path: Path, authority: Authority) -> Iterator[Served]:
-    """A server with TLS, with as many workers as the parameter says."""
+    """Serve with TLS and as many workers as the parameter says."""
     port, log = free_port(), tmp_path / "log"
     argv = [SEAMARK, "serve", "--home", str(tmp_path / "home"), "--port", str(port), "--workers", request.param]
     argv += ["--tls-cert", str(authority.certificate), "--tls-key", str(authority.key)]
@@ -79,13 +79,13 @@ def name_presented(served: Served, authority: Authority) -> str:
 
 
 def examined(url: str) -> dict[str, str]:
-    """Return what `seamark doctor` finds about the server."""
+    """Return the findings of `seamark doctor` about the server."""
     (finding,) = (one for one in check_server(url, None) if one.subject == "server")
     return dataclasses.asdict(finding)
 
 
 @pytest.mark.parametrize("served", ["1", pytest.param("2", marks=pytest.mark.slow)], indirect=True)
-def test_clients_that_trust_the_authority_are_served_and_others_refuse(
+def test_clients_that_trust_the_authority_connect_and_others_refuse(
     served: Served, authority: Authority, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert f"Seamark is ready at {served.url}" in served.log.read_text()
@@ -111,7 +111,7 @@ def test_clients_that_trust_the_authority_are_served_and_others_refuse(
 
 
 @pytest.mark.parametrize("served", ["1", pytest.param("2", marks=pytest.mark.slow)], indirect=True)
-def test_old_versions_of_tls_and_plain_http_are_refused(served: Served, authority: Authority) -> None:
+def test_old_tls_versions_and_plain_http_are_rejected(served: Served, authority: Authority) -> None:
     context = ssl.create_default_context(cafile=authority.file)
     with pytest.warns(DeprecationWarning, match="deprecated"):
         context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
@@ -133,16 +133,14 @@ def test_old_versions_of_tls_and_plain_http_are_refused(served: Served, authorit
     ],
     indirect=["served"],
 )
-def test_a_certificate_that_was_renewed_is_presented_without_a_restart(
-    served: Served, authority: Authority, told: bool
-) -> None:
+def test_renewed_certificate_is_used_without_a_restart(served: Served, authority: Authority, told: bool) -> None:
     assert name_presented(served, authority) == "first"
     authority.issue("second")
     if told:
         os.kill(served.process.pid, signal.SIGHUP)
     served.wait_until_logged(b"the certificate was loaded again")
     assert {name_presented(served, authority) for _ in range(8)} == {"second"}
-    # Half a renewal changes nothing.
+    # A renewal of only one of the two files changes nothing.
     authority.issue("third", key_too=False)
     os.kill(served.process.pid, signal.SIGHUP)
     served.wait_until_logged(b"the new certificate cannot be used")
@@ -151,7 +149,7 @@ def test_a_certificate_that_was_renewed_is_presented_without_a_restart(
 
 
 @pytest.mark.parametrize("broken", ["missing", "not a certificate", "another key", "passphrase"])
-def test_files_that_are_no_pair_stop_the_start_with_their_names(
+def test_mismatched_certificate_and_key_stop_the_start_with_their_names(
     tmp_path: Path, authority: Authority, broken: str
 ) -> None:
     if broken == "missing":
@@ -177,14 +175,14 @@ def test_files_that_are_no_pair_stop_the_start_with_their_names(
     ],
     ids=["to Trino", "to Seamark", "from clients"],
 )
-def test_a_proxy_that_would_send_passwords_or_its_token_in_the_clear_does_not_start(arguments: list[str]) -> None:
+def test_proxy_that_would_send_passwords_or_its_token_unencrypted_does_not_start(arguments: list[str]) -> None:
     done = CliRunner().invoke(cli, ["trino-proxy", "--catalog", "lake", "--port", "0", *arguments])
     assert done.exit_code == 2, done.output
     assert "unencrypted" in done.output
     assert "--allow-plain-http" in done.output
 
 
-def test_a_proxy_that_may_use_plain_http_warns(tmp_path: Path) -> None:
+def test_proxy_that_may_use_plain_http_logs_a_warning(tmp_path: Path) -> None:
     port = free_port()
     argv = [SEAMARK, "trino-proxy", "--catalog", "lake", "--trino", "http://127.0.0.1:1", "--url", "http://127.0.0.1:1"]
     argv += ["--host", "0.0.0.0", "--port", str(port), "--allow-plain-http", "--home", str(tmp_path)]

@@ -1,4 +1,4 @@
-"""Connections that never begin their TLS handshake: they count as all others do, and make room for those that ask."""
+"""Tests of connections without a TLS handshake: they count like others, and are closed first when space is needed."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ SILENT = 30
 
 
 def authority(folder: Path) -> tuple[Authority, dict[str, str]]:
-    """And the settings of a server with its certificate."""
+    """Return an authority, and the settings of a server with its certificate."""
     made = Authority(folder)
     made.issue("server")
     return made, {"tls_cert": str(made.certificate), "tls_key": str(made.key)}
 
 
 async def asked(stack: AsyncExitStack, port: int, trusted: Authority) -> Wire:
-    """Return a connection with TLS that has been answered."""
+    """Return a TLS connection that has received an answer."""
     context = ssl.create_default_context(cafile=str(trusted.file))
     async with asyncio.timeout(60):
         wire = Wire(*await asyncio.open_connection("127.0.0.1", port, ssl=context))
@@ -37,14 +37,14 @@ async def asked(stack: AsyncExitStack, port: int, trusted: Authority) -> Wire:
     return wire
 
 
-async def test_connections_count_before_their_handshake(tmp_path: Path) -> None:
+async def test_connections_count_before_their_tls_handshake(tmp_path: Path) -> None:
     trusted, tls = authority(tmp_path)
     async with running(tmp_path / "home", connections_limit=8, **tls) as server, AsyncExitStack() as stack:
         port = int(server.url.rpartition(":")[2])
         old = await asked(stack, port, trusted)
         silent = [await stack.enter_async_context(await Wire.open(server, f"127.0.0.{2 + n}")) for n in range(SILENT)]
         fresh = await asked(stack, port, trusted)
-        # Cancelled, or failed by the server's reset, when the test ends.
+        # Cancelled at the end of the test, or failed by the server's reset.
         reading = [asyncio.create_task(wire.reader.read()) for wire in silent]
         try:
             await until(lambda: sum(task.done() for task in reading) >= SILENT - 8)
@@ -56,7 +56,7 @@ async def test_connections_count_before_their_handshake(tmp_path: Path) -> None:
         assert await fresh.healthy()
 
 
-async def test_a_handshake_that_does_not_come_in_time_ends_the_connection(tmp_path: Path) -> None:
+async def test_tls_handshake_that_does_not_end_in_time_closes_the_connection(tmp_path: Path) -> None:
     _, tls = authority(tmp_path)
     async with running(tmp_path / "home", header_timeout_s=0.3, **tls) as server:
         for begun in (b"", b"\x16\x03\x01", HEALTH):
@@ -65,7 +65,7 @@ async def test_a_handshake_that_does_not_come_in_time_ends_the_connection(tmp_pa
                 await wire.rest()
 
 
-async def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(tmp_path: Path) -> None:
+async def test_request_sent_with_the_end_of_the_handshake_is_answered(tmp_path: Path) -> None:
     trusted, tls = authority(tmp_path)
     async with running(tmp_path / "home", **tls) as server, AsyncExitStack() as stack:
         port = int(server.url.rpartition(":")[2])
@@ -73,7 +73,7 @@ async def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(tm
         assert all(await asyncio.gather(*(wire.healthy() for wire in wires)))
 
 
-async def test_with_64_files_a_flood_without_handshakes_stops_nobody(tmp_path: Path) -> None:
+async def test_server_with_64_files_answers_during_a_flood_without_handshakes(tmp_path: Path) -> None:
     trusted, tls = authority(tmp_path)
     port = free_port()
     command = [str(Path(sys.executable).parent / "seamark"), "serve", "--home", str(tmp_path / "home")]
@@ -94,7 +94,7 @@ async def test_with_64_files_a_flood_without_handshakes_stops_nobody(tmp_path: P
                 await stack.enter_async_context(Wire(*await asyncio.open_connection("127.0.0.1", port)))
             assert await good.healthy()
             await asked(stack, port, trusted)
-        await asyncio.sleep(0.1)  # for the transports to close
+        await asyncio.sleep(0.1)  # Time for the transports to close
     finally:
         process.terminate()
         await asyncio.to_thread(process.wait, 30)

@@ -1,1 +1,1 @@
-"""Tests of the pointer store: one contract, run on SQLite and on PostgreSQL."""
+"""Tests of the pointer store: one contract for SQLite and PostgreSQL."""

@@ -1,4 +1,4 @@
-"""What every pointer store promises. Inherited by the test class of each database, which brings the `url` fixture."""
+"""The contract of every pointer store. The test class of each database inherits it and adds the `url` fixture."""
 
 from __future__ import annotations
 
@@ -26,4 +26,4 @@ class PointerStoreContract(
     ReplicasContract,
     ColumnReadsContract,
 ):
-    """All of it."""
+    """All parts of the contract."""

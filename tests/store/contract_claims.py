@@ -1,4 +1,4 @@
-"""What every pointer store promises about claims: no two overlap, however they race, and they go with the last name."""
+"""The contract of pointer stores for claims: no two overlap, even in races, and they end with the last name."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ClaimsContract(OpenedStores):
         assert await store.find_overlapping_claims([*free], "", 0) != []
         assert await store.find_overlapping_claims(["s3://b/w/none", "s3://c"], "", 9) == []
 
-    async def test_allowed_locations_are_found_apart_from_claims(self, store: GeneratorStore) -> None:
+    async def test_allowed_locations_are_stored_apart_from_claims(self, store: GeneratorStore) -> None:
         await store.transact([claim("u", "s3://b/u"), claim("v", "s3://b/v")])
         allowed = (ClaimedLocation(key="s3://b/u/data"), ClaimedLocation(key="s3://b/w"))
         await store.transact([AllowLocations(uuid="v", locations=allowed)])
@@ -57,27 +57,27 @@ class ClaimsContract(OpenedStores):
         assert await store.find_allowed_overlaps(["s3://b/u"], "v", 9) == []
         assert await store.find_allowed_overlaps(["s3://b/v", "s3://b/u/d"], "u", 9) == []
 
-    async def test_claims_only_grow_and_are_not_taken_twice(self, store: GeneratorStore) -> None:
+    async def test_claims_only_grow_and_cannot_be_claimed_twice(self, store: GeneratorStore) -> None:
         await store.transact([claim("u", "s3://b/t")])
         await store.transact([claim("u", "s3://b/t/in", "s3://b/other")])
         assert await keys(store, "u") == ["s3://b/other", "s3://b/t"]
         with pytest.raises(BadRequest, match="UUID"):
             await store.transact([claim("u", "s3://b/new", fresh=True)])
 
-    async def test_shared_folders_overlap_one_another_and_no_place_of_others(self, store: GeneratorStore) -> None:
+    async def test_shared_folders_may_overlap_only_each_other(self, store: GeneratorStore) -> None:
         await store.transact([claim("u", "s3://b/t"), claim("u", "s3://b/common", shared=True)])
         await store.transact([claim("v", "s3://b/common", "s3://b/common/in", shared=True)])
         for wanted in (claim("w", "s3://b/common"), claim("w", "s3://b/t", shared=True), claim("w", "s3://b/common/x")):
             with pytest.raises(BadRequest, match="overlaps"):
                 await store.transact([wanted])
 
-    async def test_a_claim_that_is_refused_undoes_its_transaction(self, store: GeneratorStore) -> None:
+    async def test_rejected_claim_undoes_its_transaction(self, store: GeneratorStore) -> None:
         await store.transact([claim("u", "s3://b/t")])
         with pytest.raises(BadRequest):
             await store.transact([claim("uuid-of-t", "s3://b/t/x"), CreateEntry(make_entry("t"))])
         assert await store.entry(TABLE, NS, "t") is None
 
-    async def test_claims_stay_with_the_uuid_until_its_last_name_has_gone(self, store: GeneratorStore) -> None:
+    async def test_claims_stay_with_the_uuid_until_its_last_name_is_gone(self, store: GeneratorStore) -> None:
         uuid = "uuid-of-t"
         await store.transact([claim(uuid, "s3://b/t"), CreateEntry(make_entry("t"))])
         await store.transact([RenameEntry(TABLE, NS, "t", NS, "moved")])
@@ -110,10 +110,10 @@ class ClaimsContract(OpenedStores):
         await store.transact([ReleaseLocations(uuid)])
         assert (await keys(store, uuid), await store.list_retained(None, None, 9)) == ([], [])
 
-    async def test_an_entry_is_retained_whose_uuid_is_the_id_of_another(self, store: GeneratorStore) -> None:
+    async def test_entry_is_retained_when_its_uuid_is_the_id_of_another(self, store: GeneratorStore) -> None:
         """Clients choose UUIDs, and see the ids of dropped entries.
 
-        A purge that fails keeps all others waiting.
+        A purge that fails delays all others.
         """
         first, second = make_entry("t"), make_entry("u", uuid="dropped-1")
         await store.transact([claim(first.uuid, "s3://b/t"), CreateEntry(first)])
@@ -127,7 +127,7 @@ class ClaimsContract(OpenedStores):
         for row in found:
             assert await store.find_dropped(row.id) == row
 
-    async def test_names_without_claims_are_found_and_claim_without_a_check(self, store: GeneratorStore) -> None:
+    async def test_names_without_claims_are_found_and_can_claim_without_a_check(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry(name)) for name in ("t", "u", "v")])
         keep = DroppedEntry(id="d", entry=make_entry("v"), purge=True, dropped_ms=1, expires_ms=2**60, who="w")
         await store.transact([DropEntry(TABLE, NS, "v", keep=keep)])
@@ -140,7 +140,7 @@ class ClaimsContract(OpenedStores):
         await store.transact(names)
         assert await store.list_unclaimed("", 9) == []
 
-    async def test_of_claims_that_race_no_two_overlap(self, store: GeneratorStore, other: GeneratorStore) -> None:
+    async def test_concurrent_claims_never_overlap(self, store: GeneratorStore, other: GeneratorStore) -> None:
         chosen = random.Random(7)
         folders = ["s3://b", "s3://b/x", "s3://b/x/y", "s3://b/x/z", "s3://b/y", "s3://b/y/y"]
         wanted = [(f"u{number}", chosen.choice(folders)) for number in range(40)]

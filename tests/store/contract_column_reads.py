@@ -1,4 +1,4 @@
-"""What every pointer store promises about reads of columns: they add up by day, and go with the table."""
+"""The contract of pointer stores for column reads: they add up by day, and are deleted with the table."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ColumnReadsContract(OpenedStores):
             (column, 2) for column in range(1, 301)
         }
 
-    async def test_old_days_are_pruned_and_the_limit_holds(self, store: GeneratorStore) -> None:
+    async def test_old_days_are_pruned_within_the_limit(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t"))])
         for day in range(6):
             await store.transact([AddColumnReads(UUID, day, ((1, 0, 1),))])
@@ -47,7 +47,7 @@ class ColumnReadsContract(OpenedStores):
         assert await store.prune_column_reads(4, 3) == 0
         assert await store.column_reads(UUID, 0, 10) == [ColumnReads(1, 0, 2, 4, 5)]
 
-    async def test_reads_go_with_the_last_name_of_the_table(self, store: GeneratorStore) -> None:
+    async def test_reads_are_deleted_with_the_last_name_of_the_table(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t")), AddColumnReads(UUID, 1, ((1, 0, 1),))])
         await store.transact([DropEntry(TABLE, NS, "t")])
         assert await store.column_reads(UUID, 0, 10) == []

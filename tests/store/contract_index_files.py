@@ -1,4 +1,4 @@
-"""What every pointer store promises about the registry of index files."""
+"""The contract of pointer stores for the registry of index files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def make_file(name: str, **fields: Any) -> RegisteredIndexFile:
 
 
 def replacing(add: str, remove: str = "", **fields: Any) -> ReplaceIndexFiles:
-    """Of files whose names are single letters."""
+    """Return a replacement of files whose names are single letters."""
     given: dict[str, Any] = {"uuid": UUID, "definition": "d", "now_ms": 9} | fields
     files = tuple(make_file(name, uuid=given["uuid"], definition=given["definition"]) for name in add)
     return ReplaceIndexFiles(add=files, remove=tuple(f"file:///w/{name}" for name in remove), **given)
@@ -67,19 +67,19 @@ class IndexFilesContract(OpenedStores):
         await store.transact([CreateEntry(make_entry("t"))])
         return store
 
-    async def test_index_files_read_back_as_they_were_added(self, indexed: GeneratorStore) -> None:
+    async def test_index_files_are_read_as_they_were_added(self, indexed: GeneratorStore) -> None:
         first = make_file("a", snapshot_id=None, level=3, created_ms=6)
         second = make_file("b", rows=2**40, created_ms=4)
         await indexed.transact([ReplaceIndexFiles(UUID, "d", (first, second), (), 1)])
         assert await indexed.index_files(UUID) == [second, first]
         assert await indexed.index_files("another") == []
 
-    async def test_more_than_a_statement_holds_is_added_at_once(self, indexed: GeneratorStore) -> None:
+    async def test_more_files_than_fit_one_statement_are_added_at_once(self, indexed: GeneratorStore) -> None:
         files = tuple(make_file(f"{number:03}") for number in range(201))
         await indexed.transact([ReplaceIndexFiles(UUID, "d", files, (), 1)])
         assert await indexed.index_files(UUID) == list(files)
 
-    async def test_the_index_version_comes_with_the_entry_and_rises_with_each_change(
+    async def test_index_version_is_part_of_the_entry_and_rises_with_each_change(
         self, indexed: GeneratorStore, other: GeneratorStore
     ) -> None:
         assert await version(indexed) == 0
@@ -96,13 +96,13 @@ class IndexFilesContract(OpenedStores):
             seen.append(told)
         assert seen == sorted(set(seen))
 
-    async def test_what_is_removed_is_superseded_and_says_when(self, indexed: GeneratorStore) -> None:
+    async def test_removed_file_is_superseded_with_its_time(self, indexed: GeneratorStore) -> None:
         await indexed.transact([replacing("ab")])
         await indexed.transact([replacing("c", "a", now_ms=77)])
         assert await states(indexed) == {"a": SUPERSEDED, "b": LIVE, "c": LIVE}
         assert [file.changed_ms for file in await indexed.index_files(UUID)] == [77, 5, 5]
 
-    async def test_what_is_not_used_any_more_is_told_the_oldest_change_first(self, indexed: GeneratorStore) -> None:
+    async def test_unused_files_are_listed_with_the_oldest_change_first(self, indexed: GeneratorStore) -> None:
         await indexed.transact([replacing("abc")])
         await indexed.transact(
             [replacing("d", "b", now_ms=20), QuarantineIndexFile(UUID, "file:///w/a", "flipped", 10)]
@@ -113,7 +113,7 @@ class IndexFilesContract(OpenedStores):
         assert [file.location[-1] for file in await indexed.index_files_unused(21, 1)] == ["a"]
         assert await indexed.index_files_unused(10, 9) == []
 
-    async def test_tables_with_indexes_are_told_with_all_their_names(self, indexed: GeneratorStore) -> None:
+    async def test_tables_with_indexes_are_listed_with_all_their_names(self, indexed: GeneratorStore) -> None:
         other = [make_entry(name, uuid="uuid-of-u") for name in ("u", "v")]
         await indexed.transact([*map(CreateEntry, other), CreateEntry(make_entry("plain", uuid="uuid-of-plain"))])
         await indexed.transact([replacing("a"), replacing("b", uuid="uuid-of-u")])
@@ -124,7 +124,9 @@ class IndexFilesContract(OpenedStores):
         assert [entry.name for entry in await indexed.list_indexed_tables(UUID, 1)] == ["u", "v"]
         assert await indexed.list_indexed_tables("uuid-of-u", 9) == []
 
-    async def test_replacing_what_is_not_live_is_a_conflict_that_changes_nothing(self, indexed: GeneratorStore) -> None:
+    async def test_replacing_a_file_that_is_not_live_is_a_conflict_without_changes(
+        self, indexed: GeneratorStore
+    ) -> None:
         await indexed.transact([replacing("ab"), replacing("c", "b")])
         before = await states(indexed), await version(indexed)
         for remove in ("b", "ab", "x"):
@@ -134,7 +136,7 @@ class IndexFilesContract(OpenedStores):
             await indexed.transact([replacing("d", "a", definition="another")])
         assert (await states(indexed), await version(indexed)) == before
 
-    async def test_a_repeat_of_what_was_done_changes_nothing(self, indexed: GeneratorStore) -> None:
+    async def test_repeated_replacement_changes_nothing(self, indexed: GeneratorStore) -> None:
         await indexed.transact([replacing("ab")])
         await indexed.transact([replacing("c", "ab")])
         before = await states(indexed)
@@ -142,13 +144,13 @@ class IndexFilesContract(OpenedStores):
         await indexed.transact([replacing("ab")])
         assert await states(indexed) == before
 
-    async def test_an_index_file_belongs_to_one_definition(self, indexed: GeneratorStore) -> None:
+    async def test_index_file_belongs_to_one_definition(self, indexed: GeneratorStore) -> None:
         await indexed.transact([replacing("a")])
         with pytest.raises(CommitConflict, match="registered for another index: d"):
             await indexed.transact([replacing("ab", definition="another")])
         assert await states(indexed) == {"a": LIVE}
 
-    async def test_of_two_that_replace_the_same_file_one_wins(
+    async def test_only_one_of_two_replacements_of_a_file_succeeds(
         self, indexed: GeneratorStore, other: GeneratorStore
     ) -> None:
         for step in range(10):
@@ -162,7 +164,7 @@ class IndexFilesContract(OpenedStores):
             assert len(live & {left, right}) == 1
             assert merged not in live
 
-    async def test_registrars_and_committers_do_not_disturb_each_other(
+    async def test_registrations_and_commits_do_not_block_each_other(
         self, indexed: GeneratorStore, other: GeneratorStore
     ) -> None:
         names = [f"{number:02}" for number in range(20)]
@@ -174,7 +176,7 @@ class IndexFilesContract(OpenedStores):
         )
         assert await states(indexed) == dict.fromkeys(names, LIVE)
 
-    async def test_a_table_without_a_name_gets_no_index_files(
+    async def test_table_without_a_name_gets_no_index_files(
         self, indexed: GeneratorStore, clock: SimulatedClock
     ) -> None:
         with pytest.raises(NoSuchTable, match="uuid nobody"):
@@ -183,7 +185,7 @@ class IndexFilesContract(OpenedStores):
         with pytest.raises(NoSuchTable):
             await indexed.transact([replacing("a")])
 
-    async def test_a_damaged_file_is_quarantined_with_its_reason_once(self, indexed: GeneratorStore) -> None:
+    async def test_damaged_file_is_quarantined_with_its_reason_once(self, indexed: GeneratorStore) -> None:
         await indexed.transact([replacing("ab"), replacing("c", "b")])
         for reason in ("crc of blob 1", "again"):
             await indexed.transact([QuarantineIndexFile(UUID, "file:///w/a", reason, 50)])
@@ -195,7 +197,7 @@ class IndexFilesContract(OpenedStores):
         with pytest.raises(NotFound, match="file:///w/x"):
             await indexed.transact([QuarantineIndexFile(UUID, "file:///w/x", "?", 50)])
 
-    async def test_only_what_is_not_live_is_forgotten(self, indexed: GeneratorStore) -> None:
+    async def test_live_index_file_is_not_forgotten(self, indexed: GeneratorStore) -> None:
         await indexed.transact([replacing("ab"), replacing("c", "a")])
         with pytest.raises(CommitConflict, match="is live"):
             await indexed.transact([ForgetIndexFile(UUID, "file:///w/c", 1)])
@@ -210,7 +212,7 @@ class IndexFilesContract(OpenedStores):
         await indexed.transact([replacing("b")])
         assert await states(indexed) == {"a": LIVE, "b": LIVE}
 
-    async def test_index_files_are_there_until_a_drop_can_no_longer_be_undone(
+    async def test_index_files_stay_until_a_drop_can_no_longer_be_undone(
         self, indexed: GeneratorStore, clock: SimulatedClock
     ) -> None:
         (told,) = await indexed.transact([replacing("a")])
@@ -222,7 +224,7 @@ class IndexFilesContract(OpenedStores):
         await indexed.transact([ForgetDropped("kept")])
         assert await states(indexed) == {}
 
-    async def test_index_files_go_with_the_last_name(self, indexed: GeneratorStore) -> None:
+    async def test_index_files_are_deleted_with_the_last_name(self, indexed: GeneratorStore) -> None:
         await indexed.transact([CreateEntry(make_entry("twin", uuid=UUID)), replacing("a")])
         await indexed.transact([DropEntry(TABLE, NS, "t")])
         assert await states(indexed) == {"a": LIVE}
@@ -232,7 +234,7 @@ class IndexFilesContract(OpenedStores):
         await indexed.transact([CreateEntry(make_entry("t")), replacing("b", now_ms=before + 1)])
         assert await version(indexed) > before
 
-    async def test_a_drop_and_a_registration_leave_no_index_file_without_a_table(
+    async def test_concurrent_drop_and_registration_leave_no_index_file_without_a_table(
         self, indexed: GeneratorStore, other: GeneratorStore
     ) -> None:
         for step in range(10):

@@ -1,4 +1,4 @@
-"""What every pointer store promises about namespaces, entries and what was dropped."""
+"""The contract of pointer stores for namespaces, entries and dropped entries."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ from tests.store.samples import (
 class NamesContract(OpenedStores):
     # Namespaces
 
-    async def test_a_namespace_reads_back_with_its_properties(self, store: GeneratorStore) -> None:
+    async def test_namespace_is_read_with_its_properties(self, store: GeneratorStore) -> None:
         properties = {"owner": "ann", "empty": "", "odd ' \" key": "värde\n\U0001f600"}
         assert await store.transact([CreateNamespace(("a",), properties)]) == [None]
         assert await store.namespace(("a",)) == Namespace(("a",), properties, 1)
         assert await store.namespace(("A",)) is None
         assert await store.namespace(()) is None
 
-    async def test_a_second_namespace_of_one_name_is_refused(self, store: GeneratorStore) -> None:
+    async def test_second_namespace_of_one_name_is_rejected(self, store: GeneratorStore) -> None:
         with pytest.raises(AlreadyExists, match=r"^Namespace already exists: ns$"):
             await store.transact([CreateNamespace(NS, {"other": "1"})])
         assert (await store.namespace(NS)) == Namespace(NS, {}, 1)
 
-    async def test_a_namespace_needs_its_parent(self, store: GeneratorStore) -> None:
+    async def test_namespace_requires_its_parent(self, store: GeneratorStore) -> None:
         with pytest.raises(NoSuchNamespace, match=r"^Namespace does not exist: no\.such$"):
             await store.transact([CreateNamespace(("no", "such", "child"), {})])
 
@@ -92,7 +92,7 @@ class NamesContract(OpenedStores):
         assert await store.namespace(NS) == Namespace(NS, {"a": "1"}, 2)
 
     @pytest.mark.parametrize("content", [TABLE, VIEW, FUNCTION, None])
-    async def test_a_namespace_with_anything_in_it_stays(
+    async def test_namespace_with_contents_cannot_be_dropped(
         self, store: GeneratorStore, content: EntryKind | None
     ) -> None:
         put = CreateEntry(make_entry("x", content)) if content else CreateNamespace((*NS, "child"), {})
@@ -107,7 +107,7 @@ class NamesContract(OpenedStores):
 
     # Entries
 
-    async def test_an_entry_reads_back_as_it_was_written(self, store: GeneratorStore) -> None:
+    async def test_entry_is_read_as_it_was_written(self, store: GeneratorStore) -> None:
         entry = make_entry("t", previous_location="file:///w/p", version=3, created_ms=5, updated_ms=2**53)
         await store.transact([CreateEntry(entry)])
         assert await store.entry(TABLE, NS, "t") == entry
@@ -129,7 +129,7 @@ class NamesContract(OpenedStores):
         with pytest.raises(AlreadyExists, match=r"^Function already exists: ns\.t$"):
             await store.transact([CreateEntry(make_entry("t", FUNCTION))])
 
-    async def test_an_entry_needs_its_namespace(self, store: GeneratorStore) -> None:
+    async def test_entry_requires_its_namespace(self, store: GeneratorStore) -> None:
         with pytest.raises(NoSuchNamespace, match=r"^Namespace does not exist: non-existing$"):
             await store.transact([CreateEntry(make_entry("t", namespace=("non-existing",)))])
 
@@ -144,7 +144,7 @@ class NamesContract(OpenedStores):
         assert seen == sorted(names)
         assert [entry.name for entry in await store.entries(VIEW, NS, None, 9)] == ["view"]
 
-    async def test_a_swap_moves_the_pointer_once(self, store: GeneratorStore) -> None:
+    async def test_swap_moves_the_pointer_once(self, store: GeneratorStore) -> None:
         before = make_entry("t")
         await store.transact([CreateEntry(before)])
         await store.transact([make_swap("t", before.metadata_location, "file:///1", now_ms=99)])
@@ -162,7 +162,7 @@ class NamesContract(OpenedStores):
             await store.transact([make_swap("t", "file:///1", "file:///2", uuid="of another")])
         assert await store.entry(TABLE, NS, "t") == after
 
-    async def test_what_is_missing_is_named_by_its_kind(self, store: GeneratorStore) -> None:
+    async def test_missing_object_is_named_by_its_kind(self, store: GeneratorStore) -> None:
         for kind, error, title in [
             (TABLE, NoSuchTable, "Table"),
             (VIEW, NoSuchView, "View"),
@@ -178,7 +178,7 @@ class NamesContract(OpenedStores):
                     await store.transact([change])
                 assert refused.value.message == f"{title} does not exist: ns.x"
 
-    async def test_a_rename_keeps_all_but_the_name(self, store: GeneratorStore) -> None:
+    async def test_rename_changes_only_the_name(self, store: GeneratorStore) -> None:
         entry = make_entry("t", version=4, previous_location="file:///p")
         await store.transact(
             [CreateEntry(entry), CreateNamespace(("b",), {}), RenameEntry(TABLE, NS, "t", ("b",), "u")]
@@ -191,7 +191,7 @@ class NamesContract(OpenedStores):
         await store.transact([RenameEntry(TABLE, ("b",), "u", ("b",), "u")])
         assert await store.entry(TABLE, ("b",), "u") is not None
 
-    async def test_a_rename_that_cannot_be_changes_nothing(self, store: GeneratorStore) -> None:
+    async def test_impossible_rename_changes_nothing(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t")), CreateEntry(make_entry("v", VIEW))])
         await store.transact([CreateEntry(make_entry("t2"))])
         for change, message in [
@@ -229,7 +229,7 @@ class NamesContract(OpenedStores):
 
     # Drop and undrop
 
-    async def test_a_drop_without_keep_forgets(self, store: GeneratorStore) -> None:
+    async def test_drop_without_keep_forgets_the_entry(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t"))])
         with pytest.raises(CommitConflict):
             await store.transact([DropEntry(TABLE, NS, "t", "file:///elsewhere")])
@@ -237,7 +237,7 @@ class NamesContract(OpenedStores):
         assert await store.entry(TABLE, NS, "t") is None
         assert await store.list_dropped(None, None, 9) == []
 
-    async def test_the_lease_of_rewrites_goes_with_the_last_name(
+    async def test_lease_of_rewrites_ends_with_the_last_name(
         self, store: GeneratorStore, clock: SimulatedClock
     ) -> None:
         entry, now_ms = make_entry("t"), clock.now_ms()
@@ -251,7 +251,7 @@ class NamesContract(OpenedStores):
     def _keep(self, dropped_id: str, expires_ms: int, purge: bool = False) -> DroppedEntry:
         return DroppedEntry(dropped_id, make_entry("placeholder"), purge, 11, expires_ms, "ann")
 
-    async def test_a_dropped_entry_is_kept_as_it_was_and_comes_back(
+    async def test_dropped_entry_is_kept_unchanged_and_can_be_restored(
         self, store: GeneratorStore, clock: SimulatedClock
     ) -> None:
         entry = make_entry("t", version=7, previous_location="file:///p")
@@ -273,7 +273,7 @@ class NamesContract(OpenedStores):
         with pytest.raises(NotFound, match="d1"):
             await store.transact([RestoreEntry("d1", NS, "t2")])
 
-    async def test_a_restore_that_cannot_be_keeps_the_dropped_entry(
+    async def test_impossible_restore_keeps_the_dropped_entry(
         self, store: GeneratorStore, clock: SimulatedClock
     ) -> None:
         keep = self._keep("d1", clock.now_ms() + 1000)
@@ -288,9 +288,7 @@ class NamesContract(OpenedStores):
         assert restored is not None
         assert restored.uuid == "uuid-of-t"
 
-    async def test_an_expired_dropped_entry_is_only_there_to_be_purged(
-        self, store: GeneratorStore, clock: SimulatedClock
-    ) -> None:
+    async def test_expired_dropped_entry_can_only_be_purged(self, store: GeneratorStore, clock: SimulatedClock) -> None:
         for number, after_ms in enumerate((300, 100, 200)):
             name = f"t{number}"
             keep = self._keep(f"d{number}", clock.now_ms() + after_ms)

@@ -1,4 +1,4 @@
-"""What every pointer store promises about plan tables: one plan a name, longer leases, no file forgotten."""
+"""The contract of pointer stores for plan tables: one plan for a name, longer leases, and no forgotten file."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def plan(
 
 
 def snapshot_plan(number: int, audience: str = "a", *, expires_ms: int = 100) -> StoredPlanTable:
-    """Shown as the snapshot 2**61 + number."""
+    """Return a plan shown as the snapshot 2**61 + number."""
     name = f"t~plan~{audience}{number:031x}"
     return msgspec.structs.replace(
         plan(f"{audience}{number}", name, expires_ms=expires_ms),
@@ -74,7 +74,7 @@ async def retire(store: GeneratorStore, before_ms: int, limit: int = 100) -> int
 
 class PlanTablesContract(OpenedStores):
     @pytest.mark.parametrize("considered_bytes", [None, 0, 2**50])
-    async def test_a_plan_table_reads_back_as_it_was_kept(
+    async def test_plan_table_is_read_as_it_was_stored(
         self, store: GeneratorStore, other: GeneratorStore, considered_bytes: int | None
     ) -> None:
         given = msgspec.structs.replace(plan("a"), considered_bytes=considered_bytes)
@@ -84,7 +84,7 @@ class PlanTablesContract(OpenedStores):
         assert await other.plan_table(NS, NAME.upper()) is None
         assert await other.plan_table(("ns", "x"), NAME) is None
 
-    async def test_the_first_to_be_kept_has_the_name_for_as_long_as_either_asks(self, store: GeneratorStore) -> None:
+    async def test_first_plan_keeps_the_name_for_the_longer_of_both_leases(self, store: GeneratorStore) -> None:
         first = plan("a", expires_ms=100)
         await keep(store, first)
         assert await keep(store, plan("b", expires_ms=50)) == first
@@ -93,7 +93,7 @@ class PlanTablesContract(OpenedStores):
         elsewhere = plan("d", namespace=("ns", "x"))
         assert await keep(store, elsewhere) == elsewhere
 
-    async def test_of_many_that_keep_one_name_all_hear_of_the_same(
+    async def test_concurrent_stores_of_one_name_all_return_the_same_plan(
         self, store: GeneratorStore, other: GeneratorStore
     ) -> None:
         for step in range(10):
@@ -104,7 +104,7 @@ class PlanTablesContract(OpenedStores):
             assert len({one.id for one in kept}) == 1
             assert await store.plan_table(NS, name) == kept[0]
 
-    async def test_a_lease_is_made_longer_and_never_shorter(self, store: GeneratorStore) -> None:
+    async def test_lease_can_be_extended_and_never_shortened(self, store: GeneratorStore) -> None:
         await keep(store, plan("a", expires_ms=100))
         for until_ms, left_ms in ((90, 100), (110, 110), (100, 110)):
             assert await store.transact([RenewPlanTable("a", until_ms)]) == [True]
@@ -113,7 +113,7 @@ class PlanTablesContract(OpenedStores):
             assert found.expires_ms == left_ms
         assert await store.transact([RenewPlanTable("nobody", 500)]) == [False]
 
-    async def test_those_whose_lease_ended_lose_their_names_the_oldest_first(self, store: GeneratorStore) -> None:
+    async def test_plans_with_expired_leases_lose_their_names_oldest_first(self, store: GeneratorStore) -> None:
         for number in range(5):
             await keep(store, plan(f"p{number}", f"t~plan~{number:032x}", expires_ms=100 - number))
         assert await retire(store, 96) == 0
@@ -130,7 +130,7 @@ class PlanTablesContract(OpenedStores):
         assert retired[0] == msgspec.structs.replace(plan("p1", None), expires_ms=99)
         assert [one.id for one in await store.list_retired_plan_tables("p3", 3)] == ["p4"]
 
-    async def test_a_retired_plan_is_neither_renewed_nor_in_the_way_of_another(self, store: GeneratorStore) -> None:
+    async def test_retired_plan_cannot_be_renewed_and_does_not_block_another(self, store: GeneratorStore) -> None:
         await keep(store, plan("a"))
         await retire(store, 1000)
         assert await store.transact([RenewPlanTable("a", 5000)]) == [False]
@@ -138,7 +138,7 @@ class PlanTablesContract(OpenedStores):
         assert await retire(store, 1000) == 1
         assert [one.id for one in await store.list_retired_plan_tables(None, 10)] == ["a", "b"]
 
-    async def test_only_a_retired_plan_is_forgotten(self, store: GeneratorStore) -> None:
+    async def test_only_a_retired_plan_can_be_forgotten(self, store: GeneratorStore) -> None:
         await keep(store, plan("a"))
         await store.transact([ForgetPlanTable("a")])
         assert await store.plan_table(NS, NAME) == plan("a")
@@ -147,7 +147,7 @@ class PlanTablesContract(OpenedStores):
         assert await store.list_retired_plan_tables(None, 10) == []
         assert await store.plan_table(NS, NAME) is None
 
-    async def test_a_plan_is_renewed_or_retired_and_never_both(
+    async def test_plan_is_renewed_or_retired_and_never_both(
         self, store: GeneratorStore, other: GeneratorStore
     ) -> None:
         for step in range(10):
@@ -159,7 +159,7 @@ class PlanTablesContract(OpenedStores):
             assert renewed == (retired == 0)
             assert (await store.plan_table(NS, name) is not None) == renewed
 
-    async def test_plans_stay_until_their_files_are_gone_whatever_becomes_of_their_table(
+    async def test_plans_stay_until_their_files_are_deleted_whatever_happens_to_their_table(
         self, store: GeneratorStore
     ) -> None:
         await store.transact([CreateEntry(make_entry("T"))])
@@ -186,9 +186,7 @@ class PlanTablesContract(OpenedStores):
         latest = await other.plan_snapshots(NS, "T", "uuid-of-T", "a", 0, 2)
         assert [one.shown_id - 2**61 for one in latest] == [2, 3]
 
-    async def test_leases_of_plan_snapshots_are_renewed_or_withdrawn_by_their_audience_alone(
-        self, store: GeneratorStore
-    ) -> None:
+    async def test_only_the_audience_renews_or_withdraws_leases_of_plan_snapshots(self, store: GeneratorStore) -> None:
         for number in (1, 2):
             await keep(store, snapshot_plan(number))
         await keep(store, snapshot_plan(1, "b"))
@@ -211,7 +209,7 @@ class PlanTablesContract(OpenedStores):
         await retire(store, 1000)
         assert await lease((1, 2), 5000) == 0
 
-    async def test_a_dropped_plan_snapshot_is_retired_whoever_made_it(self, store: GeneratorStore) -> None:
+    async def test_dropped_plan_snapshot_is_retired_whoever_made_it(self, store: GeneratorStore) -> None:
         for audience in ("a", "b"):
             for number in (1, 2):
                 await keep(store, snapshot_plan(number, audience))

@@ -1,4 +1,4 @@
-"""What every pointer store promises about producers: each sequence once, and as long as the table has a name."""
+"""The contract of pointer stores for producers: each sequence once, as long as the table has a name."""
 
 from __future__ import annotations
 
@@ -36,9 +36,7 @@ class ProducersContract(OpenedStores):
         await store.transact([CreateEntry(make_entry("t")), CreateEntry(make_entry("u"))])
         return store
 
-    async def test_a_producer_reads_back_as_it_was_advanced(
-        self, produced: GeneratorStore, other: GeneratorStore
-    ) -> None:
+    async def test_producer_is_read_as_it_was_advanced(self, produced: GeneratorStore, other: GeneratorStore) -> None:
         assert await produced.producer(UUID, "p") is None
         await produced.transact([advance(-3, 2**62, now_ms=1)])
         assert await other.producer(UUID, "p") == ProducerState(-3, 2**62, 1)
@@ -54,15 +52,13 @@ class ProducersContract(OpenedStores):
         await produced.transact([advance(9, 90)])
         assert await produced.producer(UUID, "p") == ProducerState(9, 90, 9)
 
-    async def test_producers_and_tables_count_apart(self, produced: GeneratorStore) -> None:
+    async def test_producers_and_tables_count_separately(self, produced: GeneratorStore) -> None:
         await produced.transact([advance(5, 1), advance(3, 2, producer="P"), advance(1, 3, uuid="uuid-of-u")])
         assert await produced.producer(UUID, "P") == ProducerState(3, 2, 9)
         assert await produced.producer("uuid-of-u", "p") == ProducerState(1, 3, 9)
         assert await produced.producer("uuid-of-u", "P") is None
 
-    async def test_a_sequence_that_was_committed_undoes_the_pointer_swap_beside_it(
-        self, produced: GeneratorStore
-    ) -> None:
+    async def test_committed_sequence_undoes_the_pointer_swap_of_its_repeat(self, produced: GeneratorStore) -> None:
         swap = make_swap("t", "file:///w/t/0.json", "file:///w/t/1.json")
         await produced.transact([swap, advance(1, 10)])
         again = make_swap("t", "file:///w/t/1.json", "file:///w/t/2.json")
@@ -76,7 +72,7 @@ class ProducersContract(OpenedStores):
             await produced.transact([advance(2, 20), swap])
         assert await produced.producer(UUID, "p") == ProducerState(1, 10, 9)
 
-    async def test_of_two_that_commit_one_sequence_one_wins(
+    async def test_only_one_of_two_commits_of_a_sequence_succeeds(
         self, produced: GeneratorStore, other: GeneratorStore
     ) -> None:
         for sequence in range(10):
@@ -88,7 +84,7 @@ class ProducersContract(OpenedStores):
             assert state is not None
             assert (state.sequence, state.snapshot_id) == (sequence, 1 if results[0] == "won" else 2)
 
-    async def test_a_table_without_a_live_name_has_no_producers_that_advance(
+    async def test_producer_of_a_table_without_a_live_name_cannot_advance(
         self, produced: GeneratorStore, clock: SimulatedClock
     ) -> None:
         with pytest.raises(NoSuchTable, match="uuid nobody"):
@@ -116,7 +112,7 @@ class ProducersContract(OpenedStores):
         await produced.transact([DropEntry(TABLE, NS, "u")])
         assert await produced.producer("uuid-of-u", "p") is None
 
-    async def test_a_drop_and_a_commit_leave_no_producer_without_a_table(
+    async def test_concurrent_drop_and_commit_leave_no_producer_without_a_table(
         self, produced: GeneratorStore, other: GeneratorStore
     ) -> None:
         for step in range(10):

@@ -1,4 +1,4 @@
-"""What every pointer store promises about the records beside the pointers."""
+"""The contract of pointer stores for the records beside the pointers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tests.store.samples import (
 class RecordsContract(OpenedStores):
     # Idempotency
 
-    async def test_the_first_answer_to_a_key_is_kept_and_the_second_undone(
+    async def test_first_answer_to_a_key_is_kept_and_the_second_is_undone(
         self, store: GeneratorStore, clock: SimulatedClock
     ) -> None:
         record = make_idempotency("k", clock.now_ms() + 100)
@@ -56,7 +56,7 @@ class RecordsContract(OpenedStores):
         assert await store.idempotency("k", clock.now_ms()) == record
         assert await store.idempotency("other", clock.now_ms()) is None
 
-    async def test_an_expired_key_is_free_again(self, store: GeneratorStore, clock: SimulatedClock) -> None:
+    async def test_expired_key_can_be_used_again(self, store: GeneratorStore, clock: SimulatedClock) -> None:
         await store.transact([SaveIdempotency(make_idempotency("k", clock.now_ms() + 100))])
         clock.advance(100)
         assert await store.idempotency("k", clock.now_ms()) is None
@@ -64,7 +64,7 @@ class RecordsContract(OpenedStores):
         await store.transact([SaveIdempotency(second)])
         assert await store.idempotency("k", clock.now_ms()) == second
 
-    async def test_of_requests_with_one_key_at_once_one_is_recorded(
+    async def test_only_one_of_concurrent_requests_with_a_key_is_recorded(
         self, store: GeneratorStore, other: GeneratorStore, clock: SimulatedClock
     ) -> None:
         async def attempt(number: int) -> bool:
@@ -85,7 +85,7 @@ class RecordsContract(OpenedStores):
 
     # Metrics, audit, tokens, grants, cursors, leases, secrets
 
-    async def test_metrics_reports_are_kept_and_listed(self, store: GeneratorStore) -> None:
+    async def test_metrics_reports_are_stored_and_listed(self, store: GeneratorStore) -> None:
         reports = [
             MetricsReport(f"m{n}", ("x", "y")[n % 2], NS, "t", "scan-report", n or None, n, "ann", {"n": n, "e": {}})
             for n in range(6)
@@ -96,7 +96,7 @@ class RecordsContract(OpenedStores):
         assert await store.metrics_reports("x", None, 99) == reports[::2]
         assert await store.metrics_reports("x", "m0", 1) == [reports[2]]
 
-    async def test_audit_records_are_kept_in_batches_of_any_size(self, store: GeneratorStore) -> None:
+    async def test_audit_records_are_stored_in_batches_of_any_size(self, store: GeneratorStore) -> None:
         records = tuple(
             AuditRecord(f"a{n:03}", n, "ann", "commitTable", "ns.t", "allowed", 200, f"r{n}", "127.0.0.1")
             for n in range(150)
@@ -106,9 +106,7 @@ class RecordsContract(OpenedStores):
         assert await store.audit(None, 999) == list(records)
         assert await store.audit("a100", 2) == list(records[101:103])
 
-    async def test_what_is_too_old_is_pruned_within_the_limit(
-        self, store: GeneratorStore, clock: SimulatedClock
-    ) -> None:
+    async def test_old_records_are_pruned_within_the_limit(self, store: GeneratorStore, clock: SimulatedClock) -> None:
         now = clock.now_ms()
         await store.transact([SaveIdempotency(make_idempotency(f"k{n}", now - 2 + n)) for n in range(5)])
         await store.transact([SaveAudit((AuditRecord("a1", 5, *("x",) * 4, 200, "r"),))])
@@ -120,7 +118,7 @@ class RecordsContract(OpenedStores):
         assert await store.audit(None, 9) == []
         assert await store.metrics_reports(None, None, 9) == []
 
-    async def test_a_token_holds_its_name_until_it_is_revoked_or_expires(
+    async def test_token_keeps_its_name_until_it_is_revoked_or_expires(
         self, store: GeneratorStore, clock: SimulatedClock
     ) -> None:
         now = clock.now_ms()
@@ -157,7 +155,7 @@ class RecordsContract(OpenedStores):
         with pytest.raises(NotFound, match=r"reader for ann on a\.b"):
             await store.transact([RemoveGrant(part)])
 
-    async def test_a_cursor_moves_only_from_where_it_was_read(
+    async def test_cursor_moves_only_from_the_position_that_was_read(
         self, store: GeneratorStore, other: GeneratorStore
     ) -> None:
         assert await store.cursor("hook") is None
@@ -172,7 +170,7 @@ class RecordsContract(OpenedStores):
         assert sorted(outcomes) == ["commit_conflict", "won"]
         assert await store.cursor("hook") == f"6{outcomes.index('won')}"
 
-    async def test_a_lease_has_one_holder_and_a_rising_fence(
+    async def test_lease_has_one_holder_and_a_rising_fencing_number(
         self, store: GeneratorStore, other: GeneratorStore
     ) -> None:
         assert await store.transact([TakeLease("l", "a", now_ms=0, until_ms=10)]) == [1]
@@ -198,7 +196,7 @@ class RecordsContract(OpenedStores):
         assert await store.secret("signing") == got[0]
         assert await store.secret("another") is None
 
-    async def test_a_secret_is_replaced_only_by_who_knows_what_it_was(
+    async def test_secret_is_replaced_only_by_a_caller_who_knows_the_old_one(
         self, store: GeneratorStore, other: GeneratorStore
     ) -> None:
         await store.swap_secret("signing", None, b"first")

@@ -1,4 +1,4 @@
-"""What every pointer store promises about replicas: leases by the clock of the database."""
+"""The contract of pointer stores for replicas: leases by the clock of the database."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ class ReplicasContract(OpenedStores):
         ]
         assert all(0 < one.expires_in_ms <= LONG_MS for one in both)
 
-    async def test_a_lease_ends_by_the_clock_of_the_database(
+    async def test_lease_ends_by_the_clock_of_the_database(
         self, store: GeneratorStore, other: GeneratorStore, clock: SimulatedClock
     ) -> None:
         await store.transact([RenewReplica(replica("a:1"), 1), RenewReplica(replica("b:1"), LONG_MS)])
-        clock.advance(10 * LONG_MS)  # the clock of the server has no effect
+        clock.advance(10 * LONG_MS)  # The clock of the server has no effect.
         while len(live := await other.replicas()) > 1:
             await asyncio.sleep(0.005)
         assert [one.address for one in live] == ["b:1"]
         (again,) = await store.transact([RenewReplica(replica("a:1", version="2.0"), LONG_MS)])
         assert [(one.address, one.version) for one in again] == [("a:1", "2.0"), ("b:1", "1.0")]
 
-    async def test_a_replica_that_leaves_is_gone_at_once(self, store: GeneratorStore, other: GeneratorStore) -> None:
+    async def test_replica_that_leaves_is_gone_at_once(self, store: GeneratorStore, other: GeneratorStore) -> None:
         await store.transact([RenewReplica(replica("a:1"), LONG_MS), RenewReplica(replica("b:1"), LONG_MS)])
         await other.transact([RemoveReplica("a:1"), RemoveReplica("nobody:1")])
         assert [one.address for one in await store.replicas()] == ["b:1"]

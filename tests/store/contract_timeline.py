@@ -1,4 +1,4 @@
-"""What every pointer store promises about instants: order, positions, states, archive."""
+"""The contract of pointer stores for instants: order, positions, states, archive."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.store.samples import (
 class TimelineContract(OpenedStores):
     # Timeline
 
-    async def test_an_instant_reads_back_as_it_was_written(self, store: GeneratorStore) -> None:
+    async def test_instant_is_read_as_it_was_written(self, store: GeneratorStore) -> None:
         instant = make_instant(
             "i1",
             who="ann",
@@ -46,7 +46,7 @@ class TimelineContract(OpenedStores):
         with pytest.raises(AlreadyExists, match="i1"):
             await store.transact([RecordInstant(instant)])
 
-    async def test_the_timeline_reads_on_from_any_position_in_both_directions(self, store: GeneratorStore) -> None:
+    async def test_timeline_is_read_from_any_position_in_both_directions(self, store: GeneratorStore) -> None:
         for number in range(10):
             await store.transact([RecordInstant(make_instant(f"i{9 - number}"))])
         every = await store.instants(InstantFilter(), 99)
@@ -60,7 +60,7 @@ class TimelineContract(OpenedStores):
                 seen += page
             assert seen == (every[::-1] if newest_first else every)
 
-    async def test_every_condition_of_a_filter_holds(self, store: GeneratorStore) -> None:
+    async def test_every_condition_of_a_filter_applies(self, store: GeneratorStore) -> None:
         await store.transact(
             [
                 RecordInstant(make_instant("a")),
@@ -82,7 +82,9 @@ class TimelineContract(OpenedStores):
         ]:
             assert ids(await store.instants(where, 9)) == expected, where
 
-    async def test_an_instant_moves_only_from_the_expected_state_and_is_seen_anew(self, store: GeneratorStore) -> None:
+    async def test_instant_changes_only_from_the_expected_state_and_gets_a_new_position(
+        self, store: GeneratorStore
+    ) -> None:
         requested, inflight, done = InstantState.REQUESTED, InstantState.INFLIGHT, InstantState.COMPLETED
         await store.transact([RecordInstant(make_instant("p", state=requested, completed_ms=None))])
         await store.transact([RecordInstant(make_instant("q"))])
@@ -99,7 +101,7 @@ class TimelineContract(OpenedStores):
         with pytest.raises(NotFound):
             await store.transact([MoveInstant("nobody", requested, inflight, 1)])
 
-    async def test_the_newest_completed_instant_answers_for_a_fingerprint(self, store: GeneratorStore) -> None:
+    async def test_newest_completed_instant_is_returned_for_a_fingerprint(self, store: GeneratorStore) -> None:
         undone = InstantState.ROLLED_BACK
         for name, state in [("a", InstantState.COMPLETED), ("b", InstantState.COMPLETED), ("c", undone)]:
             await store.transact([RecordInstant(make_instant(name, fingerprint="f", state=state))])
@@ -138,7 +140,7 @@ class TimelineContract(OpenedStores):
         assert await other.instants(InstantFilter(), 99) == every
         assert len(await other.instants(InstantFilter(archived=False), 99)) == 5
 
-    async def test_a_reader_of_the_timeline_misses_nothing_while_many_write(
+    async def test_reader_of_the_timeline_misses_nothing_during_concurrent_writes(
         self, store: GeneratorStore, other: GeneratorStore
     ) -> None:
         async def write(worker: int) -> None:

@@ -1,4 +1,4 @@
-"""What every pointer store promises about transactions, alone and against each other."""
+"""The contract of pointer stores for transactions, alone and concurrent."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.store.samples import (
 class TransactionsContract(OpenedStores):
     # Transactions
 
-    async def test_a_failing_operation_undoes_those_before_it(self, store: GeneratorStore) -> None:
+    async def test_failing_operation_undoes_those_before_it(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t"))])
         first = make_entry("t").metadata_location
         with pytest.raises(NoSuchTable):
@@ -55,7 +55,9 @@ class TransactionsContract(OpenedStores):
         assert results == [None, 1, None]
         assert await store.transact([]) == []
 
-    async def test_another_store_sees_a_commit_at_once(self, store: GeneratorStore, other: GeneratorStore) -> None:
+    async def test_commit_is_visible_to_another_store_at_once(
+        self, store: GeneratorStore, other: GeneratorStore
+    ) -> None:
         location = make_entry("t").metadata_location
         await store.transact([CreateEntry(make_entry("t"))])
         for step in range(50):
@@ -99,7 +101,7 @@ class TransactionsContract(OpenedStores):
         assert after.version == 2
         assert [n for n in range(20) if await store.instant(f"i{n}")] == [outcomes.index("won")]
 
-    async def test_a_namespace_is_dropped_or_filled_never_both(
+    async def test_namespace_is_dropped_or_filled_and_never_both(
         self, store: GeneratorStore, other: GeneratorStore
     ) -> None:
         for step in range(20):
@@ -132,12 +134,12 @@ class TransactionsContract(OpenedStores):
                 assert entry.metadata_location == winner
                 locations[name] = winner
 
-    # Odds
+    # Other tests
 
     async def test_ping_answers(self, store: GeneratorStore) -> None:
         await store.ping()
 
-    async def test_a_value_that_does_not_fit_is_the_clients_to_mend(self, store: GeneratorStore) -> None:
+    async def test_value_that_does_not_fit_is_a_client_error(self, store: GeneratorStore) -> None:
         for bad in (
             CreateEntry(make_entry("t", version=2**63)),
             RecordInstant(make_instant("i", snapshot_id=-(2**63) - 1)),

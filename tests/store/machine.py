@@ -1,4 +1,4 @@
-"""The state machine that drives a pointer store and its model side by side, and compares them after each step."""
+"""The state machine that runs a pointer store and its model side by side, and compares them after each step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from seamark.metaserver.store.sql.generator_store import GeneratorStore
 from tests.store.model import Model
 from tests.store.samples import make_instant
 
-# Few values, so that steps meet; of unequal order as code points, UTF-16 units and in a dictionary.
+# Few values, so that steps collide; their orders differ as code points, UTF-16 units and in a dictionary.
 _levels = st.sampled_from(["a", "B", "ﬀ", "\U0001f600", "a.b"])
 _paths = st.lists(_levels, min_size=1, max_size=3).map(tuple)
 _names = st.sampled_from(["t", "T", "ä", "t 1", "\U0001f600"])
@@ -30,7 +30,7 @@ _states = st.sampled_from(InstantState)
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """A subclass brings `fresh_url`: a new, empty database for each run."""
+    """A state machine whose subclass defines `fresh_url`: a new, empty database for each run."""
 
     def fresh_url(self) -> str:
         raise NotImplementedError
@@ -176,7 +176,7 @@ class StoreMachine(RuleBasedStateMachine):
     def move(self, data: st.DataObject, state: InstantState, guess: InstantState, right: bool) -> None:
         moved = data.draw(st.sampled_from(list(self.model.instants)))
         current = self.model.instants[moved]
-        # What is finished stays so: nobody asks the store for it.
+        # A finished instant stays finished: the store does not check it.
         if current in (InstantState.REQUESTED, InstantState.INFLIGHT):
             self.transact(operations.MoveInstant(moved, current if right else guess, state, self.clock.now_ms()))
 

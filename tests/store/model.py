@@ -1,6 +1,6 @@
-"""A pointer store as plain dicts: the oracle of the state machine. Shares no code with the stores it judges.
+"""A pointer store as plain dicts: the oracle of the state machine. It shares no code with the stores.
 
-`apply` takes a transaction; it answers None, or the kind of the first error, and then nothing has changed.
+`apply` executes a transaction. It returns None, or the kind of the first error, and then nothing has changed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from seamark.metaserver.store.model import DroppedEntry, Entry, EntryKind, Names
 
 
 class Refused(Exception):
-    """Carries the kind of the error that the store must raise."""
+    """The kind of the error that the store must raise."""
 
 
 @dataclass
@@ -28,9 +28,9 @@ class Model:
     functions: dict[tuple[NamespacePath, str], Entry] = field(default_factory=dict)
     dropped: dict[str, DroppedEntry] = field(default_factory=dict)
     instants: dict[str, model.InstantState] = field(default_factory=dict)
-    """In the order in which a reader of the timeline meets them."""
+    """The instants in the order in which a reader of the timeline reads them."""
     producers: dict[tuple[str, str], model.ProducerState] = field(default_factory=dict)
-    """By the table's UUID and the producer's id."""
+    """The producers by the table's UUID and the producer's id."""
 
     def apply(self, batch: Sequence[Any]) -> str | None:
         saved = copy.deepcopy(self.__dict__)

@@ -1,4 +1,4 @@
-"""Two stores open on one database, as two replicas would have it: what every part of the contract runs on."""
+"""Two stores open on one database, like two replicas: every part of the contract uses them."""
 
 from __future__ import annotations
 

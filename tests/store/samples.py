@@ -1,4 +1,4 @@
-"""Values to write into a pointer store, each field with a default that a test may override."""
+"""Values for a pointer store, with defaults for each field that a test may override."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def ids(found: Iterable[Any]) -> list[str]:
 
 
 async def outcome(attempt: Awaitable[Any]) -> str:
-    """ "won", or the kind of the error."""
+    """Return "won", or the kind of the error."""
     try:
         await attempt
     except SeamarkError as error:

@@ -1,4 +1,4 @@
-"""The number that tells whether anybody has committed."""
+"""Tests of the number that shows whether any client has committed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ async def _commit(store: PointerStore, name: str) -> None:
     await store.transact([SaveGrant(grant=Grant(name, "reader"))])
 
 
-async def test_the_number_changes_with_each_commit_of_anybody_and_stands_still_between_them(tmp_path: Path) -> None:
+async def test_number_changes_only_with_a_commit_of_any_client(tmp_path: Path) -> None:
     url, clock = f"sqlite:///{tmp_path}/seamark.db", SystemClock()
     async with open_store(url, clock=clock) as one, open_store(url, clock=clock) as two:
         changes = watch(url)
@@ -33,5 +33,5 @@ async def test_the_number_changes_with_each_commit_of_anybody_and_stands_still_b
         assert changes.number() is None, "a database that cannot be asked says so"
 
 
-def test_a_database_that_has_no_such_number_is_not_watched() -> None:
+def test_database_without_such_a_number_is_not_watched() -> None:
     assert watch("postgresql://user@host/database") is None

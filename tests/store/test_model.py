@@ -1,4 +1,4 @@
-"""Random transactions against a model, on both databases."""
+"""Random transactions compared with a model, on both databases."""
 
 from __future__ import annotations
 
@@ -52,21 +52,21 @@ def _check_postgres(url: str, examples: int, steps: int) -> None:
     _run(Machine, examples, steps)
 
 
-def test_sqlite_holds_what_a_plain_dict_would(tmp_path: Path) -> None:
+def test_sqlite_equals_a_model_of_plain_dicts(tmp_path: Path) -> None:
     _check_sqlite(tmp_path, examples=40, steps=30)
 
 
-def test_postgres_holds_what_a_plain_dict_would(postgres_url: str) -> None:
+def test_postgres_equals_a_model_of_plain_dicts(postgres_url: str) -> None:
     _check_postgres(postgres_url, examples=8, steps=30)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_sqlite_holds_what_a_plain_dict_would_at_length(tmp_path: Path) -> None:
+def test_sqlite_equals_a_model_of_plain_dicts_in_long_runs(tmp_path: Path) -> None:
     _check_sqlite(tmp_path, examples=400, steps=60)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_postgres_holds_what_a_plain_dict_would_at_length(postgres: Postgres, postgres_url: str) -> None:
+def test_postgres_equals_a_model_of_plain_dicts_in_long_runs(postgres: Postgres, postgres_url: str) -> None:
     _check_postgres(postgres_url, examples=60, steps=60)

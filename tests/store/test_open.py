@@ -1,4 +1,4 @@
-"""Opening a store by URL: what is accepted, what is refused, and that no error shows a password."""
+"""Tests of opening a store by URL: accepted and rejected URLs, and that no error shows a password."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def _refused(url: str, kind: type[SeamarkError] = ConfigError) -> str:
 
 
 @pytest.mark.parametrize("slashes", ["sqlite://", "sqlite:///", "SQLITE://"])
-async def test_a_sqlite_url_names_an_absolute_path(tmp_path: Path, slashes: str) -> None:
+async def test_sqlite_url_names_an_absolute_path(tmp_path: Path, slashes: str) -> None:
     async with open_store(f"{slashes}{tmp_path}/a%20folder/x.db", clock=CLOCK) as store:
         await store.ping()
     assert (tmp_path / "a folder" / "x.db").exists()
@@ -33,7 +33,7 @@ async def test_a_sqlite_url_names_an_absolute_path(tmp_path: Path, slashes: str)
 @pytest.mark.parametrize(
     "url", ["mysql://ann:hunter2@host/db", "hunter2", "", "sqlite://hunter2/x", "sqlite:///", "sqlite:", "://hunter2"]
 )
-async def test_any_other_url_is_refused_without_being_shown(url: str) -> None:
+async def test_unsupported_url_is_rejected_without_being_shown(url: str) -> None:
     message = await _refused(url)
     assert "hunter2" not in message
     assert "sqlite:///" in message
@@ -47,18 +47,18 @@ async def test_any_other_url_is_refused_without_being_shown(url: str) -> None:
         "postgresql://ann:hunter2@127.0.0.1/db?sslmode=hunter2",
     ],
 )
-async def test_a_malformed_postgres_url_is_refused_without_being_shown(url: str) -> None:
+async def test_malformed_postgres_url_is_rejected_without_being_shown(url: str) -> None:
     assert "hunter2" not in await _refused(url)
 
 
-async def test_credentials_that_the_server_refuses_are_named_but_not_shown(postgres: Postgres) -> None:
+async def test_credentials_rejected_by_the_server_are_named_but_not_shown(postgres: Postgres) -> None:
     message = await _refused(postgres.url().replace(f":{PASSWORD}@", ":hunter2@"))
     assert "hunter2" not in message
     assert f"127.0.0.1:{postgres.port}" in message
     assert "does not exist" in await _refused(postgres.url("no_such_database"))
 
 
-async def test_a_server_that_does_not_answer_is_waited_for_and_then_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_opening_waits_for_a_silent_server_and_then_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "CONNECT_TIMEOUT_S", 0.3)
     message = await _refused(f"postgresql://ann:hunter2@127.0.0.1:{free_port()}/db", RetryLater)
     assert "does not answer" in message

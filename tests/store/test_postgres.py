@@ -1,4 +1,4 @@
-"""The contract on a real PostgreSQL server, and what only that promises: watermarks, lost connections, bounds."""
+"""The contract on a real PostgreSQL server, and what only PostgreSQL needs: watermarks, lost connections, limits."""
 
 from __future__ import annotations
 
@@ -56,8 +56,10 @@ async def _raw(url: str) -> AsyncIterator[Any]:
         await connection.close()
 
 
-async def test_what_its_indexes_cannot_hold_is_the_clients_mistake(store: GeneratorStore, postgres_url: str) -> None:
-    """A claimed location, a namespace, or a name of random characters, which PostgreSQL cannot compress."""
+async def test_value_too_long_for_postgres_indexes_is_a_client_error(store: GeneratorStore, postgres_url: str) -> None:
+    """The value is a claimed location, a namespace, or a name of random characters, which PostgreSQL cannot
+    compress.
+    """
     rng = random.Random(7)
     letters = [chr(code) for code in range(0x20000, 0x2A000)]
     long = "".join(rng.choices(letters, k=255))
@@ -71,7 +73,7 @@ async def test_what_its_indexes_cannot_hold_is_the_clients_mistake(store: Genera
     await store.transact([create])
 
 
-async def test_clients_learn_no_address_and_no_values_of_the_database(
+async def test_errors_for_clients_contain_no_address_and_no_values_of_the_database(
     postgres_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with open_postgres(postgres_url, clock=CLOCK, timeout_s=1) as store, _raw(postgres_url) as connection:
@@ -98,7 +100,7 @@ async def test_clients_learn_no_address_and_no_values_of_the_database(
 
 
 async def _drive(connection: Any, *changes: Operation) -> None:
-    """A replica's transaction, without BEGIN and COMMIT, so that a test can hold it open."""
+    """Execute a replica's transaction without BEGIN and COMMIT, so that a test can hold it open."""
     steps = operations.transaction(changes, CLOCK.now_ms())
     try:
         statement = next(steps)
@@ -113,12 +115,12 @@ async def _drive(connection: Any, *changes: Operation) -> None:
 
 
 @pytest.mark.parametrize("recorded_first", [True, False])
-async def test_a_slow_transaction_is_never_missed_by_a_reader_who_goes_on(
+async def test_reader_never_misses_a_slow_transaction(
     store: GeneratorStore, postgres_url: str, recorded_first: bool
 ) -> None:
     async with _raw(postgres_url) as slow:
         await slow.execute("BEGIN")
-        # The slow one has its transaction id from its first write, or its instant, before the quick one began.
+        # The slow transaction has its id from its first write, or its instant, before the quick one began.
         first = RecordInstant(make_instant("slow")) if recorded_first else CreateNamespace(("slow",), {})
         await _drive(slow, first)
         await store.transact([RecordInstant(make_instant("quick"))])
@@ -133,7 +135,9 @@ async def test_a_slow_transaction_is_never_missed_by_a_reader_who_goes_on(
         assert (await store.instant("quick")) in seen
 
 
-async def test_the_timeline_does_not_wait_for_strangers(store: GeneratorStore, postgres_url: str) -> None:
+async def test_timeline_does_not_wait_for_transactions_of_other_programs(
+    store: GeneratorStore, postgres_url: str
+) -> None:
     async with _raw(postgres_url) as stranger:
         await stranger.execute("SET application_name = 'vacuum of somebody'")
         await stranger.execute("CREATE TABLE unrelated (x int)")
@@ -144,7 +148,7 @@ async def test_the_timeline_does_not_wait_for_strangers(store: GeneratorStore, p
         await stranger.execute("ROLLBACK")
 
 
-async def test_the_watermark_sees_sessions_of_another_role(store: GeneratorStore, postgres_url: str) -> None:
+async def test_watermark_includes_sessions_of_another_role(store: GeneratorStore, postgres_url: str) -> None:
     role = f"replica_{os.getpid()}"
     async with _raw(postgres_url) as admin:
         await admin.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'x'")
@@ -167,11 +171,11 @@ async def test_the_watermark_sees_sessions_of_another_role(store: GeneratorStore
             await admin.execute(f"DROP ROLE {role}")
 
 
-async def test_a_dump_restored_where_transaction_ids_are_lower_goes_on_above(postgres_url: str) -> None:
+async def test_dump_restored_to_a_cluster_with_lower_transaction_ids_continues_above(postgres_url: str) -> None:
     async with open_postgres(postgres_url, clock=CLOCK) as store:
         await store.transact([RecordInstant(make_instant("before"))])
     async with _raw(postgres_url) as connection:
-        # As if written by a cluster that was far ahead.
+        # As if written by a cluster that was far ahead
         await connection.execute("UPDATE instants SET position = overlay(position placing '00000fff' from 5 for 8)")
     async with open_postgres(postgres_url, clock=CLOCK) as store:
         (before,) = await store.instants(InstantFilter(), 9)
@@ -182,15 +186,15 @@ async def test_a_dump_restored_where_transaction_ids_are_lower_goes_on_above(pos
         assert await connection.fetchval("SELECT epoch FROM timeline_epoch") == 1
 
 
-# Connections that get lost
+# Lost connections
 
 
 @asynccontextmanager
 async def _cutting_proxy(url: str, when: bytes, forward: bool, times: int) -> AsyncIterator[tuple[str, list[bytes]]]:
-    """The URL of a proxy to the server that cuts the connection, `times` times, at the first message holding `when`:
-    after the server got it where `forward`, else before.
+    """Open a proxy to the server that cuts the connection `times` times at the first message with `when`.
 
-    Also the list of what made it cut.
+    With `forward` the server receives the message before the cut. Yields the URL and the list of messages that
+    caused cuts.
     """
     parts = urlsplit(url)
     cuts: list[bytes] = []
@@ -199,7 +203,7 @@ async def _cutting_proxy(url: str, when: bytes, forward: bool, times: int) -> As
     async def pump(
         reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cuts_here: bool, held: asyncio.Event
     ) -> None:
-        """End with the stream, or with the cut."""
+        """Forward data until the stream ends or is cut."""
         while data := await reader.read(65536):
             if cuts_here and when in data and len(cuts) < times:
                 cuts.append(data)
@@ -240,10 +244,10 @@ async def _cutting_proxy(url: str, when: bytes, forward: bool, times: int) -> As
 
 
 @pytest.mark.parametrize("arrived", [True, False])
-async def test_a_connection_lost_while_committing_leaves_the_outcome_unknown_until_read_back(
+async def test_connection_lost_during_a_commit_leaves_the_outcome_unknown_until_it_is_read(
     store: GeneratorStore, postgres_url: str, arrived: bool
 ) -> None:
-    # Opening does not set off the cut: asyncpg's own `transaction()` ends with "COMMIT;", the store's with "COMMIT".
+    # Opening does not cause the cut: asyncpg's own `transaction()` ends with "COMMIT;", the store's with "COMMIT".
     async with (
         _cutting_proxy(postgres_url, b"COMMIT\x00", forward=arrived, times=1) as (url, cuts),
         open_postgres(url, clock=CLOCK, pool_max=2) as cut_off,
@@ -252,17 +256,15 @@ async def test_a_connection_lost_while_committing_leaves_the_outcome_unknown_unt
             await cut_off.transact([CreateEntry(make_entry("t")), RecordInstant(make_instant("i"))])
         assert len(cuts) == 1
         async with asyncio.timeout(60):
-            while arrived and await store.instant("i") is None:  # PostgreSQL has the message and is at it
+            while arrived and await store.instant("i") is None:  # PostgreSQL has the message and is executing it.
                 await asyncio.sleep(0.02)
         assert (await store.instant("i") is not None) is arrived
         assert (await store.entry(TABLE, NS, "t") is not None) is arrived
-        # The pool goes on with another connection.
+        # The pool continues with another connection.
         await cut_off.transact([RecordInstant(make_instant("later"))])
 
 
-async def test_a_connection_lost_before_the_commit_is_replaced_without_a_word(
-    store: GeneratorStore, postgres_url: str
-) -> None:
+async def test_connection_lost_before_the_commit_is_replaced_silently(store: GeneratorStore, postgres_url: str) -> None:
     async with (
         _cutting_proxy(postgres_url, b"INTO instants ", forward=True, times=2) as (url, cuts),
         open_postgres(url, clock=CLOCK, pool_max=2) as cut_off,
@@ -272,7 +274,7 @@ async def test_a_connection_lost_before_the_commit_is_replaced_without_a_word(
     assert ids(await store.instants(InstantFilter(), 9)) == ["i"]
 
 
-async def test_a_read_whose_connection_is_lost_is_asked_again(store: GeneratorStore, postgres_url: str) -> None:
+async def test_read_whose_connection_is_lost_is_repeated(store: GeneratorStore, postgres_url: str) -> None:
     await store.transact([CreateEntry(make_entry("t"))])
     async with (
         _cutting_proxy(postgres_url, b"FROM entries", forward=False, times=1) as (url, cuts),
@@ -282,7 +284,7 @@ async def test_a_read_whose_connection_is_lost_is_asked_again(store: GeneratorSt
         assert len(cuts) == 1
 
 
-async def test_a_server_that_went_away_is_found_again_when_it_is_back() -> None:
+async def test_restarted_database_server_is_used_again() -> None:
     with postgres_server() as server:
         async with open_postgres(server.url(), clock=CLOCK, timeout_s=2) as store:
             await store.transact([CreateNamespace(NS, {})])
@@ -293,14 +295,14 @@ async def test_a_server_that_went_away_is_found_again_when_it_is_back() -> None:
                 await store.ping()
             await asyncio.to_thread(server.process.start, lambda: port_answers(server.port), timeout_s=60)
             while await outcome(store.transact([CreateEntry(make_entry("t"))])) == "retry_later":
-                await asyncio.sleep(0.05)  # it answers "starting up" for a moment
+                await asyncio.sleep(0.05)  # It answers "starting up" for a moment.
             assert await store.entry(TABLE, NS, "t") == make_entry("t")
 
 
-# Bounds
+# Limits
 
 
-async def test_a_lock_held_by_another_is_not_waited_for_without_end(store: GeneratorStore, postgres_url: str) -> None:
+async def test_wait_for_a_lock_of_another_session_is_limited(store: GeneratorStore, postgres_url: str) -> None:
     await store.transact([CreateEntry(make_entry("t"))])
     location = make_entry("t").metadata_location
     async with _raw(postgres_url) as holder, open_postgres(postgres_url, clock=CLOCK, timeout_s=2) as hurried:
@@ -311,7 +313,7 @@ async def test_a_lock_held_by_another_is_not_waited_for_without_end(store: Gener
         await hurried.transact([make_swap("t", location, "file:///1")])
 
 
-async def test_when_all_connections_are_busy_the_rest_are_told_to_retry(
+async def test_requests_are_told_to_retry_when_all_connections_are_busy(
     store: GeneratorStore, postgres_url: str
 ) -> None:
     await store.transact([CreateEntry(make_entry("t"))])
@@ -338,7 +340,7 @@ async def test_when_all_connections_are_busy_the_rest_are_told_to_retry(
         await holder.execute("ROLLBACK")
 
 
-async def test_a_cancelled_transaction_leaves_no_trace_and_its_connection_behind_clean(
+async def test_cancelled_transaction_leaves_no_trace_and_a_clean_connection(
     store: GeneratorStore, postgres_url: str
 ) -> None:
     await store.transact([CreateEntry(make_entry("t"))])
@@ -369,14 +371,14 @@ async def test_fifty_openings_leak_no_connection_and_no_task(store: GeneratorSto
     for _ in range(50):
         await cycle()
     after = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
-    assert after[0] < before[0] + 25  # what leaks does so each time
+    assert after[0] < before[0] + 25  # A leak grows each time.
     assert after[1] < before[1] + 25
 
 
 # Schema
 
 
-async def test_many_openings_at_once_make_one_schema(postgres_url: str) -> None:
+async def test_concurrent_openings_create_one_schema(postgres_url: str) -> None:
     async def one(number: int) -> None:
         async with open_postgres(postgres_url, clock=CLOCK) as opened:
             await opened.transact([CreateNamespace((f"n{number}",), {})])
@@ -394,7 +396,7 @@ async def test_many_openings_at_once_make_one_schema(postgres_url: str) -> None:
         ("DELETE FROM schema_version", "already exists"),
     ],
 )
-async def test_a_schema_that_is_not_ours_is_refused(postgres_url: str, change: str, complaint: str) -> None:
+async def test_foreign_schema_is_rejected(postgres_url: str, change: str, complaint: str) -> None:
     async with open_postgres(postgres_url, clock=CLOCK):
         pass
     async with _raw(postgres_url) as connection:
@@ -404,7 +406,7 @@ async def test_a_schema_that_is_not_ours_is_refused(postgres_url: str, change: s
             pass
 
 
-async def test_a_database_that_is_missing_or_of_another_owner_is_refused_with_the_statement_that_helps(
+async def test_missing_or_foreign_database_is_rejected_with_the_statement_that_helps(
     postgres_url: str,
 ) -> None:
     name, account = f"foreign_{os.getpid()}", f"guest_{os.getpid()}"
@@ -418,7 +420,7 @@ async def test_a_database_that_is_missing_or_of_another_owner_is_refused_with_th
         try:
             guest = f"postgresql://{account}:guest@{urls.hostname}:{urls.port}/{name}"
             async with _raw(f"{postgres_url.rpartition('/')[0]}/{name}") as own:
-                await own.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")  # as PostgreSQL 15 and later have it
+                await own.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")  # As in PostgreSQL 15 and later
             with pytest.raises(ConfigError, match=r"permission denied.*ALTER DATABASE"):
                 async with open_postgres(guest, clock=CLOCK):
                     pass
@@ -427,7 +429,7 @@ async def test_a_database_that_is_missing_or_of_another_owner_is_refused_with_th
             await connection.execute(f"DROP ROLE {account}")
 
 
-async def test_a_database_of_another_encoding_is_refused(postgres_url: str) -> None:
+async def test_database_of_another_encoding_is_rejected(postgres_url: str) -> None:
     name = f"latin_{os.getpid()}"
     async with _raw(postgres_url) as connection:
         await connection.execute(f"CREATE DATABASE {name} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")

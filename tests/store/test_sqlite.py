@@ -1,4 +1,4 @@
-"""The contract on SQLite, and what only SQLite promises: one writer, group commit, files that survive kill -9."""
+"""The contract on SQLite, and what only SQLite needs: one writer, group commit, files that survive kill -9."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def _names(store: PointerStore) -> list[str]:
     return [entry.name for entry in await store.entries(TABLE, NS, None, 999)]
 
 
-async def test_a_full_queue_refuses_at_once_and_keeps_what_it_took(path: Path, clock: SimulatedClock) -> None:
+async def test_full_queue_rejects_at_once_and_keeps_what_it_accepted(path: Path, clock: SimulatedClock) -> None:
     async with open_sqlite(path, clock=clock, queue_limit=4) as store:
         await store.transact([CreateNamespace(NS, {})])
         blocker = sqlite3.connect(path, isolation_level=None)
@@ -63,14 +63,12 @@ async def test_a_full_queue_refuses_at_once_and_keeps_what_it_took(path: Path, c
         assert await _names(store) == ["later", "t0", "t1", "t2", "t3"]
 
 
-async def test_a_transaction_that_fails_leaves_its_neighbours_in_the_group_alone(
-    path: Path, clock: SimulatedClock
-) -> None:
+async def test_failed_transaction_does_not_affect_others_of_its_group(path: Path, clock: SimulatedClock) -> None:
     async with open_sqlite(path, clock=clock) as store:
         await store.transact([CreateNamespace(NS, {})])
         blocker = sqlite3.connect(path, isolation_level=None)
         blocker.execute("BEGIN IMMEDIATE")
-        # Behind the blocker they gather into groups. Every third fails after it has written.
+        # Behind the blocker they form groups. Every third transaction fails after it has written.
         tasks = [
             asyncio.create_task(
                 outcome(
@@ -92,7 +90,7 @@ async def test_a_transaction_that_fails_leaves_its_neighbours_in_the_group_alone
         assert await _names(store) == sorted(f"{x}{n:02}" for x in "tu" for n in range(50) if n % 3)
 
 
-async def test_a_writer_that_never_gets_its_turn_gives_up(
+async def test_writer_that_never_gets_the_lock_gives_up(
     path: Path, clock: SimulatedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_S", 0.05)
@@ -107,7 +105,7 @@ async def test_a_writer_that_never_gets_its_turn_gives_up(
         await store.transact([CreateNamespace(NS, {})])
 
 
-async def test_a_database_that_cannot_even_roll_back_fails_each_and_ends_nothing() -> None:
+async def test_database_that_cannot_roll_back_fails_each_transaction_and_keeps_the_writer_alive() -> None:
     class Broken:
         in_transaction = True
 
@@ -119,7 +117,7 @@ async def test_a_database_that_cannot_even_roll_back_fails_each_and_ends_nothing
     assert isinstance(job.error, StorageError)
 
 
-async def test_closing_finishes_what_was_taken_and_refuses_the_rest(path: Path, clock: SimulatedClock) -> None:
+async def test_closing_finishes_accepted_transactions_and_rejects_the_rest(path: Path, clock: SimulatedClock) -> None:
     async with open_sqlite(path, clock=clock) as store:
         await store.transact([CreateNamespace(NS, {})])
         tasks = [asyncio.create_task(store.transact([CreateEntry(make_entry(f"t{n:03}"))])) for n in range(200)]
@@ -131,7 +129,7 @@ async def test_closing_finishes_what_was_taken_and_refuses_the_rest(path: Path, 
         assert len(await _names(store)) == 200
 
 
-async def test_a_cancelled_task_does_not_disturb_the_others(path: Path, clock: SimulatedClock) -> None:
+async def test_cancelled_task_does_not_disturb_the_others(path: Path, clock: SimulatedClock) -> None:
     async with open_sqlite(path, clock=clock, queue_limit=20) as store:
         await store.transact([CreateNamespace(NS, {})])
         for step in range(5):
@@ -144,7 +142,7 @@ async def test_a_cancelled_task_does_not_disturb_the_others(path: Path, clock: S
             results = await asyncio.gather(*tasks, return_exceptions=True)
             assert [result for result in results if isinstance(result, Exception)] == []
             assert {f"t{step}-{n:02}" for n in range(1, 20, 2)} <= set(await _names(store))
-            # The cancelled ones hold their places until the thread is through with them.
+            # The cancelled tasks keep their places until the thread has processed them.
             await store.transact([])
 
 
@@ -164,12 +162,12 @@ async def test_fifty_openings_leak_no_file_and_no_thread(path: Path, clock: Simu
     for _ in range(50):
         await cycle()
     files, threads = held()
-    assert files < before[0] + 25  # what leaks does so each time
-    # The loop's own executor may still be growing to its bound.
+    assert files < before[0] + 25  # A leak grows each time.
+    # The loop's own executor may still be growing to its limit.
     assert {name for name in threads if "seamark" in name} == set()
 
 
-async def test_many_openings_at_once_make_one_schema(path: Path, clock: SimulatedClock) -> None:
+async def test_concurrent_openings_create_one_schema(path: Path, clock: SimulatedClock) -> None:
     async def one(number: int) -> None:
         async with open_sqlite(path, clock=clock) as store:
             await store.transact([CreateNamespace((f"n{number}",), {})])
@@ -179,7 +177,7 @@ async def test_many_openings_at_once_make_one_schema(path: Path, clock: Simulate
         assert len(await store.namespaces((), None, 99)) == 8
 
 
-async def test_a_database_of_an_older_version_is_brought_up_to_date(
+async def test_database_of_an_older_version_is_upgraded(
     path: Path, clock: SimulatedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as older:
@@ -216,9 +214,7 @@ async def _refused(path: Path, clock: SimulatedClock) -> str:
         ("DROP TABLE schema_version", "another application"),
     ],
 )
-async def test_a_schema_that_is_not_ours_is_refused(
-    path: Path, clock: SimulatedClock, change: str, complaint: str
-) -> None:
+async def test_foreign_schema_is_rejected(path: Path, clock: SimulatedClock, change: str, complaint: str) -> None:
     async with open_sqlite(path, clock=clock):
         pass
     connection = sqlite3.connect(path)
@@ -228,7 +224,7 @@ async def test_a_schema_that_is_not_ours_is_refused(
     assert complaint in await _refused(path, clock)
 
 
-async def test_a_file_that_is_no_database_is_refused_and_left_alone(path: Path, clock: SimulatedClock) -> None:
+async def test_file_that_is_not_a_database_is_rejected_and_unchanged(path: Path, clock: SimulatedClock) -> None:
     content = Random(3).randbytes(20_000)
     path.write_bytes(content)
     assert "not a database" in await _refused(path, clock)
@@ -236,7 +232,7 @@ async def test_a_file_that_is_no_database_is_refused_and_left_alone(path: Path, 
     assert str(path.parent) in await _refused(path.parent, clock)
 
 
-async def test_damaged_pages_are_said_to_be_damaged(path: Path, clock: SimulatedClock) -> None:
+async def test_damaged_pages_are_reported_as_damaged(path: Path, clock: SimulatedClock) -> None:
     async with open_sqlite(path, clock=clock) as store:
         await store.transact([CreateNamespace(NS, {}), *(CreateEntry(make_entry(f"t{n:03}")) for n in range(500))])
     content = bytearray(path.read_bytes())
@@ -253,7 +249,7 @@ async def test_damaged_pages_are_said_to_be_damaged(path: Path, clock: Simulated
             await store.transact([CreateEntry(make_entry("new"))])
 
 
-async def test_a_row_that_does_not_read_back_is_said_to_be_corrupt(path: Path, clock: SimulatedClock) -> None:
+async def test_unreadable_row_is_reported_as_corrupt(path: Path, clock: SimulatedClock) -> None:
     async with open_sqlite(path, clock=clock) as store:
         await store.transact([CreateNamespace(NS, {}), RecordInstant(make_instant("i"))])
         connection = sqlite3.connect(path, isolation_level=None)
@@ -278,7 +274,7 @@ async def test_broken_invariants_are_found(path: Path, clock: SimulatedClock) ->
             await store.check_invariants()
 
 
-async def test_a_value_out_of_range_spoils_only_its_own_transaction(path: Path, clock: SimulatedClock) -> None:
+async def test_value_out_of_range_fails_only_its_own_transaction(path: Path, clock: SimulatedClock) -> None:
     async with open_sqlite(path, clock=clock) as store:
         await store.transact([CreateNamespace(NS, {})])
         good, bad = make_entry("good"), make_entry("bad", version=2**64)
@@ -318,7 +314,7 @@ _WRITE_UNTIL_KILLED = """
 """
 
 
-async def test_what_was_acknowledged_survives_kill_9_and_nothing_is_half_there(path: Path) -> None:
+async def test_acknowledged_transactions_survive_kill_9_and_none_is_partial(path: Path) -> None:
     seed = first_seed()
     print(f"seed {seed}")
     random = Random(seed)
@@ -335,7 +331,7 @@ async def test_what_was_acknowledged_survives_kill_9_and_nothing_is_half_there(p
                 acknowledged.add(process.stdout.readline().strip())
             await asyncio.sleep(random.random() * 0.01)
             process.send_signal(signal.SIGKILL)
-            # A line cut short by the kill was never a whole answer.
+            # A line cut short by the kill was never a complete answer.
             rest = process.stdout.read()
             acknowledged.update(rest[: rest.rfind("\n") + 1].split())
         async with open_sqlite(path, clock=SystemClock()) as store:
@@ -388,8 +384,8 @@ _FILL_THE_DISK = """
 """
 
 
-def test_a_disk_that_fills_up_fails_commits_clearly_and_the_store_goes_on(path: Path) -> None:
-    # A limit on file size stands in for a full disk: the write fails in the same call.
+def test_full_disk_fails_commits_clearly_and_the_store_continues(path: Path) -> None:
+    # A limit on file size simulates a full disk: the write fails in the same call.
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(_FILL_THE_DISK), str(path)],
         capture_output=True,

@@ -1,1 +1,1 @@
-"""Routes of indexes, bitmaps and lookups."""
+"""Tests of the routes for indexes, bitmaps and lookups."""

@@ -1,4 +1,4 @@
-"""Index files for tests of what registers and lists them: sound in all that those look at; the kind's blob is any."""
+"""Index files for tests of registration and listing: valid, except that the kind's blob has arbitrary bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INDEXES = "/api/v1/tables/db/t/indexes"
 
 
 def index_bytes(build: dict[str, Any], files: Sequence[DataFile], **other: Any) -> bytes:
-    """Return an index file of these data files, as the build wants it but for `other`."""
+    """Return an index file of these data files that matches the build, except for `other`."""
     paths = [file.path for file in files]
     sizes, records = [file.size for file in files], [file.record_count for file in files]
     table = FilesTable.of(file_ids(paths, sizes, records), records, sizes, paths)  # type: ignore[arg-type]
@@ -25,7 +25,7 @@ def index_bytes(build: dict[str, Any], files: Sequence[DataFile], **other: Any) 
 
 
 def write(build: dict[str, Any], name: str, data: bytes) -> dict[str, Any]:
-    """Into the build's folder; what is sent to register it."""
+    """Write an index file into the build's folder, and return the body to register it."""
     path = Path(build["folder"].removeprefix("file://")) / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
@@ -55,7 +55,7 @@ async def register(api: Api, build: dict[str, Any], *files: dict[str, Any], **mo
 
 
 async def missing(api: Api, build: dict[str, Any], **query: Any) -> list[str]:
-    """Paths of the files that the build is still to index, all pages."""
+    """Return the paths of the files that the build still has to index, from all pages."""
     found: list[str] = []
     token = None
     while True:

@@ -1,4 +1,4 @@
-"""Rows by predicates over HTTP, against the rows as plain Python judges them in each client's meaning."""
+"""Tests of rows by predicates over HTTP, compared with plain Python in each client's semantics."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def filter_json(tree: Tree) -> dict[str, Any]:
 
 
 def in_sql(tree: Tree, row: Row, *, nan_is_high: bool) -> Verdict:
-    """Three-valued; `nan_is_high` as Spark has NaN, else as IEEE 754."""
+    """Evaluate a tree in SQL's three-valued logic; with `nan_is_high` as in Spark, else as in IEEE 754."""
     if isinstance(tree, Leaf):
         value = row[tree.column]
         if tree.value is None:
@@ -101,7 +101,7 @@ def in_sql(tree: Tree, row: Row, *, nan_is_high: bool) -> Verdict:
 
 
 def in_iceberg(tree: Tree, row: Row, *, negated: bool = False) -> bool:
-    """As Java's evaluator, with negation pushed down."""
+    """Evaluate a tree like Java's evaluator, with negation pushed down."""
     if isinstance(tree, Leaf):
         value = row[tree.column]
         if tree.value is None:
@@ -136,7 +136,7 @@ def compared(op: str, left: Any, right: Any) -> bool:
 
 
 async def pages(api: Api, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return all files of all pages."""
+    """Return the files of all pages."""
     found, token = [], None
     while True:
         answer = await api("POST", BITMAP, body | ({} if token is None else {"page-token": token}))
@@ -162,7 +162,7 @@ def odd_row(rng: random.Random) -> Row:
 async def indexed_table(api: Api, rng: random.Random) -> Stored:
     stored = await Stored.create(api)
     files = [stored.data_file([odd_row(rng) for _ in range(rng.choice([1, 30, 200]))]) for _ in range(5)]
-    files += [stored.data_file([(n, "a", 1.5, 1) for n in range(70)])]  # without NaN and null
+    files += [stored.data_file([(n, "a", 1.5, 1) for n in range(70)])]  # Without NaN and null.
     await stored.commit(files)
     for name in ("id", "name", "price"):
         await stored.index(f"by_{name}", "bitmap", [name], files, parts=2)
@@ -170,7 +170,7 @@ async def indexed_table(api: Api, rng: random.Random) -> Stored:
 
 
 @pytest.mark.parametrize("seed", quick(range(6), 2))
-async def test_rows_are_those_that_match_in_the_meaning_of_who_asks(api: Api, seed: int) -> None:
+async def test_rows_match_by_the_callers_semantics(api: Api, seed: int) -> None:
     rng = random.Random(seed)
     stored = await indexed_table(api, rng)
     seen: Counter[str] = Counter()
@@ -199,7 +199,7 @@ async def test_rows_are_those_that_match_in_the_meaning_of_who_asks(api: Api, se
 
 
 @pytest.mark.parametrize("version", [2, 3])
-async def test_deleted_rows_are_taken_out_when_that_is_asked_for(api: Api, version: int) -> None:
+async def test_deleted_rows_are_excluded_on_request(api: Api, version: int) -> None:
     rng = random.Random(version)
     stored = await a_table(api, rng, version=version, partitioned=version == 2)
     data = stored.snapshots[-1].data
@@ -218,7 +218,7 @@ async def test_deleted_rows_are_taken_out_when_that_is_asked_for(api: Api, versi
             assert all(one["exact"] and one["undecided"] == 0 for one in kept.values())
 
 
-async def test_arrow_answers_as_json_does(api: Api) -> None:
+async def test_arrow_and_json_answers_are_equal(api: Api) -> None:
     rng = random.Random(1)
     await indexed_table(api, rng)
     for form in ("roaring", "positions"):
@@ -236,7 +236,7 @@ async def test_arrow_answers_as_json_does(api: Api) -> None:
             assert (row["file_path"], row["count"], row["exact"]) == (one["file-path"], one["count"], one["exact"])
 
 
-async def test_what_sql_says_and_no_expression_can_is_told_and_makes_rows_inexact(api: Api) -> None:
+async def test_sql_without_an_equivalent_expression_is_reported_and_makes_rows_inexact(api: Api) -> None:
     rng = random.Random(2)
     await indexed_table(api, rng)
     answer = (await api("POST", BITMAP, {"where": "id = 3 AND length(name) = 1"})).json
@@ -245,7 +245,7 @@ async def test_what_sql_says_and_no_expression_can_is_told_and_makes_rows_inexac
     assert not (await api("POST", BITMAP, {"where": "id < 5.5 AND price = 1.5"})).json["not-used"]
 
 
-async def test_a_file_without_a_bitmap_may_match_in_any_row(api: Api) -> None:
+async def test_any_row_of_a_file_without_a_bitmap_may_match(api: Api) -> None:
     stored = await Stored.create(api)
     files = [stored.data_file([(n, "a", 1.5, 1) for n in range(10)]) for _ in range(2)]
     await stored.commit(files)
@@ -256,7 +256,7 @@ async def test_a_file_without_a_bitmap_may_match_in_any_row(api: Api) -> None:
     assert (told["rows"], told["count"], told["exact"], told["record-count"]) == (None, None, False, 10)
 
 
-async def test_a_damaged_index_file_is_as_if_it_were_not_there(api: Api) -> None:
+async def test_damaged_index_file_counts_as_missing(api: Api) -> None:
     stored = await Stored.create(api)
     files = [stored.data_file([(n, "a", 1.5, 1) for n in range(1000)])]
     await stored.commit(files)
@@ -271,7 +271,7 @@ async def test_a_damaged_index_file_is_as_if_it_were_not_there(api: Api) -> None
         assert (told["rows"], told["exact"]) == (None, False)
 
 
-async def test_without_a_predicate_all_rows_match(api: Api) -> None:
+async def test_all_rows_match_without_a_predicate(api: Api) -> None:
     stored = await Stored.create(api)
     file = stored.data_file([(n, "a", 1.5, 1) for n in range(70)])
     await stored.commit([file])
@@ -281,7 +281,7 @@ async def test_without_a_predicate_all_rows_match(api: Api) -> None:
     assert (told["exact"], told["delete-files"], told["count"]) == (True, 1, 69)
 
 
-async def test_a_predicate_with_a_hundred_thousand_values_is_read_and_bound_beside_the_event_loop(
+async def test_predicate_with_a_hundred_thousand_values_is_bound_off_the_event_loop(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = await claiming(api, 10)
@@ -316,7 +316,7 @@ def little_memory() -> Iterator[None]:
 
 
 async def claiming(api: Api, rows: int, *, deleted: bool = False) -> str:
-    """Return the path of the only file of the table, whose manifest claims so many rows."""
+    """Return the path of the table's only file, whose manifest entry has this number of rows."""
     stored = await Stored.create(api)
     file = replace(stored.data_file([(1, "a", 1.5, 1)]), record_count=rows)
     await stored.commit([file])
@@ -327,7 +327,7 @@ async def claiming(api: Api, rows: int, *, deleted: bool = False) -> str:
 
 @pytest.mark.parametrize("form", ["roaring", "positions"])
 @pytest.mark.parametrize("rows", [2**32 + 1, 8 * 10**9, 2**62])
-async def test_a_file_with_more_rows_than_a_bitmap_can_name_may_match_in_any(api: Api, rows: int, form: str) -> None:
+async def test_any_row_may_match_in_a_file_too_large_for_a_bitmap(api: Api, rows: int, form: str) -> None:
     await claiming(api, rows)
     with little_memory():
         answer = await api("POST", BITMAP, {"rows": form})
@@ -336,7 +336,7 @@ async def test_a_file_with_more_rows_than_a_bitmap_can_name_may_match_in_any(api
 
 
 @pytest.mark.parametrize("rows", [20_000_000, 2**32])
-async def test_that_all_rows_match_takes_no_memory_to_say(api: Api, rows: int) -> None:
+async def test_answer_that_all_rows_match_needs_no_memory(api: Api, rows: int) -> None:
     await claiming(api, rows)
     with little_memory():
         answer = await api("POST", BITMAP, {})
@@ -347,7 +347,7 @@ async def test_that_all_rows_match_takes_no_memory_to_say(api: Api, rows: int) -
 
 
 @pytest.mark.parametrize("accept", ["application/json", ARROW_STREAM])
-async def test_a_list_of_positions_longer_than_a_page_is_refused_before_it_is_made(api: Api, accept: str) -> None:
+async def test_list_of_positions_longer_than_a_page_is_rejected_before_it_is_built(api: Api, accept: str) -> None:
     path = await claiming(api, 20_000_000)
     with little_memory():
         answer = await api("POST", BITMAP, {"rows": "positions"}, headers={"Accept": accept})
@@ -356,7 +356,7 @@ async def test_a_list_of_positions_longer_than_a_page_is_refused_before_it_is_ma
     assert "request rows in the format roaring" in answer.error[2]
 
 
-async def test_of_more_rows_than_are_held_against_deletes_all_are_undecided(api: Api) -> None:
+async def test_all_rows_are_undecided_when_too_many_must_be_checked_against_deletes(api: Api) -> None:
     rows = 2**31
     await claiming(api, rows, deleted=True)
     with little_memory():
@@ -365,7 +365,7 @@ async def test_of_more_rows_than_are_held_against_deletes_all_are_undecided(api:
     assert (told["rows"], told["exact"], told["undecided"], told["delete-files"]) == (None, False, rows, 1)
 
 
-async def test_rows_of_a_large_file_are_held_against_deletes_some_after_others(
+async def test_rows_of_a_large_file_are_checked_against_deletes_in_parts(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bitmaps, "CANDIDATES_MAX", 128)
@@ -381,13 +381,13 @@ async def test_rows_of_a_large_file_are_held_against_deletes_some_after_others(
     for body, least in (({}, 0), ({"where": "id >= 10"}, 10)):
         found = {one["file-path"]: one for one in await pages(api, {**body, "deletes": True, "limit": 2})}
         for number, (file, rows) in enumerate(zip(files, sizes, strict=True)):
-            first = least if number < 3 else 0  # the others have no index: any row may match
+            first = least if number < 3 else 0  # The other files have no index: any of their rows may match.
             wanted = set(range(first, rows)) - gone[file.path]
             assert decoded(found[file.path]["rows"]) == wanted
             assert found[file.path]["count"] == len(wanted)
 
 
-async def test_a_question_that_makes_no_sense_is_refused(api: Api) -> None:
+async def test_invalid_bitmap_request_is_rejected(api: Api) -> None:
     stored = await Stored.create(api)
     await stored.commit([stored.data_file([(1, "a", 1.5, 1)])])
     cases: list[tuple[dict[str, Any], str]] = [
@@ -408,7 +408,7 @@ async def test_a_question_that_makes_no_sense_is_refused(api: Api) -> None:
         assert told in answer.error[2], body
 
 
-async def test_a_token_is_of_its_question_and_its_snapshot(api: Api) -> None:
+async def test_page_token_is_valid_for_its_request_and_snapshot_only(api: Api) -> None:
     stored = await Stored.create(api)
     files = [stored.data_file([(n, "a", 1.5, 1)]) for n in range(3)]
     await stored.commit(files)
@@ -425,7 +425,7 @@ async def test_a_token_is_of_its_question_and_its_snapshot(api: Api) -> None:
     assert [one["file-path"] for one in found] == [file.path for file in files]
 
 
-async def test_a_table_without_a_snapshot_has_no_rows(api: Api) -> None:
+async def test_table_without_a_snapshot_has_no_matching_rows(api: Api) -> None:
     await Stored.create(api)
     answer = (await api("POST", BITMAP, {"where": "id = 1"})).json
     assert (answer["snapshot-id"], answer["files"], answer["next-page-token"]) == (None, [], None)

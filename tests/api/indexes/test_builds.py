@@ -1,4 +1,4 @@
-"""Builds over HTTP: what is missing, what is registered and believed, and what the timeline tells of it."""
+"""Tests of index builds over HTTP: missing files, checks at registration, and the timeline."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATHS = [file.path for file in FILES]
 
 @pytest.fixture
 async def table(api: Api) -> Api:
-    """`db.t`: 6 files in 2 manifests, and a bloom index `i` of which nothing is built."""
+    """Return the API with `db.t` of 6 files in 2 manifests, and a bloom index `i` without index files."""
     await api.table()
     await append(api, "t", FILES, snapshot_id=1, manifests=2)
     await define(api)
@@ -38,7 +38,7 @@ async def instants(api: Api, **query: str) -> list[dict[str, Any]]:
     return found
 
 
-async def test_a_build_says_what_is_to_be_indexed_and_where_to(table: Api) -> None:
+async def test_build_returns_the_files_to_index_and_its_folder(table: Api) -> None:
     build = await begin(table)
     location = (await table("GET", "/v1/namespaces/db/tables/t")).json["metadata"]["location"]
     assert build == {
@@ -68,7 +68,7 @@ async def test_a_build_says_what_is_to_be_indexed_and_where_to(table: Api) -> No
     assert (instant["id"], instant["state"], instant["snapshot-id"]) == (build["build-id"], "inflight", 1)
 
 
-async def test_files_that_are_missing_are_listed_page_by_page_as_a_reader_needs_them(table: Api) -> None:
+async def test_missing_files_are_listed_page_by_page_with_what_a_reader_needs(table: Api) -> None:
     build = await begin(table)
     answer = (await table("GET", at(build, "/files?limit=1"))).json
     assert answer["snapshot-id"] == 1
@@ -86,21 +86,19 @@ async def test_files_that_are_missing_are_listed_page_by_page_as_a_reader_needs_
     assert await missing(table, build, limit=4) == PATHS
 
 
-async def test_a_listing_skips_nothing_while_its_files_become_covered(table: Api) -> None:
+async def test_listing_skips_no_file_while_files_become_covered(table: Api) -> None:
     build = await begin(table)
     first = (await table("GET", at(build, "/files?limit=2"))).json
     await register(table, build, write(build, "a", index_bytes(build, FILES[:2])))
     await append(table, "t", [file_of("file:///t/new.parquet", 9, 9)], snapshot_id=2, parent=1)
     rest = (await table("GET", at(build, f"/files?page-token={first['next-page-token']}"))).json
     assert (rest["snapshot-id"], [file["file-path"] for file in rest["files"]]) == (1, PATHS[2:])
-    # Begun again it is of what is there now.
+    # A restarted build lists the current files.
     assert sorted(await missing(table, build, limit=2)) == sorted([*PATHS[2:], "file:///t/new.parquet"])
 
 
 @pytest.mark.parametrize("limit", [1, 2, 100])
-async def test_files_that_only_branches_and_tags_have_are_listed_behind_the_current_ones_each_once(
-    table: Api, limit: int
-) -> None:
+async def test_files_of_branches_and_tags_are_listed_once_after_the_current_files(table: Api, limit: int) -> None:
     on_branch = [file_of(f"file:///t/b{n}.parquet", n, n) for n in range(3)]
     await append(table, "t", on_branch[:2], snapshot_id=2, parent=1, branch="work")
     await append(table, "t", on_branch[2:], snapshot_id=3, parent=2, branch="more")
@@ -117,7 +115,7 @@ async def test_files_that_only_branches_and_tags_have_are_listed_behind_the_curr
     assert sorted(await missing(table, build, limit=limit)) == [one.path for one in on_branch[1:]]
 
 
-async def test_of_very_many_tags_the_newest_snapshots_are_looked_through(
+async def test_only_the_newest_snapshots_of_very_many_tags_are_searched(
     table: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(index_state, "SNAPSHOTS_MAX", 2)
@@ -126,7 +124,7 @@ async def test_of_very_many_tags_the_newest_snapshots_are_looked_through(
     assert await missing(table, await begin(table)) == [*PATHS, "file:///t/b4.parquet"]
 
 
-async def test_a_build_catches_up_until_nothing_is_missing_and_finishes(table: Api) -> None:
+async def test_build_finishes_when_no_file_is_missing(table: Api) -> None:
     build = await begin(table)
     answer = await register(table, build, write(build, "a", index_bytes(build, FILES[:3])))
     assert answer.json["progress"]["files-done"] == 3
@@ -145,7 +143,7 @@ async def test_a_build_catches_up_until_nothing_is_missing_and_finishes(table: A
     assert (await shown(table))["health"] == "ok"
 
 
-async def test_finishing_twice_is_once_and_an_ended_build_takes_no_more(table: Api) -> None:
+async def test_finishing_a_build_is_idempotent_and_a_finished_build_accepts_no_files(table: Api) -> None:
     build = await begin(table)
     body = {"outcome": "rolled-back", "reason": "no memory"}
     for _ in range(2):
@@ -157,9 +155,7 @@ async def test_finishing_twice_is_once_and_an_ended_build_takes_no_more(table: A
     assert (await table("POST", at(build, "/finish"), {"outcome": "maybe"})).error[0] == 400
 
 
-async def test_an_exclusive_build_gives_way_to_another_of_its_index_that_is_alive(
-    table: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_exclusive_build_yields_to_a_live_build_of_its_index(table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     async def alone(name: str = "i") -> Any:
         return await table("POST", f"{INDEXES}/{name}/builds", {"exclusive": True})
 
@@ -174,7 +170,7 @@ async def test_an_exclusive_build_gives_way_to_another_of_its_index_that_is_aliv
     assert (await alone()).status == 200
 
 
-async def test_of_exclusive_builds_begun_at_once_no_two_go_on(table: Api) -> None:
+async def test_only_one_of_concurrent_exclusive_builds_continues(table: Api) -> None:
     for _ in range(5):
         begun = await asyncio.gather(
             *(table("POST", f"{INDEXES}/i/builds", {"exclusive": True}) for _ in range(8)),
@@ -188,7 +184,7 @@ async def test_of_exclusive_builds_begun_at_once_no_two_go_on(table: Api) -> Non
             await table("POST", at(one, "/finish"))
 
 
-async def test_registering_the_same_file_twice_changes_nothing(table: Api) -> None:
+async def test_registering_a_file_twice_changes_nothing(table: Api) -> None:
     build = await begin(table)
     one = write(build, "a", index_bytes(build, FILES[:3]))
     answers = [await register(table, build, one) for _ in range(3)]
@@ -196,7 +192,7 @@ async def test_registering_the_same_file_twice_changes_nothing(table: Api) -> No
     assert len((await shown(table))["index-files"]) == 1
 
 
-async def test_registrars_at_once_all_count(table: Api) -> None:
+async def test_concurrent_registrations_all_succeed(table: Api) -> None:
     build = await begin(table)
     files = [write(build, f"{n}", index_bytes(build, [one])) for n, one in enumerate(FILES)]
     answers = await asyncio.gather(*(register(table, build, one) for one in files))
@@ -205,7 +201,7 @@ async def test_registrars_at_once_all_count(table: Api) -> None:
     assert (await shown(table))["files"] == 6
 
 
-async def test_of_two_merges_of_the_same_files_one_is_registered(table: Api) -> None:
+async def test_only_one_of_two_merges_of_the_same_files_is_registered(table: Api) -> None:
     build = await begin(table)
     old = [write(build, name, index_bytes(build, FILES[:3])) for name in "ab"]
     await register(table, build, *old)
@@ -216,7 +212,7 @@ async def test_of_two_merges_of_the_same_files_one_is_registered(table: Api) -> 
     assert (await shown(table))["levels"] == {"1": 1}
 
 
-async def test_builders_at_work_do_not_hold_up_commits_nor_the_other_way_round(table: Api) -> None:
+async def test_builds_and_commits_do_not_block_each_other(table: Api) -> None:
     build = await begin(table)
     files = [write(build, f"{n}", index_bytes(build, [one])) for n, one in enumerate(FILES)]
 
@@ -238,7 +234,7 @@ async def test_builders_at_work_do_not_hold_up_commits_nor_the_other_way_round(t
         ({"kind": "bitmap"}, "it belongs to the index bitmap"),
     ],
 )
-async def test_an_index_file_of_something_else_is_refused_by_name(table: Api, other: dict[str, Any], told: str) -> None:
+async def test_index_file_of_another_index_is_rejected_by_name(table: Api, other: dict[str, Any], told: str) -> None:
     build = await begin(table)
     good = write(build, "good", index_bytes(build, FILES[:1]))
     answer = await register(table, build, good, write(build, "bad", index_bytes(build, FILES, **other)))
@@ -248,7 +244,7 @@ async def test_an_index_file_of_something_else_is_refused_by_name(table: Api, ot
     assert (await shown(table))["index-files"] == []
 
 
-async def test_an_index_file_that_is_damaged_missing_or_of_another_size_is_refused(table: Api) -> None:
+async def test_index_file_that_is_damaged_missing_or_of_another_size_is_rejected(table: Api) -> None:
     build = await begin(table)
     data = index_bytes(build, FILES)
     for name, content, size in (
@@ -267,7 +263,7 @@ async def test_an_index_file_that_is_damaged_missing_or_of_another_size_is_refus
     assert answer.error[0] == 400
 
 
-async def test_an_index_file_of_a_newer_version_is_refused(table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_index_file_of_a_newer_version_is_rejected(table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     build = await begin(table)
     with monkeypatch.context() as newer:
         newer.setattr(KINDS["bloom"], "version", 99)
@@ -276,7 +272,7 @@ async def test_an_index_file_of_a_newer_version_is_refused(table: Api, monkeypat
     assert "version 99" in answer.error[2]
 
 
-async def test_only_files_in_the_builds_own_folder_are_registered(table: Api) -> None:
+async def test_only_files_in_the_builds_folder_are_registered(table: Api) -> None:
     build, other = await begin(table), await begin(table)
     data = index_bytes(build, FILES)
     elsewhere = write(other, "a", data)
@@ -296,7 +292,7 @@ async def test_only_files_in_the_builds_own_folder_are_registered(table: Api) ->
         assert answer.error[0] == 400, location
 
 
-async def test_a_registration_that_makes_no_sense_is_refused(table: Api) -> None:
+async def test_invalid_registration_is_rejected(table: Api) -> None:
     build = await begin(table)
     cases: list[Any] = [
         {"index-files": []},
@@ -312,7 +308,7 @@ async def test_a_registration_that_makes_no_sense_is_refused(table: Api) -> None
         assert (await table("POST", at(build, "/index-files"), body)).error[0] == 400, body
 
 
-async def test_a_build_is_found_only_under_its_own_index_and_table(table: Api) -> None:
+async def test_build_is_found_only_under_its_own_index_and_table(table: Api) -> None:
     await define(table, "other", kind="bitmap", columns=["data"])
     await table.table("u")
     build = await begin(table)
@@ -327,13 +323,13 @@ async def test_a_build_is_found_only_under_its_own_index_and_table(table: Api) -
     assert (await table("POST", f"{INDEXES}/nope/builds")).error[0] == 404
 
 
-async def test_a_paused_index_is_not_built(table: Api) -> None:
+async def test_paused_index_is_not_built(table: Api) -> None:
     await define(table, state="paused")
     assert "paused" in (await table("POST", f"{INDEXES}/i/builds")).error[2]
     assert await instants(table) == []
 
 
-async def test_a_build_of_what_was_defined_anew_goes_on_nowhere(table: Api) -> None:
+async def test_build_of_a_redefined_index_cannot_continue(table: Api) -> None:
     build = await begin(table)
     await define(table, fpp=0.5)
     assert "redefined" in (await table("GET", at(build, "/files"))).error[2]
@@ -342,7 +338,7 @@ async def test_a_build_of_what_was_defined_anew_goes_on_nowhere(table: Api) -> N
 
 
 @pytest.mark.parametrize("token", ["x", "", "!!", "W10"])
-async def test_a_page_token_of_nobody_is_refused(table: Api, token: str) -> None:
+async def test_invented_page_token_is_rejected(table: Api, token: str) -> None:
     build, other = await begin(table), await begin(table)
     assert (await table("GET", at(build, f"/files?page-token={token}"))).error[0] == 400
     foreign = (await table("GET", at(other, "/files?limit=1"))).json["next-page-token"]
@@ -350,9 +346,7 @@ async def test_a_page_token_of_nobody_is_refused(table: Api, token: str) -> None
     assert (await table("GET", at(build, "/files?limit=0"))).error[0] == 400
 
 
-async def test_a_build_that_was_abandoned_is_rolled_back_by_the_next(
-    table: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_abandoned_build_is_rolled_back_by_the_next(table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     silent = await begin(table)
     await register(table, silent, write(silent, "a", index_bytes(silent, FILES[:2])))
     await begin(table)
@@ -365,7 +359,7 @@ async def test_a_build_that_was_abandoned_is_rolled_back_by_the_next(
     assert (await shown(table))["files"] == 2
 
 
-async def test_a_build_goes_on_at_another_server(table: Api, tmp_path: Path) -> None:
+async def test_build_continues_at_another_server(table: Api, tmp_path: Path) -> None:
     build = await begin(table)
     await register(table, build, write(build, "a", index_bytes(build, FILES[:2])))
     async with running(tmp_path) as server:
@@ -376,7 +370,9 @@ async def test_a_build_goes_on_at_another_server(table: Api, tmp_path: Path) -> 
     assert (await table("GET", at(build))).json["state"] == "completed"
 
 
-async def test_large_tables_are_counted_beside_the_event_loop(table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_files_of_large_tables_are_counted_off_the_event_loop(
+    table: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("seamark.metaserver.api.indexes.index_state._IN_THREAD_FILES", 0)
     build = await begin(table)
     await register(table, build, write(build, "a", index_bytes(build, FILES[:2])))

@@ -1,4 +1,4 @@
-"""Lookups and bitmaps while index files are far away: the answers of a server that has them, by a few range reads."""
+"""Tests of lookups and bitmaps with remote index files: range reads give the same answers as local files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.server.rig import Running, running
 
 
 class Afar(Watched):
-    """Whole index files do not come before `let_go`."""
+    """Object storage in which reads of whole index files wait for `let_go`."""
 
     whole = asyncio.Event()
 
@@ -35,13 +35,14 @@ class Afar(Watched):
 
 @pytest.fixture
 async def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Running]:
-    monkeypatch.setattr(cold, "_GUESS_BYTES", 64)  # so that nothing is there by chance
+    # A small guess, so that the first read does not include the sections.
+    monkeypatch.setattr(cold, "_GUESS_BYTES", 64)
     async with running(tmp_path, index_whole_bytes=0) as server:
         yield server
 
 
 def far_away(server: Running) -> Afar:
-    """From now on."""
+    """Make whole index files unavailable from now on."""
     storage = Afar(server.components.objects)
     storage.whole = asyncio.Event()
     server.components.indexes._objects = storage
@@ -93,7 +94,7 @@ async def test_rows_by_predicate_are_the_same_by_range(served: Running) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bitmap", "record"])
-async def test_damage_far_away_is_no_wrong_answer_and_is_put_aside(served: Running, kind: str) -> None:
+async def test_damaged_remote_index_is_quarantined_and_gives_no_wrong_answer(served: Running, kind: str) -> None:
     api = Api(served)
     stored = await Stored.create(api)
     files = [stored.data_file([(n, "a", 1.5, 1) for n in range(1000)])]
@@ -114,7 +115,7 @@ async def test_damage_far_away_is_no_wrong_answer_and_is_put_aside(served: Runni
 
     asking = asyncio.create_task(asked())
     while not any(name.endswith(".puffin") for name in storage.reads):
-        storage.let_go()  # what was found damaged by range is looked at as a whole
+        storage.let_go()  # After damage found by range, the server examines the whole file.
         await asyncio.sleep(0.01)
     found = await asking
     assert found == (None, False) if kind == "bitmap" else not all(found)

@@ -1,4 +1,4 @@
-"""What an audit tells the server: index files put aside, and a registry made anew from what lies beside the table."""
+"""Tests of index audits: quarantined index files, and a registry that is rebuilt from the files beside the table."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tests.planner.lakes.lake import DataFile
 from tests.server.rig import running
 
 IDS = {f"file:///t/{n}.parquet": [n, n + 100, n + 200] for n in range(1, 7)}
-"""By path, the ids in the file; by statistics each may hold any."""
+"""The ids in each file, by path; by its statistics each file may have any id."""
 FILES = [file_of(path, 1, 999, rows=3) for path in IDS]
 REBUILD = f"{INDEXES}/rebuild-registry"
 
 
 @pytest.fixture
 async def table(api: Api) -> Api:
-    """`db.t`: 6 files, and a bloom index `i` of which nothing is built."""
+    """Return the API with `db.t` of 6 files, and a bloom index `i` without index files."""
     return await made(api)
 
 
@@ -42,7 +42,7 @@ async def made(api: Api) -> Api:
 
 
 def real(build: Mapping[str, Any], files: Sequence[DataFile], **other: Any) -> bytes:
-    """Return an index file that is sound through and through."""
+    """Return a completely valid index file."""
     paths, sizes, records = zip(*((one.path, one.size, one.record_count) for one in files), strict=True)
     listed = FilesTable.of(file_ids(paths, sizes, records), records, sizes, paths)  # type: ignore[arg-type]
     entries = [bloom.build(keys_of(pa.array(IDS[path], pa.int64()), "long"), 1e-6) for path in paths]
@@ -52,7 +52,7 @@ def real(build: Mapping[str, Any], files: Sequence[DataFile], **other: Any) -> b
 
 
 async def built(api: Api, *groups: Sequence[DataFile]) -> tuple[dict[str, Any], list[str]]:
-    """Return a build with an index file for each group registered, and where they are."""
+    """Return a build with a registered index file for each group, and their locations."""
     build = await begin(api)
     sent = [write(build, str(number), real(build, group)) for number, group in enumerate(groups)]
     assert (await register(api, build, *sent)).status == 200
@@ -60,7 +60,7 @@ async def built(api: Api, *groups: Sequence[DataFile]) -> tuple[dict[str, Any], 
 
 
 async def kept(api: Api, where: str) -> list[str]:
-    """Paths of the files that a plan keeps."""
+    """Return the paths of the files that a plan keeps."""
     answer = await api("POST", "/api/v1/tables/db/t/explain", {"where": where, "files": True})
     assert answer.status == 200, answer.raw
     return [file["file-path"] for file in answer.json["kept"]]
@@ -71,7 +71,7 @@ async def quarantine(api: Api, location: str, reason: str = "it lies", name: str
 
 
 def place_of_blob(location: str) -> int:
-    """Somewhere in it where no zeros fill up."""
+    """Return a position in the blob that is not padding."""
     data = Path(location.removeprefix("file://")).read_bytes()
     header = read_header(data, len(data), location)
     return header.offset + 8
@@ -84,7 +84,7 @@ def flip(location: str, place: int) -> None:
     path.write_bytes(data)
 
 
-async def test_plans_use_a_quarantined_index_file_no_more_and_it_is_built_again(table: Api) -> None:
+async def test_quarantined_index_file_is_unused_and_built_again(table: Api) -> None:
     build, (first, second) = await built(table, FILES[:3], FILES[3:])
     assert await kept(table, "id = 102") == [FILES[1].path]
     answer = await quarantine(table, first)
@@ -99,7 +99,7 @@ async def test_plans_use_a_quarantined_index_file_no_more_and_it_is_built_again(
     assert await kept(table, "id = 102") == [FILES[1].path]
 
 
-async def test_to_quarantine_twice_is_once_and_a_superseded_file_stays_superseded(table: Api) -> None:
+async def test_quarantine_is_idempotent_and_a_superseded_file_stays_superseded(table: Api) -> None:
     build, (first, second) = await built(table, FILES[:3], FILES[3:])
     merged = write(build, "merged", real(build, FILES[3:], level=1))
     await register(table, build, merged, replaces=[second])
@@ -109,7 +109,7 @@ async def test_to_quarantine_twice_is_once_and_a_superseded_file_stays_supersede
     assert (await quarantine(table, second, check=True)).json["state"] == "superseded"
 
 
-async def test_an_index_file_that_is_to_be_checked_is_quarantined_only_where_it_is_damaged(table: Api) -> None:
+async def test_checked_index_file_is_quarantined_only_if_it_is_damaged(table: Api) -> None:
     _, (first, second) = await built(table, FILES[:3], FILES[3:])
     assert (await quarantine(table, first, check=True)).json == {"location": first, "state": "live", "reason": None}
     flip(first, place_of_blob(first))
@@ -133,12 +133,12 @@ async def test_only_registered_index_files_of_the_index_are_quarantined(table: A
     assert (await shown(table))["quarantined"] == 0
 
 
-async def test_a_long_reason_is_cut(table: Api) -> None:
+async def test_long_quarantine_reason_is_truncated(table: Api) -> None:
     _, (first,) = await built(table, FILES)
     assert (await quarantine(table, first, "x" * 5000)).json["reason"] == "x" * 1000
 
 
-async def test_a_registry_lost_with_its_database_is_made_anew_and_plans_are_the_same(tmp_path: Path) -> None:
+async def test_registry_lost_with_its_database_is_rebuilt_and_plans_are_the_same(tmp_path: Path) -> None:
     warehouse = (tmp_path / "warehouse").as_uri()
     async with running(tmp_path / "first", warehouse=warehouse) as server:
         api = await made(Api(server))
@@ -169,7 +169,7 @@ def size(location: str) -> int:
     return Path(location.removeprefix("file://")).stat().st_size
 
 
-async def test_of_files_that_describe_the_same_the_merged_and_the_newer_are_taken(table: Api) -> None:
+async def test_merged_and_newer_files_are_preferred_among_equal_coverage(table: Api) -> None:
     build = await begin(table)
     for name, files, level, age in (
         ("old", FILES[:3], 0, 30),
@@ -187,7 +187,7 @@ async def test_of_files_that_describe_the_same_the_merged_and_the_newer_are_take
     assert (await shown(table))["files"] == 6
 
 
-async def test_a_quarantined_file_stays_and_its_copy_is_registered(table: Api) -> None:
+async def test_quarantined_file_stays_quarantined_and_its_copy_is_registered(table: Api) -> None:
     build, (first,) = await built(table, FILES[:3])
     await quarantine(table, first)
     twin = write(build, "twin", real(build, FILES[:3]))["location"]
@@ -197,21 +197,19 @@ async def test_a_quarantined_file_stays_and_its_copy_is_registered(table: Api) -
     assert states == {first: "quarantined", twin: "live"}
 
 
-async def test_what_others_cover_already_is_not_registered_unless_they_cannot_be_read(table: Api) -> None:
+async def test_already_covered_file_is_registered_only_if_the_others_are_unreadable(table: Api) -> None:
     build, (first,) = await built(table, FILES[:3])
     write(build, "twin", real(build, FILES[:3]))
     told = (await table("POST", REBUILD)).json
     assert (told["registered"], told["redundant"]) == ([], 1)
     path = Path(first.removeprefix("file://"))
     path.write_bytes(path.read_bytes()[:-1])
-    async with running(table.server.components.settings.home) as other:  # one that has not read it yet
+    async with running(table.server.components.settings.home) as other:  # A server that has not read the file yet
         told = (await Api(other)("POST", REBUILD)).json
     assert told["registered"][0]["files"] == 3
 
 
-async def test_nothing_is_registered_that_is_not_an_index_file_of_the_table(
-    table: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_only_index_files_of_the_table_are_registered(table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     build = await begin(table)
     with monkeypatch.context() as newer:
         newer.setattr(KINDS["bloom"], "version", 99)
@@ -238,7 +236,7 @@ async def test_nothing_is_registered_that_is_not_an_index_file_of_the_table(
     assert (await shown(table))["index-files"] == []
 
 
-async def test_a_dropped_index_gets_its_files_back_with_its_definition(table: Api, tmp_path: Path) -> None:
+async def test_dropped_index_gets_its_files_back_when_it_is_defined_again(table: Api, tmp_path: Path) -> None:
     build = await begin(table)
     write(build, "a", real(build, FILES))
     await table("DELETE", f"{INDEXES}/i")
@@ -247,14 +245,14 @@ async def test_a_dropped_index_gets_its_files_back_with_its_definition(table: Ap
     assert (await table("POST", REBUILD)).json["registered"][0]["index"] == "j"
 
 
-async def test_a_table_without_indexes_or_of_nobody_has_nothing_to_register(api: Api) -> None:
+async def test_table_without_indexes_has_no_files_to_register(api: Api) -> None:
     assert (await api("POST", REBUILD)).error[0] == 404
     await api.table()
     told = (await api("POST", REBUILD)).json
     assert (told["known"], told["registered"], told["left-out-files"]) == (0, [], 0)
 
 
-async def test_a_folder_of_too_many_files_is_refused(table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_folder_with_too_many_files_is_rejected(table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     build = await begin(table)
     for name in "abc":
         write(build, name, real(build, FILES))

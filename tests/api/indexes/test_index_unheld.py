@@ -1,4 +1,4 @@
-"""A merge is told which data files no snapshot holds any more, and of none that one still does."""
+"""Tests of the question which data files of a merge no snapshot has any more."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FILES = [file_of(f"file:///t/{n}.parquet", 1, 999, rows=3) for n in range(1, 7)]
 
 @pytest.fixture
 async def built(api: Api) -> tuple[Api, list[str]]:
-    """`db.t` of six files, and two index files: of the first four, and of the rest."""
+    """Return the API with `db.t` of six files, and two index files: of the first four, and of the rest."""
     await api.table()
     await append(api, "t", FILES, snapshot_id=1, manifests=2)
     await define(api)
@@ -36,7 +36,7 @@ async def expire(api: Api, *snapshot_ids: int) -> None:
     assert answer.status == 200, answer.raw
 
 
-async def test_a_data_file_is_held_as_long_as_any_snapshot_has_it(built: tuple[Api, list[str]]) -> None:
+async def test_data_file_counts_as_held_while_any_snapshot_has_it(built: tuple[Api, list[str]]) -> None:
     api, locations = built
     assert (await asked(api, locations)).json == {"unheld": {}, "complete": True}
     await append(api, "t", [FILES[0], FILES[5]], snapshot_id=2)
@@ -51,7 +51,7 @@ async def test_a_data_file_is_held_as_long_as_any_snapshot_has_it(built: tuple[A
 
 
 @pytest.mark.parametrize(("limit", "value"), [("SNAPSHOTS_MAX", 0), ("SECONDS_MAX", -1.0)])
-async def test_nothing_is_told_where_it_would_take_too_long(
+async def test_answer_is_empty_and_incomplete_when_a_limit_is_reached(
     built: tuple[Api, list[str]], monkeypatch: pytest.MonkeyPatch, limit: str, value: float
 ) -> None:
     api, locations = built
@@ -61,7 +61,7 @@ async def test_nothing_is_told_where_it_would_take_too_long(
     assert (await asked(api, locations)).json == {"unheld": {}, "complete": False}
 
 
-async def test_files_that_are_no_live_index_files_are_refused_by_name(built: tuple[Api, list[str]]) -> None:
+async def test_files_that_are_not_live_index_files_are_rejected_by_name(built: tuple[Api, list[str]]) -> None:
     api, locations = built
     answer = await asked(api, [*locations, "file:///elsewhere"])
     assert (answer.status, "file:///elsewhere" in answer.json["error"]["message"]) == (409, True)

@@ -1,4 +1,4 @@
-"""Indexes over HTTP: defining commits to the table, listings say how each stands."""
+"""Tests of indexes over HTTP: a definition commits to the table, and listings report the state of each index."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FILES = [file_of(f"file:///t/{n}.parquet", n, n, rows=10 * n) for n in range(1, 
 
 @pytest.fixture
 async def table(api: Api) -> Api:
-    """`db.t`: 6 files in 2 manifests."""
+    """Return the API with `db.t` of 6 files in 2 manifests."""
     await api.table()
     await append(api, "t", FILES, snapshot_id=1, manifests=2)
     return api
@@ -34,7 +34,7 @@ async def commit(api: Api, body: dict[str, Any]) -> int:
     return (await api("POST", "/v1/namespaces/db/tables/t", body)).status
 
 
-async def test_an_index_is_defined_in_the_tables_properties_and_listed(table: Api) -> None:
+async def test_index_is_defined_in_table_properties_and_listed(table: Api) -> None:
     made = await define(table, "ids", kind="bloom", columns=["id"], fpp=0.001)
     assert json.loads((await properties(table))["seamark.index.ids"]) == {
         "kind": "bloom",
@@ -72,7 +72,7 @@ async def test_an_index_is_defined_in_the_tables_properties_and_listed(table: Ap
     }
 
 
-async def test_properties_that_the_body_leaves_out_stay_unchanged(table: Api) -> None:
+async def test_properties_missing_from_the_body_stay_unchanged(table: Api) -> None:
     await define(table, "i", kind="bloom", columns=["lower(data)"], fpp=0.25)
     paused = await define(table, "i", state="paused")
     assert (paused["definition"], paused["state"], paused["health"]) == (
@@ -86,7 +86,7 @@ async def test_properties_that_the_body_leaves_out_stay_unchanged(table: Api) ->
     assert (other["definition"], other["state"]) == ("bitmap(id)", "enabled")
 
 
-async def test_saying_the_same_again_commits_nothing(table: Api) -> None:
+async def test_repeated_definition_commits_nothing(table: Api) -> None:
     await define(table)
     before = (await table("GET", "/v1/namespaces/db/tables/t")).json["metadata-location"]
     await define(table)
@@ -94,7 +94,7 @@ async def test_saying_the_same_again_commits_nothing(table: Api) -> None:
     assert (await table("GET", "/v1/namespaces/db/tables/t")).json["metadata-location"] == before
 
 
-async def test_a_definition_that_makes_no_sense_is_refused(table: Api) -> None:
+async def test_invalid_index_definition_is_rejected(table: Api) -> None:
     await define(table, "there", kind="record", columns=["id"])
     before = await properties(table)
     cases: list[tuple[str, dict[str, Any], int, str]] = [
@@ -122,7 +122,7 @@ async def test_a_definition_that_makes_no_sense_is_refused(table: Api) -> None:
         assert await properties(table) == before, told
 
 
-async def test_an_index_that_is_dropped_is_gone_and_defined_again_finds_what_was_built(table: Api) -> None:
+async def test_dropped_index_is_gone_and_reuses_its_files_when_defined_again(table: Api) -> None:
     await define(table)
     build = await begin(table)
     assert (await register(table, build, write(build, "a", index_bytes(build, FILES[:4])))).status == 200
@@ -160,7 +160,7 @@ async def test_coverage_counts_files_and_rows_of_the_current_snapshot(table: Api
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "missing"])
-async def test_an_index_file_that_is_damaged_is_quarantined_and_its_files_are_missing(
+async def test_damaged_index_file_is_quarantined_and_its_data_files_count_as_missing(
     table: Api, tmp_path: Path, damage: str
 ) -> None:
     await define(table)
@@ -173,7 +173,7 @@ async def test_an_index_file_that_is_damaged_is_quarantined_and_its_files_are_mi
         Path(one["location"].removeprefix("file://")).unlink()
     else:
         write(build, "one", data[:-7] if damage == "truncated" else data[:90] + bytes([data[90] ^ 1]) + data[91:])
-    async with running(tmp_path) as server:  # one that has not read the file before
+    async with running(tmp_path) as server:  # A server that has not read the file before
         other = Api(server)
         assert (await shown(other))["files"] == 0
         found = await shown(other)
@@ -183,14 +183,14 @@ async def test_an_index_file_that_is_damaged_is_quarantined_and_its_files_are_mi
     assert (await shown(table))["files"] == 0
 
 
-async def test_a_property_that_an_engine_set_is_an_index(table: Api) -> None:
+async def test_index_property_set_by_an_engine_defines_an_index(table: Api) -> None:
     assert await commit(table, set_properties(**{"seamark.index.typed": "bitmap(data)"})) == 200
     assert (await shown(table, "typed"))["definition"] == "bitmap(data)"
     paused = await define(table, "typed", state="paused")
     assert (paused["field-ids"], paused["state"]) == ([2], "paused")
 
 
-async def test_a_property_that_makes_no_sense_is_listed_with_its_problem_and_can_be_replaced(table: Api) -> None:
+async def test_invalid_index_property_is_listed_with_its_problem_and_can_be_replaced(table: Api) -> None:
     await commit(table, set_properties(**{"seamark.index.bad": "bitmap(nope)", "seamark.index.b/d": "bitmap(id)"}))
     listed = (await table("GET", INDEXES)).json["indexes"]
     assert [(one["name"], one["kind"], one["health"]) for one in listed] == [
@@ -210,7 +210,7 @@ async def test_a_property_that_makes_no_sense_is_listed_with_its_problem_and_can
     assert set(await properties(table)) == {"seamark.index.bad"}
 
 
-async def test_a_definition_follows_a_rename_and_says_when_its_column_is_gone(table: Api) -> None:
+async def test_definition_follows_a_rename_and_reports_a_dropped_column(table: Api) -> None:
     await define(table, "i", kind="bitmap", columns=["data"])
     await commit(table, set_properties(**{"seamark.index.typed": "bloom(data)"}))
     build = await begin(table)
@@ -231,7 +231,7 @@ async def test_a_definition_follows_a_rename_and_says_when_its_column_is_gone(ta
     assert (await shown(table, "typed"))["field-ids"] == [3]
 
 
-async def test_an_index_that_is_paused_stays_on_the_column_that_it_is_on(table: Api) -> None:
+async def test_paused_index_stays_on_its_column(table: Api) -> None:
     await define(table, "i", kind="bitmap", columns=["data"])
     fields = [{"id": 1, "name": "id", "required": True, "type": "long"}]
     await _evolve(table, [*fields, {"id": 3, "name": "data", "required": False, "type": "string"}], 1)
@@ -259,7 +259,7 @@ async def test_bucket_partitions_are_listed_as_indexes_and_cover_their_files(api
     assert (await api("POST", f"{INDEXES}/bucket:id_bucket/builds")).error[0] == 400
 
 
-async def test_a_table_without_a_snapshot_and_an_index_of_nothing(api: Api) -> None:
+async def test_indexes_of_a_table_without_a_snapshot_and_an_unknown_index(api: Api) -> None:
     await api.table()
     made = await define(api)
     assert (made["files-total"], made["health"]) == (0, "ok")
@@ -268,7 +268,7 @@ async def test_a_table_without_a_snapshot_and_an_index_of_nothing(api: Api) -> N
     assert (await api("PUT", "/api/v1/tables/db/nope/indexes/i", {"kind": "bitmap", "columns": ["id"]})).error[0] == 404
 
 
-async def test_definitions_race_with_commits_of_others_and_all_of_them_stand(table: Api) -> None:
+async def test_concurrent_definitions_and_commits_all_succeed(table: Api) -> None:
     async def define_one(number: int) -> int:
         body = {"kind": "bloom", "columns": ["id"], "fpp": (number + 1) / 100}
         return (await table("PUT", f"{INDEXES}/i{number}", body)).status
@@ -283,7 +283,7 @@ async def test_definitions_race_with_commits_of_others_and_all_of_them_stand(tab
     assert set(await properties(table)) == {f"seamark.index.i{number}" for number in range(8)}
 
 
-async def test_use_is_told_as_the_planner_counts_it(api: Api) -> None:
+async def test_index_use_is_reported_as_the_planner_counts_it(api: Api) -> None:
     uuid = (await api.table())["metadata"]["table-uuid"]
     made = await define(api)
     assert made["used"] is None
@@ -294,7 +294,7 @@ async def test_use_is_told_as_the_planner_counts_it(api: Api) -> None:
     assert (await shown(api))["used"] == {"last-ms": 60, "plans": 2, "files-in": 20, "files-removed": 13}
 
 
-async def test_dropping_a_table_for_good_forgets_its_index_files_and_deletes_them(table: Api) -> None:
+async def test_purging_a_table_deletes_its_index_files(table: Api) -> None:
     await define(table)
     build = await begin(table)
     one = write(build, "one", index_bytes(build, FILES))

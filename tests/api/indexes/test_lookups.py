@@ -1,4 +1,4 @@
-"""Rows by their keys over HTTP, against the rows that a reader sees."""
+"""Tests of rows by their keys over HTTP, compared with the rows that a reader sees."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.seeds import examples
 from tests.server.rig import running
 
 Found = tuple[int, str, int]
-"""Number of the key, path, position."""
+"""Number of the key, path, position"""
 LOOKUP = "/api/v1/tables/db/t/lookup"
 
 
@@ -51,7 +51,7 @@ async def ask_arrow(api: Api, keys: pa.Table, query: str = "") -> pa.Table:
 
 
 def wanted(stored: Stored, snapshot: Snapshot, keys: Sequence[Row], columns: Sequence[int]) -> list[Found]:
-    """Return all live rows, by plain comparison of their texts, as NaN is NaN here."""
+    """Return all live rows with these keys, by comparison of their texts, because NaN equals NaN here."""
     by_key: dict[tuple[str, ...], list[tuple[str, int]]] = {}
     for path, position, row in stored.live_rows(snapshot):
         by_key.setdefault(tuple(repr(row[at - 1]) for at in columns), []).append((path, position))
@@ -70,7 +70,7 @@ def as_json(key: Row) -> list[Any]:
 
 
 async def a_table(api: Api, rng: random.Random, **options: Any) -> Stored:
-    """Return some files, deletes of what kinds the version has, more files."""
+    """Create a table with some files, deletes of the kinds that the version has, and more files."""
     stored = await Stored.create(api, **options)
     for _ in range(3):
         files = []
@@ -109,7 +109,7 @@ def some_deletes(stored: Stored, live: Sequence[Any], rng: random.Random) -> lis
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("partitioned", [False, True])
 @pytest.mark.parametrize("columns", [["id"], ["name", "id"], ["price"]])
-async def test_lookups_are_scans_in_every_snapshot(
+async def test_lookups_equal_scans_in_every_snapshot(
     api: Api, version: int, partitioned: bool, columns: list[str]
 ) -> None:
     for seed in range(examples(2)):
@@ -135,7 +135,7 @@ async def two_files(api: Api, **options: Any) -> tuple[Stored, list[Any]]:
     return stored, files
 
 
-async def test_an_arrow_batch_is_answered_as_its_keys_are_one_by_one(api: Api) -> None:
+async def test_arrow_batch_answer_equals_the_answers_of_its_keys(api: Api) -> None:
     rng = random.Random(5)
     stored = await a_table(api, rng)
     await stored.index("keys", "record", ["name", "id"], stored.snapshots[-1].data)
@@ -154,7 +154,7 @@ async def test_an_arrow_batch_is_answered_as_its_keys_are_one_by_one(api: Api) -
     assert set(found.column("partition").to_pylist()) == {"{}"}
 
 
-async def test_a_lookup_tells_which_live_files_the_index_does_not_cover(api: Api) -> None:
+async def test_lookup_reports_live_files_that_the_index_does_not_cover(api: Api) -> None:
     stored, files = await two_files(api)
     await stored.index("keys", "record", ["id"], files[:1])
     answer = await ask(api, [5, 105], index="keys")
@@ -167,7 +167,7 @@ async def test_a_lookup_tells_which_live_files_the_index_does_not_cover(api: Api
     assert (await ask(api, [5], index="keys"))["complete"], "a file without rows has none to miss"
 
 
-async def test_a_damaged_index_file_leaves_its_files_uncovered(api: Api) -> None:
+async def test_damaged_index_file_leaves_its_files_uncovered(api: Api) -> None:
     stored, files = await two_files(api)
     await stored.index("keys", "record", ["id"], files)
     (path,) = (stored.folder / "_seamark" / "index").glob("**/*.puffin")
@@ -179,21 +179,21 @@ async def test_a_damaged_index_file_leaves_its_files_uncovered(api: Api) -> None
         assert (answer["rows"], answer["complete"], answer["uncovered-files"]) == ([], False, 2)
 
 
-async def test_two_index_files_of_one_data_file_tell_of_each_row_once(api: Api) -> None:
+async def test_row_covered_by_two_index_files_is_returned_once(api: Api) -> None:
     stored, files = await two_files(api)
     await stored.index("keys", "record", ["id"], files)
     await stored.index("keys", "record", ["id"], files[:1])
     assert told(await ask(api, [5, 105], index="keys")) == [(0, files[0].path, 5), (1, files[1].path, 5)]
 
 
-async def test_rows_tell_their_partition_when_asked(api: Api) -> None:
+async def test_rows_have_their_partition_on_request(api: Api) -> None:
     stored, files = await two_files(api, partitioned=True)
     await stored.index("keys", "record", ["id"], files)
     row = (await ask(api, [5], index="keys", partitions=True))["rows"][0]
     assert (row["spec-id"], row["partition"]) == (0, {"part": 1})
 
 
-async def test_keys_of_functions_are_asked_for_by_their_values_and_texts_in_any_case(api: Api) -> None:
+async def test_keys_of_functions_are_found_by_value_and_by_text_in_any_case(api: Api) -> None:
     stored = await Stored.create(api)
     file = stored.data_file([(n, name, None, 1) for n, name in enumerate(["Ab", "aB", None])])
     await stored.commit([file])
@@ -205,7 +205,7 @@ async def test_keys_of_functions_are_asked_for_by_their_values_and_texts_in_any_
     assert (await ask(api, [["abc", n] for n in range(4)], index="keys"))["rows"] == []
 
 
-async def test_zeros_are_two_keys_and_a_delete_that_makes_them_one_leaves_the_row_undecided(api: Api) -> None:
+async def test_zeros_are_two_keys_and_a_delete_that_equates_them_leaves_the_row_undecided(api: Api) -> None:
     stored = await Stored.create(api)
     file = stored.data_file([(1, "a", 0.0, 1), (2, "b", -0.0, 1), (3, "c", float("nan"), 1), (4, "d", None, 1)])
     await stored.commit([file])
@@ -220,7 +220,7 @@ async def test_zeros_are_two_keys_and_a_delete_that_makes_them_one_leaves_the_ro
 
 @pytest.mark.parametrize("damage", ["gone", "short", "flipped", "of another format"])
 @pytest.mark.parametrize("kind", ["positions", "vector", "equality"])
-async def test_a_row_whose_deletes_cannot_be_read_is_undecided(api: Api, kind: str, damage: str) -> None:
+async def test_row_with_unreadable_deletes_is_undecided(api: Api, kind: str, damage: str) -> None:
     stored, files = await two_files(api, version=3 if kind == "vector" else 2)
     await stored.index("keys", "record", ["id"], files)
     if kind == "vector":
@@ -247,7 +247,7 @@ async def test_a_row_whose_deletes_cannot_be_read_is_undecided(api: Api, kind: s
     assert answer["undecided"] == len([one for one in doubtful if one[1]])
 
 
-async def test_a_data_file_that_cannot_be_read_for_its_keys_leaves_rows_undecided(api: Api) -> None:
+async def test_rows_of_an_unreadable_data_file_are_undecided(api: Api) -> None:
     stored, files = await two_files(api)
     await stored.index("keys", "record", ["id"], files)
     await stored.commit(deletes=[stored.equality_deletes([2], [("n5",)])])
@@ -258,7 +258,7 @@ async def test_a_data_file_that_cannot_be_read_for_its_keys_leaves_rows_undecide
     assert answer["problems"][0]["file-path"] == files[0].path
 
 
-async def test_bad_keys_are_named(api: Api) -> None:
+async def test_invalid_keys_are_named_in_the_error(api: Api) -> None:
     stored, files = await two_files(api)
     await stored.index("keys", "record", ["id", "name"], files)
     await stored.index("marks", "bitmap", ["id"], files)
@@ -291,7 +291,7 @@ async def test_bad_keys_are_named(api: Api) -> None:
         assert told in answer.error[2], told
 
 
-async def test_a_body_that_is_no_arrow_stream_of_keys_is_refused(api: Api) -> None:
+async def test_body_that_is_not_an_arrow_stream_of_keys_is_rejected(api: Api) -> None:
     stored, files = await two_files(api)
     await stored.index("keys", "record", ["id", "name"], files)
     dictionary_of_views = pa.DictionaryArray.from_arrays(pa.array([0], pa.int8()), pa.array(["a"], pa.string_view()))
@@ -313,7 +313,7 @@ async def test_a_body_that_is_no_arrow_stream_of_keys_is_refused(api: Api) -> No
 
 
 def sharing(form: str, value: str, rows: int) -> pa.Array:
-    """`value` in each of `rows` rows, stored once."""
+    """Return `rows` rows with `value`, which is stored once."""
     if form == "dictionary":
         return pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([value]))
     if form == "dictionary of a dictionary":
@@ -322,7 +322,7 @@ def sharing(form: str, value: str, rows: int) -> pa.Array:
     if form == "runs":
         return pa.RunEndEncodedArray.from_arrays(pa.array([rows], pa.int32()), pa.array([value]))
     if form == "a run that ends far behind the rows":
-        end = (1 << 64) // len(value)  # times the length of the value: 0 in 64 bits
+        end = (1 << 64) // len(value)  # Times the length of the value: 0 in 64 bits
         return pa.RunEndEncodedArray.from_arrays(pa.array([end], pa.int64()), pa.array([value])).slice(0, rows)
     view = pa.array([value], pa.string_view())
     views = np.tile(np.frombuffer(view.buffers()[1], np.uint8)[:16], rows)
@@ -333,10 +333,10 @@ FORMS = ("dictionary", "runs", "a run that ends far behind the rows", "views")
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_values_that_keys_share_are_limited_as_if_each_key_had_its_own(
+async def test_shared_key_values_count_against_limits_once_for_each_key(
     tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of all batches together; and while they are looked up, they count as bytes of the body."""
+    """The limit counts all batches together; during the lookup the values count as bytes of the body."""
     kept: list[int] = []
     keep = RequestSlot.keep
 
@@ -365,7 +365,7 @@ async def test_values_that_keys_share_are_limited_as_if_each_key_had_its_own(
                 assert sum(kept) >= 100 * 4096
 
 
-def test_shared_values_of_shared_values_count_in_each_row() -> None:
+def test_values_shared_on_two_levels_count_for_each_row() -> None:
     for form in (*FORMS, "dictionary of a dictionary"):
         assert 409_600 <= compute_expanded_bytes(sharing(form, "x" * 4096, 100)) < 420_000, form
     runs = pa.RunEndEncodedArray.from_arrays(pa.array([2, 5]), pa.array(["ab", "cde"]))
@@ -374,7 +374,7 @@ def test_shared_values_of_shared_values_count_in_each_row() -> None:
     assert compute_expanded_bytes(with_nulls) - 8 * 3 == 3
 
 
-async def test_few_long_keys_are_hashed_beside_the_event_loop(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_few_long_keys_are_hashed_off_the_event_loop(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     stored, files = await two_files(api)
     await stored.index("keys", "record", ["name"], files)
     threads: set[int] = set()
@@ -392,7 +392,7 @@ async def test_few_long_keys_are_hashed_beside_the_event_loop(api: Api, monkeypa
         assert threading.get_ident() not in threads
 
 
-async def test_values_that_no_row_can_have_are_missing_and_no_mistake(api: Api) -> None:
+async def test_impossible_values_are_missing_and_not_an_error(api: Api) -> None:
     stored, files = await two_files(api)
     await stored.index("keys", "record", ["id"], files)
     answer = await ask(api, [5.5, 5.0, 10**30, -(10**30), "5", None], index="keys")
@@ -402,7 +402,7 @@ async def test_values_that_no_row_can_have_are_missing_and_no_mistake(api: Api) 
     assert (await ask(api, [2**31, 1], index="parts"))["missing"] == [0]
 
 
-async def test_a_paused_index_is_not_asked(api: Api) -> None:
+async def test_paused_index_is_not_used_for_lookups(api: Api) -> None:
     stored, files = await two_files(api)
     await stored.index("keys", "record", ["id"], files)
     assert (await api("PUT", "/api/v1/tables/db/t/indexes/keys", {"state": "paused"})).status == 200
@@ -410,7 +410,7 @@ async def test_a_paused_index_is_not_asked(api: Api) -> None:
     assert "available: none" in (await api("POST", LOOKUP, {"keys": [{"id": 1}]})).error[2]
 
 
-async def test_a_table_without_a_snapshot_has_no_rows(api: Api) -> None:
+async def test_lookup_in_a_table_without_a_snapshot_finds_no_rows(api: Api) -> None:
     stored = await Stored.create(api)
     await stored.index("keys", "record", ["id"], [])
     answer = await ask(api, [1], index="keys")
@@ -418,7 +418,7 @@ async def test_a_table_without_a_snapshot_has_no_rows(api: Api) -> None:
 
 
 @pytest.mark.slow
-async def test_a_million_keys_are_answered_at_once(api: Api) -> None:
+async def test_million_keys_are_answered_in_one_request(api: Api) -> None:
     stored = await Stored.create(api)
     files = [stored.data_file([(4 * at + n, "a", None, 1) for at in range(150_000)]) for n in range(4)]
     await stored.commit(files)

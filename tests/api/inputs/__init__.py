@@ -1,1 +1,1 @@
-"""Inputs that no client should send, by the routes that refuse them (`tests/api/bad_inputs.py`)."""
+"""Invalid inputs, by the routes that reject them (`tests/api/bad_inputs.py`)."""

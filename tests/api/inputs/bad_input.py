@@ -1,7 +1,7 @@
-"""One bad input, and what several of them have in common.
+"""One invalid input, and parts that several inputs share.
 
-In a body, `{location}` and `{view}` stand for the metadata files of the table `db.t` and the view `db.v`, `{warehouse}`
-for the warehouse.
+In a body, `{location}` and `{view}` stand for the metadata files of the table `db.t` and the view `db.v`, and
+`{warehouse}` stands for the warehouse.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class BadInput:
     method: str
     path: str
     body: Any = None
-    """JSON, or bytes as they are."""
+    """JSON, or raw bytes"""
     status: int = 400
     type: str = BAD
     headers: tuple[tuple[str, str], ...] = ()

@@ -1,4 +1,4 @@
-"""New tables, commits, views, transactions: what Iceberg's routes are told of metadata."""
+"""Invalid metadata for Iceberg's routes: new tables, commits, views and transactions."""
 
 from __future__ import annotations
 

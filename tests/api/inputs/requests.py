@@ -1,4 +1,4 @@
-"""Bodies, names, locations, queries and headers, mostly of Iceberg's routes."""
+"""Invalid bodies, names, locations, queries and headers, mostly for Iceberg's routes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes, indexes, lookups and joins: the routes of Seamark's own API below a table."""
+"""Invalid changes, indexes, lookups and joins: the routes of Seamark's own API below a table."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Routes that plan scans: pages, later answers, plan tables and views, joins, explanations."""
+"""Tests of the routes that plan scans: pages, later answers, plan tables and views, joins, explanations."""

@@ -1,4 +1,4 @@
-"""A star schema, and a server whose clock the test moves."""
+"""A star schema, and a server whose clock the test sets."""
 
 from __future__ import annotations
 

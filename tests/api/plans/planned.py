@@ -1,4 +1,4 @@
-"""Tables for planning over HTTP: manifests that name files nobody wrote, committed as an engine would commit them."""
+"""Tables for planning over HTTP: manifests of files that do not exist, committed as an engine would commit them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STYLE = Style(shuffled=False, sparse=False, codec="deflate", old_names=False, su
 
 
 def file_of(path: str, low: int, high: int, *, rows: int = 100, text: tuple[str, str] = ("a", "z")) -> DataFile:
-    """Return a data file of `db.<table>`, whose `id` runs from `low` to `high` and whose `data` lies within `text`."""
+    """Return a data file of `db.<table>` with `id` from `low` to `high` and `data` in the range `text`."""
     metrics = {
         1: ColumnMetrics(rows, 0, None, to_bytes("long", low), to_bytes("long", high)),
         2: ColumnMetrics(rows, 0, None, to_bytes("string", text[0]), to_bytes("string", text[1])),
@@ -30,7 +30,7 @@ def file_of(path: str, low: int, high: int, *, rows: int = 100, text: tuple[str,
 
 
 def tens(count: int) -> list[Any]:
-    """File n holds the ids from 10 n to 10 n + 9."""
+    """Return files of which file n has the ids from 10 n to 10 n + 9."""
     return [file_of(f"file:///t/data/{n:06d}.parquet", 10 * n, 10 * n + 9) for n in range(count)]
 
 
@@ -45,7 +45,7 @@ async def append(
     branch: str = "main",
     kinds: Mapping[int, str] = KINDS,
 ) -> None:
-    """Commit a snapshot to `branch` that holds `files`, spread over `manifests`, beside those of `parent`."""
+    """Commit a snapshot to `branch` with `files`, spread over `manifests`, in addition to the files of `parent`."""
     loaded = (await api("GET", f"/v1/namespaces/db/tables/{table}")).json["metadata"]
     sequence = loaded["last-sequence-number"] + 1
     folder = Path(loaded["location"].removeprefix("file://")) / "metadata"
@@ -83,7 +83,7 @@ def numbers(answer: Answer) -> list[int]:
 
 
 async def pages(api: Api, answer: Answer, **options: Any) -> list[int]:
-    """Return the numbers of all files: what is in the answer and what its plan tasks bring."""
+    """Return the numbers of all files in the answer and in its plan tasks."""
     found = numbers(answer)
     for token in answer.json.get("plan-tasks", []):
         page = await api("POST", f"{T}/tasks", {"plan-task": token}, **options)
@@ -93,7 +93,7 @@ async def pages(api: Api, answer: Answer, **options: Any) -> list[int]:
 
 
 _KEPT: dict[str, list[Manifest]] = {}
-"""The manifests of each manifest list written here: a commit lists its parent's again."""
+"""The manifests of each manifest list written here: a commit lists those of its parent again."""
 
 
 def _manifest(

@@ -1,4 +1,4 @@
-"""Explain: what it counts, what it refuses, and that it tells of the plan that an engine would get."""
+"""Tests of explain: its counts, its errors, and that it reports the plan that an engine would get."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = "/api/v1/tables/db/t"
 
 @pytest.fixture
 async def table(api: Api) -> Api:
-    """`db.t`: file n of 20, in 2 manifests, holds the ids from 10 n to 10 n + 9."""
+    """Return the API with `db.t`: 20 files in 2 manifests; file n has the ids from 10 n to 10 n + 9."""
     await api.table()
     files = [file_of(f"file:///t/{n:02d}.parquet", 10 * n, 10 * n + 9) for n in range(20)]
     await append(api, "t", files, snapshot_id=1, manifests=2)
@@ -34,7 +34,7 @@ async def explained(api: Api, path: str = T, **body: Any) -> dict[str, Any]:
     return found
 
 
-async def test_stages_say_what_came_in_was_removed_and_is_left(table: Api) -> None:
+async def test_stages_report_files_in_removed_and_left(table: Api) -> None:
     found = await explained(table, where="id >= 150 AND data < 'm'")
     assert (found["files"], found["bytes"], found["records"], found["delete-files"]) == (5, 50_000, 500, 0)
     assert found["stages"][0] | {"microseconds": 0} == {
@@ -59,21 +59,21 @@ async def test_stages_say_what_came_in_was_removed_and_is_left(table: Api) -> No
     assert "kept" not in found
 
 
-async def test_files_that_are_left_are_listed_on_demand_up_to_a_limit(table: Api) -> None:
+async def test_remaining_files_are_listed_on_request_up_to_a_limit(table: Api) -> None:
     found = await explained(table, where="id >= 150", files=True, limit=2)
     assert [file["file-path"] for file in found["kept"]] == ["file:///t/15.parquet", "file:///t/16.parquet"]
     assert found["files"] == 5
     assert (await explained(table, where="id > 900", files=True))["kept"] == []
 
 
-async def test_what_sql_says_and_an_expression_cannot_is_told_and_prunes_nothing(table: Api) -> None:
+async def test_sql_without_an_equivalent_expression_is_reported_and_prunes_nothing(table: Api) -> None:
     found = await explained(table, where="id = 5 OR length(data) = 3")
     assert (found["files"], found["not-used"], found["filter"]) == (20, ["LENGTH(data) = 3"], True)
     found = await explained(table, where="id = 5 AND length(data) = 3")
     assert (found["files"], found["not-used"]) == (1, ["LENGTH(data) = 3"])
 
 
-async def test_a_filter_may_be_an_expression_of_the_standard(table: Api) -> None:
+async def test_explain_accepts_an_iceberg_expression_as_filter(table: Api) -> None:
     wanted = {"type": "lt", "term": "ID", "value": 25}
     assert (await explained(table, filter=wanted, **{"case-sensitive": False}))["files"] == 3
     assert (await explained(table))["files"] == 20
@@ -81,7 +81,7 @@ async def test_a_filter_may_be_an_expression_of_the_standard(table: Api) -> None
     assert answer.error[:2] == (400, "BadRequestException")
 
 
-async def test_any_snapshot_is_explained(table: Api) -> None:
+async def test_any_snapshot_can_be_explained(table: Api) -> None:
     more = [file_of("file:///t/20.parquet", 200, 209)]
     await append(table, "t", more, snapshot_id=2, parent=1)
     assert (await explained(table))["files"] == 21
@@ -90,7 +90,7 @@ async def test_any_snapshot_is_explained(table: Api) -> None:
     assert (await explained(table, **{"as-of": 99_999_999_999_999}))["files"] == 21
 
 
-async def test_invalid_requests_to_explain_are_refused_with_the_reason(table: Api) -> None:
+async def test_invalid_explain_requests_are_rejected_with_the_reason(table: Api) -> None:
     cases: list[tuple[Any, str]] = [
         ({"where": "id ="}, "line 1, column 4"),
         ({"where": ""}, "empty"),
@@ -110,13 +110,13 @@ async def test_invalid_requests_to_explain_are_refused_with_the_reason(table: Ap
         assert told in answer.error[2], body
 
 
-async def test_a_table_without_a_snapshot_has_nothing_to_plan(api: Api) -> None:
+async def test_explain_of_a_table_without_a_snapshot_has_nothing_to_plan(api: Api) -> None:
     await api.table()
     found = await explained(api, where="id = 5", files=True)
     assert (found["snapshot-id"], found["files"], found["kept"], found["residuals"]) == (None, 0, [], [])
 
 
-async def test_long_predicates_and_large_plans_are_read_beside_the_event_loop(
+async def test_long_predicates_and_large_plans_are_explained_off_the_event_loop(
     table: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(routes, "_IN_THREAD_FILES", 0)
@@ -125,7 +125,7 @@ async def test_long_predicates_and_large_plans_are_read_beside_the_event_loop(
     assert (await explained(table, where=where))["files"] == 20
 
 
-async def test_residuals_of_more_partitions_than_are_looked_at_are_said_to_be_missing(
+async def test_explain_reports_missing_residuals_beyond_the_partition_limit(
     table: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(routes, "RESIDUAL_PARTITIONS_MAX", 0)
@@ -140,9 +140,9 @@ async def lakes(tmp_path: Path) -> AsyncIterator[Api]:
 
 
 async def test_explain_reports_the_files_that_the_plan_keeps(lakes: Api, tmp_path: Path) -> None:
-    """Files, delete files and residuals of random filters on random tables, as the standard's route answers them.
+    """The test compares files, delete files and residuals of random filters on random tables with the standard's route.
 
-    It leaves out files whose residual is false, which pruning has kept.
+    It leaves out files that pruning kept although their residual is false.
     """
     seen = 0
     for seed in range(300, 330):

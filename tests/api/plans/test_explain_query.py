@@ -1,4 +1,4 @@
-"""A whole query explained: what each table needs, as far as its rows and those of the joined tables decide."""
+"""Tests of explain for a whole query: the files that each table needs, by its rows and those of joined tables."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ async def ask(api: Api | Star, query: str, **body: Any) -> Answer:
 
 
 async def explained(star: Star, query: str, **body: Any) -> dict[str, dict[str, Any]]:
-    """By the names of the tables."""
+    """Return the explanations by table name."""
     answer = await ask(star, query, **body)
     assert answer.status == 200, answer.raw
     return {one["table"][-1]: one for one in answer.json["tables"]}
 
 
 def files_with_rows(star: Star, wanted: set[int]) -> int:
-    """Return files of the facts that hold a supplier of `wanted`: file n has each fifth from 100 n on."""
+    """Return the fact files that have a supplier of `wanted`: file n has every fifth supplier from 100 n on."""
     return len({supplier // 100 for supplier in wanted if supplier % 5 == 0})
 
 
 @pytest.mark.parametrize("dialect", ["trino", "duckdb"])
-async def test_each_table_of_a_join_is_planned_by_its_own_conditions_and_by_the_join(star: Star, dialect: str) -> None:
+async def test_each_joined_table_is_planned_by_its_conditions_and_by_the_join(star: Star, dialect: str) -> None:
     query = f"SELECT sum(f.f_rate) {JOIN.format('db')} WHERE s.s_region = 'ASIA' AND f.f_key < 9000"
     found = await explained(star, query, dialect=dialect)
     assert list(found) == ["fact", "supplier"]
@@ -61,7 +61,7 @@ async def test_each_table_of_a_join_is_planned_by_its_own_conditions_and_by_the_
     assert found["supplier"]["plan"]["files"] == 1, "suppliers of the facts that are left"
 
 
-async def test_plans_of_random_queries_keep_what_their_rows_need_and_no_more_than_the_join_leaves(star: Star) -> None:
+async def test_plans_of_random_queries_keep_needed_rows_and_prune_as_far_as_the_join_allows(star: Star) -> None:
     rng = random.Random(first_seed())
     fewer = 0
     for _ in range(25):
@@ -84,7 +84,7 @@ async def test_plans_of_random_queries_keep_what_their_rows_need_and_no_more_tha
     assert fewer > 10
 
 
-async def test_names_without_a_namespace_are_of_the_one_that_the_request_names(star: Star) -> None:
+async def test_names_without_a_namespace_use_the_requests_namespace(star: Star) -> None:
     query = "SELECT 1 FROM fact WHERE f_key = 5"
     answer = await ask(star, query)
     assert answer.status == 400
@@ -94,14 +94,14 @@ async def test_names_without_a_namespace_are_of_the_one_that_the_request_names(s
     assert found["fact"]["reference"] == "fact"
 
 
-async def test_two_references_to_a_table_have_a_plan_each(star: Star) -> None:
+async def test_each_reference_to_a_table_has_its_own_plan(star: Star) -> None:
     query = "SELECT 1 FROM db.fact a JOIN db.fact b ON a.f_key = b.f_key WHERE a.f_supplier = 3 AND b.f_rate > 0"
     answer = await ask(star, query)
     assert [one["table"] for one in answer.json["tables"]] == [["db", "fact"]] * 2
     assert answer.json["tables"][0]["plan"]["files"] == 1
 
 
-async def test_a_table_at_an_earlier_snapshot_is_planned_at_it(star: Star) -> None:
+async def test_table_at_an_earlier_snapshot_is_planned_at_that_snapshot(star: Star) -> None:
     loaded = await star("GET", "/v1/namespaces/db/tables/fact")
     first = loaded.json["metadata"]["current-snapshot-id"]
     await star.fact.commit([star.fact.file([{"f_key": 1, "f_supplier": 1, "f_rate": 0.5, "f_name": "s"}])])
@@ -116,7 +116,7 @@ async def test_a_table_at_an_earlier_snapshot_is_planned_at_it(star: Star) -> No
     assert [one["plan"]["files"] for one in answer.json["tables"]] == [1]
 
 
-async def test_statements_that_are_no_query_are_refused_with_the_reason(star: Star) -> None:
+async def test_statements_that_are_not_queries_are_rejected_with_the_reason(star: Star) -> None:
     for query, why, dialect in (
         ("SELECT FROM WHERE", "The query is not valid SQL: ", "trino"),
         ("", "it is empty", "trino"),
@@ -139,7 +139,7 @@ async def test_statements_that_are_no_query_are_refused_with_the_reason(star: St
     assert (await ask(star, "SELECT 1 FROM db.fact", dialect="oracle")).status == 400
 
 
-async def test_each_table_needs_the_right_to_read_it(tmp_path: Path) -> None:
+async def test_each_table_requires_the_right_to_read_it(tmp_path: Path) -> None:
     clock, secrets = SystemClock(), {}
     async with open_store(f"sqlite:///{tmp_path / 'seamark.db'}", clock=clock) as store:
         for name, role, path in (("root", "admin", ()), ("rita", "reader", ("db",))):
@@ -158,7 +158,7 @@ async def test_each_table_needs_the_right_to_read_it(tmp_path: Path) -> None:
                     assert answer.status == 403, answer.raw
 
 
-async def test_a_table_that_is_read_whole_has_its_reasons(star: Star) -> None:
+async def test_table_that_is_read_completely_has_reasons(star: Star) -> None:
     cases: list[tuple[str, str, list[str]]] = [
         (
             f"SELECT 1 {JOIN} WHERE s.s_region = 'ASIA'",
@@ -212,13 +212,13 @@ async def test_a_table_that_is_read_whole_has_its_reasons(star: Star) -> None:
         ((2, 2), ["the query has no condition and no join by which files could be left out", "a time limit ended"]),
     ],
 )
-def test_plans_of_nearly_all_files_have_a_reason_too(files: tuple[int, int], reasons: list[str]) -> None:
+def test_plan_of_nearly_all_files_has_a_reason(files: tuple[int, int], reasons: list[str]) -> None:
     found = find_unpruned_reasons(files, [], [], has_condition=False, complete=False, max_kept_fraction=0.95)
     assert len(found) == len(reasons), found
     assert all(map(str.startswith, found, reasons)), found
 
 
-def test_a_join_that_is_not_used_has_the_reason_of_its_outcome() -> None:
+def test_unused_join_has_the_reason_of_its_outcome() -> None:
     def outcome(name: str, keys: int | None, reason: str | None = None) -> JoinOutcome:
         return JoinOutcome(("db", name), 1, keys, keys is not None, reason)
 
@@ -233,7 +233,7 @@ def test_a_join_that_is_not_used_has_the_reason_of_its_outcome() -> None:
     )
 
 
-async def test_conditions_that_are_not_used_are_told_with_the_reason(star: Star) -> None:
+async def test_unused_conditions_are_reported_with_the_reason(star: Star) -> None:
     query = f"SELECT sum(f.f_rate) {JOIN.format('db')} WHERE s_regio = 'ASIA' AND f.f_key = 'x' AND s.s_key < 9"
     plans = {name: one["plan"] for name, one in (await explained(star, query)).items()}
     told = {name: list(zip(of["not-used"], of["not-used-reasons"], strict=True)) for name, of in plans.items()}
@@ -256,12 +256,12 @@ async def test_conditions_that_are_not_used_are_told_with_the_reason(star: Star)
         "SELECT 1 FROM {} JOIN db.other ON of_other = f_key",
     ],
 )
-def test_names_that_a_query_gives_itself_are_no_unknown_columns(query: str, dialect: str) -> None:
+def test_names_defined_by_the_query_are_not_unknown_columns(query: str, dialect: str) -> None:
     columns = {"f_key", "f_list", "f_day", "st"}
     assert find_unknown_columns(query.format("db.fact"), dialect, [("db", "fact")], columns) == {}
 
 
-def test_of_many_unknown_columns_few_are_compared_and_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_of_many_unknown_columns_are_compared_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[str] = []
 
     def near_names(name: str, known: Iterable[str], *, maximum: int) -> list[str]:

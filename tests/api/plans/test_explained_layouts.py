@@ -1,6 +1,7 @@
-"""The estimates of explain for sorts and clusterings by bounds alone, held against tables that are really laid out so.
+"""Tests of explain's estimates for sorting and clustering by bounds alone, compared with tables that have these
+layouts.
 
-The tables have no files, so that there is no sample. `tests/connector/jobs/test_explained_estimates.py` has samples.
+The tables have no files, so there is no sample. `tests/connector/jobs/test_explained_estimates.py` uses samples.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from tests.seeds import first_seed
 FILES, ROWS = 48, 500
 T = "/api/v1/tables/db/t"
 TARGET = {"write.target-file-size-bytes": "10000"}
-"""The size of the files."""
+"""The size of the files"""
 
 
 def spread(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """ids int64[files, rows] and letters [files, rows] of a table: each file covers a range of ids, which overlap."""
+    """Return ids int64[files, rows] and letters [files, rows] of a table whose files cover overlapping ranges
+    of ids.
+    """
     low = rng.integers(0, 40_000, (FILES, 1))
     width = rng.integers(1, 20_000, (FILES, 1))
     ids = low + (rng.random((FILES, ROWS)) * width).astype(np.int64)
@@ -56,7 +59,9 @@ async def layouts(api: Api, where: str) -> dict[tuple[str, ...], int]:
 
 
 def kept_when_laid_out(keys: np.ndarray, *columns: tuple[np.ndarray, float, float]) -> int:
-    """Return files that hold a value within each range's bounds, if the rows are in the order of `keys`."""
+    """Return the number of files that have a value within the bounds of each range if rows are in the order of
+    `keys`.
+    """
     order = np.argsort(keys, kind="stable")
     kept = np.ones(FILES, dtype=bool)
     for values, low, high in columns:
@@ -66,7 +71,7 @@ def kept_when_laid_out(keys: np.ndarray, *columns: tuple[np.ndarray, float, floa
 
 
 @pytest.mark.parametrize("case", range(3))
-async def test_the_estimate_of_a_sort_is_about_what_the_sorted_table_gives(api: Api, case: int) -> None:
+async def test_estimate_of_a_sort_is_close_to_the_sorted_table(api: Api, case: int) -> None:
     rng = np.random.default_rng(first_seed() + case)
     ids, letters = spread(rng)
     await api.table(properties=TARGET)
@@ -88,7 +93,7 @@ async def test_the_estimate_of_a_sort_is_about_what_the_sorted_table_gives(api: 
     assert seen > 15
 
 
-async def test_the_estimate_of_a_clustering_is_about_what_the_hilbert_curve_gives(api: Api) -> None:
+async def test_estimate_of_a_clustering_is_close_to_the_hilbert_layout(api: Api) -> None:
     rng = np.random.default_rng(first_seed() + 7)
     ids, letters = rng.integers(0, 60_000, (FILES, ROWS)), rng.integers(0, 26**3, (FILES, ROWS))
     await api.table(properties=TARGET)
@@ -107,7 +112,7 @@ async def test_the_estimate_of_a_clustering_is_about_what_the_hilbert_curve_give
         assert true / 2.5 <= both <= 2.5 * true, (low, first)
 
 
-async def test_values_that_a_layout_does_not_gather_have_no_estimate(api: Api) -> None:
+async def test_values_that_a_layout_does_not_group_have_no_estimate(api: Api) -> None:
     await api.table(properties=TARGET)
     ids = np.arange(FILES * ROWS).reshape(FILES, ROWS)
     files = [file_of(n, ids[n], np.array([5, 9])) for n in range(FILES)]
@@ -119,7 +124,7 @@ async def test_values_that_a_layout_does_not_gather_have_no_estimate(api: Api) -
     assert await layouts(api, f"data = '{word(7)}' AND data > '{word(6)}'") == {}, "nothing says how often it occurs"
 
 
-async def test_numbers_at_the_ends_of_their_type_are_estimated(api: Api) -> None:
+async def test_numbers_at_the_limits_of_their_type_are_estimated(api: Api) -> None:
     await api.table(properties=TARGET)
     ends = np.array([-(2**63) + 1, 2**63 - 1])
     files = [file_of(n, ends, np.array([5, 9])) for n in range(FILES)]
@@ -141,10 +146,10 @@ async def test_numbers_at_the_ends_of_their_type_are_estimated(api: Api) -> None
     ],
 )
 async def test_doubles_of_any_size_are_estimated(api: Api, low: float, high: float, below: float | None) -> None:
-    """Also where all are equal, and where their differences are too small for a double, or too large.
+    """This includes equal doubles, and doubles whose differences are too small or too large for a double.
 
     Args:
-        below: Of an eighth of the values.
+        below: The value that an eighth of the values are below.
     """
     field = {"id": 1, "name": "d", "type": "double", "required": False}
     await api.table(schema={"type": "struct", "schema-id": 0, "fields": [field]}, properties=TARGET)

@@ -1,4 +1,4 @@
-"""What a confined writer's commit may name is what its table comes to have by that very commit."""
+"""Tests that a confined writer's commit may name only locations that the table has after that commit."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def _snapshot(snapshot_id: int, made: str, **more: Any) -> list[dict[str, Any]]:
 
 
 async def _create(lake: Lake, name: str, *updates: dict[str, Any]) -> Answer:
-    """As Spark's CREATE TABLE AS SELECT ends."""
+    """Create a table with the commit that ends Spark's CREATE TABLE AS SELECT."""
     created = [*first_updates(str(uuid4()), SCHEMA), *updates]
     body = {"requirements": [{"type": "assert-create"}], "updates": created}
     return await lake("wendy", "POST", f"/v1/namespaces/mine/tables/{name}", body)
 
 
-async def test_a_new_table_has_its_files_where_its_properties_say(lake: Lake) -> None:
+async def test_new_table_may_have_files_where_its_properties_say(lake: Lake) -> None:
     home = (await lake.folder("mine")).parent
     place, data = home / "ctas", home / "data-of-ctas"
     held = manifest(place / "metadata" / "m.avro", [file_of(f"file://{data}/a.parquet", 1, 9)], 5)
@@ -50,7 +50,7 @@ async def test_a_new_table_has_its_files_where_its_properties_say(lake: Lake) ->
     assert answer.status == 200, answer.raw
 
 
-async def test_a_table_that_is_replaced_has_files_in_its_new_places(lake: Lake) -> None:
+async def test_replaced_table_may_have_files_in_its_new_locations(lake: Lake) -> None:
     home = (await lake.folder("mine")).parent
     place, data = home / "rtas", home / "data-of-rtas"
     held = manifest(place / "metadata" / "m.avro", [file_of(f"file://{data}/a.parquet", 1, 9)], 5)
@@ -65,7 +65,7 @@ async def test_a_table_that_is_replaced_has_files_in_its_new_places(lake: Lake) 
     assert answer.status == 200, answer.raw
 
 
-async def test_a_place_that_a_commit_names_and_gives_up_is_not_the_tables(lake: Lake) -> None:
+async def test_location_set_and_removed_by_one_commit_is_not_the_tables(lake: Lake) -> None:
     home, theirs = (await lake.folder("mine")).parent, await lake.folder("theirs")
     there = f"file://{theirs}/metadata/snap.avro"
     place = {"action": "set-location", "location": f"file://{home}/x"}
@@ -78,7 +78,7 @@ async def test_a_place_that_a_commit_names_and_gives_up_is_not_the_tables(lake: 
         assert "outside the table's folders" in answer.json["error"]["message"]
 
 
-async def test_malformed_updates_are_the_clients_mistake(lake: Lake) -> None:
+async def test_malformed_updates_are_a_bad_request(lake: Lake) -> None:
     mine = await lake.folder("mine")
     made = manifest_list(mine / "metadata" / "l.avro", [])
     for updates in (
@@ -94,7 +94,7 @@ async def test_malformed_updates_are_the_clients_mistake(lake: Lake) -> None:
         for wanted in (
             [],
             [{"type": "assert-table-uuid", "uuid": str(uuid4())}],
-        ):  # a body is read before it is checked
+        ):  # The server reads a body before it checks it.
             body = {"requirements": wanted, "updates": updates}
             answer = await lake("wendy", "POST", "/v1/namespaces/mine/tables/t", body)
             assert answer.status == 400, answer.raw

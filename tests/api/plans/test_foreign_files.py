@@ -1,4 +1,4 @@
-"""A writer of one namespace learns nothing of another's tables by committing their manifests or files."""
+"""Tests that a writer of one namespace learns nothing about other tables by committing their manifests or files."""
 
 from __future__ import annotations
 
@@ -53,8 +53,9 @@ class Lake:
         return Path((await self.metadata(namespace))["location"].removeprefix("file://"))
 
     async def table_of_another_catalog(self) -> tuple[Path, dict[str, Any]]:
-        """Return (the metadata file, its content) of a table `forged` in `mine` whose metadata file was not written
-        by the server, so that its name does not contain a digest.
+        """Return the metadata file of a table `forged` in `mine`, and its content.
+
+        The server did not write the file, so its name has no digest.
         """
         body = {"name": "forged", "schema": SCHEMA}
         created = (await self("wendy", "POST", "/v1/namespaces/mine/tables", body)).json
@@ -127,7 +128,7 @@ async def lake(tmp_path: Path) -> AsyncIterator[Lake]:
         yield lake
 
 
-async def test_a_confined_writer_commits_nothing_that_lies_in_another_table(lake: Lake) -> None:
+async def test_confined_writer_cannot_commit_files_of_another_table(lake: Lake) -> None:
     mine, theirs = await lake.folder("mine"), await lake.folder("theirs")
     secret = file_of(f"file://{theirs}/data/{SECRET}.parquet", 1, 9)
     foreign = manifest(theirs / "metadata" / "m.avro", [secret], 1, write=False)
@@ -162,10 +163,10 @@ async def test_a_confined_writer_commits_nothing_that_lies_in_another_table(lake
     assert "outside" in refused.error[2]
 
 
-async def test_a_commit_that_names_a_file_behind_a_link_is_refused(lake: Lake) -> None:
-    """Of the catalog's writer as of a confined one.
+async def test_commit_that_names_a_file_behind_a_symbolic_link_is_rejected(lake: Lake) -> None:
+    """This holds for the catalog's writer and for a confined writer.
 
-    A link that is made later leads nowhere, either.
+    A link that is created later is not followed either.
     """
     mine, theirs = await lake.folder("mine"), await lake.folder("theirs")
     (mine / "data").mkdir(exist_ok=True)
@@ -203,7 +204,7 @@ async def test_a_commit_that_names_a_file_behind_a_link_is_refused(lake: Lake) -
     assert (await lake.commit("wendy", "mine", 320, listed)).status == 400
 
 
-async def test_a_confined_writer_commits_what_lies_in_the_table(lake: Lake) -> None:
+async def test_confined_writer_can_commit_files_in_the_table(lake: Lake) -> None:
     mine = await lake.folder("mine")
     own = manifest(mine / "metadata" / "own.avro", [file_of(f"file://{mine}/data/a.parquet", 1, 9)], 7)
     made = manifest_list(mine / "metadata" / "l.avro", [own])
@@ -211,7 +212,7 @@ async def test_a_confined_writer_commits_what_lies_in_the_table(lake: Lake) -> N
     assert b"a.parquet" in (await lake.plan("wendy", "mine")).raw
 
 
-async def test_files_that_were_written_over_after_their_commit_are_looked_at_when_they_are_planned(lake: Lake) -> None:
+async def test_files_overwritten_after_their_commit_are_checked_when_they_are_planned(lake: Lake) -> None:
     mine, theirs = await lake.folder("mine"), await lake.folder("theirs")
     own = manifest(mine / "metadata" / "own.avro", [file_of(f"file://{mine}/data/a.parquet", 1, 9)], 7)
     made = manifest_list(mine / "metadata" / "l.avro", [own])
@@ -228,7 +229,7 @@ async def test_files_that_were_written_over_after_their_commit_are_looked_at_whe
     assert SECRET in (await lake.plan("rita", "theirs")).raw.decode(), "the rightful table is not hindered"
 
 
-async def test_a_manifest_that_names_anothers_file_is_not_planned(lake: Lake) -> None:
+async def test_manifest_that_names_a_file_of_another_table_is_not_planned(lake: Lake) -> None:
     mine, theirs = await lake.folder("mine"), await lake.folder("theirs")
     files = [file_of(f"file://{mine}/data/a.parquet", 1, 9), file_of(f"file://{theirs}/data/{SECRET}.parquet", 1, 9)]
     naming = manifest(mine / "metadata" / "own.avro", files, 7)
@@ -243,7 +244,7 @@ async def test_a_manifest_that_names_anothers_file_is_not_planned(lake: Lake) ->
     assert SECRET in (await lake.plan("wendy", "mine")).raw.decode()
 
 
-async def test_files_in_places_of_nobody_s_are_an_unconfined_writer_s_to_add(lake: Lake, tmp_path: Path) -> None:
+async def test_only_an_unconfined_writer_may_add_files_outside_all_tables(lake: Lake, tmp_path: Path) -> None:
     mine = await lake.folder("mine")
     legacy = f"file://{tmp_path}/warehouse/legacy/hive/p=1/a.parquet"
     naming = manifest(mine / "metadata" / "own.avro", [file_of(legacy, 1, 9)], 7)
@@ -251,7 +252,7 @@ async def test_files_in_places_of_nobody_s_are_an_unconfined_writer_s_to_add(lak
     assert (await lake.commit("wendy", "mine", 7, made)).status == 400
     assert (await lake.commit("root", "mine", 7, made)).status == 200
     assert legacy in (await lake.plan("wendy", "mine")).raw.decode()
-    # What stands is carried over by whoever merges manifests.
+    # A merge of manifests copies the existing entries.
     files = [file_of(legacy, 1, 9), file_of(f"file://{mine}/data/b.parquet", 1, 9)]
     merged = manifest(mine / "metadata" / "merged.avro", files, 7, status=EXISTING)
     made = manifest_list(mine / "metadata" / "l2.avro", [merged])
@@ -259,8 +260,8 @@ async def test_files_in_places_of_nobody_s_are_an_unconfined_writer_s_to_add(lak
 
 
 @pytest.mark.parametrize("kept", [None, "table-uuid", "location"])
-async def test_metadata_that_were_written_over_open_nothing_of_another_table(lake: Lake, kept: str | None) -> None:
-    """A table's writers may write where its metadata file lies."""
+async def test_overwritten_metadata_opens_no_file_of_another_table(lake: Lake, kept: str | None) -> None:
+    """A table's writers may be able to overwrite its metadata file."""
     theirs = await lake.metadata("theirs")
     path, own = await lake.table_of_another_catalog()
     path.write_text(json.dumps(theirs if kept is None else {**theirs, kept: own[kept]}))
@@ -271,8 +272,8 @@ async def test_metadata_that_were_written_over_open_nothing_of_another_table(lak
         assert answer.error[0] == 403, route
 
 
-async def test_a_native_commit_goes_by_the_places_in_the_database_not_by_the_metadata_file(lake: Lake) -> None:
-    """Who may write the table's folder may write another location, or path, into its metadata file."""
+async def test_native_commit_uses_locations_of_the_database_and_not_of_the_metadata_file(lake: Lake) -> None:
+    """A user who may write the table's folder can put another location or path into its metadata file."""
     theirs = await lake.metadata("theirs")
     path, metadata = await lake.table_of_another_catalog()
     own = metadata["location"]
@@ -288,8 +289,8 @@ async def test_a_native_commit_goes_by_the_places_in_the_database_not_by_the_met
     assert await send("wendy", f"{own}/data/0.parquet") == 200
 
 
-async def test_a_refused_plan_leaves_no_view_that_the_rightful_table_would_use(lake: Lake) -> None:
-    """Views are cached by the path of the manifest list, and built by the specs of the table that asks first."""
+async def test_rejected_plan_leaves_no_view_that_the_rightful_table_would_use(lake: Lake) -> None:
+    """Views are cached by the path of the manifest list, and built with the specs of the first table that uses it."""
     folder = await lake.folder("theirs")
     file = file_of(f"file://{folder}/data/2.parquet", 1, 9)
     made = manifest_list(folder / "metadata" / "l2.avro", [manifest(folder / "metadata" / "m2.avro", [file], 2)])
@@ -306,7 +307,7 @@ async def test_a_refused_plan_leaves_no_view_that_the_rightful_table_would_use(l
 
 
 @pytest.mark.parametrize("many", [1, 100])
-async def test_a_path_with_dots_behind_an_own_prefix_is_not_planned(lake: Lake, many: int) -> None:
+async def test_path_with_dots_after_the_tables_prefix_is_not_planned(lake: Lake, many: int) -> None:
     mine, theirs = await lake.folder("mine"), await lake.folder("theirs")
     made = manifest_list(
         mine / "metadata" / "l.avro",
@@ -323,8 +324,8 @@ async def test_a_path_with_dots_behind_an_own_prefix_is_not_planned(lake: Lake, 
 
 
 @pytest.mark.parametrize("overwritten", ["manifest", "manifest list", "dots"])
-async def test_an_expiration_deletes_and_reads_nothing_of_another_table(lake: Lake, overwritten: str) -> None:
-    """The files that an expired snapshot names are deleted only in the table's own locations."""
+async def test_expiration_neither_deletes_nor_reads_files_of_another_table(lake: Lake, overwritten: str) -> None:
+    """Files that an expired snapshot names are deleted only in the table's own locations."""
     mine, theirs = await lake.folder("mine"), await lake.folder("theirs")
     metadata = mine / "metadata"
     for number in (7, 8):
@@ -361,7 +362,7 @@ async def test_an_expiration_deletes_and_reads_nothing_of_another_table(lake: La
 
 
 @pytest.mark.parametrize("many", [False, True], ids=["few files", "many files"])
-async def test_an_expiration_keeps_a_live_file_that_is_spelled_otherwise(
+async def test_expiration_keeps_a_live_file_whose_path_is_spelled_differently(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, many: bool
 ) -> None:
     if many:
@@ -380,7 +381,7 @@ async def test_an_expiration_keeps_a_live_file_that_is_spelled_otherwise(
     assert (mine / "data" / "7.parquet").exists()
 
 
-async def test_an_expiration_deletes_nothing_in_a_folder_that_only_overwritten_metadata_name(
+async def test_expiration_deletes_nothing_in_a_folder_named_only_by_overwritten_metadata(
     lake: Lake, tmp_path: Path
 ) -> None:
     path, metadata = await lake.table_of_another_catalog()
@@ -418,7 +419,7 @@ async def test_an_expiration_deletes_nothing_in_a_folder_that_only_overwritten_m
     assert (legacy / "1.parquet").exists()
 
 
-async def test_a_rewrite_of_manifests_reads_nothing_of_another_table(lake: Lake) -> None:
+async def test_manifest_rewrite_reads_no_file_of_another_table(lake: Lake) -> None:
     mine, theirs = await lake.folder("mine"), await lake.folder("theirs")
     for number in (7, 8):
         own = manifest(mine / "metadata" / f"m{number}.avro", [file_of(f"file://{mine}/data/7.parquet", 1, 9)], number)
@@ -438,7 +439,7 @@ async def test_a_rewrite_of_manifests_reads_nothing_of_another_table(lake: Lake)
 
 
 @pytest.mark.parametrize("folder", ["of nobody", "of another table"])
-async def test_a_removal_of_orphan_files_deletes_nothing_in_a_folder_that_only_overwritten_metadata_name(
+async def test_orphan_removal_deletes_nothing_in_a_folder_named_only_by_overwritten_metadata(
     lake: Lake, tmp_path: Path, folder: str
 ) -> None:
     path, metadata = await lake.table_of_another_catalog()

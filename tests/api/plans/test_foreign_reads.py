@@ -1,4 +1,4 @@
-"""No outcome of a commit tells what the files of another table contain."""
+"""Tests that the outcome of a commit reveals nothing about the contents of another table's files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ lake = test_foreign_files.lake
 
 
 def _written(path: Path) -> DataFile:
-    """Return a file with the text SECRET, and no bounds."""
+    """Return a file with the text SECRET and without bounds."""
     fields = [
         pa.field(name, kind, metadata={"PARQUET:field_id": str(number)})
         for number, (name, kind) in enumerate((("id", pa.int64()), ("data", pa.string())), 1)
@@ -42,19 +42,19 @@ async def _ask(lake: Lake, value: str, **body: Any) -> Answer:
     return await lake("wendy", "POST", "/api/v1/tables/mine/t/commit", body)
 
 
-async def test_a_change_is_not_held_against_rows_of_another_table(lake: Lake) -> None:
+async def test_change_is_not_compared_with_rows_of_another_table(lake: Lake) -> None:
     mine, theirs = await lake.folder("mine"), await lake.folder("theirs")
     secret = _written(theirs / "data" / "victim.parquet")
     own = manifest(mine / "metadata" / "own.avro", [file_of(f"file://{mine}/data/a.parquet", 1, 9)], 7)
     made = manifest_list(mine / "metadata" / "l.avro", [own])
     assert (await lake.commit("wendy", "mine", 7, made)).status == 200
-    # Both are written over after the commit.
+    # Both are overwritten after the commit.
     manifest_list(mine / "metadata" / "l.avro", [manifest(mine / "metadata" / "own.avro", [secret], 7)])
     for value in (SECRET, "another"):
         assert (await _ask(lake, value)).error[:2] == (403, "ForbiddenException"), value
 
 
-async def test_own_rows_are_still_compared(lake: Lake) -> None:
+async def test_change_is_still_compared_with_rows_of_its_own_table(lake: Lake) -> None:
     mine = await lake.folder("mine")
     own = manifest(mine / "metadata" / "own.avro", [_written(mine / "data" / "a.parquet")], 7)
     made = manifest_list(mine / "metadata" / "l.avro", [own])
@@ -63,14 +63,14 @@ async def test_own_rows_are_still_compared(lake: Lake) -> None:
     assert (await _ask(lake, "another")).status == 200
 
 
-async def test_a_change_reads_no_list_or_manifest_of_another_table(lake: Lake) -> None:
+async def test_change_reads_no_manifest_or_list_of_another_table(lake: Lake) -> None:
     mine, theirs = await lake.folder("mine"), await lake.folder("theirs")
     own = manifest(mine / "metadata" / "own.avro", [file_of(f"file://{mine}/data/a.parquet", 1, 9)], 7)
     second = manifest_list(mine / "metadata" / "l8.avro", [own])
     assert (await lake.commit("wendy", "mine", 7, manifest_list(mine / "metadata" / "l7.avro", [own]))).status == 200
     assert (await lake.commit("wendy", "mine", 8, second, **{"parent-snapshot-id": 7})).status == 200
     foreign = manifest(theirs / "metadata" / "m.avro", [file_of(f"file://{theirs}/x", 1, 9)], 7, write=False)
-    manifest_list(mine / "metadata" / "l7.avro", [foreign])  # the list of an earlier snapshot
+    manifest_list(mine / "metadata" / "l7.avro", [foreign])  # The list of an earlier snapshot
     remove = {"add": [], "scope": None, "remove": [{"file-path": f"file://{mine}/data/a.parquet"}]}
     for body in ({}, remove):
         answer = await _ask(lake, "another", **body)
@@ -81,7 +81,7 @@ async def test_a_change_reads_no_list_or_manifest_of_another_table(lake: Lake) -
 def _manifest(
     path: Path, entries: list[Entry], snapshot_id: int, sequence: int, *counts: int, write: bool = True
 ) -> Manifest:
-    """Told to have `counts` added and existing files."""
+    """Return a manifest whose list entry counts `counts` added and existing files."""
     schema = {**SCHEMA, "schema-id": 0}
     data = manifest_bytes(entries, version=2, content=0, style=STYLE, spec_id=0, fields=(), kinds=KINDS, schema=schema)
     if write:
@@ -93,7 +93,7 @@ def _manifest(
     return Manifest(f"file://{path}", len(data), *numbers, entries, None, counts=told)
 
 
-async def test_a_rebase_copies_no_manifest_of_another_table(lake: Lake) -> None:
+async def test_rebase_copies_no_manifest_of_another_table(lake: Lake) -> None:
     mine, theirs = [await lake.folder(name) / "metadata" for name in ("mine", "theirs")]
     mine.mkdir(exist_ok=True)
     a, b, c, n = (file_of(f"file://{mine.parent}/data/{name}.parquet", 1, 9) for name in "abcn")
@@ -128,7 +128,7 @@ async def test_a_rebase_copies_no_manifest_of_another_table(lake: Lake) -> None:
     assert await commit(12, "b", 11, 2, [_manifest(mine / "m2.avro", merged, 12, 2, 1, 1)]) == 200
     third = _manifest(mine / "m3.avro", [Entry(ADDED, 13, None, None, c)], 13, 3, 1, 0)
     assert await commit(13, "main", 11, 3, [first, third]) == 200
-    # Written over after the commit: the list of the current snapshot names the other table's manifest.
+    # Overwritten after the commit: the list of the current snapshot names the other table's manifest.
     manifest_list(mine / "l13.avro", [first, third, victim])
     stale = [Entry(EXISTING, 11, 1, 1, a), Entry(ADDED, 2, None, None, n)]
     own = _manifest(mine / "n1.avro", stale, 2, 9, 1, 1)

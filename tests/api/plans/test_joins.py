@@ -1,4 +1,4 @@
-"""Joins over HTTP: what plan-tables and explain make of them, what they answer, and all that is refused."""
+"""Tests of joins over HTTP: plan tables and explanations with joins, their answers and all errors."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ REGIONS = ("AFRICA", "AMERICA", "ASIA", "EUROPE")
 
 
 class Star:
-    """`db.fact` of 20 files, file n of which has the suppliers from 100 n on; `db.supplier` of 2,000 suppliers,
-    every fourth of one region, and `db.nation` of 25, which suppliers are of in turn.
+    """A star schema.
+
+    `db.fact` has 20 files; file n has the suppliers from 100 n on. `db.supplier` has 2,000 suppliers, every
+    fourth of one region. `db.nation` has 25 nations, assigned to suppliers in turn.
     """
 
     fact: StarTable
@@ -55,7 +57,7 @@ class Star:
         return found
 
     async def kept(self, *joins: dict[str, Any], **body: Any) -> list[int]:
-        """Numbers of the files that are left, which `explain` and a plan table agree on."""
+        """Return the numbers of the remaining files, and check that `explain` and a plan table agree."""
         answer = await self("POST", f"{OWN}/fact/explain", {**body, "joins": list(joins), "files": True})
         assert answer.status == 200, answer.raw
         assert (await self.plan(*joins, **{{"where": "predicate"}.get(name, name): body[name] for name in body}))[
@@ -92,14 +94,14 @@ def supplier(predicate: str | None = None, **more: Any) -> dict[str, Any]:
     return {"table": ["db", "supplier"], "on": {"f_supplier": "s_key"}, **said, **more}
 
 
-async def test_files_stay_that_may_hold_a_row_of_the_joined_table(star: Star) -> None:
+async def test_files_that_may_have_a_row_of_the_joined_table_are_kept(star: Star) -> None:
     assert await star.kept(supplier("s_key BETWEEN 250 AND 449")) == [2, 3, 4]
     assert await star.kept(supplier("s_key IN (255, 1990)")) == [2, 19]
     assert await star.kept(supplier("s_key BETWEEN 250 AND 1449")) == list(range(2, 15))
     assert await star.kept(supplier("s_key > 5000")) == []
 
 
-async def test_the_outcome_of_each_join_is_reported_parents_first(star: Star) -> None:
+async def test_outcome_of_each_join_is_reported_parents_first(star: Star) -> None:
     nation = {"table": ["db", "nation"], "on": {"s_nation": "n_key"}, "predicate": "n_name = 'n03'"}
     joins = [supplier("s_region = 'ASIA'", joins=[nation]), supplier("s_key < 700"), supplier("s_key < 0")]
     made = await star.plan(*joins)
@@ -113,12 +115,12 @@ async def test_the_outcome_of_each_join_is_reported_parents_first(star: Star) ->
     assert "joins" not in (await star("POST", f"{OWN}/fact/plan-tables", {})).json
 
 
-async def test_names_of_columns_do_not_mind_case_and_conditions_hold_together(star: Star) -> None:
+async def test_join_columns_ignore_case_and_all_conditions_apply(star: Star) -> None:
     upper = {"table": ["db", "supplier"], "on": {"F_SUPPLIER": "S_Key"}, "predicate": "S_KEY BETWEEN 100 AND 999"}
     assert await star.kept(upper, supplier("s_key BETWEEN 500 AND 1999"), where="f_key < 7000") == [5, 6]
 
 
-async def test_plans_with_the_same_keys_share_a_name_and_no_others(star: Star) -> None:
+async def test_only_plans_with_the_same_keys_share_a_name(star: Star) -> None:
     first = (await star.plan(supplier("s_key BETWEEN 250 AND 749")))["name"]
     assert (await star.plan(supplier("s_key >= 250 AND s_key < 750")))["name"] == first
     assert (await star.plan(supplier("s_key BETWEEN 250 AND 748")))["name"] != first
@@ -130,9 +132,9 @@ async def test_plans_with_the_same_keys_share_a_name_and_no_others(star: Star) -
     assert (again["name"], again["joins"][0]["snapshot-id"]) == (first, 2)
 
 
-async def test_a_joined_table_is_read_at_the_snapshot_asked_for_and_a_commit_costs_its_new_files(star: Star) -> None:
+async def test_joined_table_is_read_at_the_requested_snapshot_and_a_commit_reads_only_new_files(star: Star) -> None:
     assert (await star.plan(supplier("s_key >= 1900")))["joins"][0]["keys"] == 100
-    for file in star.supplier.data:  # whose columns are in memory now
+    for file in star.supplier.data:  # Its columns are in memory now.
         Path(file.path.removeprefix("file://")).unlink()
     await star.supplier.commit([star.supplier.file([_supplier(number) for number in range(1950, 2050)])])
     told = (await star.plan(supplier("s_key >= 1900")))["joins"][0]
@@ -141,14 +143,14 @@ async def test_a_joined_table_is_read_at_the_snapshot_asked_for_and_a_commit_cos
     assert (told["keys"], told["snapshot-id"]) == (50, 1)
 
 
-async def test_what_cannot_be_told_by_keys_is_left_out_with_a_reason(star: Star) -> None:
+async def test_join_that_keys_cannot_decide_is_skipped_with_a_reason(star: Star) -> None:
     floats = {"table": ["db", "supplier"], "on": {"f_rate": "s_rate"}, "predicate": "s_key = 5"}
     kinds = {"table": ["db", "supplier"], "on": {"f_supplier": "s_region"}}
     made = await star.plan(floats, kinds, supplier("s_key = 255"))
     assert [(one["used"], one["keys"]) for one in made["joins"]] == [(False, None), (False, None), (True, 1)]
     assert "cannot be compared by keys" in made["joins"][0]["reason"]
     assert made["files"] == 1
-    # Of several columns those that can be are.
+    # Of several columns, the usable ones are used.
     both = {"table": ["db", "supplier"], "on": {"f_rate": "s_rate", "f_supplier": "s_key"}, "predicate": "s_key = 5"}
     assert await star.kept(both) == [0]
 
@@ -161,7 +163,7 @@ async def test_what_cannot_be_told_by_keys_is_left_out_with_a_reason(star: Star)
         ({"join_wait_s": 0.0}, "still being read"),
     ],
 )
-async def test_a_joined_table_past_a_bound_is_left_out(tmp_path: Path, settings: dict[str, Any], reason: str) -> None:
+async def test_joined_table_over_a_limit_is_skipped(tmp_path: Path, settings: dict[str, Any], reason: str) -> None:
     async with running(tmp_path, **settings) as server:
         star = await made_star(Api(server))
         made = await star.plan(supplier("s_region = 'ASIA'"))
@@ -170,7 +172,7 @@ async def test_a_joined_table_past_a_bound_is_left_out(tmp_path: Path, settings:
         assert made["files"] == 20
 
 
-async def test_a_data_file_that_is_gone_leaves_the_join_out(star: Star) -> None:
+async def test_missing_data_file_skips_the_join(star: Star) -> None:
     Path(star.supplier.data[0].path.removeprefix("file://")).unlink()
     made = await star.plan(supplier("s_key = 255"))
     assert (made["joins"][0]["used"], made["files"]) == (False, 20)
@@ -183,7 +185,7 @@ def nested(levels: int) -> dict[str, Any]:
     return supplier(joins=[join])
 
 
-async def test_joins_that_make_no_sense_are_refused_by_what_is_wrong(star: Star) -> None:
+async def test_invalid_joins_are_rejected_with_the_reason(star: Star) -> None:
     cases: list[tuple[list[dict[str, Any]], str]] = [
         ([supplier("nosuch = 5")], "db.supplier: "),
         ([supplier("s_key =")], "db.supplier: "),
@@ -206,7 +208,7 @@ async def test_joins_that_make_no_sense_are_refused_by_what_is_wrong(star: Star)
     assert (await star.plan(nested(4)))["joins"][3]["used"]
 
 
-async def test_a_joined_table_that_is_not_there_is_not_found(star: Star) -> None:
+async def test_missing_joined_table_is_not_found(star: Star) -> None:
     for table in (["db", "nosuch"], ["nosuch", "supplier"]):
         join = {"table": table, "on": {"f_supplier": "s_key"}}
         answer = await star("POST", f"{OWN}/fact/plan-tables", {"joins": [supplier(), join]})
@@ -214,7 +216,7 @@ async def test_a_joined_table_that_is_not_there_is_not_found(star: Star) -> None
         assert "does not exist" in answer.error[2]
 
 
-async def test_who_may_not_read_a_joined_table_is_refused_the_request(tmp_path: Path) -> None:
+async def test_request_without_the_right_to_read_a_joined_table_is_rejected(tmp_path: Path) -> None:
     secrets, clock = {}, SystemClock()
     grants = {"root": [Grant("root", "admin")], "rita": [Grant("rita", "reader", ("db",))]}
     async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
@@ -236,7 +238,7 @@ async def test_who_may_not_read_a_joined_table_is_refused_the_request(tmp_path: 
                 assert (await root("POST", f"{OWN}/fact/{route}", {"joins": joins})).status in (200, 404)
 
 
-async def test_the_client_asks_with_joins_and_tells_what_became_of_them(star: Star) -> None:
+async def test_client_sends_joins_and_reports_their_outcome(star: Star) -> None:
     client = SeamarkClient(star.server.url)
     join = supplier("s_key BETWEEN 250 AND 449")
     made = await asyncio.to_thread(client.plan_table, "db.fact", joins=[join])
@@ -248,10 +250,10 @@ async def test_the_client_asks_with_joins_and_tells_what_became_of_them(star: St
 
 
 ELSEWHERE = "s_nation IN (1, 6, 11, 16, 21)"
-"""Of 400 suppliers, of whom no file has a row, though each has lesser and greater ones."""
+"""Values of 400 suppliers that occur in no file, although each file has lesser and greater values."""
 
 
-async def test_an_index_that_is_far_away_leaves_nothing_out_by_keys_until_it_is_here(tmp_path: Path) -> None:
+async def test_remote_index_prunes_by_keys_only_once_it_is_local(tmp_path: Path) -> None:
     async with running(tmp_path, index_whole_bytes=0) as server:
         star = await made_star(Api(server))
         await star.fact.index("i", "bitmap", ["f_supplier"], star.fact.data)
@@ -268,7 +270,7 @@ async def test_an_index_that_is_far_away_leaves_nothing_out_by_keys_until_it_is_
 
 
 @pytest.mark.parametrize("part", range(8))
-async def test_a_damaged_index_never_loses_a_file_to_a_join(tmp_path: Path, part: int) -> None:
+async def test_damaged_index_never_loses_a_file_of_a_join(tmp_path: Path, part: int) -> None:
     async with running(tmp_path) as server:
         star = await made_star(Api(server))
         for column in ("f_supplier", "f_key"):
@@ -282,7 +284,7 @@ async def test_a_damaged_index_never_loses_a_file_to_a_join(tmp_path: Path, part
         assert 7 in await star.kept(*joins, where="f_key < 9000 AND f_key <> 3")
 
 
-async def test_tables_that_share_files_have_the_defaults_of_their_own_columns(api: Api) -> None:
+async def test_tables_that_share_files_use_defaults_of_their_own_columns(api: Api) -> None:
     fact = await StarTable.create(api, "fact", [Col(1, "f_key", "int")])
     await fact.commit([fact.file([{"f_key": 7}]), fact.file([{"f_key": 8}])])
     one = await StarTable.create(api, "one", [Col(1, "id", "int")], version=3)
@@ -300,7 +302,7 @@ async def test_tables_that_share_files_have_the_defaults_of_their_own_columns(ap
     assert files == {"one": 0, "other": 1}
 
 
-async def test_of_more_conditions_than_are_looked_at_together_the_narrowest_are(star: Star) -> None:
+async def test_narrowest_conditions_are_used_when_there_are_too_many(star: Star) -> None:
     for name in ("f_key", "f_supplier"):
         assert await star.fact.index(name, "bitmap", [name], star.fact.data)
     where = " AND ".join(f"f_key > {number}" for number in range(601, 641))
@@ -308,7 +310,7 @@ async def test_of_more_conditions_than_are_looked_at_together_the_narrowest_are(
     assert await star.kept(supplier("s_key BETWEEN 0 AND 65"), where=where) == [0]
 
 
-async def test_a_joined_table_that_decodes_to_more_than_the_limit_is_left_out(tmp_path: Path) -> None:
+async def test_joined_table_that_decodes_to_more_than_the_limit_is_skipped(tmp_path: Path) -> None:
     async with running(tmp_path, decoded_limit_bytes=1 << 20) as server:
         api = Api(server)
         fact = await StarTable.create(api, "fact", FACT)

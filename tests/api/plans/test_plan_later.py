@@ -1,4 +1,4 @@
-"""Plans that take their time: answered later under an id, waited for, given up, and left by a server that stops."""
+"""Tests of plans that take long: answered later under an id, awaited, cancelled, and left by a server that stops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.server.test_bodies import make_tokens
 
 
 class Slow:
-    """A planner whose plans wait for `go`, and that says it has `undecoded` entries before it."""
+    """A planner whose plans wait for `go`, and that reports `undecoded` entries before the plan."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, undecoded: int) -> None:
         self.go = asyncio.Event()
@@ -40,7 +40,7 @@ class Slow:
         monkeypatch.setattr(planning, "POLL_S", 0.05)
 
 
-async def test_a_plan_that_must_read_very_much_is_answered_later(planned: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_plan_that_reads_very_much_is_answered_later(planned: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Slow(monkeypatch, 10_000_000)
     submitted = await planned("POST", f"{T}/plan", {"filter": EQ_5})
     assert set(submitted.json) == {"status", "plan-id"}
@@ -56,7 +56,7 @@ async def test_a_plan_that_must_read_very_much_is_answered_later(planned: Api, m
     assert slow.made == 1, "and is not made again for that"
 
 
-async def test_a_plan_id_is_known_to_every_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_plan_id_is_known_to_every_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Slow(monkeypatch, 10_000_000)
     async with running(tmp_path) as one, running(tmp_path) as two:
         here, there = Api(one), Api(two)
@@ -72,14 +72,14 @@ async def test_a_plan_id_is_known_to_every_replica(tmp_path: Path, monkeypatch: 
         assert other.error[:2] == (404, "NoSuchPlanIdException")
 
 
-async def test_a_cancelled_plan_is_made_no_further(planned: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelled_plan_is_not_continued(planned: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Slow(monkeypatch, 10_000_000)
     plan_id = (await planned("POST", f"{T}/plan", {})).json["plan-id"]
     monkeypatch.setattr(planning, "POLL_S", 20)
     asked = asyncio.create_task(planned("GET", f"{T}/plan/{plan_id}"))
     await asyncio.sleep(0.1)
     assert (await planned("DELETE", f"{T}/plan/{plan_id}")).status == 204
-    # Not "cancelled": it may be another client's with the same plan. Who gave it up does not ask again.
+    # Not "cancelled": another client may have the same plan. A client that cancelled does not ask again.
     assert (await asked).json == {"status": "submitted"}
     slow.go.set()
     await asyncio.sleep(0.05)
@@ -87,10 +87,10 @@ async def test_a_cancelled_plan_is_made_no_further(planned: Api, monkeypatch: py
     assert (await planned("DELETE", f"{T}/plan/{plan_id}")).status == 204, "a repeat is answered alike"
 
 
-async def test_a_principal_cancels_its_own_plan_and_not_that_of_another(
+async def test_principal_cancels_its_own_plan_and_not_another_principals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Equal requests of a table have equal ids."""
+    """Equal requests for a table have equal ids."""
     slow, secrets = Slow(monkeypatch, 10_000_000), await make_tokens(tmp_path)
     async with running(tmp_path, auth="token") as server:
         api = Api(server)
@@ -112,22 +112,20 @@ async def test_a_principal_cancels_its_own_plan_and_not_that_of_another(
         assert numbers(done) == [0, 1, 2]
 
 
-async def test_pyiceberg_which_does_not_come_back_waits_for_its_plan(
-    planned: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_pyiceberg_which_does_not_poll_waits_for_its_plan(planned: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Slow(monkeypatch, 10_000_000)
     slow.go.set()
     assert numbers(await planned("POST", f"{T}/plan", {"filter": EQ_5}, headers=PYICEBERG)) == [0]
 
 
-async def test_a_plan_whose_id_would_not_fit_a_url_is_waited_for(planned: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_plan_whose_id_is_too_long_for_a_url_is_awaited(planned: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     Slow(monkeypatch, 10_000_000).go.set()
     values = [n * 7919 % 1_000_003 for n in range(5_000)]
     answer = await planned("POST", f"{T}/plan", {"filter": {"type": "in", "term": "id", "values": values}})
     assert answer.json["status"] == "completed"
 
 
-async def test_the_server_stops_while_plans_are_being_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_server_stops_while_plans_are_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Slow(monkeypatch, 10_000_000)
     async with running(tmp_path, drain_timeout_s=2) as server:
         api = Api(server)

@@ -1,4 +1,4 @@
-"""Plans in pages: plan tasks cover every file once, on every replica, whatever is committed or expires since."""
+"""Tests of plans in pages: plan tasks cover every file once, on every replica, whatever is committed or expires."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.server.rig import running
 
 @pytest.fixture
 async def paged(tmp_path: Path) -> AsyncIterator[Api]:
-    """As `planned`, where every answer of more than 2 files comes in pages of 4."""
+    """Return an API like `planned`, where every answer of more than 2 files is split into pages of 4."""
     async with running(tmp_path, plan_inline_limit=2, plan_page_size=4) as server:
         api = Api(server)
         await api.table()
@@ -28,7 +28,7 @@ async def paged(tmp_path: Path) -> AsyncIterator[Api]:
         yield api
 
 
-async def test_more_files_than_fit_come_as_plan_tasks_that_cover_each_once(paged: Api) -> None:
+async def test_plan_tasks_cover_each_file_once_when_files_exceed_one_answer(paged: Api) -> None:
     whole = await paged("POST", f"{T}/plan", {})
     assert whole.json["file-scan-tasks"] == []
     assert len(whole.json["plan-tasks"]) == 8
@@ -41,8 +41,8 @@ async def test_more_files_than_fit_come_as_plan_tasks_that_cover_each_once(paged
     assert numbers(few) == [28, 29]
 
 
-async def test_every_page_leaves_out_residuals_and_tells_sequence_numbers_where_that_was_asked(paged: Api) -> None:
-    """As our own client does; to others, nothing is told that the standard does not have."""
+async def test_every_page_follows_the_options_for_residuals_and_sequence_numbers(paged: Api) -> None:
+    """Our own client sends these options; other clients receive only fields of the standard."""
     where = {"filter": {"type": "gt", "term": "id", "value": 5}}
     for own, more in ((True, {"seamark": {"residuals": False, "sequence-numbers": True}}), (False, {})):
         whole = await paged("POST", f"{T}/plan", {**where, **more})
@@ -55,7 +55,7 @@ async def test_every_page_leaves_out_residuals_and_tells_sequence_numbers_where_
     assert wrong.error[:2] == (400, "BadRequestException")
 
 
-async def test_pages_are_of_the_plan_that_was_made_whatever_was_committed_since(paged: Api) -> None:
+async def test_pages_belong_to_their_plan_whatever_is_committed_later(paged: Api) -> None:
     whole = await paged("POST", f"{T}/plan", {"filter": {"type": "gt-eq", "term": "id", "value": 100}})
     await append(paged, "t", tens(60)[30:], snapshot_id=2, parent=1)
     renamed = {**SCHEMA, "schema-id": 1, "fields": [{**SCHEMA["fields"][0], "name": "key"}, SCHEMA["fields"][1]]}
@@ -82,10 +82,10 @@ async def test_any_replica_answers_a_plan_task(tmp_path: Path) -> None:
         assert await pages(there, whole) == list(range(30))
 
 
-async def test_a_plan_that_kept_more_elsewhere_loses_no_file_of_its_pages(
+async def test_replica_that_kept_fewer_files_answers_pages_without_loss(
     paged: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A replica short of time keeps files that this one leaves out: pages are of the view, not of what was found."""
+    """A replica short of time keeps files that this replica prunes: pages divide the view, not the plan's result."""
     where = {"filter": {"type": "in", "term": "id", "values": [15, 95, 105, 185, 255]}}
     whole = await paged("POST", f"{T}/plan", where)
     assert await pages(paged, whole) == [1, 9, 10, 18, 25]
@@ -99,7 +99,7 @@ async def test_a_plan_that_kept_more_elsewhere_loses_no_file_of_its_pages(
     assert await pages(paged, whole) == list(range(30))
 
 
-async def test_a_plan_task_is_good_for_its_own_table_and_as_long_as_its_snapshot_lives(paged: Api) -> None:
+async def test_plan_task_is_valid_for_its_table_while_its_snapshot_exists(paged: Api) -> None:
     token = (await paged("POST", f"{T}/plan", {})).json["plan-tasks"][0]
     await paged.table("u")
     await append(paged, "u", tens(3), snapshot_id=1)
@@ -118,8 +118,8 @@ async def expire(api: Api, *snapshot_ids: int) -> None:
     assert (await api("POST", T, gone)).status == 200
 
 
-async def test_pages_of_an_incremental_scan_do_without_its_start(paged: Api) -> None:
-    """The start is exclusive: where it expired, scans from it go on, their pages as well."""
+async def test_pages_of_an_incremental_scan_work_after_its_start_expired(paged: Api) -> None:
+    """The start is exclusive: after its expiry, scans from it continue, and so do their pages."""
     await append(paged, "t", tens(60)[30:], snapshot_id=2, parent=1)
     between = {"start-snapshot-id": 1, "end-snapshot-id": 2}
     before = await paged("POST", f"{T}/plan", between)
@@ -129,7 +129,7 @@ async def test_pages_of_an_incremental_scan_do_without_its_start(paged: Api) -> 
 
 
 async def test_pages_of_an_incremental_scan_lose_no_file_when_snapshots_expire(paged: Api) -> None:
-    """Without a start it begins with the oldest snapshot that is known, whose expiry must not move what pages mean."""
+    """Without a start it begins with the oldest known snapshot, whose expiry must not change the meaning of pages."""
     await append(paged, "t", tens(60)[30:], snapshot_id=2, parent=1)
     await append(paged, "t", tens(90)[60:], snapshot_id=3, parent=2)
     whole = await paged("POST", f"{T}/plan", {"end-snapshot-id": 3})
@@ -146,7 +146,9 @@ async def test_pages_of_an_incremental_scan_lose_no_file_when_snapshots_expire(p
         assert late.error[:2] == (404, "NoSuchPlanTaskException")
 
 
-async def test_a_filter_too_long_for_tokens_is_answered_in_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_filter_too_long_for_tokens_is_answered_in_one_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("seamark.metaserver.planner.scan.tokens.TOKENS_BYTES_MAX", 2_000)
     async with running(tmp_path, plan_inline_limit=2, plan_page_size=4) as server:
         api = Api(server)
@@ -164,7 +166,7 @@ LISTED = {"type": "in", "term": "id", "values": [n * 7919 % 10_007 for n in rang
 
 
 async def fetched(api: Api, answer: Answer, headers: dict[str, str], residual_bytes: int) -> list[Any]:
-    """Return the tasks of an answer, and of its plan tasks and theirs; each answer within its bytes of residuals."""
+    """Return the tasks of an answer and, recursively, of its plan tasks; check each answer's bytes of residuals."""
     assert answer.status == 200, answer.raw
     found = answer.json["file-scan-tasks"]
     assert len(found) < 2 or sum(len(json.dumps(one["residual-filter"])) for one in found) < residual_bytes
@@ -176,7 +178,7 @@ async def fetched(api: Api, answer: Answer, headers: dict[str, str], residual_by
 
 @pytest.fixture
 async def narrow(tmp_path: Path) -> AsyncIterator[Api]:
-    """Some three residuals of `LISTED` fit one answer."""
+    """Return an API where an answer has space for about three residuals of `LISTED`."""
     async with running(tmp_path, plan_residual_bytes=50_000) as server:
         api = Api(server)
         await api.table()
@@ -185,7 +187,7 @@ async def narrow(tmp_path: Path) -> AsyncIterator[Api]:
 
 
 @pytest.mark.parametrize("headers", [JAVA, {"X-Seamark-Residuals": "exact"}, {**JAVA, "X-Seamark-Residuals": "Exact"}])
-async def test_a_client_that_may_filter_by_residuals_alone_gets_them_whole_on_smaller_pages(
+async def test_client_that_filters_only_by_residuals_gets_them_whole_on_smaller_pages(
     narrow: Api, headers: dict[str, str]
 ) -> None:
     whole = await narrow("POST", f"{T}/plan", {"filter": LISTED}, headers=headers)
@@ -196,17 +198,17 @@ async def test_a_client_that_may_filter_by_residuals_alone_gets_them_whole_on_sm
     assert all(sorted(task["residual-filter"]["values"]) == sorted(LISTED["values"]) for task in tasks)
 
 
-async def test_a_client_that_filters_rows_again_gets_short_residuals_at_once(narrow: Api) -> None:
+async def test_client_that_filters_rows_again_gets_short_residuals_in_one_answer(narrow: Api) -> None:
     for headers, residual in (({**JAVA, **SHORT}, "and"), (PYICEBERG, "and"), (SHORT, None), ({}, None)):
         answer = await narrow("POST", f"{T}/plan", {"filter": LISTED}, headers=headers)
         assert numbers(answer) == list(range(30))
         told = [task.get("residual-filter") for task in answer.json["file-scan-tasks"]]
         assert {one and one["type"] for one in told} == {residual}
-    again = await narrow("POST", f"{T}/plan", {"filter": LISTED}, headers=JAVA)  # no kept answer of another client
+    again = await narrow("POST", f"{T}/plan", {"filter": LISTED}, headers=JAVA)  # No cached answer of another client
     assert "plan-tasks" in again.json
 
 
-async def test_plan_tasks_of_a_client_that_filters_again_are_cut_for_one_that_does_not(tmp_path: Path) -> None:
+async def test_plan_tasks_of_a_client_that_filters_again_are_split_for_one_that_does_not(tmp_path: Path) -> None:
     async with running(tmp_path, plan_residual_bytes=50_000, plan_inline_limit=2) as server:
         api = Api(server)
         await api.table()
@@ -218,9 +220,7 @@ async def test_plan_tasks_of_a_client_that_filters_again_are_cut_for_one_that_do
         assert {task["residual-filter"]["type"] for task in tasks} == {"in"}
 
 
-async def test_plan_tasks_that_do_not_fit_one_answer_are_cut_again(
-    narrow: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_plan_task_too_large_for_one_answer_is_split_again(narrow: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.metaserver.planner.scan.tokens.TOKENS_BYTES_MAX", 20_000)
     whole = await narrow("POST", f"{T}/plan", {"filter": LISTED}, headers=JAVA)
     assert 2 <= len(whole.json["plan-tasks"]) < 5
@@ -228,7 +228,7 @@ async def test_plan_tasks_that_do_not_fit_one_answer_are_cut_again(
     assert len(tasks) == len({task["data-file"]["file-path"] for task in tasks}) == 30
 
 
-async def test_a_filter_too_long_for_plan_tasks_and_exact_residuals_is_refused_with_what_to_do(
+async def test_filter_too_long_for_plan_tasks_and_exact_residuals_is_rejected_with_advice(
     narrow: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("seamark.metaserver.planner.scan.tokens.TOKENS_BYTES_MAX", 2_000)
@@ -238,7 +238,7 @@ async def test_a_filter_too_long_for_plan_tasks_and_exact_residuals_is_refused_w
     assert numbers(await narrow("POST", f"{T}/plan", {"filter": LISTED}, headers={**JAVA, **SHORT})) == list(range(30))
 
 
-async def test_a_word_that_the_header_of_residuals_does_not_know_is_refused(paged: Api) -> None:
+async def test_unknown_value_of_the_residuals_header_is_rejected(paged: Api) -> None:
     refused = await paged("POST", f"{T}/plan", {}, headers={"X-Seamark-Residuals": "brief"})
     assert refused.error[:2] == (400, "BadRequestException")
     assert "'brief'" in refused.error[2]

@@ -1,5 +1,6 @@
-"""Plans shown as snapshots to requests that carry `X-Seamark-Plans`: who sees them, for how long, and what never keeps
-one."""
+"""Tests of plans as snapshots for requests with `X-Seamark-Plans`: who sees them and for how long, and what
+drops them.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ async def made(late: Late, predicate: str = "id = 5", headers: dict[str, str] = 
 
 
 async def shown(late: Late, headers: dict[str, str] = PLANS, query: str = "") -> dict[int, dict[str, Any]]:
-    """Return the snapshots that loadTable answers with."""
+    """Return the snapshots in the answer of loadTable."""
     answer = await late("GET", f"{STANDARD}/t{query}", headers=headers)
     assert answer.status == 200, answer.raw
     return {one["snapshot-id"]: one for one in answer.json["metadata"]["snapshots"]}
@@ -35,7 +36,7 @@ async def leased(late: Late, ids: list[Any], lease_s: Any, headers: dict[str, st
     return await late("POST", f"{OWN}/t/plan-snapshots", body, headers=headers)
 
 
-async def test_a_plan_is_a_snapshot_for_requests_with_its_header_and_nobody_else(late: Late) -> None:
+async def test_plan_is_a_snapshot_only_for_requests_with_its_header(late: Late) -> None:
     real = (await shown(late, {}))[1]
     plan = await made(late)
     plan_id = plan["plan-snapshot-id"]
@@ -48,14 +49,14 @@ async def test_a_plan_is_a_snapshot_for_requests_with_its_header_and_nobody_else
     assert list(whole(listed(one["manifest-list"]), 2)) == ["file:///t/data/000000.parquet"]
     assert (one["parent-snapshot-id"], one["schema-id"]) == (1, 0)
     assert one["sequence-number"] == real["sequence-number"]
-    assert one["timestamp-ms"] == real["timestamp-ms"] - 1  # the newest one is the table's own
+    assert one["timestamp-ms"] == real["timestamp-ms"] - 1  # The newest snapshot is the table's own.
     for headers in ({}, OTHERS):
         for query in ("", "?snapshots=refs"):
             assert set(await shown(late, headers, query)) == {1}
     assert set(await shown(late, query="?snapshots=refs")) == {1, plan_id}
 
 
-async def test_the_etag_says_which_plans_the_answer_holds(late: Late) -> None:
+async def test_etag_depends_on_the_plans_in_the_answer(late: Late) -> None:
     async def tag(given: str | None = None, query: str = "", **more: str) -> tuple[int, str]:
         headers = {**PLANS, **more, **({} if given is None else {"If-None-Match": given})}
         answer = await late("GET", f"{STANDARD}/t{query}", headers=headers)
@@ -75,7 +76,7 @@ async def test_the_etag_says_which_plans_the_answer_holds(late: Late) -> None:
         assert await tag(within, query) == (200, without)
 
 
-async def test_a_catalog_that_carries_the_header_resolves_no_plan_names(late: Late) -> None:
+async def test_catalog_with_the_header_resolves_no_plan_names(late: Late) -> None:
     name = (await late.plan(predicate="id = 5"))["name"]
     assert (await late("GET", f"{STANDARD}/{name}")).status == 200
     asked = [
@@ -93,8 +94,8 @@ async def test_a_catalog_that_carries_the_header_resolves_no_plan_names(late: La
             assert answer.error[1] == "NoSuchTableException"
 
 
-async def test_a_plan_made_as_a_snapshot_has_no_name_for_anybody(late: Late, tmp_path: Path) -> None:
-    """The name under which the store keeps it can be worked out from what a reader knows."""
+async def test_plan_made_as_a_snapshot_has_no_usable_name(late: Late, tmp_path: Path) -> None:
+    """A reader can compute the name under which the store keeps it."""
     await made(late)
     store = late.server.components.store
     digests = {one.name[:32] for one in plans(tmp_path)}
@@ -122,7 +123,7 @@ async def test_plans_are_shown_until_they_are_withdrawn_or_their_lease_ends(late
     assert set(await shown(late)) == {1}
 
 
-async def test_a_plan_that_one_holder_withdraws_stays_for_another(late: Late) -> None:
+async def test_plan_withdrawn_by_one_holder_stays_for_another(late: Late) -> None:
     first, second = [(await made(late, holder=one))["plan-snapshot-id"] for one in ("a", "b")]
     assert first != second
     assert (await made(late, holder="a"))["plan-snapshot-id"] == first
@@ -130,8 +131,8 @@ async def test_a_plan_that_one_holder_withdraws_stays_for_another(late: Late) ->
     assert set(await shown(late)) == {1, second}
 
 
-async def test_a_plan_is_read_by_the_schema_that_its_question_was_bound_to(late: Late) -> None:
-    """By a later one `id` may be another column."""
+async def test_plan_is_read_with_the_schema_of_its_request(late: Late) -> None:
+    """Under a later schema, `id` may be another column."""
     before = (await made(late))["plan-snapshot-id"]
     renamed = {
         "type": "struct",
@@ -151,8 +152,8 @@ async def test_a_plan_is_read_by_the_schema_that_its_question_was_bound_to(late:
     assert (seen[before]["schema-id"], seen[after]["schema-id"]) == (0, 1)
 
 
-async def test_a_commit_that_removes_a_plans_snapshot_drops_the_plan_and_changes_nothing_else(late: Late) -> None:
-    """As expire_snapshots does, through a catalog with the header: it deletes the plan's files then."""
+async def test_commit_that_removes_a_plans_snapshot_drops_only_the_plan(late: Late) -> None:
+    """expire_snapshots does this through a catalog with the header, and then deletes the plan's files."""
     plan_id = (await made(late))["plan-snapshot-id"]
     await append(late, "t", tens(31)[30:], snapshot_id=2, parent=1)
     updates = [{"action": "remove-snapshots", "snapshot-ids": [1, plan_id]}]
@@ -171,7 +172,7 @@ async def test_a_commit_that_removes_a_plans_snapshot_drops_the_plan_and_changes
     assert set(await shown(late)) == {2}
 
 
-async def test_a_plan_that_a_commit_removed_is_made_anew_and_not_found_again(late: Late, tmp_path: Path) -> None:
+async def test_plan_removed_by_a_commit_is_made_anew_when_requested_again(late: Late, tmp_path: Path) -> None:
     old = (await made(late))["plan-snapshot-id"]
     files = set(plans(tmp_path))
     body = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": [old]}]}
@@ -183,7 +184,7 @@ async def test_a_plan_that_a_commit_removed_is_made_anew_and_not_found_again(lat
     assert set(await shown(late)) == {1, new}
 
 
-async def test_no_commit_makes_a_plans_snapshot_one_of_the_tables(late: Late) -> None:
+async def test_commit_cannot_make_a_plans_snapshot_part_of_the_table(late: Late) -> None:
     plan_id = (await made(late))["plan-snapshot-id"]
     snapshot = (await shown(late))[plan_id]
     renamed = {**snapshot, "sequence-number": 2, "snapshot-id": 5, "parent-snapshot-id": 1}
@@ -203,7 +204,7 @@ async def test_no_commit_makes_a_plans_snapshot_one_of_the_tables(late: Late) ->
     assert {one["snapshot-id"] for one in (await late.load("t"))["metadata"]["snapshots"]} == {1, 2}
 
 
-async def test_no_more_plans_are_shown_than_the_limit(tmp_path: Path) -> None:
+async def test_number_of_shown_plans_is_limited(tmp_path: Path) -> None:
     async with served(tmp_path, plan_snapshots_limit=3) as late:
         ids = []
         for number in range(5):
@@ -212,7 +213,7 @@ async def test_no_more_plans_are_shown_than_the_limit(tmp_path: Path) -> None:
         assert set(await shown(late)) == {1, *ids[2:]}
 
 
-async def test_a_header_or_a_lease_that_makes_no_sense_is_refused(late: Late) -> None:
+async def test_invalid_plans_header_or_lease_is_rejected(late: Late) -> None:
     for value in ("", "a b", "x" * 101, "\xe9"):
         for method, path in (("GET", f"{STANDARD}/t"), ("POST", f"{OWN}/t/plan-tables")):
             body = {} if method == "POST" else None
@@ -227,8 +228,8 @@ async def test_a_header_or_a_lease_that_makes_no_sense_is_refused(late: Late) ->
     assert set(await shown(late)) == {1, plan_id}
 
 
-async def test_no_registration_makes_a_plan_a_table(late: Late) -> None:
-    """Its files go when its lease has ended."""
+async def test_plan_cannot_be_registered_as_a_table(late: Late) -> None:
+    """Its files are deleted after the end of its lease."""
     plan = await made(late, headers={})
     loaded = await late("GET", f"{STANDARD}/{plan['name']}")
     location = loaded.json["metadata-location"]

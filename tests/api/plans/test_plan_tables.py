@@ -1,4 +1,4 @@
-"""Plan tables over HTTP: what the route answers, who shares a name, how long it lasts, and all that is refused."""
+"""Tests of plan tables over HTTP: the route's answers, shared names, leases and all errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEASE_S, GRACE_S = 100, 50
 
 
 class As(Api):
-    """Somebody with a login."""
+    """A user with a login."""
 
     def __init__(self, server: Running, secret: str) -> None:
         super().__init__(server)
@@ -35,7 +35,10 @@ class As(Api):
 
 
 class Late(Api):
-    """A server whose clock can be put forward; `db.t` has 30 files in 3 manifests, file n the ids from 10 n on."""
+    """A server whose clock can be advanced.
+
+    `db.t` has 30 files in 3 manifests; file n has the ids from 10 n on.
+    """
 
     clock: LateClock
 
@@ -52,7 +55,7 @@ class Late(Api):
         return found
 
     async def held(self, name: str) -> list[int]:
-        """Numbers of the files that the plan table of this name lists."""
+        """Return the numbers of the files in the plan table with this name."""
         return numbers(await self.load(name))
 
 
@@ -75,11 +78,11 @@ async def served(tmp_path: Path, **given: Any) -> AsyncIterator[Late]:
 
 
 def plans(tmp_path: Path) -> list[Path]:
-    """Return files of plan tables, below the warehouse."""
+    """Return the files of plan tables below the warehouse."""
     return [path for path in tmp_path.glob("warehouse/**/_seamark/plans/**/*") if path.is_file()]
 
 
-async def test_a_plan_is_answered_with_a_name_that_stands_for_its_files(late: Late) -> None:
+async def test_plan_answer_has_the_name_of_a_table_with_its_files(late: Late) -> None:
     made = await late.plan(predicate="id BETWEEN 95 AND 118")
     now_ms = late.clock.now_ms()
     name, expires_ms = made.pop("name"), made.pop("expires-at-ms")
@@ -118,14 +121,16 @@ async def test_a_plan_is_answered_with_a_name_that_stands_for_its_files(late: La
         ({"predicate": "length(data) = 3"}, list(range(30))),
     ],
 )
-async def test_a_plan_table_lists_what_the_plan_keeps(late: Late, body: dict[str, Any], kept: list[int]) -> None:
+async def test_plan_table_lists_the_files_that_the_plan_keeps(
+    late: Late, body: dict[str, Any], kept: list[int]
+) -> None:
     made = await late.plan(**body)
     assert (made["files"], made["considered-files"]) == (len(kept), 30)
     assert await late.held(made["name"]) == kept
 
 
-async def test_no_table_is_made_for_who_reads_it_by_a_schema_that_is_not_the_current_one(late: Late) -> None:
-    """Two columns that have changed their names: each name is another column's since."""
+async def test_no_plan_table_is_made_for_a_reader_with_an_older_schema(late: Late) -> None:
+    """Two columns have swapped their names since, so each name now belongs to the other column."""
     past = {"snapshot-id": 1, "use-snapshot-schema": True}
     assert await late.held((await late.plan(predicate="id = 5", **past))["name"]) == [0]
     fields = [
@@ -140,14 +145,14 @@ async def test_no_table_is_made_for_who_reads_it_by_a_schema_that_is_not_the_cur
     assert await late.held((await late.plan(predicate="data = 5"))["name"]) == [0]
 
 
-async def test_a_table_without_a_snapshot_has_no_plan_table(late: Late) -> None:
+async def test_table_without_a_snapshot_has_no_plan_table(late: Late) -> None:
     await late.table("empty")
     made = await late.plan("empty", predicate="id = 5")
     assert made["name"] is None
     assert (made["snapshot-id"], made["files"], made["considered-files"], made["expires-at-ms"]) == (None, 0, 0, None)
 
 
-async def test_errors_name_the_invalid_part_of_a_request_for_a_plan_table(late: Late) -> None:
+async def test_error_names_the_invalid_part_of_a_plan_table_request(late: Late) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"predicate": "nosuch = 5"}, "nosuch"),
         ({"predicate": "id ="}, ""),
@@ -168,7 +173,7 @@ async def test_errors_name_the_invalid_part_of_a_request_for_a_plan_table(late: 
         assert told in message, told
 
 
-async def test_no_table_is_made_where_the_plan_keeps_more_than_the_share_that_is_asked_for(
+async def test_no_plan_table_is_made_when_the_plan_keeps_more_than_the_requested_share(
     late: Late, tmp_path: Path
 ) -> None:
     for share, wanted in ((0.3, None), (0.32, None), (0.34, "t"), (1.0, "t"), (0.0, None)):
@@ -177,12 +182,12 @@ async def test_no_table_is_made_where_the_plan_keeps_more_than_the_share_that_is
         assert (made["name"] is not None) == (share >= 10 / 30), share
         assert (made["expires-at-ms"] is None) == (made["name"] is None)
         assert bool(plans(tmp_path)) == (wanted is not None or share == 0.0)
-    # One that is there already is not told of either.
+    # An existing plan is not revealed either.
     assert (await late.plan(predicate="id < 100", **{"kept-max": 0.2}))["name"] is None
     assert (await late.plan(predicate="id < -5", **{"kept-max": 0.0}))["name"] is not None
 
 
-async def test_no_table_is_made_where_more_files_would_be_listed_anew_than_the_setting_allows(tmp_path: Path) -> None:
+async def test_no_plan_table_is_made_when_it_would_rewrite_more_entries_than_the_limit(tmp_path: Path) -> None:
     async with running(tmp_path, plan_table_files_limit=4) as server:
         api = Api(server)
         await api.table()
@@ -193,10 +198,10 @@ async def test_no_table_is_made_where_more_files_would_be_listed_anew_than_the_s
 
 
 @pytest.mark.parametrize("limits", [{"plan_table_files_limit": 4}, {"plan_tables_limit": 0}])
-async def test_a_reader_that_the_table_would_mislead_is_told_why_it_has_no_plan_table(
+async def test_reader_that_a_plan_table_would_mislead_gets_the_reason_instead(
     tmp_path: Path, limits: dict[str, int]
 ) -> None:
-    """Otherwise it reads the table itself, and may leave out files with rows of its query."""
+    """The reader then reads the table itself; the plan table could lose files with rows of its query."""
     field = {"name": "p", "transform": "truncate[10]", "source-id": 1, "field-id": 1000}
     async with running(tmp_path, **limits) as server:
         api = Api(server)
@@ -212,7 +217,7 @@ async def test_a_reader_that_the_table_would_mislead_is_told_why_it_has_no_plan_
             assert "misread" not in again
 
 
-async def test_no_more_tables_are_made_than_the_setting_allows(tmp_path: Path) -> None:
+async def test_number_of_plan_tables_is_limited_by_the_setting(tmp_path: Path) -> None:
     async with running(tmp_path, plan_tables_limit=2) as server:
         api = Api(server)
         await api.table()
@@ -235,22 +240,22 @@ async def test_identical_plans_share_a_name_and_its_files(late: Late, tmp_path: 
     assert (await late.plan(predicate="id = 5", **{"snapshot-id": 1}))["name"] != first["name"], "other metadata"
 
 
-async def test_a_plan_that_was_not_made_to_its_end_is_nobody_elses(tmp_path: Path) -> None:
-    """Else who asks again would be given too many files for as long as somebody does."""
+async def test_incomplete_plan_is_not_shared(tmp_path: Path) -> None:
+    """Otherwise later requests would get too many files for as long as anyone renews the plan."""
     async with served(tmp_path, plan_time_budget_s=0) as late:
         made = [await late.plan(predicate="id = 5") for _ in range(3)]
         assert len({one["name"] for one in made}) == 3
         assert [await late.held(one["name"]) for one in made] == [list(range(30))] * 3
 
 
-async def test_of_identical_plans_at_the_same_time_one_is_made(late: Late, tmp_path: Path) -> None:
+async def test_only_one_of_concurrent_identical_plans_is_made(late: Late, tmp_path: Path) -> None:
     made = await asyncio.gather(*(late.plan(predicate="id = 5") for _ in range(20)))
     assert len({one["name"] for one in made}) == 1
     assert len(plans(tmp_path)) == 3
 
 
-async def test_of_two_servers_that_make_one_plan_the_files_of_one_stay(late: Late, tmp_path: Path) -> None:
-    """Different leases are not one flight, as plans of two processes are none."""
+async def test_files_of_only_one_server_stay_when_two_make_one_plan(late: Late, tmp_path: Path) -> None:
+    """Requests with different leases do not share a flight, and neither do two processes."""
     made = await asyncio.gather(*(late.plan(predicate="id = 5", **{"lease-s": 100 + each}) for each in range(8)))
     (name,) = {one["name"] for one in made}
     assert len(plans(tmp_path)) == 3
@@ -258,7 +263,7 @@ async def test_of_two_servers_that_make_one_plan_the_files_of_one_stay(late: Lat
     assert max(one["expires-at-ms"] for one in made) > late.clock.now_ms() + 100_000
 
 
-async def test_a_name_is_good_until_its_lease_ends_and_no_longer(late: Late) -> None:
+async def test_plan_table_name_is_valid_until_its_lease_ends(late: Late) -> None:
     made = await late.plan(predicate="id = 5")
     late.clock.ahead_ms += (LEASE_S - 2) * 1000
     assert (await late("HEAD", f"{STANDARD}/{made['name']}")).status == 204
@@ -272,15 +277,13 @@ async def test_a_name_is_good_until_its_lease_ends_and_no_longer(late: Late) -> 
     assert answer.status == 404
 
 
-async def test_a_lease_is_as_long_as_asked_for_and_no_longer_than_the_setting(late: Late) -> None:
+async def test_lease_has_the_requested_length_up_to_the_limit(late: Late) -> None:
     for asked, granted in ((7, 7), (3600, 3600), (10**6, 3600)):
         made = await late.plan(predicate=f"id = {asked}", **{"lease-s": asked})
         assert abs(made["expires-at-ms"] - late.clock.now_ms() - granted * 1000) < 1000
 
 
-async def test_a_plan_that_is_asked_for_again_is_renewed_once_half_of_its_lease_is_over(
-    late: Late, tmp_path: Path
-) -> None:
+async def test_requested_plan_is_renewed_after_half_of_its_lease(late: Late, tmp_path: Path) -> None:
     made = await late.plan(predicate="id = 5")
     files = plans(tmp_path)
     late.clock.ahead_ms += LEASE_S * 400
@@ -291,15 +294,15 @@ async def test_a_plan_that_is_asked_for_again_is_renewed_once_half_of_its_lease_
     assert again["expires-at-ms"] >= made["expires-at-ms"] + LEASE_S * 500
     late.clock.ahead_ms += LEASE_S * 1100
     assert (await late("HEAD", f"{STANDARD}/{made['name']}")).status == 404
-    # Its files are still there, so they do for another lease.
+    # Its files still exist, so another lease reuses them.
     back = await late.plan(predicate="id = 5")
     assert back["name"] == made["name"]
     assert plans(tmp_path) == files
     assert await late.held(back["name"]) == [0]
 
 
-async def test_a_name_is_renewed_by_itself_whatever_has_become_of_its_table(late: Late, tmp_path: Path) -> None:
-    """For a statement that waits: asked again, the question is another plan's once the table has changed."""
+async def test_name_can_be_renewed_whatever_happens_to_its_table(late: Late, tmp_path: Path) -> None:
+    """A statement that waits renews the name, because a repeated request after a commit would make another plan."""
     name = (await late.plan(predicate="id = 5"))["name"]
     await append(late, "t", tens(31)[30:], snapshot_id=2, parent=1)
     assert (await late.plan(predicate="id = 5", **{"snapshot-id": 1}))["name"] != name
@@ -308,7 +311,7 @@ async def test_a_name_is_renewed_by_itself_whatever_has_become_of_its_table(late
         answer = await late("POST", f"{OWN}/{name}/lease", {"lease-s": LEASE_S})
         assert answer.json == {"expires-at-ms": pytest.approx(late.clock.now_ms() + LEASE_S * 1000, abs=5000)}
         assert await late.held(name) == [0]
-    # One that has ended comes back with its files; not without.
+    # An expired name is valid again with its files, and not without.
     late.clock.ahead_ms += LEASE_S * 1100
     assert (await late("HEAD", f"{STANDARD}/{name}")).status == 404
     assert (await late("POST", f"{OWN}/{name}/lease", {})).status == 200
@@ -321,7 +324,7 @@ async def test_a_name_is_renewed_by_itself_whatever_has_become_of_its_table(late
         assert (await late("POST", f"{OWN}/{name}/lease", bad)).error[:2] == (400, "BadRequestException")
 
 
-async def test_files_go_some_time_after_the_lease_and_the_plan_can_be_made_again(late: Late, tmp_path: Path) -> None:
+async def test_files_are_deleted_after_the_lease_and_the_plan_can_be_made_again(late: Late, tmp_path: Path) -> None:
     made = await late.plan(predicate="id = 5")
     other = await late.plan(predicate="id = 15", **{"lease-s": 1000})
     late.clock.ahead_ms += (LEASE_S + GRACE_S - 1) * 1000
@@ -338,7 +341,7 @@ async def test_files_go_some_time_after_the_lease_and_the_plan_can_be_made_again
     assert len(plans(tmp_path)) == 6
 
 
-async def test_a_plan_whose_files_are_about_to_go_is_made_anew(late: Late, tmp_path: Path) -> None:
+async def test_plan_whose_files_are_about_to_be_deleted_is_made_anew(late: Late, tmp_path: Path) -> None:
     made = await late.plan(predicate="id = 5")
     old = set(plans(tmp_path))
     late.clock.ahead_ms += (LEASE_S + GRACE_S + 1) * 1000
@@ -356,7 +359,7 @@ async def test_a_plan_whose_files_are_about_to_go_is_made_anew(late: Late, tmp_p
     assert await late.held(made["name"]) == [0]
 
 
-async def test_a_name_is_of_the_table_that_it_was_made_of(late: Late) -> None:
+async def test_plan_table_name_belongs_to_the_table_it_was_made_for(late: Late) -> None:
     made = await late.plan(predicate="id = 5")
     path = f"{STANDARD}/{made['name']}"
     assert (await late("DELETE", f"{STANDARD}/t")).status == 204
@@ -373,7 +376,7 @@ async def test_a_name_is_of_the_table_that_it_was_made_of(late: Late) -> None:
     assert (await late.plan("moved", predicate="id = 5"))["name"].startswith("moved~plan~")
 
 
-async def test_a_plan_table_survives_commits_and_the_end_of_its_snapshot(late: Late) -> None:
+async def test_plan_table_survives_commits_and_the_expiry_of_its_snapshot(late: Late) -> None:
     made = await late.plan(predicate="id = 5")
     await append(late, "t", tens(31)[30:], snapshot_id=2, parent=1)
     assert await late.held(made["name"]) == [0]
@@ -384,7 +387,7 @@ async def test_a_plan_table_survives_commits_and_the_end_of_its_snapshot(late: L
     assert "Cannot find snapshot 1" in answer.error[2]
 
 
-async def test_a_table_whose_name_folds_has_plan_tables_in_lower_case(late: Late) -> None:
+async def test_plan_table_of_a_mixed_case_table_has_a_lower_case_name(late: Late) -> None:
     await late.table("Größe T")
     await append(late, "Gr%C3%B6%C3%9Fe%20T", tens(3), snapshot_id=1)
     made = await late.plan("Gr%C3%B6%C3%9Fe%20T", predicate="id = 15")
@@ -396,7 +399,7 @@ async def test_a_table_whose_name_folds_has_plan_tables_in_lower_case(late: Late
     assert (await late.plan("x" * 250, predicate="id = 15"))["name"] is None, "there is no room for the name"
 
 
-async def test_a_client_that_asks_the_server_to_plan_is_answered_for_a_plan_table_too(late: Late) -> None:
+async def test_client_with_server_side_planning_can_plan_a_plan_table(late: Late) -> None:
     made = await late.plan(predicate="id < 100")
     answer = await late(
         "POST", f"{STANDARD}/{made['name']}/plan", {"filter": {"type": "gt", "term": "id", "value": 75}}
@@ -405,7 +408,7 @@ async def test_a_client_that_asks_the_server_to_plan_is_answered_for_a_plan_tabl
     assert found == ["000007.parquet", "000008.parquet", "000009.parquet"]
 
 
-async def test_reports_on_a_plan_table_are_its_tables(late: Late) -> None:
+async def test_reports_on_a_plan_table_are_stored_for_its_table(late: Late) -> None:
     made = await late.plan(predicate="id = 5")
     report = {"report-type": "scan-report", "table-name": "t", "snapshot-id": 1, "filter": True, "metrics": {}}
     assert (await late("POST", f"{STANDARD}/{made['name']}/metrics", report)).status == 204
@@ -422,7 +425,7 @@ async def test_plan_tables_are_never_listed(late: Late) -> None:
 NAME = "t~plan~" + "0" * 32
 
 
-async def test_whatever_would_change_or_make_a_table_with_such_a_name_is_refused(late: Late) -> None:
+async def test_requests_that_change_or_create_a_table_with_a_plan_name_are_rejected(late: Late) -> None:
     made = (await late.plan(predicate="id = 5"))["name"]
     create = {"name": NAME, "schema": SCHEMA}
     view = {**create, "view-version": VIEW_VERSION, "properties": {}}
@@ -465,20 +468,20 @@ async def test_whatever_would_change_or_make_a_table_with_such_a_name_is_refused
     assert [one["name"] for one in (await late("GET", STANDARD)).json["identifiers"]] == ["t"]
 
 
-async def test_a_dropped_table_does_not_come_back_under_such_a_name(late: Late) -> None:
+async def test_dropped_table_cannot_be_restored_under_a_plan_name(late: Late) -> None:
     assert (await late("DELETE", f"{STANDARD}/t")).status == 204
     (dropped,) = (await late("GET", "/api/v1/dropped")).json["dropped"]
     answer = await late("POST", f"/api/v1/dropped/{dropped['id']}/undrop", {"name": NAME})
     assert answer.error[:2] == (400, "BadRequestException")
 
 
-async def test_a_plan_of_a_plan_is_not_made(late: Late) -> None:
+async def test_plan_of_a_plan_table_is_rejected(late: Late) -> None:
     made = await late.plan(predicate="id < 100")
     answer = await late("POST", f"{OWN}/{made['name']}/plan-tables", {"predicate": "id = 5"})
     assert answer.error[:2] == (404, "NoSuchTableException")
 
 
-async def test_a_plan_table_gives_no_more_rights_than_its_table(tmp_path: Path) -> None:
+async def test_plan_table_requires_the_same_rights_as_its_table(tmp_path: Path) -> None:
     secrets, clock = {}, SystemClock()
     grants = {"root": [Grant("root", "admin")], "rita": [Grant("rita", "reader", ("db",))], "deep": []}
     async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
@@ -505,11 +508,11 @@ async def test_a_plan_table_gives_no_more_rights_than_its_table(tmp_path: Path) 
         by_plan = (await deep("GET", f"{STANDARD}/{name}")).error
         assert by_plan == (await deep("GET", f"{STANDARD}/t")).error
         assert (await deep("HEAD", f"{STANDARD}/{name}")).status == 403
-        # Nor does it tell somebody without rights whether there is such a plan.
+        # A user without rights does not learn either whether the plan exists.
         assert by_plan == (await deep("GET", f"{STANDARD}/{NAME}")).error
 
 
-async def test_a_purge_takes_files_of_plan_tables_along_that_nobody_knows_of(late: Late, tmp_path: Path) -> None:
+async def test_purge_deletes_unknown_files_of_plan_tables(late: Late, tmp_path: Path) -> None:
     await late.plan(predicate="id = 5")
     (plans(tmp_path)[0].parent / "left-by-a-crash.avro").write_bytes(b"Obj")
     assert (await late("DELETE", f"{STANDARD}/t?purgeRequested=true")).status == 204

@@ -1,4 +1,4 @@
-"""Plan tables that are asked for again: what is remembered of a question holds of the table as it was then alone."""
+"""Tests of repeated requests for plan tables: a remembered answer holds only for the table as it was then."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def plan(api: Api, **body: Any) -> dict[str, Any]:
     return found
 
 
-async def test_a_question_that_was_declined_is_asked_anew_after_a_commit(planned: Api) -> None:
+async def test_declined_request_is_planned_again_after_a_commit(planned: Api) -> None:
     asked = {"predicate": "id < 200", "kept-max": 0.5}
     declined = await plan(planned, **asked)
     assert declined["name"] is None
@@ -28,7 +28,7 @@ async def test_a_question_that_was_declined_is_asked_anew_after_a_commit(planned
     assert (made["files"], made["considered-files"], made["name"] is not None) == (20, 60, True)
 
 
-async def test_a_question_that_was_declined_is_not_for_who_takes_more_of_the_files(planned: Api) -> None:
+async def test_declined_request_is_planned_again_for_a_larger_share_of_files(planned: Api) -> None:
     asked = {"predicate": "id < 200"}
     assert (await plan(planned, **asked, **{"kept-max": 0.5}))["name"] is None
     assert (await plan(planned, **asked, **{"kept-max": 0.7}))["name"] is not None
@@ -36,8 +36,8 @@ async def test_a_question_that_was_declined_is_not_for_who_takes_more_of_the_fil
     assert (await plan(planned, **asked, **{"kept-max": 0.5}))["name"] is None
 
 
-async def test_a_question_that_was_read_is_read_anew_by_another_schema(planned: Api) -> None:
-    """Two columns change their names: each name is the other column's from then on."""
+async def test_request_is_bound_again_under_another_schema(planned: Api) -> None:
+    """Two columns swap their names, so each name then belongs to the other column."""
     asked = {"predicate": "id = 5"}
     for _ in range(2):
         assert (await plan(planned, **asked))["files"] == 1

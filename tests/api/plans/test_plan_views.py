@@ -1,4 +1,4 @@
-"""Plan views over HTTP: what engines load by the name, how long it is good for, and who may have one made."""
+"""Tests of plan views over HTTP: what engines load by the name, how long it is valid, and who may make one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def version(text: str = TEXT, **more: Any) -> dict[str, Any]:
 
 
 async def asked(api: Api, name: str = "v", at: int = AT, **more: Any) -> dict[str, Any]:
-    """Return what a request says of the view as it is, and of a plan of `t`."""
+    """Return the body of a request for a plan view of the current view and a plan of `t`."""
     loaded = (await api("GET", f"{VIEWS}/{name}")).json
     plan = (await api("POST", "/api/v1/tables/db/t/plan-tables", {"predicate": "id = 5"})).json["name"]
     table = {"start": at, "end": at + 1, "plan": ["db", plan], "alias": True}
@@ -49,7 +49,7 @@ def text_of(loaded: dict[str, Any]) -> str:
     return str(only["sql"])
 
 
-async def test_a_plan_view_is_the_view_with_another_text(late: Late) -> None:
+async def test_plan_view_is_the_view_with_another_text(late: Late) -> None:
     await late.view(**{"view-version": version()}, properties=OWNED)
     body = await asked(late)
     answer = await late("POST", f"{OWN}/v/plan-views", body)
@@ -81,7 +81,7 @@ async def test_a_plan_view_is_the_view_with_another_text(late: Late) -> None:
         ('lake."db"."t"', [], 'lake."db"."{plan}"'),
     ],
 )
-async def test_a_table_may_be_named_in_all_ways(late: Late, reference: str, default: list[str], new: str) -> None:
+async def test_table_reference_may_have_any_form(late: Late, reference: str, default: list[str], new: str) -> None:
     text = f"SELECT x.id, x.data FROM {reference} x"
     await late.view(**{"view-version": version(text, **{"default-namespace": default})})
     body = await asked(late)
@@ -111,7 +111,7 @@ async def test_a_table_may_be_named_in_all_ways(late: Late, reference: str, defa
         ("SELECT * FROM t; DROP", 14, 21),
     ],
 )
-async def test_nothing_is_replaced_but_the_name_of_the_plans_table(late: Late, text: str, start: int, end: int) -> None:
+async def test_only_the_name_of_the_planned_table_is_replaced(late: Late, text: str, start: int, end: int) -> None:
     await late.view(**{"view-version": version(text)})
     body = await asked(late)
     body["tables"][0] |= {"start": start, "end": end}
@@ -120,7 +120,7 @@ async def test_nothing_is_replaced_but_the_name_of_the_plans_table(late: Late, t
     assert "are not the name of db.t" in answer.error[2]
 
 
-async def test_invalid_requests_for_plan_views_are_refused(late: Late) -> None:
+async def test_invalid_requests_for_plan_views_are_rejected(late: Late) -> None:
     await late.view(**{"view-version": version()})
     cases: list[tuple[dict[str, Any], int]] = [
         ({"predicate": "nothing = 5"}, 400),
@@ -138,7 +138,7 @@ async def test_invalid_requests_for_plan_views_are_refused(late: Late) -> None:
         assert answer.status == status, (changes, answer.raw)
 
 
-async def test_two_places_may_not_overlap_and_no_view_without_trinos_text_has_one(late: Late) -> None:
+async def test_overlapping_places_and_views_without_trino_text_are_rejected(late: Late) -> None:
     await late.view(**{"view-version": version()})
     body = await asked(late)
     answer = await late("POST", f"{OWN}/v/plan-views", {**body, "tables": body["tables"] * 2})
@@ -148,7 +148,7 @@ async def test_two_places_may_not_overlap_and_no_view_without_trinos_text_has_on
     assert (await late("POST", f"{OWN}/none/plan-views", body)).status == 404
 
 
-async def test_a_name_is_of_the_view_as_it_was_read(late: Late) -> None:
+async def test_plan_view_name_belongs_to_the_view_as_it_was_read(late: Late) -> None:
     await late.view(**{"view-version": version()}, properties=OWNED)
     name = await made(late)
     assert (await late("POST", f"{VIEWS}/v", set_properties(**{"trino.run-as-owner": "bert"}))).status == 200
@@ -167,7 +167,7 @@ OUTER = "SELECT id FROM db.\"V\" WHERE data <> 'x' "
 
 
 async def over_view(api: Api, name: str) -> dict[str, Any]:
-    """Return what a request says of the view `w`, over a plan view of `v`."""
+    """Return the body of a request for the view `w` over a plan view of `v`."""
     await api.view("w", **{"view-version": version(OUTER)})
     location = (await api("GET", f"{VIEWS}/w")).json["metadata-location"]
     at = OUTER.index("db.")
@@ -175,7 +175,7 @@ async def over_view(api: Api, name: str) -> dict[str, Any]:
     return {"metadata-location": location, "predicate": "id > 4", "tables": [table]}
 
 
-async def test_a_plan_view_stands_in_a_plan_view_of_the_view_that_reads_it(late: Late) -> None:
+async def test_plan_view_of_an_outer_view_may_use_the_plan_view_of_its_inner_view(late: Late) -> None:
     await late.view(**{"view-version": version()}, properties=OWNED)
     inner = await made(late)
     body = await over_view(late, inner)
@@ -187,7 +187,7 @@ async def test_a_plan_view_stands_in_a_plan_view_of_the_view_that_reads_it(late:
     assert loaded["metadata"]["properties"] == {}, "the inner view's owner is its own"
 
 
-async def test_nothing_but_a_plan_of_that_very_view_stands_there(late: Late) -> None:
+async def test_inner_name_must_be_a_plan_of_the_same_view(late: Late) -> None:
     await late.view(**{"view-version": version()})
     inner = await made(late)
     body = await over_view(late, inner)
@@ -205,8 +205,8 @@ async def test_nothing_but_a_plan_of_that_very_view_stands_there(late: Late) -> 
     assert (await late("POST", f"{OWN}/w/plan-views", body)).status == 404
 
 
-async def test_a_plan_view_whose_inner_view_changes_names_what_is_gone(late: Late) -> None:
-    """Trino fails on the name, and the statement runs as it came."""
+async def test_plan_view_over_a_changed_inner_view_names_a_missing_view(late: Late) -> None:
+    """Trino fails on the name, and the statement runs without plans."""
     await late.view(**{"view-version": version()}, properties=OWNED)
     inner = await made(late)
     body = await over_view(late, inner)
@@ -226,7 +226,7 @@ async def test_a_plan_view_whose_inner_view_changes_names_what_is_gone(late: Lat
         assert (await late("GET", f"{VIEWS}/{name}")).status == status, "each has a lease of its own"
 
 
-async def test_leases_and_files_are_as_those_of_plan_tables(late: Late, tmp_path: Path) -> None:
+async def test_leases_and_files_of_plan_views_equal_those_of_plan_tables(late: Late, tmp_path: Path) -> None:
     await late.view(**{"view-version": version()})
     name = await made(late)
     before = len(plans(tmp_path))
@@ -245,7 +245,7 @@ async def test_leases_and_files_are_as_those_of_plan_tables(late: Late, tmp_path
     assert (await late("GET", f"{VIEWS}/{await made(late)}")).status == 200
 
 
-async def test_a_plan_view_is_never_listed_and_cannot_be_changed(late: Late) -> None:
+async def test_plan_view_is_never_listed_and_cannot_be_changed(late: Late) -> None:
     await late.view(**{"view-version": version()})
     name = await made(late)
     listed = (await late("GET", VIEWS)).json["identifiers"]
@@ -263,14 +263,14 @@ async def test_a_plan_view_is_never_listed_and_cannot_be_changed(late: Late) -> 
     assert (await late("GET", f"{VIEWS}/{name}")).status == 200
 
 
-async def test_no_more_are_made_than_the_setting_allows(tmp_path: Path) -> None:
+async def test_number_of_plan_views_is_limited_by_the_setting(tmp_path: Path) -> None:
     async with served(tmp_path, plan_tables_limit=1) as late:
         await late.view(**{"view-version": version()})
         answer = await late("POST", f"{OWN}/v/plan-views", await asked(late))
         assert answer.json == {"name": None, "expires-at-ms": None}
 
 
-async def test_making_one_needs_the_right_to_change_the_view_and_to_read_the_tables(tmp_path: Path) -> None:
+async def test_making_a_plan_view_requires_rights_to_change_the_view_and_read_its_tables(tmp_path: Path) -> None:
     secrets, clock = {}, SystemClock()
     grants = {
         "root": [Grant("root", "admin")],
@@ -318,7 +318,7 @@ async def test_making_one_needs_the_right_to_change_the_view_and_to_read_the_tab
             assert answer.status == status, f"{who_asks}: the views behind it are to be read, too"
 
 
-async def test_nobody_writes_a_text_that_runs_with_the_rights_of_another_user(tmp_path: Path) -> None:
+async def test_no_user_can_write_a_text_that_runs_with_another_users_rights(tmp_path: Path) -> None:
     secrets, clock = {}, SystemClock()
     async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
         for name, grant in {"root": Grant("root", "admin"), "wendy": Grant("wendy", "writer", ("db",))}.items():
@@ -334,7 +334,7 @@ async def test_nobody_writes_a_text_that_runs_with_the_rights_of_another_user(tm
             body = await asked(root)
             assert (await root("POST", f"{OWN}/v/plan-views", body)).status == 200
             assert (await wendy("POST", f"{OWN}/v/plan-views", body)).status == (200 if may_write else 403)
-            # Without an owner the text runs with the rights of its reader.
+            # Without an owner, the text runs with the rights of its reader.
             answer = await root("POST", f"{OWN}/v/plan-views", {**body, "predicate": subquery})
             assert answer.status == (200 if owner is None else 400), answer.raw
             for predicate, status in (
@@ -342,12 +342,12 @@ async def test_nobody_writes_a_text_that_runs_with_the_rights_of_another_user(tm
                 ("id = CAST('1' AS DECIMAL(3, 0)) OR data = 'evil.f('", 200),
                 ("evil.lower(data) = 'a'", 400),
                 ("evil(data) = 'a'", 400),
-                # The filter has these as transforms of Iceberg.
+                # The filter expresses these as Iceberg transforms.
                 ("evil.bucket(4, id) = 1", 400),
                 ("id = 1 AND NOT evil . truncate(data, 4) = 'a'", 400),
                 ("bucket(id, 4) = 1", 400),
                 ('evil."bucket" (4, id) = 1', 400),
-                # The filter has no row for these.
+                # The filter matches no row for these.
                 ("evil.f(id) = NULL", 400),
                 ("(SELECT id FROM theirs.secret) = NULL", 400),
             ):

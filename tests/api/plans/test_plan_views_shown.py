@@ -1,4 +1,4 @@
-"""Plan views that are made with `X-Seamark-Plans`: one user's, of versions of tables, and nobody's once withdrawn."""
+"""Tests of plan views made with `X-Seamark-Plans`: of one user, of table versions, and invalid once withdrawn."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def shown(late: Late, **more: Any) -> dict[str, Any]:
     return found
 
 
-async def test_its_tables_are_versions_and_its_rows_are_one_users(late: Late) -> None:
+async def test_plan_views_tables_are_versions_and_its_rows_are_visible_to_one_user(late: Late) -> None:
     body = await asked(late)
     answer = await late("POST", f"{OWN}/v/plan-views", body, headers=PLANS)
     loaded = (await late("GET", f"{VIEWS}/{answer.json['name']}", headers=PLANS)).json
@@ -47,7 +47,7 @@ async def test_its_tables_are_versions_and_its_rows_are_one_users(late: Late) ->
     assert loaded["metadata"]["properties"] == OWNED
 
 
-async def test_its_name_leads_somewhere_for_its_header_alone_until_it_is_withdrawn(late: Late) -> None:
+async def test_plan_view_name_resolves_only_with_its_header_until_it_is_withdrawn(late: Late) -> None:
     plan = await shown(late)
     path = f"{VIEWS}/{plan['name']}"
     for headers, status in ((PLANS, 200), (OTHERS, 404), ({}, 404)):
@@ -65,7 +65,7 @@ async def test_its_name_leads_somewhere_for_its_header_alone_until_it_is_withdra
     assert (await late("GET", path, headers=PLANS)).status == 404
 
 
-async def test_each_user_and_each_holder_has_one_of_its_own(late: Late) -> None:
+async def test_each_user_and_each_holder_has_a_separate_plan_view(late: Late) -> None:
     names = {
         (await shown(late, reader=reader, holder=holder))["name"]
         for reader in ("anna", "Anna", "rita")
@@ -75,7 +75,7 @@ async def test_each_user_and_each_holder_has_one_of_its_own(late: Late) -> None:
     assert (await shown(late, reader="anna", holder="a"))["name"] in names
 
 
-async def test_it_is_of_one_state_of_the_view_and_of_plans_that_are_shown(late: Late) -> None:
+async def test_plan_view_requires_the_current_view_and_plans_that_are_shown(late: Late) -> None:
     plan, body = await shown(late), await asked(late)
     assert (await late("POST", f"{VIEWS}/v", set_properties(comment="another"))).status == 200
     assert (await late("GET", f"{VIEWS}/{plan['name']}", headers=PLANS)).status == 404
@@ -85,7 +85,7 @@ async def test_it_is_of_one_state_of_the_view_and_of_plans_that_are_shown(late: 
     assert (await late("POST", f"{OWN}/v/plan-views", body, headers=PLANS)).status == 404
 
 
-async def test_a_view_within_is_tried_by_all_of_its_columns(late: Late) -> None:
+async def test_plan_view_checks_all_columns_of_an_inner_view(late: Late) -> None:
     await late.view("w", **{"view-version": version(OUTER)})
     inner = (await shown(late))["name"]
     location = (await late("GET", f"{VIEWS}/w")).json["metadata-location"]
@@ -100,7 +100,7 @@ async def test_a_view_within_is_tried_by_all_of_its_columns(late: Late) -> None:
     assert GUARD in text
 
 
-async def test_parts_of_a_request_that_contradict_each_other_are_refused(late: Late) -> None:
+async def test_contradictory_parts_of_a_request_are_rejected(late: Late) -> None:
     body = await asked(late)
     (table,) = body["tables"]
     name = (await late.plan(predicate="id = 5"))["name"]

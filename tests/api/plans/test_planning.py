@@ -1,4 +1,4 @@
-"""Scan planning over HTTP: what is asked, whole answers, modes, and what is refused and how."""
+"""Tests of scan planning over HTTP: requests, complete answers, modes and errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.api.plans.planned import EQ_5, PYICEBERG, T, append, file_of, numbers
 from tests.server.rig import running
 
 
-async def test_a_plan_without_a_filter_is_every_file_at_once(planned: Api) -> None:
+async def test_plan_without_a_filter_has_every_file(planned: Api) -> None:
     answer = await planned("POST", f"{T}/plan", {})
     assert numbers(answer) == list(range(30))
     assert set(answer.json) == {"status", "file-scan-tasks"}
@@ -43,7 +43,7 @@ async def test_a_plan_without_a_filter_is_every_file_at_once(planned: Api) -> No
     assert all(task["residual-filter"] is True for task in answer.json["file-scan-tasks"])
 
 
-async def test_a_filter_leaves_the_files_that_can_hold_a_row_and_says_what_is_left_to_check(planned: Api) -> None:
+async def test_plan_has_the_files_that_may_match_and_their_residuals(planned: Api) -> None:
     answer = await planned("POST", f"{T}/plan", {"filter": EQ_5, "select": ["id"], "case-sensitive": True})
     assert numbers(answer) == [0]
     assert answer.json["file-scan-tasks"][0]["residual-filter"] == EQ_5
@@ -55,7 +55,7 @@ async def test_a_filter_leaves_the_files_that_can_hold_a_row_and_says_what_is_le
     assert nothing.json == {"status": "completed", "file-scan-tasks": []}
 
 
-async def test_a_cached_answer_is_charged_with_the_headers_in_its_key(
+async def test_cached_answer_is_accounted_with_the_headers_in_its_key(
     planned: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     charged: list[int] = []
@@ -73,18 +73,18 @@ async def test_a_cached_answer_is_charged_with_the_headers_in_its_key(
     assert charged[0] > 16_000
 
 
-async def test_a_table_without_a_snapshot_has_no_files(api: Api) -> None:
+async def test_plan_of_a_table_without_a_snapshot_has_no_files(api: Api) -> None:
     await api.table()
     assert (await api("POST", f"{T}/plan", {"filter": EQ_5})).json == {"status": "completed", "file-scan-tasks": []}
 
 
-async def test_names_are_matched_without_regard_to_case_where_that_is_asked(planned: Api) -> None:
+async def test_names_ignore_case_on_request(planned: Api) -> None:
     upper = {"type": "eq", "term": "ID", "value": 5}
     assert (await planned("POST", f"{T}/plan", {"filter": upper})).error[:2] == (400, "BadRequestException")
     assert numbers(await planned("POST", f"{T}/plan", {"filter": upper, "case-sensitive": False})) == [0]
 
 
-async def test_a_snapshot_and_a_range_of_snapshots_are_planned(api: Api) -> None:
+async def test_snapshot_and_range_of_snapshots_can_be_planned(api: Api) -> None:
     await api.table()
     files = tens(6)
     await append(api, "t", files[:2], snapshot_id=1)
@@ -100,7 +100,7 @@ async def test_a_snapshot_and_a_range_of_snapshots_are_planned(api: Api) -> None
     ) == [4, 5]
 
 
-async def test_a_request_that_makes_no_sense_is_refused_and_told_why(planned: Api) -> None:
+async def test_invalid_plan_request_is_rejected_with_the_reason(planned: Api) -> None:
     cases: list[tuple[Any, str]] = [
         ({"filter": {"type": "eq", "term": "no_such", "value": 5}}, "no_such"),
         ({"filter": {"type": "eq", "term": "id", "value": "five"}}, "five"),
@@ -122,7 +122,7 @@ async def test_a_request_that_makes_no_sense_is_refused_and_told_why(planned: Ap
         assert told in answer.error[2], body
 
 
-async def test_what_does_not_exist_is_not_found_under_the_names_that_clients_know(planned: Api) -> None:
+async def test_missing_objects_are_not_found_with_the_error_types_clients_know(planned: Api) -> None:
     for method, path, body in (
         ("POST", "plan", {}),
         ("GET", "plan/x", None),
@@ -140,7 +140,7 @@ async def test_what_does_not_exist_is_not_found_under_the_names_that_clients_kno
     assert (await planned("POST", f"{T}/tasks", {})).error[0] == 400
 
 
-async def test_a_snapshot_that_is_its_own_ancestor_is_refused_in_an_incremental_scan(api: Api) -> None:
+async def test_snapshot_that_is_its_own_ancestor_is_rejected_in_an_incremental_scan(api: Api) -> None:
     await api.table()
     await append(api, "t", tens(1), snapshot_id=1, parent=1)
     answer = await api("POST", f"{T}/plan", {"end-snapshot-id": 1})
@@ -148,7 +148,7 @@ async def test_a_snapshot_that_is_its_own_ancestor_is_refused_in_an_incremental_
     assert "ancestor" in answer.error[2]
 
 
-async def test_statistics_come_for_the_fields_that_are_asked_for(planned: Api) -> None:
+async def test_statistics_are_returned_for_the_requested_fields(planned: Api) -> None:
     body: dict[str, Any] = {"stats-fields": ["data"], "filter": EQ_5}
     (task,) = (await planned("POST", f"{T}/plan", body)).json["file-scan-tasks"]
     assert task["data-file"]["lower-bounds"] == {"keys": [2], "values": ["61"]}
@@ -159,8 +159,8 @@ async def test_statistics_come_for_the_fields_that_are_asked_for(planned: Api) -
     assert task["data-file"]["value-counts"]["keys"] == [2]
 
 
-async def test_statistics_of_a_column_are_to_be_had_as_soon_as_there_is_one(planned: Api) -> None:
-    """Also by a scan with the snapshot's schema, which is the same as before."""
+async def test_statistics_of_a_new_column_can_be_requested_at_once(planned: Api) -> None:
+    """The scan may also use the snapshot's schema, which is the same as before."""
     scan: dict[str, Any] = {"snapshot-id": 1, "use-snapshot-schema": True}
     assert len(numbers(await planned("POST", f"{T}/plan", scan))) == 30
     fields = [*SCHEMA["fields"], {"id": 3, "name": "extra", "required": False, "type": "string"}]
@@ -175,8 +175,8 @@ async def test_statistics_of_a_column_are_to_be_had_as_soon_as_there_is_one(plan
     assert len(numbers(await planned("POST", f"{T}/plan", {**scan, "stats-fields": ["extra"]}))) == 30
 
 
-async def test_names_that_columns_have_swapped_leave_no_file_out_where_either_may_be_meant(api: Api) -> None:
-    """Spark asks by today's names and for the snapshot's schema, at once; and by the snapshot's, where it travels."""
+async def test_swapped_column_names_prune_no_file_that_matches_under_either_meaning(api: Api) -> None:
+    """Spark uses today's names and the snapshot's schema together, and the snapshot's names in time travel."""
     fields = [{"id": n, "name": name, "required": False, "type": "long"} for n, name in ((1, "id"), (2, "other"))]
     await api.table(schema={"type": "struct", "schema-id": 0, "fields": fields})
     await append(api, "t", tens(6), snapshot_id=1)
@@ -195,7 +195,7 @@ async def test_names_that_columns_have_swapped_leave_no_file_out_where_either_ma
 
 
 REUSED: list[tuple[str, dict[str, Any], dict[str, Any], Any]] = [
-    # (what, the column that goes, the one that gets its name, a filter that only one of both types can bind)
+    # (what, the dropped column, the column that gets its name, a filter that is valid for one of the two types only)
     ("text", {"type": "long"}, {"type": "string"}, {"type": "eq", "term": "f", "value": "x"}),
     ("number", {"type": "string"}, {"type": "long"}, {"type": "lt", "term": "f", "value": 3}),
     ("prefix", {"type": "long"}, {"type": "string"}, {"type": "starts-with", "term": "f", "value": "x"}),
@@ -233,10 +233,10 @@ REUSED: list[tuple[str, dict[str, Any], dict[str, Any], Any]] = [
 
 
 @pytest.mark.parametrize(("then", "now", "where"), [case[1:] for case in REUSED], ids=[case[0] for case in REUSED])
-async def test_a_name_reused_with_another_type_is_planned_by_whichever_schema_is_meant(
+async def test_name_reused_with_another_type_is_planned_under_either_schema(
     api: Api, then: dict[str, Any], now: dict[str, Any], where: dict[str, Any]
 ) -> None:
-    """Each filter is of one of the two types, and cannot be bound by the other."""
+    """Each filter is valid for one of the two types only."""
     key = {"id": 1, "name": "id", "required": False, "type": "long"}
     first = {"id": 2, "name": "f", "required": False, **then}
     await api.table(schema={"type": "struct", "schema-id": 0, "fields": [key, first]})
@@ -262,7 +262,7 @@ async def test_a_name_reused_with_another_type_is_planned_by_whichever_schema_is
     assert numbers(answer) == [*range(4)], "whoever loaded the table before asks like that"
 
 
-async def test_a_filter_that_no_schema_can_bind_is_refused(api: Api) -> None:
+async def test_filter_that_no_schema_can_bind_is_rejected(api: Api) -> None:
     await api.table()
     await append(api, "t", tens(2), snapshot_id=1)
     fields = [*SCHEMA["fields"], {"id": 3, "name": "extra", "required": False, "type": "string"}]
@@ -277,8 +277,8 @@ async def test_a_filter_that_no_schema_can_bind_is_refused(api: Api) -> None:
     assert "id" in answer.json["error"]["message"]
 
 
-async def test_a_partition_column_of_a_wider_type_is_not_refused(api: Api) -> None:
-    """Its values are the same by both schemas."""
+async def test_partition_column_with_a_wider_type_is_accepted(api: Api) -> None:
+    """Its values are the same under both schemas."""
     fields = [{"id": 1, "name": "id", "required": False, "type": "int"}]
     spec = {"spec-id": 0, "fields": [{"source-id": 1, "field-id": 1000, "name": "id", "transform": "identity"}]}
     await api.table(schema={"type": "struct", "schema-id": 0, "fields": fields}, **{"partition-spec": spec})
@@ -293,10 +293,10 @@ async def test_a_partition_column_of_a_wider_type_is_not_refused(api: Api) -> No
         assert paths(answer) == []
 
 
-async def test_a_limit_is_met_with_the_first_files_that_surely_hold_its_rows(planned: Api) -> None:
+async def test_limit_is_met_by_the_first_files_whose_rows_surely_match(planned: Api) -> None:
     """Each file has 100 rows.
 
-    Where rows are filtered, none is sure.
+    With a filter on rows, no row is certain to match.
     """
     assert numbers(await planned("POST", f"{T}/plan", {"min-rows-requested": 100})) == [0]
     assert numbers(await planned("POST", f"{T}/plan", {"min-rows-requested": 101})) == [0, 1]
@@ -306,7 +306,7 @@ async def test_a_limit_is_met_with_the_first_files_that_surely_hold_its_rows(pla
     assert len(numbers(await planned("POST", f"{T}/plan", some))) == 30
 
 
-async def test_a_large_answer_is_packed_for_clients_that_unpack(tmp_path: Path) -> None:
+async def test_large_answer_is_compressed_for_clients_that_accept_it(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         api = Api(server)
         await api.table()
@@ -322,14 +322,14 @@ async def test_a_large_answer_is_packed_for_clients_that_unpack(tmp_path: Path) 
 
 
 async def _raw(api: Api, path: str, body: Any, headers: dict[str, str]) -> Response:
-    """Return the answer as it came, not unpacked."""
+    """Return the answer as received, without decompression."""
     http = aiohttp.ClientSession(auto_decompress=False)
     async with http, http.post(api.server.url + path, json=body, headers=headers) as answer:
         return Response(answer.status, answer.headers, await answer.read())
 
 
 @pytest.mark.parametrize("coding", ["identity", "gzip"])
-async def test_an_answer_too_large_to_gather_is_streamed_whole(
+async def test_answer_too_large_to_collect_is_streamed_completely(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coding: str
 ) -> None:
     monkeypatch.setattr(pieces, "STREAM_FROM_BYTES", 500)
@@ -345,7 +345,7 @@ async def test_an_answer_too_large_to_gather_is_streamed_whole(
         assert paths(answer) == [file.path for file in files]
 
 
-async def test_an_answer_that_fails_half_way_is_not_taken_for_a_whole_one(
+async def test_answer_that_fails_midway_is_not_mistaken_for_a_complete_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pieces, "STREAM_FROM_BYTES", 500)
@@ -365,7 +365,7 @@ async def test_an_answer_that_fails_half_way_is_not_taken_for_a_whole_one(
         assert (await api("GET", T)).status == 200
 
 
-async def test_a_filter_with_tens_of_thousands_of_values_is_read_and_bound_beside_the_event_loop(
+async def test_filter_with_tens_of_thousands_of_values_is_bound_off_the_event_loop(
     planned: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = []
@@ -383,10 +383,10 @@ async def test_a_filter_with_tens_of_thousands_of_values_is_read_and_bound_besid
     assert threading.get_ident() not in threads
 
 
-async def test_an_answer_that_repeats_a_long_filter_is_written_beside_the_event_loop(
+async def test_answer_that_repeats_a_long_filter_is_written_off_the_event_loop(
     planned: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PyIceberg gets residuals: the text of the filter, for the length of a page and then for the files."""
+    """PyIceberg gets residuals with the filter's text, first for the length of a page and then for the files."""
     threads = []
 
     def written(expression: Expression) -> Any:
@@ -403,8 +403,8 @@ async def test_an_answer_that_repeats_a_long_filter_is_written_beside_the_event_
     assert threading.get_ident() not in threads
 
 
-async def test_a_key_is_taken_and_a_repeat_is_answered_alike_without_a_record(planned: Api) -> None:
-    """Planning changes nothing, and its answers may be of megabytes."""
+async def test_idempotency_key_is_accepted_and_a_repeat_gets_an_equal_answer_without_a_record(planned: Api) -> None:
+    """Planning changes nothing, and its answers may have megabytes."""
     key = new_key()
     first, second = [await planned("POST", f"{T}/plan", {"filter": EQ_5}, key=key) for _ in range(2)]
     assert (first.status, first.raw) == (second.status, second.raw)
@@ -412,8 +412,8 @@ async def test_a_key_is_taken_and_a_repeat_is_answered_alike_without_a_record(pl
     assert await store.idempotency(key, clock.now_ms()) is None
 
 
-async def test_a_plan_is_of_the_newest_snapshot_whoever_committed_it(tmp_path: Path) -> None:
-    """Also where the same request was answered a moment ago."""
+async def test_plan_uses_the_newest_snapshot_whoever_committed_it(tmp_path: Path) -> None:
+    """This holds even if the same request was answered a moment before."""
     async with running(tmp_path) as one, running(tmp_path) as two:
         here, there = Api(one), Api(two)
         await here.table()
@@ -425,7 +425,7 @@ async def test_a_plan_is_of_the_newest_snapshot_whoever_committed_it(tmp_path: P
         assert (await there("POST", f"{T}/plan", {})).error[:2] == (404, "NoSuchTableException")
 
 
-async def test_an_answer_that_is_kept_is_refused_once_the_grant_is_taken_away(tmp_path: Path) -> None:
+async def test_cached_answer_is_refused_after_the_grant_was_revoked(tmp_path: Path) -> None:
     clock, grant = SystemClock(), Grant("rita", "admin")
     async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
         secret = await create_token(store, clock, "rita", None, [grant])
@@ -443,9 +443,7 @@ async def test_an_answer_that_is_kept_is_refused_once_the_grant_is_taken_away(tm
         assert (await api("POST", f"{T}/plan", {})).error[:2] == (401, "NotAuthorizedException")
 
 
-async def test_a_large_answer_is_written_in_pieces_and_says_its_length(
-    planned: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_large_answer_is_written_in_pieces_with_its_length(planned: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = await planned("POST", f"{T}/plan", {})
     packed = await planned("POST", f"{T}/plan", {}, headers={"Accept-Encoding": "gzip"})
     monkeypatch.setattr(pieces, "BODY_BYTES_MAX", 100)
@@ -457,7 +455,7 @@ async def test_a_large_answer_is_written_in_pieces_and_says_its_length(
     assert (await planned("POST", f"{T}/plan", anew, headers={"Accept-Encoding": "gzip"})).raw == packed.raw
 
 
-async def test_a_request_whose_body_comes_after_its_headers_is_answered_alike(planned: Api) -> None:
+async def test_request_whose_body_follows_its_headers_later_is_answered_alike(planned: Api) -> None:
     body = json.dumps({"filter": EQ_5}).encode()
     head = f"POST {T}/plan HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", URL(planned.server.url).port)
@@ -483,7 +481,7 @@ MODES = [
 
 
 @pytest.mark.parametrize(("setting", "version", "wanted", "mode"), MODES)
-async def test_clients_are_told_per_table_who_plans(
+async def test_clients_learn_for_each_table_who_plans(
     tmp_path: Path, setting: str, version: int, wanted: str | None, mode: str
 ) -> None:
     async with running(tmp_path, scan_planning_mode=setting) as server:
@@ -496,7 +494,7 @@ async def test_clients_are_told_per_table_who_plans(
         assert (await api("GET", T)).json["config"]["scan-planning-mode"] == mode
 
 
-async def test_a_change_of_mode_is_not_hidden_by_what_clients_hold(tmp_path: Path) -> None:
+async def test_change_of_planning_mode_is_not_hidden_by_client_caches(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         api = Api(server)
         await api.table()
@@ -510,7 +508,9 @@ async def test_a_change_of_mode_is_not_hidden_by_what_clients_hold(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("setting", "told"), [("auto", True), ("server", True), ("client", False)])
-async def test_pyiceberg_is_told_by_the_catalogs_configuration(tmp_path: Path, setting: str, told: bool) -> None:
+async def test_pyiceberg_learns_the_planning_mode_from_the_catalog_configuration(
+    tmp_path: Path, setting: str, told: bool
+) -> None:
     async with running(tmp_path, scan_planning_mode=setting) as server:
         api = Api(server)
         config = (await api("GET", "/v1/config", headers=PYICEBERG)).json
@@ -518,7 +518,7 @@ async def test_pyiceberg_is_told_by_the_catalogs_configuration(tmp_path: Path, s
         assert (await api("GET", "/v1/config")).json["defaults"] == {}
 
 
-async def test_a_broken_manifest_is_an_error_that_names_it(api: Api) -> None:
+async def test_error_names_the_broken_manifest(api: Api) -> None:
     location = (await api.table())["metadata"]["location"]
     await append(api, "t", tens(3), snapshot_id=1)
     broken = Path(location.removeprefix("file://")) / "metadata" / "1-0.avro"

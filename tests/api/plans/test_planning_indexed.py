@@ -1,4 +1,6 @@
-"""Pages of a plan while its indexes change: each page is planned anew, and together they lose no file that matches."""
+"""Tests of plan pages while indexes change: each page is planned separately, and together they lose no
+matching file.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from tests.server.rig import running
 PLAN_TABLES = "/api/v1/tables/db/t/plan-tables"
 FILES = 30
 WANTED = range(0, FILES, 3)
-"""The files with a row that matches: even ids lie in rows, odd ones do not."""
+"""The files with a matching row: rows have even ids, and no row has an odd id."""
 FILTER = {
     "type": "in",
     "term": "id",
@@ -34,7 +36,7 @@ FILTER = {
 
 @pytest.fixture
 async def paged(tmp_path: Path) -> AsyncIterator[Api]:
-    """`db.t`, with an index without files; every answer of more than 2 files comes in pages of 4."""
+    """Return the API with `db.t` and an index without files; answers of more than 2 files are split into pages of 4."""
     async with running(tmp_path, plan_inline_limit=2, plan_page_size=4, index_wait_s=20.0) as server:
         api = Api(server)
         await api.table()
@@ -61,7 +63,7 @@ async def page(api: Api, token: str) -> list[int]:
     return numbers(await api("POST", f"{T}/tasks", {"plan-task": token}))
 
 
-async def test_an_index_that_comes_between_a_plan_and_its_pages_takes_no_file_that_matches(paged: Api) -> None:
+async def test_index_added_between_a_plan_and_its_pages_loses_no_matching_file(paged: Api) -> None:
     answer = await paged("POST", f"{T}/plan", {"filter": FILTER})
     tokens = answer.json["plan-tasks"]
     found = []
@@ -75,7 +77,7 @@ async def test_an_index_that_comes_between_a_plan_and_its_pages_takes_no_file_th
     assert [one for token in again.json["plan-tasks"] for one in await page(paged, token)] == list(WANTED)
 
 
-async def test_an_index_that_goes_between_a_plan_and_its_pages_gives_back_no_file_twice(paged: Api) -> None:
+async def test_index_removed_between_a_plan_and_its_pages_repeats_no_file(paged: Api) -> None:
     paths = [await index(paged, range(20)), await index(paged, range(20, FILES))]
     answer = await paged("POST", f"{T}/plan", {"filter": FILTER})
     tokens = answer.json["plan-tasks"]
@@ -93,7 +95,7 @@ async def test_an_index_that_goes_between_a_plan_and_its_pages_gives_back_no_fil
     assert sorted(one for part in again for one in part) == [*range(20), *(number for number in WANTED if number >= 20)]
 
 
-async def test_a_kept_answer_is_not_given_once_the_indexes_are_others(paged: Api) -> None:
+async def test_cached_answer_is_not_used_after_indexes_changed(paged: Api) -> None:
     odd: dict[str, Any] = {"filter": {"type": "eq", "term": "id", "value": 15}}
     assert numbers(await paged("POST", f"{T}/plan", odd)) == [1]
     assert numbers(await paged("POST", f"{T}/plan", odd)) == [1]
@@ -101,7 +103,7 @@ async def test_a_kept_answer_is_not_given_once_the_indexes_are_others(paged: Api
     assert numbers(await paged("POST", f"{T}/plan", odd)) == []
 
 
-async def test_a_plan_table_that_was_declined_is_made_once_an_index_leaves_files_out(paged: Api) -> None:
+async def test_declined_plan_table_is_made_once_an_index_prunes_files(paged: Api) -> None:
     asked = {"filter": {"type": "eq", "term": "id", "value": 15}, "kept-max": 0.02}
     for _ in range(2):
         assert (await paged("POST", PLAN_TABLES, asked)).json["name"] is None

@@ -1,4 +1,4 @@
-"""What a plan request of Iceberg's Java library implies, and what each client gets."""
+"""Tests of what a plan request of Iceberg's Java library implies, and of the answer to each client."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ ODD: dict[str, Any] = {"type": "eq", "term": "id", "value": 15}
 
 @pytest.fixture
 async def indexed(tmp_path: Path) -> AsyncIterator[Api]:
-    """`db.t`, whose index proves that no row has an odd id.
+    """Return the API with `db.t`, whose index proves that no row has an odd id.
 
-    An answer of more than two files comes in pages of four.
+    Answers of more than two files are split into pages of four.
     """
     async with running(tmp_path, plan_inline_limit=2, plan_page_size=4, index_wait_s=20.0) as server:
         api = Api(server)
@@ -57,19 +57,19 @@ async def planned_numbers(api: Api, filter: Any, headers: dict[str, str], **more
     return await pages(api, answer, headers=headers)
 
 
-async def test_a_file_that_does_not_match_wholly_keeps_spark_from_a_delete_by_metadata(indexed: Api) -> None:
-    """Spark asks with all columns whether it may delete by metadata; an empty plan said that it may."""
+async def test_spark_gets_a_partly_matching_file_so_that_it_cannot_delete_by_metadata(indexed: Api) -> None:
+    """Spark plans with all columns to decide whether it may delete by metadata; an empty plan would permit it."""
     for filter in (ODD, {"type": "in", "term": "id", "values": [15, 37]}):
         assert len(await planned_numbers(indexed, filter, JAVA, **ALL)) == 1
-        # the same columns by others, other columns
+        # The same columns for other clients, and other columns
         for headers, more in ((PYICEBERG, ALL), ({}, ALL), (JAVA, SOME), (JAVA, COPIES), (JAVA, MERGES), (JAVA, {})):
             assert await planned_numbers(indexed, filter, headers, **more) == []
-    # of pages, too: here all files that are left match for sure, and one more is among them
+    # On pages too: all remaining files match for certain here, and one more file is among them.
     unsure = {"type": "in", "term": "id", "values": list(range(15, 120, 20))}
     assert await planned_numbers(indexed, unsure, JAVA, **ALL) == [1]
 
 
-async def test_no_file_is_added_where_statistics_leave_none_or_a_file_is_left(indexed: Api) -> None:
+async def test_no_file_is_added_when_statistics_keep_none_or_a_file_remains(indexed: Api) -> None:
     for filter, wanted in (
         ({"type": "eq", "term": "id", "value": 5000}, []),
         ({"type": "eq", "term": "id", "value": 14}, [1]),
@@ -80,7 +80,7 @@ async def test_no_file_is_added_where_statistics_leave_none_or_a_file_is_left(in
 
 
 async def test_lists_that_iceberg_does_not_compare_with_bounds_count_as_not_pruned(indexed: Api) -> None:
-    """More than 200 values: Iceberg's library keeps every file, and refuses to delete it."""
+    """With more than 200 values, Iceberg's library keeps every file, and refuses to delete it."""
     many = {"type": "in", "term": "id", "values": list(range(5000, 5201))}
     assert await planned_numbers(indexed, many, JAVA, **ALL) == [0]
     assert await planned_numbers(indexed, many, JAVA, **SOME) == []
@@ -88,8 +88,8 @@ async def test_lists_that_iceberg_does_not_compare_with_bounds_count_as_not_prun
     assert await planned_numbers(indexed, few, JAVA, **ALL) == []
 
 
-async def test_a_residual_skips_no_row_group_where_the_client_may_write_the_file_again(indexed: Api) -> None:
-    """Iceberg's library drops `ignoreResiduals` on the way: rows of the row groups that its reader skips were lost."""
+async def test_residual_skips_no_row_group_if_the_client_may_rewrite_the_file(indexed: Api) -> None:
+    """Iceberg's library loses `ignoreResiduals`, so rows of row groups that its reader skips were lost."""
     plain = {"type": "eq", "term": "id", "value": 14}
     whole = {**plain, "term": {"type": "transform", "transform": "identity", "term": "id"}}
 
@@ -118,8 +118,8 @@ async def test_a_residual_skips_no_row_group_where_the_client_may_write_the_file
     assert await residual(JAVA, **COPIES) == whole
 
 
-async def test_orc_files_that_may_be_written_again_have_no_residual(planned: Api) -> None:
-    """Iceberg's reader of ORC skips rows by predicates on transforms, too."""
+async def test_orc_files_that_may_be_rewritten_have_no_residual(planned: Api) -> None:
+    """Iceberg's ORC reader also skips rows by predicates on transforms."""
     await planned.table("mixed")
     files = [file_of("file:///t/data/0.parquet", 0, 9), replace(file_of("file:///t/data/1.orc", 0, 9), format="ORC")]
     await append(planned, "mixed", files, snapshot_id=7)
@@ -129,7 +129,7 @@ async def test_orc_files_that_may_be_written_again_have_no_residual(planned: Api
     assert kinds["parquet"]["term"]["transform"] == "identity"
 
 
-async def test_nested_columns_and_columns_of_another_schema_count_as_all(planned: Api) -> None:
+async def test_nested_columns_and_columns_of_another_schema_count_as_all_columns(planned: Api) -> None:
     struct = {"type": "struct", "fields": [{"id": 4, "name": "a", "required": False, "type": "int"}]}
     fields = [*SCHEMA["fields"], {"id": 3, "name": "st", "required": False, "type": struct}]
     await planned.table("deep", schema={**SCHEMA, "fields": fields})
@@ -160,7 +160,9 @@ NAN_COUNTS = (0, 1, 10, None)
 
 @pytest.fixture
 async def doubles(planned: Api) -> Api:
-    """`db.doubles`: files of ten rows between 0 and 1, with no NaN, one, only NaN, and an unknown number."""
+    """Return the API with `db.doubles`: files of ten rows between 0 and 1, with no NaN, one, only NaN, and an
+    unknown number.
+    """
     number = {"id": 1, "name": "x", "required": False, "type": "double"}
     await planned.table("doubles", schema={**SCHEMA, "fields": [number, SCHEMA["fields"][1]]})
     files = []
@@ -172,7 +174,7 @@ async def doubles(planned: Api) -> Api:
     return planned
 
 
-async def test_files_with_nan_are_kept_for_clients_to_which_it_is_the_greatest_value(doubles: Api) -> None:
+async def test_files_with_nan_are_kept_for_clients_where_nan_is_the_greatest_value(doubles: Api) -> None:
     def of(op: str, value: float) -> dict[str, Any]:
         return {"type": op, "term": "x", "value": value}
 
@@ -196,8 +198,8 @@ async def test_files_with_nan_are_kept_for_clients_to_which_it_is_the_greatest_v
     assert numbers(await doubles("POST", path, {"filter": of("gt", 0.5)}, headers=PYICEBERG)) == [0, 1, 3]
 
 
-async def test_a_residual_tests_for_nan_only_in_files_that_may_have_it(doubles: Api) -> None:
-    """The test keeps Iceberg's reader from skipping row groups, whose bounds say nothing about NaN."""
+async def test_residual_tests_for_nan_only_in_files_that_may_have_it(doubles: Api) -> None:
+    """The test for NaN keeps Iceberg's reader from skipping row groups, whose bounds do not include NaN."""
     plain = {"type": "gt", "term": "x", "value": 0.5}
     tested = {"type": "or", "left": plain, "right": {"type": "is-nan", "term": "x"}}
     answer = await doubles("POST", f"{T[:-1]}doubles/plan", {"filter": plain}, headers=JAVA)
@@ -208,8 +210,8 @@ async def test_a_residual_tests_for_nan_only_in_files_that_may_have_it(doubles: 
     assert shown == [0, 1, 1, 1]
 
 
-async def test_the_server_plans_a_plan_table_whose_filter_nan_may_match(doubles: Api) -> None:
-    """Iceberg's library, which `seamark.spark.sql` reads with, leaves out the files and row groups with NaN alone."""
+async def test_server_plans_a_plan_table_whose_filter_nan_may_match(doubles: Api) -> None:
+    """Iceberg's library, which `seamark.spark.sql` uses, prunes files and row groups that have only NaN."""
 
     async def planned_by(predicate: str) -> str:
         table = "/api/v1/tables/db/doubles/plan-tables"
@@ -226,7 +228,7 @@ async def test_the_server_plans_a_plan_table_whose_filter_nan_may_match(doubles:
     assert await planned_by("x > 4") == "client"
 
 
-async def test_functions_of_columns_are_terms_of_seamarks_clients_only(api: Api) -> None:
+async def test_only_seamarks_clients_get_functions_of_columns_as_terms(api: Api) -> None:
     await api.table()
     await append(api, "t", tens(3), snapshot_id=1)
     term = {"type": "transform", "transform": "lower", "term": "data"}

@@ -1,5 +1,7 @@
-"""PyIceberg writes an infinity in a filter as JSON null. Its scans that the server plans find the same rows as the
-scans that it plans itself, and count them."""
+"""Tests of infinities in filters, which PyIceberg writes as JSON null.
+
+Scans that the server plans find and count the same rows as scans that PyIceberg plans.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ def bound(json: Any) -> Expression:
 
 
 @pytest.mark.parametrize("op", ["eq", "not-eq", "lt", "lt-eq", "gt", "gt-eq"])
-def test_a_predicate_with_an_unknown_literal_is_met_by_every_row_negated_or_not(op: str) -> None:
+def test_predicate_with_an_unknown_literal_matches_every_row_negated_or_not(op: str) -> None:
     predicate = {"type": op, "term": "d", "value": None}
     for json in (predicate, {"type": "not", "child": predicate}):
         found = bound(json)
@@ -66,7 +68,7 @@ def test_a_predicate_with_an_unknown_literal_is_met_by_every_row_negated_or_not(
     assert bound(known) in joined.children
 
 
-def test_null_is_no_literal_of_a_column_without_infinities_and_of_an_exact_filter() -> None:
+def test_null_literal_is_rejected_for_columns_without_infinities_and_exact_filters() -> None:
     with pytest.raises(BadRequest, match="null is not a literal"):
         bound({"type": "eq", "term": "n", "value": None})
     with pytest.raises(BadRequest, match="null is not a literal"):
@@ -104,7 +106,7 @@ def test_server_and_client_find_and_count_the_same_rows(server: Seamark, partiti
     with RestCatalog("writer", uri=server.base_url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         table = catalog.create_table(name, schema=schema, partition_spec=spec)
-        # PyIceberg itself does not decide comparisons for partitions of null, NaN and -0.0 as it does for rows.
+        # PyIceberg itself decides comparisons for partitions of null, NaN and -0.0 differently than for rows.
         values = [math.inf, -math.inf, 0.0, 1.5, -2.5] if partitioned else VALUES
         for number, value in enumerate(values):
             rows = {"id": [number, 100 + number], "d": [value, value], "f": [VALUES[-1 - number], 1.0]}
@@ -119,7 +121,7 @@ def test_server_and_client_find_and_count_the_same_rows(server: Seamark, partiti
             mode: Counter(opened.scan(row_filter=given).to_arrow()["id"].to_pylist()) for mode, opened in modes.items()
         }
         assert found["server"] == found["client"], given
-        if "inf" in repr(given):  # other filters decide whole partitions, whose nulls PyIceberg counts from metadata
+        if "inf" in repr(given):  # Other filters decide whole partitions, whose nulls PyIceberg counts from metadata.
             widened += 1
             assert modes["server"].scan(row_filter=given).count() == found["server"].total(), given
     assert widened

@@ -1,1 +1,1 @@
-"""Iceberg's REST routes: namespaces, tables, views, functions, transactions."""
+"""Tests of Iceberg's REST routes: namespaces, tables, views, functions, transactions."""

@@ -1,4 +1,4 @@
-"""What the specification says, read from its own file."""
+"""The operations of the specification, read from its own file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml  # type: ignore[import-untyped]
 SPEC = Path(__file__).parent / "spec" / "rest-catalog-open-api.yaml"
 _METHODS = ("get", "post", "delete", "head", "put", "patch")
 PLANNING = frozenset({"planTableScan", "fetchPlanningResult", "cancelPlanning", "fetchScanTasks"})
-"""Pure reads, though three of them take an Idempotency-Key: nothing is recorded under it."""
+"""Operations that only read, although three of them accept an Idempotency-Key: nothing is recorded under it."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Operation:
     method: str
     template: str
     keyed: bool
-    """Takes an Idempotency-Key."""
+    """Whether it accepts an Idempotency-Key."""
 
     @property
     def endpoint(self) -> str:
@@ -37,7 +37,7 @@ def document() -> dict[str, Any]:
 
 @cache
 def operations() -> tuple[Operation, ...]:
-    """Return all of the specification."""
+    """Return all operations of the specification."""
     found = []
     for template, methods in document()["paths"].items():
         for method, operation in methods.items():

@@ -1,6 +1,7 @@
-"""Tables of real files: Parquet with field ids, delete files of every kind, committed over HTTP; and what readers see.
+"""Tables of real files, committed over HTTP: Parquet with field ids and delete files of every kind, and their live
+rows.
 
-`live_rows` is the oracle: the files read by pyarrow, deletes applied by plain Python from what was written.
+`live_rows` is the oracle: it reads the files with pyarrow and applies in plain Python the deletes that were written.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ SCHEMA: dict[str, Any] = {
 PART = PartitionField(1000, "part", 4, "identity")
 PATH_ID, POSITION_ID = 2147483546, 2147483545
 Row = tuple[Any, ...]
-"""id, name, price, part."""
+"""id, name, price, part"""
 
 
 class Stored(LiveTable):
-    """`db.t`.
+    """The table `db.t`.
 
-    `partitioned`: by identity of `part`, one value a file.
+    `partitioned`: by identity of `part`, with one value in each file.
     """
 
     @staticmethod
@@ -75,7 +76,7 @@ class Stored(LiveTable):
     def position_deletes(
         self, positions: Iterable[tuple[str, int]], part: int | None = None, *, named: bool = False
     ) -> DeleteFile:
-        """`named`: of one data file, whose path the manifest says, too."""
+        """Return a position delete file. With `named` it is for one data file, whose path its bounds give."""
         listed = sorted(positions)
         path = self.path("-deletes.parquet")
         spots = {PATH_ID: ("file_path", pa.array([one for one, _ in listed], pa.string()))}
@@ -105,7 +106,7 @@ class Stored(LiveTable):
         ]  # fmt: skip
 
     def equality_deletes(self, ids: Sequence[int], keys: Sequence[Row], part: int | None = None) -> DeleteFile:
-        """`keys` are tuples of the columns `ids`."""
+        """Return an equality delete file; `keys` are tuples of the columns `ids`."""
         path = self.path("-equality.parquet")
         columns = {
             number: (FIELDS[number - 1][0], pa.array([key[at] for key in keys], FIELDS[number - 1][1]))
@@ -120,7 +121,7 @@ class Stored(LiveTable):
     async def index(
         self, name: str, kind: str, columns: Sequence[str], files: Sequence[DataFile], *, parts: int = 1
     ) -> None:
-        """Define it where it is not, and build it for these files, in so many index files."""
+        """Define an index if it does not exist, and build it for these files in `parts` index files."""
         await define(self.api, name, kind=kind, columns=list(columns))
         build = await begin(self.api, name)
         loaded = await self.api("GET", "/v1/namespaces/db/tables/t")
@@ -140,10 +141,10 @@ class Stored(LiveTable):
         finish = f"{INDEXES}/{name}/builds/{build['build-id']}/finish"
         assert (await self.api("POST", finish, {"outcome": "completed"})).status == 200
 
-    # What a reader sees
+    # The rows that a reader sees
 
     def live_rows(self, snapshot: Snapshot) -> list[tuple[str, int, Row]]:
-        """Return (path, position, row) of every row that no delete took."""
+        """Return (path, position, row) of every row that is not deleted."""
         found = []
         for file in snapshot.data:
             rows = rows_of(file)
@@ -185,6 +186,6 @@ def vector_bytes(rows: Iterable[int]) -> bytes:
 
 
 def some_row(rng: random.Random, part: int) -> Row:
-    """Of small ranges, so that keys have several rows."""
+    """Return a random row with values from small ranges, so that keys have several rows."""
     price = rng.choice([None, 0.0, 1.5, -2.5, float("nan"), 1e300])
     return (rng.choice([None, *range(40)]), rng.choice([None, "", "a", "b", "ä\U0001f600"]), price, part)

@@ -1,4 +1,4 @@
-"""The routes are the specification's: no operation missing, none made up, each under its own name."""
+"""Tests that the routes are those of the specification: none is missing, none is extra, and each has its name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.api.rest.standard import PLANNING, operations
 from tests.server.rig import running
 
 
-def test_the_specification_has_the_operations_that_we_know() -> None:
+def test_specification_has_exactly_the_operations_that_we_know() -> None:
     assert len(operations()) == 35
     assert {operation.id for operation in operations()} >= PLANNING
 
@@ -23,7 +23,7 @@ async def test_config_lists_exactly_the_operations_that_are_served(api: Api) -> 
     assert set(listed) == {operation.endpoint for operation in operations()}
 
 
-async def test_each_operation_is_routed_to_a_handler_that_bears_its_id(tmp_path: Path) -> None:
+async def test_each_operation_is_routed_to_the_handler_with_its_id(tmp_path: Path) -> None:
     from seamark.metaserver.api.app import build_app
 
     async with running(tmp_path) as server:
@@ -37,7 +37,7 @@ async def test_each_operation_is_routed_to_a_handler_that_bears_its_id(tmp_path:
         assert routes[f"{operation.method} {path}"] == operation.id
 
 
-async def test_with_a_prefix_each_route_is_there_twice_and_listed_once(tmp_path: Path) -> None:
+async def test_routes_exist_with_and_without_a_prefix_and_are_listed_once(tmp_path: Path) -> None:
     async with running(tmp_path, prefix="lake") as server:
         api = Api(server)
         config = (await api("GET", "/v1/config")).json
@@ -48,7 +48,7 @@ async def test_with_a_prefix_each_route_is_there_twice_and_listed_once(tmp_path:
         assert (await api("GET", "/v1/pond/namespaces")).status == 404
 
 
-async def test_config_tells_how_long_idempotency_keys_live(api: Api) -> None:
+async def test_config_reports_the_lifetime_of_idempotency_keys(api: Api) -> None:
     assert (await api("GET", "/v1/config")).json["idempotency-key-lifetime"] == "PT86400S"
 
 
@@ -70,7 +70,7 @@ async def test_config_tells_how_long_idempotency_keys_live(api: Api) -> None:
         ("lake", "rck_warehouse", 404),
     ],
 )
-async def test_another_warehouse_than_ours_is_refused(tmp_path: Path, prefix: str, warehouse: str, status: int) -> None:
+async def test_unknown_warehouse_is_rejected(tmp_path: Path, prefix: str, warehouse: str, status: int) -> None:
     async with running(tmp_path, prefix=prefix) as server:
         name = warehouse.format(ours=server.components.settings.warehouse_uri())
         answer = await Api(server)("GET", f"/v1/config?warehouse={name}")

@@ -1,4 +1,4 @@
-"""Functions over HTTP: the standard lists and loads them."""
+"""Tests of functions over HTTP: the standard lists and loads them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ FUNCTIONS = "/v1/namespaces/db/functions"
 CALLER = Caller(who="tester", request_id="test")
 
 
-async def test_functions_are_listed_by_their_whole_name(api: Api) -> None:
+async def test_functions_are_listed_by_their_full_name(api: Api) -> None:
     for name in ("f", "g"):
         await api.server.components.catalog.functions.put(CALLER, ("db",), name, function_document())
     assert (await api("GET", FUNCTIONS)).json == {"identifiers": [["db", "f"], ["db", "g"]], "next-page-token": None}
     assert (await api("GET", "/v1/namespaces/none/functions")).error[:2] == (404, "NoSuchNamespaceException")
 
 
-async def test_a_function_is_put_replaced_and_dropped_through_our_own_api(api: Api) -> None:
+async def test_function_is_created_replaced_and_dropped_through_our_own_api(api: Api) -> None:
     own, document = "/api/v1/functions/db/f", function_document()
     put = await api("PUT", own, document)
     assert (put.status, put.json["metadata"]) == (200, document)
@@ -36,7 +36,7 @@ async def test_a_function_is_put_replaced_and_dropped_through_our_own_api(api: A
     assert (await api("GET", FUNCTIONS)).json["identifiers"] == []
 
 
-async def test_a_function_is_loaded_with_all_its_definitions(api: Api) -> None:
+async def test_function_is_loaded_with_all_its_definitions(api: Api) -> None:
     document = function_document()
     await api.server.components.catalog.functions.put(CALLER, ("db",), "f", document)
     loaded = (await api("GET", f"{FUNCTIONS}/f")).json

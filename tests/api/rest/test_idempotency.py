@@ -1,4 +1,4 @@
-"""Idempotency keys: for each operation that takes one, a repeat gets the first answer and nothing happens again."""
+"""Tests of idempotency keys: a repeated request gets the first answer and has no second effect, for every operation."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def _unregistered(api: Api) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """A request that succeeds once after `before`, and one that is refused for good."""
+    """A request that succeeds once after `before`, and a request with a final error."""
 
     operation: str
     method: str
@@ -114,7 +114,7 @@ CASES = (
         "/v1/namespaces/db/register-view", {"name": "v", "metadata-location": "file:///etc/passwd"}, 400,
         _unregistered_view,
     ),
-    Case(  # beyond the specification, which gives this one no key; Java's client may send one all the same
+    Case(  # The specification gives this operation no key, but Java's client may send one.
         "createView", "POST", V, {"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION}, 200,
         "/v1/namespaces/none/views", {"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION}, 404,
     ),
@@ -127,7 +127,7 @@ def _filled(api: Api, body: Any) -> Any:
 
 
 async def _state(api: Api) -> list[str]:
-    """Everything that a second execution would change."""
+    """Return all state that a second execution would change."""
     instants = await api.server.components.store.instants(InstantFilter(), 1000)
     store = api.server.components.store
     namespaces = [str(await store.namespace(path)) for path in await store.namespaces((), None, 100)]
@@ -139,13 +139,13 @@ def _same(first: Answer, second: Answer) -> None:
     assert second.headers.get("ETag") == first.headers.get("ETag")
 
 
-def test_every_operation_that_takes_a_key_and_changes_something_is_tried_here() -> None:
+def test_every_changing_operation_with_a_key_has_a_case() -> None:
     keyed = {one.id for one in operations() if one.keyed}
     assert {case.operation for case in CASES} - {"createView"} == keyed - PLANNING
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)
-async def test_a_success_is_replayed_and_not_done_again(api: Api, case: Case) -> None:
+async def test_success_is_replayed_without_a_second_execution(api: Api, case: Case) -> None:
     await case.before(api)
     body, key = _filled(api, case.body), new_key()
     first = await api(case.method, case.path, body, key=key)
@@ -157,7 +157,7 @@ async def test_a_success_is_replayed_and_not_done_again(api: Api, case: Case) ->
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)
-async def test_a_final_refusal_is_replayed_whatever_changed_since(api: Api, case: Case) -> None:
+async def test_final_error_is_replayed_whatever_has_changed(api: Api, case: Case) -> None:
     await case.before(api)
     body, key = _filled(api, case.refused_body), new_key()
     first = await api(case.method, case.refused_path, body, key=key)
@@ -171,7 +171,7 @@ async def test_a_final_refusal_is_replayed_whatever_changed_since(api: Api, case
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)
-async def test_a_key_of_another_request_is_unprocessable(api: Api, case: Case) -> None:
+async def test_key_of_another_request_is_unprocessable(api: Api, case: Case) -> None:
     await case.before(api)
     key = new_key()
     assert (await api(case.method, case.path, _filled(api, case.body), key=key)).status == case.status
@@ -184,7 +184,7 @@ async def test_a_key_of_another_request_is_unprocessable(api: Api, case: Case) -
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)
-async def test_of_simultaneous_requests_with_one_key_one_works_and_all_hear_the_same(api: Api, case: Case) -> None:
+async def test_one_of_concurrent_requests_with_a_key_runs_and_all_get_its_answer(api: Api, case: Case) -> None:
     await case.before(api)
     body, key = _filled(api, case.body), new_key()
     answers = await asyncio.gather(*(api(case.method, case.path, body, key=key) for _ in range(8)))
@@ -193,7 +193,7 @@ async def test_of_simultaneous_requests_with_one_key_one_works_and_all_hear_the_
         _same(answers[0], answer)
 
 
-async def test_who_loses_a_commit_to_its_own_twin_hears_that_it_succeeded(api: Api) -> None:
+async def test_request_that_loses_a_commit_to_its_duplicate_gets_its_success(api: Api) -> None:
     await api.table()
     schema = {**SCHEMA, "fields": [*SCHEMA["fields"], {"id": 9, "name": "n", "required": False, "type": "long"}]}
     commit = {
@@ -217,14 +217,14 @@ async def test_who_loses_a_commit_to_its_own_twin_hears_that_it_succeeded(api: A
         "{017f22e2-79b0-7cc3-98c4-dc0c0c07398f}",
     ],
 )
-async def test_a_key_that_is_no_uuid7_is_refused_before_anything_happens(api: Api, key: str) -> None:
+async def test_key_that_is_not_a_uuid7_is_rejected_before_any_effect(api: Api, key: str) -> None:
     answer = await api("POST", "/v1/namespaces", {"namespace": ["n"]}, key=key)
     assert answer.error[:2] == (400, "BadRequestException")
     assert "Idempotency-Key" in answer.error[2]
     assert (await api("HEAD", "/v1/namespaces/n")).status == 404
 
 
-async def test_a_body_that_says_the_same_in_other_bytes_is_the_same_request(api: Api) -> None:
+async def test_equal_body_in_other_bytes_is_the_same_request(api: Api) -> None:
     key = new_key()
     bodies = (
         b'{"namespace":["n"],"properties":{"a":"1","b":"2"}}',
@@ -235,8 +235,8 @@ async def test_a_body_that_says_the_same_in_other_bytes_is_the_same_request(api:
     _same(first, second)
 
 
-async def test_a_large_body_is_compared_as_it_is(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    """64 MB would be decoded for seconds, in which nothing else runs, to ten times the memory."""
+async def test_large_body_is_compared_by_its_bytes(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding 64 MB would block everything for seconds and take ten times the memory."""
     decode = msgspec.json.decode
 
     def watched(data: Any, **given: Any) -> Any:
@@ -252,7 +252,7 @@ async def test_a_large_body_is_compared_as_it_is(api: Api, monkeypatch: pytest.M
     assert other.error[:2] == (422, "UnprocessableEntityException")
 
 
-async def test_a_conflict_that_asks_to_come_again_is_not_kept(api: Api) -> None:
+async def test_conflict_that_may_be_retried_is_not_recorded(api: Api) -> None:
     await api.table()
     key, body = new_key(), append(2, parent=1, sequence=2)
     assert (await api("POST", f"{T}/t", body, key=key)).error[:2] == (409, "CommitFailedException")
@@ -260,7 +260,7 @@ async def test_a_conflict_that_asks_to_come_again_is_not_kept(api: Api) -> None:
     assert (await api("POST", f"{T}/t", body, key=key)).status == 200
 
 
-async def test_a_failure_of_ours_is_not_kept(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_server_error_is_not_recorded(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     async def full(location: str, data: bytes) -> None:
         raise StorageError("the disk is full")
 
@@ -271,7 +271,7 @@ async def test_a_failure_of_ours_is_not_kept(api: Api, monkeypatch: pytest.Monke
     assert (await api("POST", T, body, key=key)).status == 200
 
 
-async def test_a_replayed_commit_shows_its_own_outcome_and_not_a_later_one(api: Api) -> None:
+async def test_replayed_commit_returns_its_own_outcome_and_not_a_later_one(api: Api) -> None:
     await api.table()
     key = new_key()
     first = await api("POST", f"{T}/t", set_properties(x="1"), key=key)
@@ -280,7 +280,7 @@ async def test_a_replayed_commit_shows_its_own_outcome_and_not_a_later_one(api: 
     assert (await api("GET", f"{T}/t")).json["metadata"]["properties"]["x"] == "2"
 
 
-async def test_a_key_outlives_the_server(tmp_path: Path) -> None:
+async def test_key_survives_a_restart_of_the_server(tmp_path: Path) -> None:
     key = new_key()
     answers = []
     for _ in range(2):
@@ -291,7 +291,7 @@ async def test_a_key_outlives_the_server(tmp_path: Path) -> None:
     _same(answers[0], answers[1])
 
 
-async def test_an_expired_key_is_a_new_one(tmp_path: Path) -> None:
+async def test_expired_key_counts_as_new(tmp_path: Path) -> None:
     clock = LateClock()
     async with running(tmp_path, clock=clock, idempotency_ttl_s=600) as server:
         api, key = Api(server), new_key()

@@ -1,4 +1,4 @@
-"""The metadata routes over random tables whose every file is known, in JSON and in Arrow, page by page."""
+"""Tests of the metadata routes on random tables whose files are known, in JSON and in Arrow, page by page."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONTENTS = ["data", "position-deletes", "equality-deletes"]
 
 @pytest.fixture
 async def lakes(tmp_path: Path) -> AsyncIterator[Api]:
-    """Pages are small unless more is asked for."""
+    """Open a server whose pages are small by default."""
     async with running(tmp_path / "home", warehouse=tmp_path.as_uri(), page_limit=500) as server:
         yield Api(server)
 
@@ -62,7 +62,7 @@ def table_of(answer: Answer) -> pa.Table:
 
 
 def known(lake: Lake, snapshot: Snapshot, file: ContentFile) -> dict[str, Any]:
-    """Return what a listing says of a file, but for its partition."""
+    """Return the expected listing entry of a file, without its partition."""
     return {
         "content": CONTENTS[file.content],
         "file-path": file.path,
@@ -79,7 +79,7 @@ def without(item: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in item.items() if name not in names}
 
 
-async def test_files_of_every_snapshot_are_what_is_known_of_them(lakes: Api, tmp_path: Path) -> None:
+async def test_files_of_every_snapshot_are_listed_as_they_are_known(lakes: Api, tmp_path: Path) -> None:
     for seed in range(25):
         lake = random_lake(seed, tmp_path / str(seed))
         path = await register(lakes, lake, f"t{seed}")
@@ -93,13 +93,13 @@ async def test_files_of_every_snapshot_are_what_is_known_of_them(lakes: Api, tmp
             for item, file in zip(found, files, strict=True):
                 assert list(item["partition"]) == [part.name for part in lake.specs[file.spec_id]], told
                 if isinstance(file, DataFile):
-                    # Statistics may show that an equality delete meets no row.
+                    # Statistics may show that an equality delete matches no row.
                     assert item["delete-files"] <= len(lake.applicable(snapshot, file)), told
                 else:
                     assert item["delete-files"] is None
 
 
-async def test_the_partition_of_a_listing_asks_for_the_files_that_have_it(lakes: Api, tmp_path: Path) -> None:
+async def test_partition_of_a_listing_can_be_used_to_find_its_files(lakes: Api, tmp_path: Path) -> None:
     narrowed = 0
     for seed in range(40, 60):
         lake = random_lake(seed, tmp_path / str(seed))
@@ -114,7 +114,7 @@ async def test_the_partition_of_a_listing_asks_for_the_files_that_have_it(lakes:
     assert narrowed > 5
 
 
-async def test_arrow_says_what_json_says(lakes: Api, tmp_path: Path) -> None:
+async def test_arrow_and_json_listings_are_equal(lakes: Api, tmp_path: Path) -> None:
     for seed in range(60, 70):
         lake = random_lake(seed, tmp_path / str(seed))
         path = await register(lakes, lake, f"t{seed}")
@@ -127,21 +127,21 @@ async def test_arrow_says_what_json_says(lakes: Api, tmp_path: Path) -> None:
             assert table.num_rows == len(found)
             for name in found[0] if found else ():
                 if name in ("lower-bound", "upper-bound"):
-                    continue  # values of a type there, texts here: tests/planner/test_lookup.py
+                    continue  # Values have a type there and are texts here: tests/planner/test_lookup.py
                 values = table.column(name.replace("-", "_")).to_pylist()
                 if name == "partition":
                     values = [json.loads(value) for value in values]
                 assert values == [item[name] for item in found], f"seed {seed}: {route} {name}"
 
 
-async def test_partitions_are_those_that_pyiceberg_finds(lakes: Api, tmp_path: Path) -> None:
+async def test_partitions_equal_those_of_pyiceberg(lakes: Api, tmp_path: Path) -> None:
     compared = 0
     for seed in range(100, 160):
         lake = random_lake(seed, tmp_path / str(seed))
         if len(lake.specs) > 1 or lake.version > 2:
-            continue  # PyIceberg folds partitions of all specs into one shape, and reads no deletion vectors
+            continue  # PyIceberg merges partitions of all specs into one form, and reads no deletion vectors.
         if any(file.record_count == 0 for file in lake.current.data_files):
-            continue  # nor does it count files without rows
+            continue  # It does not count files without rows either.
         path = await register(lakes, lake, f"t{seed}")
         found = await listed(lakes, f"{path}/partitions", "partitions", limit=2)
         files = lake.current.data_files + lake.current.delete_files
@@ -173,7 +173,7 @@ async def test_partitions_are_those_that_pyiceberg_finds(lakes: Api, tmp_path: P
 
 @pytest.fixture
 async def table(api: Api) -> Api:
-    """`db.t`: 5 files, then 2 more; the first snapshot is tagged."""
+    """Return the API with `db.t`: 5 files, then 2 more; the first snapshot is tagged."""
     await api.table()
     files = [file_of(f"file:///t/{n}.parquet", 10 * n, 10 * n + 9) for n in range(7)]
     await append(api, "t", files[:5], snapshot_id=1, manifests=2)
@@ -187,7 +187,7 @@ async def paths(api: Api, query: str = "") -> list[str]:
     return [item["file-path"] for item in await listed(api, f"{T}/files", "files", query)]
 
 
-async def test_a_snapshot_is_named_by_id_ref_or_time(table: Api) -> None:
+async def test_snapshot_can_be_given_by_id_ref_or_time(table: Api) -> None:
     log = (await table("GET", "/v1/namespaces/db/tables/t")).json["metadata"]["snapshot-log"]
     assert len(await paths(table)) == 7
     for query in (
@@ -201,7 +201,7 @@ async def test_a_snapshot_is_named_by_id_ref_or_time(table: Api) -> None:
         assert len(await paths(table, query)) == 7
 
 
-async def test_invalid_parameters_are_refused_with_the_reason(table: Api) -> None:
+async def test_invalid_parameters_are_rejected_with_the_reason(table: Api) -> None:
     cases: list[tuple[str, str]] = [
         ("snapshot-id=9", "9"),
         ("snapshot-id=x", "whole number"),
@@ -221,7 +221,7 @@ async def test_invalid_parameters_are_refused_with_the_reason(table: Api) -> Non
         assert told in answer.error[2], query
 
 
-async def test_a_commit_between_two_pages_shifts_nothing(table: Api) -> None:
+async def test_commit_between_two_pages_shifts_no_file(table: Api) -> None:
     first = (await table("GET", f"{T}/files?limit=3")).json
     await append(table, "t", [file_of("file:///t/new.parquet", 0, 1)], snapshot_id=3, parent=2)
     second = (await table("GET", f"{T}/files?limit=9&page-token={first['next-page-token']}")).json
@@ -230,14 +230,14 @@ async def test_a_commit_between_two_pages_shifts_nothing(table: Api) -> None:
     assert second["next-page-token"] is None
 
 
-async def test_a_page_token_is_of_its_own_question_only(table: Api) -> None:
+async def test_page_token_is_valid_for_its_own_request_only(table: Api) -> None:
     token = (await table("GET", f"{T}/files?limit=3")).json["next-page-token"]
     for route in ("files?content=data", "files?partition={}", "partitions?", "stats/id?"):
         answer = await table("GET", f"{T}/{route}&page-token={token}")
         assert answer.error[0] == 400, route
 
 
-async def test_a_page_of_a_snapshot_that_has_expired_is_refused(table: Api) -> None:
+async def test_page_of_an_expired_snapshot_is_rejected(table: Api) -> None:
     token = (await table("GET", f"{T}/files?limit=3&snapshot-id=1")).json["next-page-token"]
     updates = [
         {"action": "remove-snapshot-ref", "ref-name": "first"},
@@ -250,7 +250,7 @@ async def test_a_page_of_a_snapshot_that_has_expired_is_refused(table: Api) -> N
     assert "expired" in answer.error[2]
 
 
-async def test_arrow_pages_carry_their_token(table: Api) -> None:
+async def test_arrow_pages_have_their_token(table: Api) -> None:
     first = table_of(await table("GET", f"{T}/stats/id?limit=4&fields=file,lower-bound", headers=ARROW))
     token = first.schema.metadata[b"next-page-token"].decode()
     rest = table_of(
@@ -263,7 +263,7 @@ async def test_arrow_pages_carry_their_token(table: Api) -> None:
     assert b"next-page-token" not in rest.schema.metadata
 
 
-async def test_statistics_are_asked_for_by_the_columns_name(table: Api) -> None:
+async def test_statistics_are_requested_by_column_name(table: Api) -> None:
     found = (await table("GET", f"{T}/stats/data?snapshot-id=1&limit=1")).json["stats"]
     assert [without(one, "column-size") for one in found] == [
         {
@@ -283,14 +283,14 @@ async def test_statistics_are_asked_for_by_the_columns_name(table: Api) -> None:
     assert "'upper'" in answer.error[2]
 
 
-async def test_a_table_without_a_snapshot_has_nothing(api: Api) -> None:
+async def test_listings_of_a_table_without_a_snapshot_are_empty(api: Api) -> None:
     await api.table()
     for route, items in (("files", "files"), ("partitions", "partitions"), ("stats/id", "stats")):
         assert (await api("GET", f"{T}/{route}")).json == {"snapshot-id": None, items: [], "next-page-token": None}
         assert table_of(await api("GET", f"{T}/{route}", headers=ARROW)).num_rows == 0
 
 
-async def test_the_form_is_chosen_by_accept(table: Api) -> None:
+async def test_accept_header_selects_the_form(table: Api) -> None:
     cases: list[tuple[str, str | None]] = [
         ("*/*", "application/json"),
         ("application/json, */*;q=0.1", "application/json"),
@@ -309,13 +309,13 @@ async def test_the_form_is_chosen_by_accept(table: Api) -> None:
             assert answer.headers["Vary"] == "Accept", accept
 
 
-async def test_tables_and_snapshots_that_do_not_exist_are_not_found(api: Api) -> None:
+async def test_missing_tables_and_snapshots_are_not_found(api: Api) -> None:
     for route in ("files", "partitions", "stats/id"):
         assert (await api("GET", f"/api/v1/tables/db/none/{route}")).error[:2] == (404, "NoSuchTableException")
         assert (await api("GET", f"/api/v1/tables/none/t/{route}")).error[0] == 404
 
 
-async def test_large_listings_are_read_beside_the_event_loop(table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_listings_are_read_off_the_event_loop(table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     before = await asyncio.gather(*(table("GET", f"{T}/{route}") for route in ("files", "partitions", "stats/id")))
     for name in ("IN_THREAD_JSON", "IN_THREAD_FILES"):
         monkeypatch.setattr(routes, name, 0)

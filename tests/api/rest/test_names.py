@@ -1,4 +1,4 @@
-"""Any name that can exist survives the path, the listing and the pages; and clients encode them in two ways."""
+"""Tests that any possible name works in paths, listings and pages, in both encodings that clients use."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NAMES = (
 
 
 @pytest.mark.parametrize("encode", [lambda name: quote(name, safe=""), quote_plus], ids=["PyIceberg", "Java"])
-async def test_a_name_is_the_same_in_body_path_and_listing(api: Api, encode: object) -> None:
+async def test_name_is_the_same_in_body_path_and_listing(api: Api, encode: object) -> None:
     assert callable(encode)
     for name in NAMES:
         inner = f"{encode(name)}%1F{encode(name)}"
@@ -66,7 +66,7 @@ async def test_a_name_is_the_same_in_body_path_and_listing(api: Api, encode: obj
         assert (await api("HEAD", f"/v1/namespaces/{inner}/views/{encode(name)}")).status == 204, name
 
 
-async def test_pages_hold_every_name_once_and_in_order(api: Api) -> None:
+async def test_pages_have_every_name_once_and_in_order(api: Api) -> None:
     for name in NAMES:
         await api("POST", "/v1/namespaces", {"namespace": ["db", name]})
         assert (await api("POST", "/v1/namespaces/db/tables", {"name": name, "schema": SCHEMA})).status == 200
@@ -94,7 +94,7 @@ async def test_pages_hold_every_name_once_and_in_order(api: Api) -> None:
             assert pages == -(-len(NAMES) // size)
 
 
-async def test_a_client_that_asks_for_no_page_gets_everything_beyond_the_bound(api: Api) -> None:
+async def test_client_without_paging_gets_all_names_beyond_the_page_limit(api: Api) -> None:
     for number in range(30):
         await api("POST", "/v1/namespaces", {"namespace": [f"n{number:02}"]})
     limit = api.server.components.settings.page_limit
@@ -102,7 +102,7 @@ async def test_a_client_that_asks_for_no_page_gets_everything_beyond_the_bound(a
     assert len((await api("GET", "/v1/namespaces")).json["namespaces"]) == 31
 
 
-async def test_a_page_size_without_a_page_token_cuts_no_listing(api: Api) -> None:
+async def test_page_size_without_a_page_token_does_not_shorten_a_listing(api: Api) -> None:
     """The specification: without `pageToken` the server must return all results in one answer."""
     for name in ("a", "b", "c"):
         await api("POST", "/v1/namespaces", {"namespace": ["db", name]})
@@ -123,7 +123,7 @@ async def test_a_page_size_without_a_page_token_cuts_no_listing(api: Api) -> Non
         assert page["next-page-token"] is not None, path
 
 
-async def test_a_page_ends_where_a_drop_happened_without_losing_names(api: Api) -> None:
+async def test_drop_at_the_end_of_a_page_loses_no_names(api: Api) -> None:
     for name in ("a", "b", "c", "d"):
         await api.table(name)
     first = (await api("GET", "/v1/namespaces/db/tables?pageSize=2&pageToken=")).json

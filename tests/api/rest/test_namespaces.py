@@ -1,4 +1,4 @@
-"""Namespaces over HTTP: one promise a test, refusals in the standard's shape."""
+"""Tests of namespaces over HTTP; errors have the standard's form."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from seamark.metaserver.catalog.policies import INHERITED_MAX
 from tests.api.client import Api
 
 
-async def test_a_namespace_is_created_with_its_properties_and_read_back(api: Api) -> None:
+async def test_namespace_is_created_with_its_properties_and_loaded(api: Api) -> None:
     made = await api("POST", "/v1/namespaces", {"namespace": ["shop"], "properties": {"owner": "ann"}})
     assert made.status == 200
     assert made.json["namespace"] == ["shop"]
@@ -19,23 +19,23 @@ async def test_a_namespace_is_created_with_its_properties_and_read_back(api: Api
     assert (await api("GET", "/v1/namespaces/shop")).json == made.json
 
 
-async def test_a_namespace_always_tells_a_location(api: Api) -> None:
+async def test_namespace_always_has_a_location(api: Api) -> None:
     await api("POST", "/v1/namespaces", {"namespace": ["shop"]})
     location = (await api("GET", "/v1/namespaces/shop")).json["properties"]["location"]
     assert location == f"{api.server.components.settings.warehouse_uri()}/shop"
 
 
-async def test_a_second_create_of_a_name_is_a_conflict(api: Api) -> None:
+async def test_second_create_of_a_namespace_is_a_conflict(api: Api) -> None:
     answer = await api("POST", "/v1/namespaces", {"namespace": ["db"]})
     assert answer.error[:2] == (409, "AlreadyExistsException")
 
 
-async def test_a_nested_namespace_needs_its_parent(api: Api) -> None:
+async def test_nested_namespace_requires_its_parent(api: Api) -> None:
     answer = await api("POST", "/v1/namespaces", {"namespace": ["no", "child"]})
     assert answer.error[:2] == (404, "NoSuchNamespaceException")
 
 
-async def test_listing_shows_one_level(api: Api) -> None:
+async def test_listing_has_one_level(api: Api) -> None:
     for path in (["a"], ["a", "b"], ["a", "b", "c"], ["a", "d"]):
         assert (await api("POST", "/v1/namespaces", {"namespace": path})).status == 200
     assert (await api("GET", "/v1/namespaces")).json == {"namespaces": [["a"], ["db"]], "next-page-token": None}
@@ -48,13 +48,13 @@ async def test_listing_below_an_unknown_parent_is_not_found(api: Api) -> None:
     assert (await api("GET", "/v1/namespaces?parent=none")).error[:2] == (404, "NoSuchNamespaceException")
 
 
-async def test_head_tells_whether_a_namespace_exists(api: Api) -> None:
+async def test_head_reports_whether_a_namespace_exists(api: Api) -> None:
     assert (await api("HEAD", "/v1/namespaces/db")).status == 204
     missing = await api("HEAD", "/v1/namespaces/none")
     assert (missing.status, missing.raw) == (404, b"")
 
 
-async def test_an_unknown_namespace_is_named_in_the_refusal(api: Api) -> None:
+async def test_error_names_the_unknown_namespace(api: Api) -> None:
     answer = await api("GET", "/v1/namespaces/non-existing")
     assert answer.error == (404, "NoSuchNamespaceException", "Namespace does not exist: non-existing")
 
@@ -68,7 +68,7 @@ async def test_properties_are_set_and_removed_in_one_request(api: Api) -> None:
     assert {key: properties[key] for key in properties if key != "location"} == {"b": "2", "c": "3"}
 
 
-async def test_a_property_on_both_sides_is_unprocessable_and_changes_nothing(api: Api) -> None:
+async def test_property_both_set_and_removed_is_unprocessable_and_changes_nothing(api: Api) -> None:
     answer = await api("POST", "/v1/namespaces/db/properties", {"removals": ["a", "b"], "updates": {"a": "1"}})
     assert answer.error[:2] == (422, "UnprocessableEntityException")
     assert "a" not in (await api("GET", "/v1/namespaces/db")).json["properties"]
@@ -79,18 +79,18 @@ async def test_properties_of_an_unknown_namespace_are_not_found(api: Api) -> Non
     assert answer.error[:2] == (404, "NoSuchNamespaceException")
 
 
-async def test_an_empty_namespace_is_dropped(api: Api) -> None:
+async def test_empty_namespace_can_be_dropped(api: Api) -> None:
     dropped = await api("DELETE", "/v1/namespaces/db")
     assert (dropped.status, dropped.raw) == (204, b"")
     assert (await api("DELETE", "/v1/namespaces/db")).error[:2] == (404, "NoSuchNamespaceException")
 
 
-async def test_a_namespace_with_a_table_is_not_dropped(api: Api) -> None:
+async def test_namespace_with_a_table_cannot_be_dropped(api: Api) -> None:
     await api.table()
     assert (await api("DELETE", "/v1/namespaces/db")).error[:2] == (409, "NamespaceNotEmptyException")
 
 
-async def test_many_removals_from_many_properties_are_no_product_of_both(api: Api) -> None:
+async def test_time_to_remove_many_of_many_properties_is_not_their_product(api: Api) -> None:
     """The client waits for 30 s; the product took minutes of the event loop."""
     put = await api("POST", "/v1/namespaces/db/properties", {"updates": {f"k{n}": "" for n in range(60_000)}})
     assert put.status == 200, put.raw
@@ -99,7 +99,7 @@ async def test_many_removals_from_many_properties_are_no_product_of_both(api: Ap
     assert (len(gone.json["removed"]), len(gone.json["missing"])) == (60_000, 30_000)
 
 
-async def test_properties_of_a_namespace_are_bounded_over_all_requests(api: Api) -> None:
+async def test_namespace_properties_are_limited_over_all_requests(api: Api) -> None:
     path, half = "/v1/namespaces/db/properties", PROPERTIES_CHARACTERS_MAX // 2
     assert (await api("POST", path, {"updates": {"a": "x" * half}})).status == 200
     refused = await api("POST", path, {"updates": {"b": "x" * half}})
@@ -107,14 +107,14 @@ async def test_properties_of_a_namespace_are_bounded_over_all_requests(api: Api)
     assert (await api("POST", path, {"removals": ["a"], "updates": {"b": "x" * half}})).status == 200
 
 
-async def test_a_namespace_has_a_limit_of_levels(api: Api) -> None:
+async def test_levels_of_a_namespace_are_limited(api: Api) -> None:
     deep = ["a"] * LEVELS_MAX
     assert (await api("POST", "/v1/namespaces", {"namespace": deep})).status == 404
     refused = await api("POST", "/v1/namespaces", {"namespace": [*deep, "a"]})
     assert refused.error[:2] == (400, "BadRequestException")
 
 
-async def test_namespaces_too_long_for_a_url_are_refused(api: Api) -> None:
+async def test_namespaces_too_long_for_a_url_are_rejected(api: Api) -> None:
     long = ["é" * 255] * 3
     made = [await api("POST", "/v1/namespaces", {"namespace": long[:count]}) for count in (1, 2, 3)]
     assert [one.status for one in made] == [200, 200, 200]
@@ -124,8 +124,8 @@ async def test_namespaces_too_long_for_a_url_are_refused(api: Api) -> None:
     assert "in a URL" in refused.error[2]
 
 
-async def test_deep_namespaces_have_few_properties_and_all_have_few_policies(api: Api) -> None:
-    """Table services read those of all namespaces above a table."""
+async def test_properties_of_deep_namespaces_and_policies_of_all_are_limited(api: Api) -> None:
+    """Table services read the properties of all namespaces above a table."""
     deep = ["a"] * 9
     for count in range(1, 10):
         assert (await api("POST", "/v1/namespaces", {"namespace": deep[:count]})).status == 200
@@ -138,7 +138,7 @@ async def test_deep_namespaces_have_few_properties_and_all_have_few_policies(api
     assert refused.error[:2] == (413, "PayloadTooLargeException")
 
 
-async def test_an_error_quotes_no_megabytes_of_the_request(api: Api) -> None:
+async def test_error_does_not_quote_megabytes_of_the_request(api: Api) -> None:
     await api.table()
     term = "x" * 3_000_000
     for path, body in (

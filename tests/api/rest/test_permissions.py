@@ -1,4 +1,4 @@
-"""Who may do what over the Iceberg routes: roles per namespace, lists of what one may see, places of one's own."""
+"""Tests of permissions on the Iceberg routes: roles for namespaces, filtered listings, and locations of tables."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GRANTS = (
 class House:
     """A server with logins.
 
-    `house("rita", "GET", …)` asks as rita.
+    `house("rita", "GET", …)` sends a request as rita.
     """
 
     def __init__(self, api: Api, secrets: dict[str, str]) -> None:
@@ -60,7 +60,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
         yield house
 
 
-async def test_without_a_login_nothing_is_answered(house: House) -> None:
+async def test_every_request_requires_a_login(house: House) -> None:
     answer = await house.api("GET", "/v1/namespaces")
     assert answer.error[:2] == (401, "NotAuthorizedException")
 
@@ -74,7 +74,7 @@ async def test_without_a_login_nothing_is_answered(house: House) -> None:
         ("nobody", [], None),
     ],
 )
-async def test_a_listing_hides_what_one_may_not_see(
+async def test_listing_hides_what_the_caller_may_not_see(
     house: House, who: str, seen: list[Any], below: list[Any] | None
 ) -> None:
     assert (await house(who, "GET", "/v1/namespaces")).json["namespaces"] == seen
@@ -88,7 +88,7 @@ async def test_a_listing_hides_what_one_may_not_see(
 @pytest.mark.parametrize(
     ("who", "reads", "writes"), [("root", 200, 200), ("wendy", 200, 200), ("rita", 200, 403), ("nobody", 403, 403)]
 )
-async def test_reading_and_writing_need_their_roles(house: House, who: str, reads: int, writes: int) -> None:
+async def test_reading_and_writing_require_their_roles(house: House, who: str, reads: int, writes: int) -> None:
     table = "/v1/namespaces/db/tables/t"
     for path in (table, "/v1/namespaces/db/tables", "/v1/namespaces/db", f"{table}/credentials"):
         assert (await house(who, "GET", path)).status == reads
@@ -102,12 +102,12 @@ async def test_reading_and_writing_need_their_roles(house: House, who: str, read
         assert "writer" in created.error[2] or "reader" in created.error[2]
 
 
-async def test_a_name_that_one_may_not_see_is_refused_whether_it_exists_or_not(house: House) -> None:
+async def test_hidden_name_is_refused_whether_it_exists_or_not(house: House) -> None:
     for name in ("t", "none"):
         assert (await house("rita", "GET", f"/v1/namespaces/other/tables/{name}")).status == 403
 
 
-async def test_a_rename_or_transaction_needs_every_namespace_that_it_touches(house: House) -> None:
+async def test_rename_and_transaction_require_rights_on_every_namespace_they_touch(house: House) -> None:
     mine, theirs = {"namespace": ["db"], "name": "t"}, {"namespace": ["other"], "name": "t"}
     for source, destination in ((mine, {**theirs, "name": "u"}), (theirs, {**mine, "name": "u"})):
         body = {"source": source, "destination": destination}
@@ -118,27 +118,27 @@ async def test_a_rename_or_transaction_needs_every_namespace_that_it_touches(hou
     assert "x" not in loaded.json["metadata"]["properties"]
 
 
-async def test_a_key_of_one_principal_is_no_key_of_another(house: House) -> None:
+async def test_idempotency_key_belongs_to_one_principal(house: House) -> None:
     key, body = new_key(), {"namespace": ["db", "n"]}
     assert (await house("wendy", "POST", "/v1/namespaces", body, key=key)).status == 200
     assert (await house("root", "POST", "/v1/namespaces", body, key=key)).status == 422
 
 
-async def test_a_refusal_for_want_of_a_role_is_not_kept_under_the_key(house: House) -> None:
+async def test_missing_role_is_not_recorded_under_the_idempotency_key(house: House) -> None:
     key, body = new_key(), {"namespace": ["db", "n"]}
     assert (await house("rita", "POST", "/v1/namespaces", body, key=key)).status == 403
     await house.api.server.components.store.transact([SaveGrant(grant=Grant("rita", "writer", ("db",)))])
     assert await _until(lambda: house("rita", "POST", "/v1/namespaces", body, key=key)) == 200
 
 
-async def test_the_timeline_names_who_did_it(house: House) -> None:
+async def test_timeline_names_the_principal(house: House) -> None:
     await house("wendy", "POST", "/v1/namespaces/db/tables/t", set_properties(x="1"))
     newest = (await house("root", "GET", "/api/v1/timeline?order=desc&limit=1")).json["instants"][0]
     assert (newest["who"], newest["action"]) == ("wendy", "commit")
 
 
 @pytest.mark.parametrize("where", ["db/mine", "db/sub/t/deep"])
-async def test_a_writer_chooses_places_below_the_own_namespace(house: House, where: str) -> None:
+async def test_writer_chooses_locations_below_its_own_namespace(house: House, where: str) -> None:
     location = f"{house.api.server.components.settings.warehouse_uri()}/{where}"
     body = {"name": "n", "schema": SCHEMA, "location": location}
     assert (await house("wendy", "POST", "/v1/namespaces/db/tables", body)).status == 200
@@ -146,7 +146,7 @@ async def test_a_writer_chooses_places_below_the_own_namespace(house: House, whe
     assert (await house("wendy", "POST", "/v1/namespaces", inner)).status == 200
 
 
-async def test_nobody_places_anything_over_files_of_others(house: House) -> None:
+async def test_no_location_may_overlap_files_of_others(house: House) -> None:
     theirs = (await house("root", "GET", "/v1/namespaces/other/tables/t")).json["metadata"]["location"]
     move = {"requirements": [], "updates": [{"action": "set-location", "location": theirs}]}
     view = {"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION, "location": theirs}
@@ -172,7 +172,7 @@ async def test_nobody_places_anything_over_files_of_others(house: House) -> None
     assert placed.error[:2] == (400, "BadRequestException"), "not even an admin"
 
 
-async def test_a_dropped_table_that_the_caller_may_not_see_is_not_found(house: House) -> None:
+async def test_dropped_table_hidden_from_the_caller_is_not_found(house: House) -> None:
     assert (await house("root", "DELETE", "/v1/namespaces/other/tables/t")).status == 204
     listed = (await house("root", "GET", "/api/v1/dropped?namespace=other")).json["dropped"]
     for method, ending in (("POST", "/undrop"), ("DELETE", "")):
@@ -186,14 +186,14 @@ async def test_a_dropped_table_that_the_caller_may_not_see_is_not_found(house: H
     assert (await house("root", "POST", f"/api/v1/dropped/{listed[0]['id']}/undrop")).status == 200
 
 
-async def test_who_may_list_what_was_dropped_hears_which_role_is_missing(house: House) -> None:
+async def test_caller_who_may_list_dropped_tables_learns_which_role_is_missing(house: House) -> None:
     assert (await house("root", "DELETE", "/v1/namespaces/db/tables/t")).status == 204
     dropped = (await house("rita", "GET", "/api/v1/dropped?namespace=db")).json["dropped"][0]["id"]
     assert (await house("rita", "POST", f"/api/v1/dropped/{dropped}/undrop")).error[0] == 403
     assert (await house("wendy", "DELETE", f"/api/v1/dropped/{dropped}")).error[0] == 403
 
 
-async def test_a_transaction_of_nothing_is_refused_and_not_recorded(house: House) -> None:
+async def test_empty_transaction_is_rejected_and_not_recorded(house: House) -> None:
     for who in ("nobody", "rita"):
         key = new_key()
         answer = await house(who, "POST", "/v1/transactions/commit", {"table-changes": []}, key=key)
@@ -202,7 +202,7 @@ async def test_a_transaction_of_nothing_is_refused_and_not_recorded(house: House
         assert await store.idempotency(key, 0) is None
 
 
-async def test_the_timeline_names_no_place_that_its_reader_may_not_see(house: House) -> None:
+async def test_timeline_hides_locations_that_its_reader_may_not_see(house: House) -> None:
     ends = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["other"], "name": "hidden"}}
     assert (await house("root", "POST", "/v1/tables/rename", ends)).status == 204
     seen = {}
@@ -219,7 +219,7 @@ async def test_the_timeline_names_no_place_that_its_reader_may_not_see(house: Ho
     assert b"hidden" not in stream
 
 
-async def test_a_new_name_in_sight_is_on_the_timeline(house: House) -> None:
+async def test_timeline_shows_a_new_name_that_its_reader_may_see(house: House) -> None:
     ends = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["db"], "name": "new"}}
     assert (await house("root", "POST", "/v1/tables/rename", ends)).status == 204
     listed = (await house("rita", "GET", "/api/v1/tables/db/new/timeline?action=rename")).json["instants"]
@@ -227,7 +227,7 @@ async def test_a_new_name_in_sight_is_on_the_timeline(house: House) -> None:
 
 
 async def _stream_of(house: House, who: str, path: str) -> bytes:
-    """Return what an event stream has sent once it has told of the rename."""
+    """Return the data of an event stream up to the event of the rename."""
     headers = {"Authorization": f"Bearer {house.secret_of(who)}", "Accept": "text/event-stream"}
     server, body = house.api.server, b""
     async with asyncio.timeout(60), server.http.get(server.url + path, headers=headers) as answer:
@@ -237,7 +237,7 @@ async def _stream_of(house: House, who: str, path: str) -> bytes:
 
 
 async def _until(ask: Callable[[], Any]) -> int:
-    """Return the status once it is no longer 403: grants may be cached for a moment."""
+    """Return the status once it is no longer 403, because grants may be cached for a moment."""
     for _ in range(1000):
         status = (await ask()).status
         if status != 403:
@@ -246,7 +246,7 @@ async def _until(ask: Callable[[], Any]) -> int:
     return 403
 
 
-async def test_a_confined_writer_cannot_give_a_view_the_rights_of_another(house: House) -> None:
+async def test_confined_writer_cannot_give_a_view_the_rights_of_another_user(house: House) -> None:
     body = {"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {"trino.run-as-owner": "root"}}
     refused = await house("wendy", "POST", "/v1/namespaces/db/views", body)
     assert refused.error[:2] == (403, "ForbiddenException")

@@ -1,6 +1,6 @@
-"""PyIceberg's own client over HTTP: names as it encodes them, pages as it walks them, errors as it understands them.
+"""Tests with PyIceberg's client over HTTP: names as it encodes them, its paging, and its exceptions.
 
-What it reads and writes through the catalog is tested in `tests/engines`.
+`tests/engines` tests what it reads and writes through the catalog.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def test_nested_namespaces_and_their_properties(catalog: RestCatalog) -> None:
     assert (summary.removed, summary.updated, summary.missing) == (["owner"], ["team"], ["none"])
 
 
-def test_refusals_are_the_exceptions_that_the_client_has_for_them(catalog: RestCatalog) -> None:
+def test_errors_raise_the_clients_matching_exceptions(catalog: RestCatalog) -> None:
     catalog.create_namespace("db")
     table = catalog.create_table("db.t", SCHEMA)
     with pytest.raises(NamespaceAlreadyExistsError):
@@ -87,7 +87,7 @@ def test_refusals_are_the_exceptions_that_the_client_has_for_them(catalog: RestC
         table.transaction().set_properties(x="1").commit_transaction()
 
 
-def test_a_table_is_registered_from_the_metadata_of_one_that_was_dropped(catalog: RestCatalog) -> None:
+def test_table_is_registered_from_the_metadata_of_a_dropped_table(catalog: RestCatalog) -> None:
     catalog.create_namespace("db")
     table = catalog.create_table("db.t", SCHEMA, properties={"a": "1"})
     catalog.drop_table("db.t")
@@ -96,7 +96,7 @@ def test_a_table_is_registered_from_the_metadata_of_one_that_was_dropped(catalog
     assert again.properties["a"] == "1"
 
 
-def test_stored_properties_decide_nothing_about_where_a_client_opens_files(catalog: RestCatalog) -> None:
+def test_stored_properties_do_not_redirect_where_a_client_opens_files(catalog: RestCatalog) -> None:
     catalog.create_namespace("stored")
     created = catalog.create_table(("stored", "t"), SCHEMA, properties={"team": "x"})
     path = name_freely(created.metadata_location)

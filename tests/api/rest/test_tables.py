@@ -1,4 +1,4 @@
-"""Tables over HTTP: create, load, commit, register, unregister, drop, credentials, metrics, signing."""
+"""Tests of tables over HTTP: create, load, commit, register, unregister, drop, credentials, metrics, signing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STATIC_S3 = {
 }
 
 
-async def test_a_created_table_is_loaded_as_it_was_answered(api: Api) -> None:
+async def test_created_table_is_loaded_as_in_the_create_answer(api: Api) -> None:
     created = await api.table(properties={"a": "1"})
     assert set(created) == {"metadata-location", "metadata", "config"}
     assert created["metadata"]["properties"]["a"] == "1"
@@ -34,12 +34,12 @@ async def test_a_created_table_is_loaded_as_it_was_answered(api: Api) -> None:
     assert (await api("GET", f"{TABLES}/t")).json == created
 
 
-async def test_a_table_without_its_namespace_is_not_created(api: Api) -> None:
+async def test_table_without_its_namespace_is_not_created(api: Api) -> None:
     answer = await api("POST", "/v1/namespaces/non-existing/tables", {"name": "t", "schema": SCHEMA})
     assert answer.error == (404, "NoSuchNamespaceException", "Namespace does not exist: non-existing")
 
 
-async def test_a_name_is_one_table_or_one_view(api: Api) -> None:
+async def test_name_belongs_to_either_a_table_or_a_view(api: Api) -> None:
     await api.table("t")
     await api.view("v")
     for name in ("t", "v"):
@@ -47,7 +47,7 @@ async def test_a_name_is_one_table_or_one_view(api: Api) -> None:
         assert answer.error[:2] == (409, "AlreadyExistsException")
 
 
-async def test_a_staged_table_is_nowhere_until_it_is_committed(api: Api) -> None:
+async def test_staged_table_does_not_exist_until_it_is_committed(api: Api) -> None:
     staged = await api("POST", TABLES, {"name": "s", "schema": SCHEMA, "stage-create": True})
     assert staged.status == 200
     assert "metadata-location" not in staged.json
@@ -74,7 +74,7 @@ async def test_a_staged_table_is_nowhere_until_it_is_committed(api: Api) -> None
     assert again.error[0] == 409
 
 
-async def test_a_commit_answers_the_new_metadata_and_where_it_is(api: Api) -> None:
+async def test_commit_returns_the_new_metadata_and_its_location(api: Api) -> None:
     before = await api.table()
     answer = (await api("POST", f"{TABLES}/t", set_properties(x="1"))).json
     assert set(answer) == {"metadata-location", "metadata"}
@@ -84,7 +84,7 @@ async def test_a_commit_answers_the_new_metadata_and_where_it_is(api: Api) -> No
     assert (after["metadata-location"], after["metadata"]) == (answer["metadata-location"], answer["metadata"])
 
 
-async def test_a_requirement_that_fails_is_a_conflict_to_retry(api: Api) -> None:
+async def test_failed_requirement_is_a_conflict_that_may_be_retried(api: Api) -> None:
     await api.table()
     answer = await api(
         "POST", f"{TABLES}/t", {"requirements": [{"type": "assert-table-uuid", "uuid": "x"}], "updates": []}
@@ -101,11 +101,11 @@ async def test_unknown_updates_and_requirements_are_bad_requests(api: Api) -> No
         assert (await api("POST", f"{TABLES}/t", body)).error[:2] == (400, "BadRequestException")
 
 
-async def test_a_commit_to_no_table_is_not_found(api: Api) -> None:
+async def test_commit_to_a_missing_table_is_not_found(api: Api) -> None:
     assert (await api("POST", f"{TABLES}/none", set_properties(x="1"))).error[:2] == (404, "NoSuchTableException")
 
 
-async def test_the_same_append_sent_twice_gets_its_first_outcome(api: Api) -> None:
+async def test_append_sent_twice_gets_its_first_outcome(api: Api) -> None:
     """apache/iceberg#13867: a blind 409 after a lost reply makes clients delete live files."""
     await api.table()
     first = await api("POST", f"{TABLES}/t", append(7))
@@ -114,7 +114,7 @@ async def test_the_same_append_sent_twice_gets_its_first_outcome(api: Api) -> No
     assert second.json == first.json
 
 
-async def test_a_repeat_is_known_however_its_actions_and_types_are_spelled(api: Api) -> None:
+async def test_repeated_commit_is_recognised_whatever_its_spelling_of_actions_and_types(api: Api) -> None:
     await api.table()
     sent = append(7)
     for each, name in [*((one, "type") for one in sent["requirements"]), *((one, "action") for one in sent["updates"])]:
@@ -124,14 +124,14 @@ async def test_a_repeat_is_known_however_its_actions_and_types_are_spelled(api: 
     assert answers[1].json == answers[2].json == answers[0].json
 
 
-async def test_head_tells_whether_a_table_exists(api: Api) -> None:
+async def test_head_reports_whether_a_table_exists(api: Api) -> None:
     await api.table()
     assert (await api("HEAD", f"{TABLES}/t")).status == 204
     missing = await api("HEAD", f"{TABLES}/none")
     assert (missing.status, missing.raw) == (404, b"")
 
 
-async def test_a_dropped_table_is_gone_and_its_files_stay(api: Api) -> None:
+async def test_dropped_table_is_gone_and_its_files_stay(api: Api) -> None:
     location = (await api.table())["metadata-location"]
     assert (await api("DELETE", f"{TABLES}/t")).status == 204
     assert (await api("GET", f"{TABLES}/t")).error[:2] == (404, "NoSuchTableException")
@@ -139,7 +139,7 @@ async def test_a_dropped_table_is_gone_and_its_files_stay(api: Api) -> None:
     assert (await api("DELETE", f"{TABLES}/t")).error[:2] == (404, "NoSuchTableException")
 
 
-async def test_a_drop_with_purge_is_remembered_as_such(api: Api) -> None:
+async def test_drop_with_purge_is_recorded(api: Api) -> None:
     for name, flag in (("a", "purgeRequested=true"), ("b", "purgeRequested=True"), ("c", "purgeRequested=false")):
         await api.table(name)
         assert (await api("DELETE", f"{TABLES}/{name}?{flag}")).status == 204
@@ -148,7 +148,7 @@ async def test_a_drop_with_purge_is_remembered_as_such(api: Api) -> None:
     assert (await api("DELETE", f"{TABLES}/x?purgeRequested=perhaps")).error[0] == 400
 
 
-async def test_a_table_is_unregistered_and_registered_again(api: Api) -> None:
+async def test_table_can_be_unregistered_and_registered_again(api: Api) -> None:
     await api.table()
     committed = (await api("POST", f"{TABLES}/t", set_properties(x="1"))).json
     last = await api("POST", f"{TABLES}/t/unregister")
@@ -163,7 +163,7 @@ async def test_a_table_is_unregistered_and_registered_again(api: Api) -> None:
     assert (await api("POST", "/v1/namespaces/db/register", {**body, "overwrite": True})).status == 200
 
 
-async def test_a_register_does_not_overwrite_with_a_table_that_is_live_under_another_name(api: Api) -> None:
+async def test_register_does_not_overwrite_with_a_table_that_is_live_under_another_name(api: Api) -> None:
     first, second = await api.table("first"), await api.table("second")
     for name in ("second", "new"):
         body = {"name": name, "metadata-location": first["metadata-location"], "overwrite": True}
@@ -172,7 +172,7 @@ async def test_a_register_does_not_overwrite_with_a_table_that_is_live_under_ano
         assert "live under another name" in answer.error[2]
     assert (await api("GET", f"{TABLES}/second")).json["metadata"] == second["metadata"]
     assert (await api("HEAD", f"{TABLES}/new")).status == 404
-    # Metadata of the table itself, and of one that is dropped, may take the name.
+    # Metadata of the table itself and of a dropped table may use the name.
     body = {"name": "second", "metadata-location": second["metadata-location"], "overwrite": True}
     assert (await api("POST", "/v1/namespaces/db/register", body)).status == 200
     assert (await api("DELETE", f"{TABLES}/first")).status == 204
@@ -181,13 +181,13 @@ async def test_a_register_does_not_overwrite_with_a_table_that_is_live_under_ano
     assert (await api("GET", f"{TABLES}/second")).json["metadata"] == first["metadata"]
 
 
-async def test_a_register_of_a_file_elsewhere_is_refused(api: Api) -> None:
+async def test_register_of_a_file_outside_the_warehouse_is_rejected(api: Api) -> None:
     answer = await api("POST", "/v1/namespaces/db/register", {"name": "x", "metadata-location": "file:///etc/passwd"})
     assert answer.error[:2] == (400, "BadRequestException")
     assert "outside the warehouse" in answer.error[2]
 
 
-async def test_a_table_whose_metadata_file_is_gone_is_told_apart_from_no_table(api: Api) -> None:
+async def test_table_whose_metadata_file_is_missing_differs_from_a_missing_table(api: Api) -> None:
     location = (await api.table())["metadata-location"]
     etag = (await api("GET", f"{TABLES}/t")).headers["ETag"]
     Path(location.removeprefix("file://")).unlink()
@@ -196,14 +196,14 @@ async def test_a_table_whose_metadata_file_is_gone_is_told_apart_from_no_table(a
         assert answer.error[:2] == (404, "NotFoundException")
 
 
-async def test_credentials_of_a_table_on_files_are_an_empty_list(api: Api) -> None:
+async def test_credentials_of_a_table_on_local_files_are_an_empty_list(api: Api) -> None:
     await api.table()
     answer = await api("GET", f"{TABLES}/t/credentials")
     assert (answer.status, answer.json) == (200, {"storage-credentials": []})
     assert (await api("GET", f"{TABLES}/none/credentials")).error[:2] == (404, "NoSuchTableException")
 
 
-async def test_metrics_reports_are_kept_within_a_bound(api: Api) -> None:
+async def test_number_of_stored_metrics_reports_is_limited(api: Api) -> None:
     uuid = (await api.table())["metadata"]["table-uuid"]
     report = {
         "report-type": "commit-report",
@@ -223,8 +223,8 @@ async def test_metrics_reports_are_kept_within_a_bound(api: Api) -> None:
     assert len(await api.server.components.store.metrics_reports(uuid, None, 10)) == 1
 
 
-async def test_a_page_of_reports_is_as_small_as_the_largest_reports_need(api: Api) -> None:
-    """A thousand of 128 KiB would be decoded and encoded in the event loop."""
+async def test_page_of_reports_is_small_enough_for_the_largest_reports(api: Api) -> None:
+    """A thousand reports of 128 KiB would be decoded and encoded in the event loop."""
     await api.table()
     for number in range(40):
         report = {"report-type": "scan-report", "table-name": "t", "snapshot-id": number, "filter": True, "metrics": {}}
@@ -240,15 +240,15 @@ async def test_a_page_of_reports_is_as_small_as_the_largest_reports_need(api: Ap
 
 
 class _PlansOfThread(MemoryCache[int, int | None]):
-    """Another thread could find an entry that is removed before the cache notes its use."""
+    """Another thread could find an entry that is removed before the cache records its use."""
 
     def __contains__(self, key: object) -> bool:
         assert threading.current_thread() is threading.main_thread()
         return super().__contains__(key)
 
 
-async def test_a_report_names_columns_of_its_table_alone(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Invented ids were stored, and one beyond 64 bits lost what was counted for all tables.
+async def test_report_names_only_columns_of_its_table(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invented ids were stored, and an id beyond 64 bits lost the counts of all tables.
 
     A long filter is read in a thread.
     """
@@ -284,7 +284,7 @@ async def test_a_report_names_columns_of_its_table_alone(api: Api, monkeypatch: 
         assert {one.column_id for one in await usage.of_table(entry.uuid)} == columns, name
 
 
-async def test_the_timeline_keeps_the_beginning_of_what_a_summary_says(api: Api) -> None:
+async def test_timeline_keeps_the_beginning_of_a_long_summary(api: Api) -> None:
     await api.table()
     body = append(1)
     body["updates"][0]["snapshot"]["summary"] |= {"operation": "append", "added-records": "9" * 100_000}
@@ -294,8 +294,8 @@ async def test_the_timeline_keeps_the_beginning_of_what_a_summary_says(api: Api)
     assert instants[-1]["summary"]["operation"] == "append"
 
 
-async def test_a_report_that_comes_before_its_table_is_taken_and_dropped(api: Api) -> None:
-    """As Spark sends it where a table is created with its rows."""
+async def test_report_for_a_table_that_does_not_exist_yet_is_accepted_and_dropped(api: Api) -> None:
+    """Spark sends this report when a table is created with its rows."""
     report = {"report-type": "scan-report", "table-name": "later", "snapshot-id": 1, "filter": True, "metrics": {}}
     assert (await api("POST", f"{TABLES}/later/metrics", report)).status == 204
     await api.table("later")
@@ -306,14 +306,14 @@ async def test_a_report_that_comes_before_its_table_is_taken_and_dropped(api: Ap
     assert (await api("POST", f"{TABLES}/none/metrics", {"report-type": "gossip"})).error[0] == 400
 
 
-async def test_signing_for_a_table_on_files_is_refused(api: Api) -> None:
+async def test_signing_for_a_table_on_local_files_is_rejected(api: Api) -> None:
     await api.table()
     body = {"region": "us-east-1", "uri": "http://s3/bucket/x", "method": "GET", "headers": {}}
     assert (await api("POST", f"{TABLES}/t/sign", body)).error[0] == 400
     assert (await api("POST", f"{TABLES}/none/sign", body)).error[:2] == (404, "NoSuchTableException")
 
 
-async def test_stored_keys_go_only_to_who_asks_and_never_change_the_etag_in_secret(tmp_path: Path) -> None:
+async def test_stored_keys_are_sent_only_on_request_and_change_the_etag_only_visibly(tmp_path: Path) -> None:
     async with running(tmp_path, **STATIC_S3) as server:
         api = Api(server)
         location = "s3://bucket/lake/db/t"

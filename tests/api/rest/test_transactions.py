@@ -1,4 +1,4 @@
-"""Several tables in one commit, and tables under other names."""
+"""Tests of commits to several tables, and of renamed tables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def test_all_tables_change_together(api: Api) -> None:
     assert [await _property(api, name) for name in ("a", "b")] == ["1", "1"]
 
 
-async def test_one_refused_change_undoes_all(api: Api) -> None:
+async def test_one_rejected_change_cancels_the_whole_transaction(api: Api) -> None:
     for name in ("a", "b"):
         await api.table(name)
     refused = {"requirements": [{"type": "assert-table-uuid", "uuid": "other"}], "updates": []}
@@ -38,12 +38,12 @@ async def test_one_refused_change_undoes_all(api: Api) -> None:
     assert await _property(api, "a") is None
 
 
-async def test_a_change_without_its_table_or_no_change_at_all_is_malformed(api: Api) -> None:
+async def test_change_without_a_table_and_empty_change_are_malformed(api: Api) -> None:
     for changes in ([], [set_properties(x="1")]):
         assert (await api("POST", COMMIT, {"table-changes": changes})).error[0] == 400
 
 
-async def test_a_table_is_renamed_into_another_namespace(api: Api) -> None:
+async def test_table_is_renamed_into_another_namespace(api: Api) -> None:
     created = await api.table()
     await api("POST", "/v1/namespaces", {"namespace": ["other"]})
     source, target = {"namespace": ["db"], "name": "t"}, {"namespace": ["other"], "name": "u"}
@@ -54,7 +54,7 @@ async def test_a_table_is_renamed_into_another_namespace(api: Api) -> None:
     assert gone.error[:2] == (404, "NoSuchTableException")
 
 
-async def test_a_rename_onto_a_name_that_is_taken_or_nowhere_is_refused(api: Api) -> None:
+async def test_rename_to_a_taken_name_or_a_missing_namespace_is_rejected(api: Api) -> None:
     await api.table("a")
     await api.view("v")
     source = {"namespace": ["db"], "name": "a"}

@@ -1,4 +1,4 @@
-"""Views over HTTP."""
+"""Tests of views over HTTP."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ def _version(sql: str) -> dict[str, object]:
     return {**VIEW_VERSION, "version-id": 2, "schema-id": 0, "representations": representations}
 
 
-async def test_a_created_view_is_loaded_as_it_was_answered(api: Api) -> None:
+async def test_created_view_is_loaded_as_in_the_create_answer(api: Api) -> None:
     created = await api.view(properties={"a": "1"})
     assert set(created) == {"metadata-location", "metadata", "config"}
     assert created["metadata"]["properties"] == {"a": "1"}
     assert (await api("GET", f"{VIEWS}/v")).json == created
 
 
-async def test_views_and_tables_are_listed_apart(api: Api) -> None:
+async def test_views_and_tables_are_listed_separately(api: Api) -> None:
     await api.view()
     await api.table()
     assert (await api("GET", VIEWS)).json["identifiers"] == [{"namespace": ["db"], "name": "v"}]
@@ -27,13 +27,13 @@ async def test_views_and_tables_are_listed_apart(api: Api) -> None:
     assert (await api("GET", "/v1/namespaces/none/views")).error[:2] == (404, "NoSuchNamespaceException")
 
 
-async def test_a_view_takes_no_name_that_is_taken(api: Api) -> None:
+async def test_view_cannot_have_a_taken_name(api: Api) -> None:
     await api.table()
     body = {"name": "t", "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {}}
     assert (await api("POST", VIEWS, body)).error[:2] == (409, "AlreadyExistsException")
 
 
-async def test_a_replaced_view_shows_its_new_version(api: Api) -> None:
+async def test_replaced_view_has_its_new_version(api: Api) -> None:
     await api.view()
     body = {
         "updates": [
@@ -49,7 +49,7 @@ async def test_a_replaced_view_shows_its_new_version(api: Api) -> None:
     assert (await api("GET", f"{VIEWS}/v")).json == replaced.json
 
 
-async def test_a_view_requirement_that_fails_is_a_conflict(api: Api) -> None:
+async def test_failed_view_requirement_is_a_conflict(api: Api) -> None:
     await api.view()
     uuid = "00000000-0000-4000-8000-000000000000"
     body = {"requirements": [{"type": "assert-view-uuid", "uuid": uuid}], "updates": []}
@@ -57,7 +57,7 @@ async def test_a_view_requirement_that_fails_is_a_conflict(api: Api) -> None:
     assert (await api("POST", f"{VIEWS}/v", {"updates": [{"action": "sing"}]})).error[0] == 400
 
 
-async def test_a_dropped_view_is_gone(api: Api) -> None:
+async def test_dropped_view_is_gone(api: Api) -> None:
     await api.view()
     assert (await api("HEAD", f"{VIEWS}/v")).status == 204
     assert (await api("DELETE", f"{VIEWS}/v")).status == 204
@@ -67,7 +67,7 @@ async def test_a_dropped_view_is_gone(api: Api) -> None:
         assert (await api(method, f"{VIEWS}/v")).error[:2] == (404, "NoSuchViewException")
 
 
-async def test_a_view_is_registered_from_its_metadata_file(api: Api) -> None:
+async def test_view_is_registered_from_its_metadata_file(api: Api) -> None:
     created = await api.view()
     await api("DELETE", f"{VIEWS}/v")
     body = {"name": "again", "metadata-location": created["metadata-location"]}
@@ -76,7 +76,7 @@ async def test_a_view_is_registered_from_its_metadata_file(api: Api) -> None:
     assert (await api("POST", "/v1/namespaces/db/register-view", body)).error[:2] == (409, "AlreadyExistsException")
 
 
-async def test_a_view_is_renamed_into_another_namespace(api: Api) -> None:
+async def test_view_is_renamed_into_another_namespace(api: Api) -> None:
     await api.view()
     await api("POST", "/v1/namespaces", {"namespace": ["other"]})
     source = {"namespace": ["db"], "name": "v"}

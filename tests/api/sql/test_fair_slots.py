@@ -1,4 +1,4 @@
-"""Slots for statements: no principals keep others from running one, in whatever order they come and go."""
+"""Tests of slots for statements: some principals cannot keep others from running a statement."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ async def test_two_holders_leave_a_slot_to_a_third() -> None:
         for holder in ("ann", "ann", "bob", "bob"):
             group.create_task(_hold(slots, holder, end, started))
         await _settle()
-        assert started == ["ann", "ann", "bob"]  # the last one waits: the fourth slot is for who runs nothing
+        # The last request waits: the fourth slot is for a principal without a running statement.
+        assert started == ["ann", "ann", "bob"]
         for holder in ("ann", "bob"):
             with pytest.raises(TooManyRequests, match="share of 2"):
                 async with slots.slot(holder, 60):
@@ -48,7 +49,7 @@ async def test_two_holders_leave_a_slot_to_a_third() -> None:
     assert slots.taken == 0
 
 
-async def test_a_free_slot_is_for_the_holder_with_the_fewest() -> None:
+async def test_free_slot_goes_to_the_holder_with_the_fewest() -> None:
     slots, ends, started = FairSlots("statements", 8), [asyncio.Event() for _ in range(8)], list[str | None]()
     async with asyncio.TaskGroup() as group:
         for holder, end in zip(("ann", "ann", "ann", "bob", "bob", "bob", "cleo", "dora"), ends, strict=True):
@@ -56,7 +57,7 @@ async def test_a_free_slot_is_for_the_holder_with_the_fewest() -> None:
         await _settle()
         assert slots.taken == 8
         done = asyncio.Event()
-        for holder in ("bob", "cleo", "eve"):  # in the order in which they begin to wait
+        for holder in ("bob", "cleo", "eve"):  # In the order in which they begin to wait
             group.create_task(_hold(slots, holder, done, started))
         await _settle()
         ends[0].set()
@@ -66,7 +67,7 @@ async def test_a_free_slot_is_for_the_holder_with_the_fewest() -> None:
             end.set()
 
 
-async def test_a_statement_that_waits_too_long_or_leaves_takes_nothing() -> None:
+async def test_statement_that_times_out_or_leaves_takes_no_slot() -> None:
     slots = FairSlots("statements", 1)
     async with slots.slot("ann", 0):
         with pytest.raises(RetryLater, match="limit of 1"):
@@ -79,7 +80,7 @@ async def test_a_statement_that_waits_too_long_or_leaves_takes_nothing() -> None
             await leaving
         granted = asyncio.create_task(_hold(slots, "bob", asyncio.Event(), []))
         await _settle()
-    granted.cancel()  # its slot is granted, and it has not run since
+    granted.cancel()  # Its slot is granted, but it has not run since.
     with suppress(asyncio.CancelledError):
         await granted
     assert slots.taken == 0
@@ -87,7 +88,7 @@ async def test_a_statement_that_waits_too_long_or_leaves_takes_nothing() -> None
         slots.check_invariants()
 
 
-async def test_the_queue_is_bounded() -> None:
+async def test_queue_length_is_limited() -> None:
     slots, end = FairSlots("statements", 1), asyncio.Event()
     async with asyncio.TaskGroup() as group:
         for number in range(9):
@@ -100,7 +101,7 @@ async def test_the_queue_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("seed", quick(range(40), 8))
-async def test_in_any_order_slots_are_used_and_shared(seed: int) -> None:
+async def test_slots_are_used_and_shared_in_any_order_of_requests(seed: int) -> None:
     rng = random.Random(seed)
     limit = rng.choice((1, 2, 3, 4, 8))
     slots = FairSlots("statements", limit)

@@ -1,4 +1,4 @@
-"""What a process may open after it has restricted itself by Landlock."""
+"""Tests of what a process may open after it has restricted itself with Landlock."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ print(json.dumps(told))
 
 
 @pytest.mark.skipif(landlock._abi() < 3, reason="this kernel has no Landlock, or an old one")
-def test_files_outside_are_not_read_and_none_is_written(tmp_path: Path) -> None:
+def test_restricted_process_reads_no_file_outside_and_writes_none(tmp_path: Path) -> None:
     inside, outside = tmp_path / "inside", tmp_path / "outside"
     for folder in (inside, outside):
         folder.mkdir()

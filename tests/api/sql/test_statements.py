@@ -1,4 +1,4 @@
-"""POST /api/v1/sql: the rows of a query with the rights of its caller, within limits, and nothing else."""
+"""Tests of POST /api/v1/sql: it returns the rows of a query with the rights of its caller, within limits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.waits import until
 
 ARROW = {"Accept": "application/vnd.apache.arrow.stream"}
 LONG = "SELECT count(*) FROM " + ", ".join(f"db.t t{n}" for n in range(12))
-"""Of 60 rows, joined with themselves: it ends in no time that a test has."""
+"""A join of 60 rows with themselves that does not end within the time of any test."""
 GRANTS = (
     Grant("root", "admin"),
     Grant("wendy", "writer", ("db",)),
@@ -52,7 +52,7 @@ class Site:
 
 
 def workers() -> list[psutil.Process]:
-    """Return those of statements that run now: the children of the parent of workers."""
+    """Return the worker processes of statements that run now: the children of the workers' parent."""
     parents = [one for one in psutil.Process().children() if STATEMENT_WORKER in _arguments(one)]
     return [child for one in parents for child in one.children() if _runs(child)]
 
@@ -73,7 +73,7 @@ def _arguments(process: psutil.Process) -> list[str]:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a table, written without logins, and then with tokens.
+    """Return a home with a table, written without logins, and then with tokens.
 
     All tests only read it.
     """
@@ -98,7 +98,7 @@ async def _fill(folder: Path) -> None:
 
 
 async def _state_totals(api: Api, total: str) -> None:
-    """The table `db.boast` has a snapshot that states these totals."""
+    """Commit a snapshot to the table `db.boast` that states these totals."""
     last = (await api("GET", "/v1/namespaces/db/tables/boast")).json["metadata"]["snapshots"][-1]
     summary = {**last["summary"], "total-data-files": total, "total-files-size": total}
     changed = {"snapshot-id": 1, "parent-snapshot-id": last["snapshot-id"], "sequence-number": 2, "summary": summary}
@@ -121,7 +121,7 @@ async def site(home: Path) -> AsyncIterator[Site]:
         yield site
 
 
-async def test_a_reader_gets_the_rows_and_what_was_read(site: Site) -> None:
+async def test_reader_gets_the_rows_and_the_read_statistics(site: Site) -> None:
     answer = await site.sql("rita", "SELECT id, country FROM db.t WHERE id < 3 ORDER BY id DESC", id="mine")
     assert answer.status == 200, answer.raw
     assert answer.json["rows"] == [[2, "c2"], [1, "c1"], [0, "c0"]]
@@ -137,10 +137,10 @@ async def test_a_reader_gets_the_rows_and_what_was_read(site: Site) -> None:
     assert "rows" not in plan
 
 
-async def test_the_rights_are_those_of_the_caller(site: Site) -> None:
+async def test_statement_runs_with_the_rights_of_the_caller(site: Site) -> None:
     for who, status in (("rita", 200), ("wendy", 200), ("root", 200), ("olga", 403), ("nobody", 403), ("", 401)):
         assert (await site.sql(who, "SELECT count(*) FROM db.t")).status == status, who
-    # Whether a table exists where one may not read is not told.
+    # The answer does not reveal whether a table exists that the caller may not read.
     answers = [await site.sql("olga", f"SELECT 1 FROM db.{name}") for name in ("t", "nothing")]
     assert answers[0].raw.replace(b"db.t", b"") == answers[1].raw.replace(b"db.nothing", b"")
 
@@ -174,7 +174,7 @@ BODIES: tuple[dict[str, Any], ...] = (
 )
 
 
-async def test_a_statement_that_may_not_run_has_a_400_or_404(site: Site) -> None:
+async def test_statement_that_may_not_run_gets_400_or_404(site: Site) -> None:
     for statement, status, why in REFUSED:
         answer = await site.sql("root", statement)
         assert answer.status == status, (statement, answer.raw)
@@ -205,10 +205,10 @@ OUT_OF_RANGE: list[tuple[str, object]] = [
     ("SELECT UUID '1-2'", None),
     ("SELECT 1__0", None),
 ]
-"""Statements with their answer; None for those that fail."""
+"""Statements with their answer, or None if the statement fails."""
 
 
-async def test_a_value_that_is_out_of_range_is_an_answer_or_a_400(site: Site) -> None:
+async def test_value_out_of_range_gets_an_answer_or_a_400(site: Site) -> None:
     for statement, value in OUT_OF_RANGE:
         answer = await site.sql("rita", statement)
         if value is None:
@@ -218,12 +218,12 @@ async def test_a_value_that_is_out_of_range_is_an_answer_or_a_400(site: Site) ->
             assert (answer.status, answer.json["rows"]) == (200, [[value]]), statement
 
 
-async def test_totals_that_a_writer_states_stop_no_reader(site: Site) -> None:
+async def test_totals_stated_by_a_writer_do_not_stop_readers(site: Site) -> None:
     answer = await site.sql("rita", "SELECT count(*) FROM db.boast JOIN db.t USING (id)")
     assert (answer.status, answer.json.get("rows")) == (200, [[20]]), answer.raw
 
 
-async def test_answers_have_limits(home: Path) -> None:
+async def test_size_of_answers_is_limited(home: Path) -> None:
     async with open_site(home, sql_rows_limit=10, sql_time_s=20, sql_bytes_limit=2000) as site:
         assert (await site.sql("rita", "SELECT id FROM db.t LIMIT 10")).status == 200
         many = await site.sql("rita", "SELECT id FROM db.t")
@@ -235,7 +235,7 @@ async def test_answers_have_limits(home: Path) -> None:
         assert "sql_bytes_limit" in (await site.sql("rita", wide)).json["error"]["message"]
 
 
-async def test_a_statement_ends_at_its_time_limit_and_leaves_no_process(home: Path) -> None:
+async def test_statement_ends_at_its_time_limit_and_leaves_no_process(home: Path) -> None:
     async with open_site(home, sql_time_s=4) as site:
         answer = await site.sql("rita", LONG)
         assert answer.status == 400, answer.raw
@@ -243,7 +243,7 @@ async def test_a_statement_ends_at_its_time_limit_and_leaves_no_process(home: Pa
         await until(lambda: not workers())
 
 
-async def test_a_principal_has_a_share_and_the_server_a_limit(home: Path) -> None:
+async def test_statements_of_a_principal_and_of_the_server_are_limited(home: Path) -> None:
     async with open_site(home, sql_statements_limit=2, sql_time_s=30, sql_queue_s=0.2) as site:
         long = asyncio.create_task(site.sql("rita", LONG, id="long"))
         await until(lambda: len(workers()) == 1)
@@ -253,7 +253,7 @@ async def test_a_principal_has_a_share_and_the_server_a_limit(home: Path) -> Non
         others = asyncio.create_task(site.sql("root", LONG, id="long"))
         await until(lambda: len(workers()) == 2)
         assert (await site.sql("wendy", "SELECT 1")).status == 503
-        for who in ("rita", "root"):  # ids are each caller's own
+        for who in ("rita", "root"):  # Each caller has its own ids.
             headers = {"Authorization": f"Bearer {site.tokens[who]}"}
             assert (await site.api("DELETE", "/api/v1/sql/other", headers=headers)).status == 404
             assert (await site.api("DELETE", "/api/v1/sql/long", headers=headers)).status == 204
@@ -275,7 +275,7 @@ async def test_two_principals_leave_a_statement_to_a_third(home: Path) -> None:
         await until(lambda: not workers())
 
 
-async def test_a_statement_without_tables_ends_with_its_token(home: Path) -> None:
+async def test_statement_without_tables_ends_with_its_token(home: Path) -> None:
     async with open_site(home, rights_recheck_s=0.1) as site:
         headers = {"Authorization": f"Bearer {site.tokens['root']}"}
         grant = {"role": "reader", "namespace": ["db"]}
@@ -290,7 +290,7 @@ async def test_a_statement_without_tables_ends_with_its_token(home: Path) -> Non
         await until(lambda: not workers())
 
 
-async def test_a_client_that_leaves_ends_its_statement(home: Path) -> None:
+async def test_disconnected_client_ends_its_statement(home: Path) -> None:
     async with open_site(home) as site:
         leaving = asyncio.create_task(site.sql("rita", LONG))
         await until(lambda: len(workers()) == 1)
@@ -304,7 +304,7 @@ def _file_size_limits(worker: psutil.Process) -> list[list[str]]:
     return [line.split()[3:5] for line in lines if line.startswith("Max file size")]
 
 
-async def test_a_worker_has_no_secret_and_ends_with_the_server(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_worker_has_no_secret_and_ends_with_the_server(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEAMARK_S3_SECRET_ACCESS_KEY", "the-secret")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "the-secret")
     async with open_site(home) as site:
@@ -315,15 +315,16 @@ async def test_a_worker_has_no_secret_and_ends_with_the_server(home: Path, monke
         assert b"the-secret" not in seen
         assert b"SEAMARK_S3" not in seen
         assert b"smq_" not in Path(f"/proc/{worker.pid}/cmdline").read_bytes()
-        await until(lambda: _file_size_limits(worker) == [["0", "0"]])  # set before it reads the statement
-        # A fork copies one thread. The other that there may be waits in an allocator, which knows about forks.
+        # The limit is set before the worker reads the statement.
+        await until(lambda: _file_size_limits(worker) == [["0", "0"]])
+        # A fork copies one thread. A second thread may be waiting in an allocator, which supports forks.
         assert psutil.Process(worker.ppid()).num_threads() <= 2
         running_statement.cancel()
         await asyncio.gather(running_statement, return_exceptions=True)
     await until(lambda: not _runs(worker))
 
 
-async def test_a_statement_that_needs_too_much_memory_fails_alone(home: Path) -> None:
+async def test_statement_that_needs_too_much_memory_fails_alone(home: Path) -> None:
     async with open_site(home, sql_memory_bytes=600 << 20) as site:
         text = f"'{'x' * 4000}' || CAST(a.id * 3600 + b.id * 60 + c.id AS varchar)"
         query = f"SELECT count(DISTINCT v) FROM (SELECT {text} AS v FROM db.t a, db.t b, db.t c) q"
@@ -336,7 +337,7 @@ async def test_a_statement_that_needs_too_much_memory_fails_alone(home: Path) ->
 @pytest.mark.parametrize(
     ("value", "host", "status"), [("off", "127.0.0.1", 403), ("loopback", "0.0.0.0", 403), ("on", "0.0.0.0", 200)]
 )
-async def test_beyond_loopback_it_is_off_unless_a_setting_switches_it_on(
+async def test_sql_is_disabled_beyond_loopback_unless_a_setting_enables_it(
     home: Path, value: str, host: str, status: int
 ) -> None:
     async with open_site(home, sql=value, host=host) as site:
@@ -346,7 +347,7 @@ async def test_beyond_loopback_it_is_off_unless_a_setting_switches_it_on(
         assert "sql = on" in (state.json["reason"] or "sql = on")
 
 
-async def test_the_audit_log_has_each_statement_and_not_its_text(site: Site) -> None:
+async def test_audit_log_has_each_statement_without_its_text(site: Site) -> None:
     for who in ("rita", "olga"):
         await site.sql(who, "SELECT count(*) FROM db.t", headers={"X-Request-Id": f"audited-{who}"})
     headers = {"Authorization": f"Bearer {site.tokens['root']}"}
@@ -366,7 +367,7 @@ async def test_the_audit_log_has_each_statement_and_not_its_text(site: Site) -> 
     assert "count" not in json.dumps(found)
 
 
-async def test_a_statement_token_reads_and_does_nothing_else(site: Site) -> None:
+async def test_statement_token_allows_only_reading(site: Site) -> None:
     parts = site.server.components
     rita = await parts.authenticator.login(site.tokens["wendy"])
     token = parts.authenticator.statement_tokens.issue(rita.principal, 60)
@@ -383,8 +384,8 @@ async def test_a_statement_token_reads_and_does_nothing_else(site: Site) -> None
     assert (await site.api("GET", "/v1/namespaces", headers={"Authorization": f"Bearer {old}"})).status == 401
 
 
-async def test_a_worker_reads_no_file_outside_its_tables(site: Site, home: Path, tmp_path: Path) -> None:
-    """A data file that a symbolic link leads to is not read, although the server may read it."""
+async def test_worker_reads_no_file_outside_its_tables(site: Site, home: Path, tmp_path: Path) -> None:
+    """A data file behind a symbolic link is not read, although the server may read it."""
     data = next((home / "warehouse").rglob("t-*/**/*.parquet"))
     elsewhere = tmp_path / "elsewhere.parquet"
     data.rename(elsewhere)
@@ -425,27 +426,25 @@ HOSTILE = (
     "/*" * 40_000,
     "'" * 80_001,
 )
-"""They need much time, memory or depth, or are not finished."""
+"""Statements that need much time, memory or depth, or that are incomplete."""
 
 
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
-async def test_a_statement_that_costs_too_much_has_a_400_or_an_answer_and_leaves_nothing(
-    home: Path, every: int
-) -> None:
+async def test_expensive_statement_gets_a_400_or_an_answer_and_leaves_no_process(home: Path, every: int) -> None:
     async with running(home, sql_time_s=2.0, sql_memory_bytes=256 << 20) as server:
         site = Site(server, {})
         for statement in HOSTILE[::every]:
             answer = await site.sql("", statement, **{"max-rows": 10})
             assert answer.status in (200, 400), (statement[:100], answer.status, answer.raw[:500])
             assert len(answer.raw) < 1 << 20, statement[:100]
-        async with asyncio.timeout(120):  # a busy machine may need more than two seconds, now and then
+        async with asyncio.timeout(120):  # A busy machine sometimes needs more than two seconds.
             while (answer := await site.sql("", "SELECT count(*) AS n FROM db.t")).status != 200:
                 assert "sql_time_s" in answer.json["error"]["message"]
         assert answer.json["rows"] == [[60]]
         await until(lambda: not workers())
 
 
-async def test_an_id_is_cancelled_by_its_owner_alone(site: Site) -> None:
+async def test_statement_is_cancelled_only_by_its_owner(site: Site) -> None:
     running_one = asyncio.create_task(site.sql("rita", LONG, id="long"))
     await until(workers)
     for who in ("olga", "wendy", "root"):

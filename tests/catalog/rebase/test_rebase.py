@@ -1,4 +1,4 @@
-"""Appends of stock engines that were overtaken: what they come to, when they are refused, that each happens once."""
+"""Tests of overtaken appends of engines: their result, when they are rejected, and that each is applied once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.catalog.rig import CALLER, RacingStore, rig
 
 
 @pytest.mark.parametrize("version", [2, 3])
-async def test_an_overtaken_append_comes_after_those_that_overtook_it(tmp_path: Path, version: int) -> None:
+async def test_overtaken_append_follows_the_appends_that_overtook_it(tmp_path: Path, version: int) -> None:
     async with rig(tmp_path) as it:
         await create(it, version)
         await append(it, {"a": 1})
@@ -49,7 +49,7 @@ async def test_an_overtaken_append_comes_after_those_that_overtook_it(tmp_path: 
             assert metadata["next-row-id"] == 21
 
 
-async def test_what_a_refused_client_writes_to_the_same_location_is_read_again(tmp_path: Path) -> None:
+async def test_file_rewritten_by_a_rejected_client_is_read_again(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await create(it)
         await append(it, {"a": 1})
@@ -130,7 +130,7 @@ KNOBS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     "spoil", [*REQUESTS, *KNOBS], ids=lambda one: one if isinstance(one, str) else one.__name__[1:]
 )
-async def test_an_append_in_doubt_is_refused_as_without_rebase_and_changes_nothing(
+async def test_doubtful_append_is_rejected_as_without_rebase_and_changes_nothing(
     tmp_path: Path, spoil: str | Callable[[Appender, Commit], None]
 ) -> None:
     async with rig(tmp_path) as it:
@@ -152,7 +152,7 @@ async def test_an_append_in_doubt_is_refused_as_without_rebase_and_changes_nothi
         assert set(read_snapshot(head(await load(it)))) == {"a", "b", "late"}, "a sound one comes through"
 
 
-async def test_an_append_to_a_branch_that_is_gone_is_refused(tmp_path: Path) -> None:
+async def test_append_to_a_dropped_branch_is_rejected(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await create(it)
         first = await append(it, {"a": 1})
@@ -168,7 +168,7 @@ async def test_an_append_to_a_branch_that_is_gone_is_refused(tmp_path: Path) -> 
             await commit(it, late)
 
 
-async def test_a_snapshot_id_or_a_manifest_that_the_head_has_is_not_added_again(tmp_path: Path) -> None:
+async def test_existing_snapshot_id_or_manifest_is_not_added_again(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await create(it)
         await append(it, {"a": 1})
@@ -185,7 +185,7 @@ async def test_a_snapshot_id_or_a_manifest_that_the_head_has_is_not_added_again(
         assert await load(it) == stands
 
 
-async def test_more_manifests_than_are_read_to_be_sure_are_refused(
+async def test_append_that_needs_too_many_manifest_reads_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with rig(tmp_path) as it:
@@ -203,7 +203,7 @@ async def test_more_manifests_than_are_read_to_be_sure_are_refused(
 
 
 @pytest.mark.parametrize("value", ["none", "", "true", "overwrite"])
-async def test_only_tables_that_ask_for_it_have_their_appends_rebased(tmp_path: Path, value: str) -> None:
+async def test_appends_are_rebased_only_for_tables_that_enable_it(tmp_path: Path, value: str) -> None:
     async with rig(tmp_path) as it:
         await it.table(properties={"seamark.commit.rebase": value})
         late = Appender(await load(it)).commit({"late": 1})
@@ -215,7 +215,7 @@ async def test_only_tables_that_ask_for_it_have_their_appends_rebased(tmp_path: 
         assert set(read_snapshot(head(await load(it)))) == {"a", "late"}
 
 
-async def test_a_transaction_of_several_tables_is_not_rebased(tmp_path: Path) -> None:
+async def test_transaction_of_several_tables_is_not_rebased(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await create(it)
         await it.table("u")
@@ -230,9 +230,7 @@ async def test_a_transaction_of_several_tables_is_not_rebased(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("merge", [0, 1])
-async def test_an_append_for_version_2_is_rebased_onto_a_table_that_is_of_version_3_by_now(
-    tmp_path: Path, merge: int
-) -> None:
+async def test_version_2_append_is_rebased_onto_a_table_upgraded_to_version_3(tmp_path: Path, merge: int) -> None:
     async with rig(tmp_path) as it:
         await create(it)
         await append(it, {"a": 1})
@@ -246,7 +244,7 @@ async def test_an_append_for_version_2_is_rebased_onto_a_table_that_is_of_versio
         assert (head(metadata)["first-row-id"], metadata["next-row-id"]) == (3, 13)
 
 
-async def test_an_append_is_rebased_after_a_rollback_of_a_while_later(tmp_path: Path) -> None:
+async def test_append_is_rebased_some_time_after_a_rollback(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await create(it)
         first = await append(it, {"a": 1})
@@ -262,7 +260,7 @@ async def test_an_append_is_rebased_after_a_rollback_of_a_while_later(tmp_path: 
         assert head(metadata)["timestamp-ms"] == metadata["snapshot-log"][-2]["timestamp-ms"]
 
 
-async def test_an_append_to_one_branch_is_rebased_where_another_took_its_sequence_number(tmp_path: Path) -> None:
+async def test_append_is_rebased_when_another_branch_took_its_sequence_number(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await create(it, 3)
         first = await append(it, {"a": 1})
@@ -282,7 +280,7 @@ async def test_an_append_to_one_branch_is_rebased_where_another_took_its_sequenc
         assert head(metadata, "dev")["sequence-number"] == 3
 
 
-async def test_a_rebased_branch_keeps_the_retention_that_was_set_meanwhile(tmp_path: Path) -> None:
+async def test_rebased_branch_keeps_the_retention_set_meanwhile(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await create(it)
         first = await append(it, {"a": 1})
@@ -297,7 +295,7 @@ async def test_a_rebased_branch_keeps_the_retention_that_was_set_meanwhile(tmp_p
         )
 
 
-async def test_a_total_that_the_head_does_not_tell_is_left_out_and_times_do_not_go_back(tmp_path: Path) -> None:
+async def test_missing_total_is_omitted_and_timestamps_do_not_go_back(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await create(it)
         first = Appender(await load(it), snapshot={"timestamp-ms": (await load(it))["last-updated-ms"] + 50_000})
@@ -315,7 +313,7 @@ async def test_a_total_that_the_head_does_not_tell_is_left_out_and_times_do_not_
         }  # fmt: skip
 
 
-async def test_a_repeat_of_a_rebased_append_gets_its_first_outcome(tmp_path: Path) -> None:
+async def test_repeat_of_a_rebased_append_gets_its_first_outcome(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await create(it)
         await append(it, {"a": 1})
@@ -338,7 +336,7 @@ async def test_a_repeat_of_a_rebased_append_gets_its_first_outcome(tmp_path: Pat
 
 
 @pytest.mark.parametrize("merges", [False, True])
-async def test_a_rebase_that_loses_the_swap_is_made_anew_and_leaves_no_file(tmp_path: Path, merges: bool) -> None:
+async def test_rebase_that_loses_the_swap_is_repeated_and_leaves_no_file(tmp_path: Path, merges: bool) -> None:
     racing: list[RacingStore] = []
 
     def wrap(store: Any) -> RacingStore:
@@ -365,12 +363,12 @@ async def test_a_rebase_that_loses_the_swap_is_made_anew_and_leaves_no_file(tmp_
         assert {path: file.sequence_number for path, file in files.items()} == {
             "a": 1, "b": 2, "c": 3, "d": 4, "late": 5
         }  # fmt: skip
-        # Two metadata files; the intruder's manifest and list; a list of ours, and a manifest where a merge was undone.
+        # Two metadata files; the intruder's manifest and list; our list, and a manifest if a merge was undone.
         assert len(await it.files() - before) == 2 + 2 + 1 + merges
 
 
 class ForgetfulStore:
-    """Loses the reply of each pointer swap, and then answers no question."""
+    """A store that loses the reply of each pointer swap, and then answers no call."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -386,7 +384,7 @@ class ForgetfulStore:
         return done
 
 
-async def test_a_rebase_whose_outcome_is_unknown_leaves_what_the_table_may_name(tmp_path: Path) -> None:
+async def test_rebase_with_an_unknown_outcome_keeps_the_files_that_the_table_may_name(tmp_path: Path) -> None:
     forgetful: list[ForgetfulStore] = []
 
     def wrap(store: Any) -> ForgetfulStore:
@@ -409,7 +407,7 @@ async def test_a_rebase_whose_outcome_is_unknown_leaves_what_the_table_may_name(
 
 
 @pytest.mark.parametrize("apart", [False, True])
-async def test_a_merge_that_met_another_merge_is_undone_and_its_files_are_added(tmp_path: Path, apart: bool) -> None:
+async def test_merge_that_met_another_merge_is_undone_and_its_files_are_added(tmp_path: Path, apart: bool) -> None:
     async with rig(tmp_path) as it:
         await create(it, 3)
         for name in ("a", "b", "c"):
@@ -430,7 +428,7 @@ async def test_a_merge_that_met_another_merge_is_undone_and_its_files_are_added(
         }  # fmt: skip
 
 
-async def test_a_merge_beside_a_plain_append_stands(tmp_path: Path) -> None:
+async def test_merge_is_kept_when_it_was_overtaken_by_a_plain_append(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await create(it)
         for name in ("a", "b", "c"):

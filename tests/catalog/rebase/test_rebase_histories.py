@@ -1,4 +1,4 @@
-"""Random histories of engines whose appends are overtaken: the table is what plain sets of files say."""
+"""Tests of random histories of engines with overtaken appends: the table equals plain sets of files."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.seeds import quick
 
 @dataclass
 class Model:
-    """What stands, as plain sets; the table's oracle."""
+    """The expected state of the table as plain sets."""
 
     branches: dict[str, dict[str, int]] = field(default_factory=lambda: {"main": {}})
     numbers: dict[tuple[str, str], int] = field(default_factory=dict)
-    """The sequence number of each file of a branch, and …"""
+    """The sequence number of each file by branch; a file keeps it for good."""
     row_ids: dict[tuple[str, str], int] = field(default_factory=dict)
-    """… its first row id, once it has one: a file keeps both for good."""
+    """The first row id of each file, once assigned; a file keeps it for good."""
 
     def check(self, metadata: Row, about: str) -> None:
         for branch, expected in self.branches.items():
@@ -57,7 +57,7 @@ class Model:
 
 @dataclass
 class History:
-    """A random history of engines that load, wait, and commit late; every append must come through."""
+    """A random history of engines that load, wait, and commit late; every append must succeed."""
 
     it: Rig
     source: random.Random
@@ -66,7 +66,7 @@ class History:
     count: int = 0
 
     async def begin(self) -> None:
-        """A client writes everything and does not commit yet."""
+        """Let a client write all its files without committing them."""
         metadata = await load(self.it)
         branch = self.source.choice(["main", "main", "main", *metadata.get("refs", {})])
         files = {}
@@ -109,7 +109,7 @@ class History:
         for step in range(steps):
             move = self.source.choice(moves)
             if upgrades and step == steps // 2:
-                self.clients.clear()  # engines that loaded version 2 cannot commit to version 3
+                self.clients.clear()  # Engines that loaded version 2 cannot commit to version 3.
                 move = self.upgrade
             await move()
             metadata = await load(self.it)
@@ -121,7 +121,7 @@ class History:
 
 @pytest.mark.parametrize("seed", quick(range(6), 2))
 @pytest.mark.parametrize(("version", "upgrades"), [(2, False), (3, False), (2, True)])
-async def test_random_histories_of_late_appends_come_to_what_a_plain_set_does(
+async def test_random_histories_of_late_appends_equal_a_plain_set(
     tmp_path: Path, seed: int, version: int, upgrades: bool
 ) -> None:
     async with rig(tmp_path) as it:
@@ -132,7 +132,7 @@ async def test_random_histories_of_late_appends_come_to_what_a_plain_set_does(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("version", "upgrades"), [(2, False), (3, False), (2, True)])
-async def test_long_random_histories_of_late_appends_come_to_what_a_plain_set_does(
+async def test_long_random_histories_of_late_appends_equal_a_plain_set(
     tmp_path: Path, version: int, upgrades: bool
 ) -> None:
     for seed in range(100, 140):

@@ -1,7 +1,7 @@
-"""Commits of stock engines that a table service overtook: none is refused, and no row is added, lost or changed.
+"""Tests of engine commits that a table service overtook: none is rejected, and no row is added, lost or changed.
 
-Rewrites of manifests by the server, and changes that replace files by others with the same rows, stand between any
-snapshot and its parent. An append comes after them; what deletes rows undoes the replacements.
+Between any snapshot and its parent there may be manifest rewrites by the server and changes that replace files by
+others with the same rows. An append follows them; a commit that deletes rows undoes the replacements.
 """
 
 from __future__ import annotations
@@ -73,12 +73,15 @@ class Late:
 
 @dataclass
 class History:
-    """Engines that load, wait and commit late; what has changed rows meanwhile refuses them, what has not does not."""
+    """Engines that load, wait and commit late.
+
+    A commit is rejected only if another commit has changed rows meanwhile.
+    """
 
     table: Table
     source: random.Random
     files: dict[str, int] = field(default_factory=dict)
-    """The live data files, by their records."""
+    """The live data files by their record counts."""
     deletes: set[str] = field(default_factory=set)
     numbers: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     row_ids: dict[str, int | None] = field(default_factory=dict)
@@ -112,7 +115,7 @@ class History:
             self.overtaken += 1
             is_undo = bool(snapshot["summary"].get(REPLACEMENTS_UNDONE))
             assert snapshot["parent-snapshot-id"] == (late.client.expected if is_undo else overtook)
-            if late.gone or late.deletes:  # of an append that merged, the files are listed anew
+            if late.gone or late.deletes:  # For an append that merged, the files are listed again.
                 listed = {row["manifest_path"] for row in read_list(snapshot)}
                 assert set(late.client.manifests) <= listed
         if late.gone or late.deletes or snapshot["summary"].get(REPLACEMENTS_UNDONE):
@@ -126,7 +129,7 @@ class History:
         self.check(metadata, f"version {self.rows_version}")
 
     async def replace(self) -> None:
-        """A compaction: some files become one, with as many rows."""
+        """Compact some files into a file with as many rows."""
         metadata = await self.table.load()
         gone = self.source.sample(sorted(self.files), min(len(self.files), self.source.randint(1, 4)))
         self.count += 1
@@ -162,7 +165,7 @@ class History:
                 await self.finish(each)
 
     def check(self, metadata: Row, about: str) -> None:
-        """The live files are those of the engines, and keep the numbers and row ids with which they came."""
+        """Check that the live files are those of the engines, with their original sequence numbers and row ids."""
         snapshot = head(metadata)
         live: dict[int, dict[str, File]] = {0: {}, 1: {}}
         for row in read_list(snapshot):
@@ -187,7 +190,7 @@ class History:
 
 
 @pytest.mark.parametrize("version", quick([3, 2], 1))
-async def test_no_commit_is_refused_because_of_rewritten_manifests_or_files(tmp_path: Path, version: int) -> None:
+async def test_commit_is_not_rejected_because_of_rewritten_manifests_or_files(tmp_path: Path, version: int) -> None:
     overtaken = undone = 0
     for case in range(3):
         async with a_table(tmp_path / str(case), version) as table:
@@ -201,9 +204,9 @@ async def test_no_commit_is_refused_because_of_rewritten_manifests_or_files(tmp_
 
 
 async def test_undone_replacements_are_not_in_the_history(tmp_path: Path) -> None:
-    """Expirations of Iceberg delete the files that a snapshot of the history removed, without a look at the head.
+    """Iceberg's expiration deletes files that a snapshot of the history removed, without a check of the head.
 
-    And what was prepared on the new file must not find a history that does not say that the file is gone.
+    And commits prepared on the new file must find in the history that the file is gone.
     """
     async with a_table(tmp_path, 2) as table:
         await table.commit(Appender(await table.load()).commit({"a": 1, "b": 2, "c": 3}))
@@ -229,10 +232,10 @@ async def test_undone_replacements_are_not_in_the_history(tmp_path: Path) -> Non
             assert answer.status == 409, await answer.text()
 
 
-async def test_undone_replacements_stay_for_expirations_that_began_before(tmp_path: Path) -> None:
+async def test_undone_replacements_stay_for_expirations_that_began_earlier(tmp_path: Path) -> None:
     """Such an expiration has the replacement in the history that it read.
 
-    Iceberg's incremental clean-up would delete the files that the replacement had removed, and that are back.
+    Iceberg's incremental clean-up would delete the files that the replacement had removed and that are live again.
     """
     async with a_table(tmp_path, 2) as table:
         await table.commit(Appender(await table.load()).commit({"a": 1, "b": 2, "c": 3}))
@@ -249,8 +252,8 @@ async def test_undone_replacements_stay_for_expirations_that_began_before(tmp_pa
         assert known[0] not in {each["snapshot-id"] for each in (await table.load())["snapshots"]}
 
 
-async def test_a_claim_to_have_rewritten_manifests_is_not_believed(tmp_path: Path) -> None:
-    """Any client can write the mark into a summary, of a snapshot that removes a file."""
+async def test_false_claim_of_rewritten_manifests_is_not_trusted(tmp_path: Path) -> None:
+    """Any client can write the mark into the summary of a snapshot that removes a file."""
     async with a_table(tmp_path, 2) as table:
         await table.commit(Appender(await table.load()).commit({"a": 1, "b": 2}))
         late = Appender(await table.load()).commit({}, ["a"])
@@ -264,10 +267,10 @@ async def test_a_claim_to_have_rewritten_manifests_is_not_believed(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("operation", "merge"), [("replace", 0), ("replace", 9), ("overwrite", 0), ("delete", 0)])
-async def test_an_append_comes_after_replaced_files_and_is_refused_after_changed_rows(
+async def test_append_follows_replaced_files_and_is_rejected_after_changed_rows(
     tmp_path: Path, operation: str, merge: int
 ) -> None:
-    """Without the property of the table that rebases all appends."""
+    """The table does not have the property that rebases all appends."""
     async with a_table(tmp_path, 2) as table:
         for path in "abc":
             await table.commit(Appender(await table.load()).commit({path: 1}))
@@ -283,8 +286,8 @@ async def test_an_append_comes_after_replaced_files_and_is_refused_after_changed
                 await table.commit(late)
 
 
-async def test_an_append_does_not_come_after_a_replacement_that_adds_rows(tmp_path: Path) -> None:
-    """An engine's commit is not refused for what it calls itself; it is reported, and counts as a change of rows."""
+async def test_append_does_not_follow_a_replacement_that_adds_rows(tmp_path: Path) -> None:
+    """An engine's commit is not rejected for its operation; it is reported, and counts as a change of rows."""
     async with a_table(tmp_path, 2) as table:
         await table.commit(Appender(await table.load()).commit({"a": 1}))
         before = await table.load()
@@ -295,7 +298,7 @@ async def test_an_append_does_not_come_after_a_replacement_that_adds_rows(tmp_pa
         with pytest.raises(CommitConflict):
             await table.commit(late)
         file = {"content": "data", "file-path": f"{before['location']}/data/c.parquet", "file-format": "parquet"}
-        counted = {  # by a client that read all rows
+        counted = {  # By a client that read all rows
             "read-snapshot-id": before["current-snapshot-id"],
             "scope": {"filter": True},
             "add": [{**file, "spec-id": 0, "partition": [], "file-size-in-bytes": 100, "record-count": 1}],

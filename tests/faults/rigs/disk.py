@@ -1,4 +1,4 @@
-"""A small disk of its own (tmpfs), to be filled to the last byte and emptied again."""
+"""A small separate disk (tmpfs) that a test can fill completely and empty again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class SmallDisk:
     root: Path
 
     def fill(self) -> None:
-        """Not one more byte fits."""
+        """Fill the disk to the last byte."""
         with (self.root / "ballast").open("ab", buffering=0) as file:
             for size in (1 << 20, 1 << 12, 1):
                 try:
@@ -30,7 +30,10 @@ class SmallDisk:
         (self.root / "ballast").unlink()
 
     async def make_read_only(self) -> None:
-        """The kernel refuses it while any process, such as one that is ending, has a file open for writing."""
+        """Remount the disk read-only.
+
+        The kernel refuses this while any process, such as one that is ending, has a file open for writing.
+        """
         command = ["mount", "-o", "remount,ro", str(self.root)]
         async with asyncio.timeout(60):
             while subprocess.run(command, capture_output=True, check=False).returncode:
@@ -39,9 +42,9 @@ class SmallDisk:
 
 @contextmanager
 def small_disk(root: Path, size: str = "24m") -> Iterator[SmallDisk]:
-    """Mounted at `root`.
+    """Mount a small disk at `root`.
 
-    Skips the test where this user may not mount.
+    Skips the test if this user may not mount.
     """
     root.mkdir()
     done = subprocess.run(
@@ -52,5 +55,5 @@ def small_disk(root: Path, size: str = "24m") -> Iterator[SmallDisk]:
     try:
         yield SmallDisk(root)
     finally:
-        # Lazily: a process that is still ending must not keep the test's folder.
+        # Unmount lazily, because a process that is still ending must not keep the test's folder.
         subprocess.run(["umount", "--lazy", str(root)], check=True)

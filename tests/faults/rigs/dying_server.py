@@ -2,8 +2,8 @@
 
     SEAMARK_HOME=… SEAMARK_PORT=… python -m tests.faults.rigs.dying_server
 
-It dies when a step is passed that the file `<home>/fuse` names (`STEP NTH`, counted from when the file appeared). The
-parts are the real ones; each step is a wrapper around one of them, put in at the composition root.
+The file `<home>/fuse` has a line `STEP NTH`: the server dies at the NTH pass of this step, counted from the creation of
+the file. The components are real; a wrapper around one of them, added at the composition root, marks each step.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FUSE = "fuse"
 
 
 class Fuse:
-    """Burns down by one at each pass of its step, and takes the process with it at the end."""
+    """A counter that decreases at each pass of its step, and kills the process at zero."""
 
     def __init__(self, home: Path) -> None:
         self._file = home / FUSE

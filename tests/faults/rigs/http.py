@@ -1,4 +1,4 @@
-"""A minimal client: one kept connection, JSON in and out, no retries of its own."""
+"""A minimal client: one persistent connection, JSON bodies, and no retries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def new_key() -> str:
 
 
 class Lost(Exception):
-    """The connection broke before an answer came: the outcome is unknown."""
+    """The connection broke before an answer arrived: the outcome is unknown."""
 
 
 class Client:
@@ -28,10 +28,10 @@ class Client:
         self.headers: dict[str, str] = {}
 
     def call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
-        """Status and decoded body; the answer's headers are in `headers`.
+        """Send a request, and return status and decoded body; `headers` has the answer's headers.
 
         Raises:
-            Lost: When no answer came.
+            Lost: No answer arrived.
         """
         if self._connection is None:
             self._connection = http.client.HTTPConnection(self._host, timeout=self._timeout_s)
@@ -59,7 +59,7 @@ class Client:
         return self.call("POST", f"/v1/namespaces/{namespace}/tables", {"name": name, "schema": SCHEMA})
 
     def head(self, name: str = "t") -> tuple[int | None, int]:
-        """Current snapshot and last sequence number."""
+        """Return the current snapshot and the last sequence number."""
         status, body = self.call("GET", f"/v1/namespaces/db/tables/{name}?snapshots=refs")
         assert status == 200, body
         metadata = body["metadata"]
@@ -67,7 +67,9 @@ class Client:
         return (None if head in (None, -1) else head), metadata["last-sequence-number"]
 
     def chain(self, name: str = "t") -> list[int]:
-        """Snapshots in the order of their sequence numbers; each must be its predecessor's child."""
+        """Return the snapshots in the order of their sequence numbers, and check that each is the child of the
+        one before.
+        """
         status, body = self.call("GET", f"/v1/namespaces/db/tables/{name}?snapshots=all")
         assert status == 200, body
         snapshots = sorted(body["metadata"].get("snapshots", []), key=lambda found: found["sequence-number"])
@@ -77,7 +79,7 @@ class Client:
         return ids
 
     def files(self, name: str = "t") -> list[str]:
-        """Return the metadata files that must be there: the pointer's, and those of its log."""
+        """Return the metadata files that must exist: that of the pointer, and those of its log."""
         status, body = self.call("GET", f"/v1/namespaces/db/tables/{name}?snapshots=refs")
         assert status == 200, body
         log = [entry["metadata-file"] for entry in body["metadata"].get("metadata-log", [])]

@@ -1,8 +1,8 @@
-"""A checker of histories of one table's head: a register moved by compare-and-swap, every value written once.
+"""A checker of histories of one table's head: a register changed by compare-and-swap, with unique values.
 
-Because values are unique and each success names the value it replaced, the table's own chain of snapshots is the only
-order that can explain the history; so checking is exact and linear, where the general problem is not (Herlihy and Wing
-1990; Gibbons and Korach 1997 for registers with unique values).
+Because values are unique and each success names the value it replaced, only the table's own chain of snapshots can
+explain the history. So checking is exact and linear, unlike in the general case (Herlihy and Wing 1990; Gibbons and
+Korach 1997 for registers with unique values).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Event:
-    """One operation of one client; times are seconds on a clock that all clients share (CLOCK_MONOTONIC)."""
+    """One operation of one client; times are in seconds on a clock that all clients share (CLOCK_MONOTONIC)."""
 
     kind: str
     """append or read"""
@@ -21,15 +21,15 @@ class Event:
     outcome: str
     """ok, conflict or unknown (appends); ok (reads)"""
     expected: int | None = None
-    """append: the head it was built on"""
+    """append: the head it was based on"""
     value: int | None = None
     """append: the snapshot it adds; read: the head it saw"""
 
 
 def violations(chain: list[int], events: list[Event], initial: int | None = None) -> list[str]:
-    """Return what in the history no order of the chain explains; empty for a linearisable one.
+    """Return the parts of the history that the chain does not explain; empty if the history is linearisable.
 
-    `chain` is the table's history, oldest first, `initial` the head before it.
+    `chain` is the table's history, oldest first, and `initial` is the head before it.
     """
     found: list[str] = []
     place = {value: index for index, value in enumerate(chain)}
@@ -76,8 +76,9 @@ def _against_real_time(chain: list[int], appends: dict[int | None, Event]) -> li
 def _window(
     head: int | None, chain: list[int], place: dict[int, int], appends: dict[int | None, Event]
 ) -> tuple[float, float]:
-    """Return the longest time in which `head` can have been current: from its append's beginning to its successor's
-    end.
+    """Return the longest time in which `head` can have been current.
+
+    It lasts from the beginning of its append to the end of its successor's.
     """
     index = place.get(head, -1)
     opens = appends[head].began if head in appends else float("-inf")
@@ -90,7 +91,7 @@ def _unfounded_conflict(
     event: Event, chain: list[int], place: dict[int, int], appends: dict[int | None, Event], initial: int | None
 ) -> list[str]:
     if event.expected != initial and event.expected not in place:
-        return []  # built on what never was: a conflict is right
+        return []  # It was based on a head that never existed, so a conflict is right.
     index = -1 if event.expected == initial else place[event.expected]  # type: ignore[index]
     successor = appends.get(chain[index + 1]) if index + 1 < len(chain) else None
     if successor is None or successor.began > event.ended:

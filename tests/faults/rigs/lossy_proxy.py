@@ -1,7 +1,7 @@
-"""An HTTP proxy before a server that loses requests and replies, as networks and load balancers do.
+"""An HTTP proxy before a server that loses requests and replies, like networks and load balancers.
 
-What happens to a request is its fate, which `fate(method, path)` tells; the requests that were forwarded are counted
-with the server's answer, so that a test knows what the client cannot.
+`fate(method, path)` decides the fate of a request. The proxy records the server's answers to forwarded requests, so
+that a test knows what the client cannot know.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 FATES = ("lost request", "lost reply", "gateway timeout", "sent twice")
-"""Never arrives · does its work and the connection breaks · does its work and the balancer answers 504 · the balancer
-sends it again on its own, and passes on the second answer."""
+"""The fates of a request.
+
+It is lost; it is executed and the connection breaks; it is executed and the load balancer answers 504; the load
+balancer sends it twice and forwards the second answer.
+"""
 
 Fate = Callable[[str, str], str | None]
 
 
 def seeded(seed: int, rate: float, *, applies: Callable[[str, str], bool]) -> Fate:
-    """Return one of FATES with probability `rate` for what `applies` to (method, path); prints the seed for the
-    report.
-    """
+    """Return one of FATES with probability `rate` for each (method, path) that `applies` accepts; print the seed."""
     print(f"lossy proxy: seed {seed}, rate {rate}")
     source = random.Random(seed)
 
@@ -37,9 +38,9 @@ def seeded(seed: int, rate: float, *, applies: Callable[[str, str], bool]) -> Fa
 
 
 class LossyProxy:
-    """`base_url` for clients.
+    """A proxy with `base_url` for clients.
 
-    `seen` are (fate, method, path, status of the server or None), in order.
+    `seen` has (fate, method, path, status of the server or None), in order.
     """
 
     def __init__(self, upstream: str) -> None:
@@ -49,7 +50,7 @@ class LossyProxy:
         self.base_url = ""
 
     def ask(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> http.client.HTTPResponse:
-        """Return the server's answer, read to its end; its body is in `.data`."""
+        """Forward a request, and return the server's answer with its body in `.data`."""
         connection = http.client.HTTPConnection(self.upstream, timeout=60)
         try:
             connection.request(method, path, body or None, headers)
@@ -103,12 +104,12 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def lossy_proxy(upstream: str) -> Iterator[LossyProxy]:
-    """A proxy on a free port of 127.0.0.1 before the server at `upstream`; it loses nothing until told to."""
+    """Open a proxy on a free port of 127.0.0.1 before the server at `upstream`; at first it loses nothing."""
     proxy = LossyProxy(upstream)
     handler = type("Handler", (_Handler,), {"proxy": proxy})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     proxy.base_url = f"http://127.0.0.1:{server.server_address[1]}"
-    # Kept connections outlive the test; their threads wait for a request that never comes.
+    # Persistent connections outlive the test; their threads wait for a request that never arrives.
     server.daemon_threads = True
     server.block_on_close = False
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})

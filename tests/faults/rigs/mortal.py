@@ -1,4 +1,4 @@
-"""The test's end of `dying_server`: starts it, sets its fuse, and starts it again after its death."""
+"""The test's side of `dying_server`: it starts the server, arms it, and restarts it after its death."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REPO = Path(__file__).parents[3]
 class Mortal:
     """A server over `home`.
 
-    `env` are `SEAMARK_…` variables; SQLite and a local warehouse without them.
+    `env` are `SEAMARK_…` variables; by default the server uses SQLite and a local warehouse.
     """
 
     def __init__(self, home: Path, env: Mapping[str, str] | None = None) -> None:
@@ -31,14 +31,14 @@ class Mortal:
         self._process = ManagedProcess(argv, log=home / "dying.log", env=settings, cwd=home, forked=True)
 
     def start(self) -> Client:
-        """Start it, or start it again, unarmed."""
+        """Start or restart the server unarmed."""
         self._process.stop()
         (self.home / FUSE).unlink(missing_ok=True)
         self._process.start(lambda: http_ok(f"{self.base_url}/readyz"), timeout_s=60)
         return Client(self.base_url)
 
     def dies(self, step: str, nth: int, call: Any) -> None:
-        """`call` is the request during which it must die, at the `nth` pass of `step`."""
+        """Run the request `call`, during which the server must die at the `nth` pass of `step`."""
         (self.home / FUSE).write_text(f"{step} {nth}")
         try:
             answer = call()

@@ -1,9 +1,9 @@
-"""Runs the worker process of a statement, and ends it at one of its writes or requests: before or after it.
+"""A worker process of a statement that is killed at one of its writes or requests, before or after it.
 
     python -m tests.faults.rigs.mortal_statement NUMBER
 
-The statement is read from the input, as `seamark.connector.jobs.statement_runs` does. The process kills itself at the
-event NUMBER; a job with fewer events ends as ever.
+It reads the statement from its input, like `seamark.connector.jobs.statement_runs`. The process kills itself at the
+event NUMBER; a job with fewer events ends normally.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ EVENTS: tuple[tuple[type, tuple[str, ...]], ...] = (
 
 
 def killed_at(number: int, job: StatementJob, env: Mapping[str, str] | None = None) -> StatementAnswer | None:
-    """Return None if the process was killed."""
+    """Run a job that is killed at event `number`; return None if it was killed."""
     argv = [sys.executable, "-m", "tests.faults.rigs.mortal_statement", str(number)]
     given = None if env is None else {**os.environ, **env}
     done = subprocess.run(argv, input=msgspec.json.encode(job), stdout=subprocess.PIPE, timeout=240, env=given)

@@ -1,9 +1,9 @@
-"""A job that changes a table batch by batch, to be killed at any moment and started again, as a scheduler would.
+"""A job that changes a table batch by batch, which tests kill at any moment and restart, as a scheduler would.
 
     python -m tests.faults.rigs.mortal_writer URL TABLE NOTES SEED BATCHES
 
-Batch n is the producer's sequence n. NOTES is its checkpoint: how many batches it knows to be committed, written after
-each; so after a kill it may send its last batch once more. What a batch does follows from SEED and n alone.
+Batch n is the producer's sequence n. NOTES is its checkpoint, written after each batch: the number of batches known
+to be committed. So after a kill it may send its last batch again. SEED and n alone determine what a batch does.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from seamark.connector.write.upserts import delete, upsert
 KEYS = 400
 ARROW = pa.schema([("id", pa.int64()), ("batch", pa.int64())])
 Model = dict[int, list[int]]
-"""Of each id the batches of its rows: appended rows come again and again, an upsert leaves one."""
+"""The expected batches of the rows of each id: appended rows accumulate, an upsert leaves one row."""
 
 
 def batch(seed: int, number: int) -> tuple[str, str, list[int]]:
-    """Return (what it does, how, to which ids)."""
+    """Return (operation, mode, ids) of a batch."""
     source = random.Random(seed * 100_003 + number)
     what = source.choices(("append", "upsert", "delete"), (2, 4, 1))[0]
     return what, source.choice(("merge-on-read", "copy-on-write")), source.sample(range(KEYS), source.randrange(1, 40))

@@ -1,10 +1,11 @@
-"""A Spark job that changes a table batch by batch with its tasks in executors of their own, as on a cluster: two JVMs
-beside the driver's, whose tasks and Python workers may be killed or held up.
+"""A Spark job that changes a table batch by batch with its tasks in separate executors, as on a cluster.
+
+There are two JVMs beside the driver's, whose tasks and Python workers may be killed or delayed.
 
     python -m tests.faults.rigs.spark_job URL TABLE NOTES SEED SCRATCH
 
-What the batches do is `mortal_writer.batch`'s; NOTES says how many are done, NOTES.last that the next is the last, and
-SCRATCH has Spark's event log.
+`mortal_writer.batch` determines the batches. NOTES has the number of finished batches, NOTES.last says that the next
+batch is the last, and SCRATCH has Spark's event log.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tests.services.java import SHORT_LIVED
 from tests.services.process import REPO
 
 ROWS_IN = 6
-"""Partitions of a batch."""
+"""Partitions of a batch"""
 
 
 def session(scratch: Path) -> SparkSession:
@@ -44,7 +45,7 @@ def session(scratch: Path) -> SparkSession:
         "spark.ui.enabled": "false",
         "spark.local.dir": str(scratch / "local"),
         "spark.sql.shuffle.partitions": "4",
-        "spark.sql.adaptive.enabled": "false",  # which would make one task of so few rows
+        "spark.sql.adaptive.enabled": "false",  # Adaptive execution would make one task of so few rows.
         "spark.task.maxFailures": "20",
         "spark.stage.maxConsecutiveAttempts": "20",
         "spark.deploy.maxExecutorRetries": "-1",

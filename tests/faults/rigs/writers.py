@@ -1,7 +1,7 @@
-"""Clients that append through whatever happens, note every outcome, and what must be true of the table afterwards.
+"""Clients that append through all faults and record every outcome, and checks of the table afterwards.
 
-The oracle is the notes: every acknowledged commit is in the chain, none that was refused, each at most once, and an
-order exists that explains all of them (`linear`). Outcomes nobody could tell may be there or not.
+The oracle is the record: every acknowledged commit is in the chain, no rejected commit is, each is there at most once,
+and an order exists that explains all of them (`linear`). Commits with unknown outcomes may be there or not.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tests.faults.rigs.linear import Event, violations
 
 @dataclass
 class Notes:
-    """What clients saw.
+    """Outcomes that the clients saw.
 
-    `unexplained` are answers that no fault excuses.
+    `unexplained` are answers that no fault explains.
     """
 
     events: list[Event] = field(default_factory=list)
@@ -34,7 +34,9 @@ class Notes:
         return self.outcomes["ok"]
 
     def check(self, client: Client, name: str, exists: Callable[[str], bool], about: str) -> None:
-        """`exists(location)` tells whether a file is there; `about` names the run, seed and all."""
+        """Check the table. `exists(location)` returns whether a file exists; `about` describes the run, with
+        its seed.
+        """
         assert self.unexplained == [], about
         assert self.acknowledged() > 0, f"{about} proved nothing"
         assert violations(client.chain(name), self.events) == [], f"{about}: {dict(self.outcomes)}"
@@ -43,7 +45,7 @@ class Notes:
 
 
 def _outcome(status: int, body: dict[str, dict[str, str]] | None) -> str | None:
-    """ok, conflict, refused (certainly not done), unknown; None for what nothing explains."""
+    """Return ok, conflict, refused (certainly not executed) or unknown; None if nothing explains the answer."""
     if status in (200, 409):
         return "ok" if status == 200 else "conflict"
     kind = (body or {}).get("error", {}).get("type")
@@ -57,9 +59,9 @@ def _outcome(status: int, body: dict[str, dict[str, str]] | None) -> str | None:
 def append_until(
     stop: threading.Event, base_urls: Sequence[str], number: int, name: str, notes: Notes, source: random.Random
 ) -> None:
-    """One client.
+    """Run one client until `stop`.
 
-    After a failure it takes another replica and waits a moment, as engines do.
+    After a failure it uses another replica after a short wait, as engines do.
     """
     clients = [Client(url, timeout_s=90) for url in base_urls]
     attempt = 0
@@ -94,7 +96,7 @@ def append_until(
             notes.unexplained.append(f"commit: {status} {body}")
             return
         notes.outcomes[outcome] += 1
-        if outcome != "refused":  # one in the chain is then one that "nobody wrote"
+        if outcome != "refused":  # A snapshot in the chain would then count as one that "nobody wrote".
             notes.events.append(Event("append", began, ended, outcome, head, snapshot_id))
         if outcome in ("refused", "unknown"):
             stop.wait(0.05)
@@ -102,7 +104,7 @@ def append_until(
 
 @contextmanager
 def writing(base_urls: Sequence[str], name: str, seed: int, clients: int = 4) -> Iterator[Notes]:
-    """`clients` write for as long as the block lasts; the notes are complete after it."""
+    """Let `clients` write while the block runs; the notes are complete after it."""
     stop, notes = threading.Event(), Notes()
     with ThreadPoolExecutor(clients) as pool:
         work = [
@@ -118,7 +120,7 @@ def writing(base_urls: Sequence[str], name: str, seed: int, clients: int = 4) ->
 
 
 def progress(notes: Notes, more: int, timeout_s: float) -> bool:
-    """Wait until `more` further commits are acknowledged."""
+    """Wait until `more` further commits are acknowledged, and return whether they were."""
     goal, deadline = notes.acknowledged() + more, time.monotonic() + timeout_s
     while notes.acknowledged() < goal and not notes.unexplained:
         if time.monotonic() > deadline:

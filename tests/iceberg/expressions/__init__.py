@@ -1,1 +1,1 @@
-"""Expressions: JSON, SQL, binding, projections, residuals."""
+"""Tests of expressions: JSON, SQL, binding, projections and residuals."""

@@ -1,7 +1,7 @@
-"""Random columns, rows, predicates and specs, and what a predicate means on a row: the oracle of the planning tests.
+"""Random columns, rows, predicates and specs, and an evaluator of predicates on rows: the oracle of the planning tests.
 
-Clients read floats and uuids differently, so every question is asked twice: once with Java's orders, once with
-Python's own. Only the values that transforms compute come from the code under test (`test_transforms.py` judges it).
+Clients order floats and UUIDs differently, so each check runs twice: with Java's orders and with Python's. Only values
+of transforms come from the code under test; `test_transforms.py` checks it.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def predicates(draw: st.DrawFn, columns: Mapping[int, str], terms: bool = True, 
     def literal() -> Any:
         found = draw(values[kind].filter(lambda value: not (isinstance(value, float) and math.isnan(value))))
         found = apply(transform, kind, found)
-        # off the values that a truncation makes
+        # Values near, but not equal to, the results of the truncation
         moved = transform != "identity" and result == "int" and abs(found) < 2**31 - 1
         return found + draw(st.integers(-1, 1)) if moved else found
 
@@ -142,8 +142,9 @@ def specs(draw: st.DrawFn, columns: Mapping[int, str]) -> PartitionSpec:
 
 
 def partition_of(spec: PartitionSpec, columns: Mapping[int, str], row: Row, old: bool) -> tuple[Value | None, ...]:
-    """Return what a writer stores for the row; `old`: Java's up to 0.10, whose times before 1970 were rounded up,
-    and when a long was an int.
+    """Return the partition that a writer stores for the row.
+
+    With `old` it is that of Java up to 0.10, which rounded times before 1970 up, and of a long column that was an int.
     """
     values: list[Value | None] = []
     for field in spec.fields:
@@ -193,7 +194,7 @@ def matches(expression: Expression, row: Row, order: Order) -> bool:
 
 
 def holds(predicate: Bound, value: Any, order: Order) -> bool:
-    """Return whether the term's value matches the predicate."""
+    """Return whether the value of the predicate's term matches it."""
     op, kind = predicate.op, predicate.result
     if value is None:
         return op in _MATCH_NULL

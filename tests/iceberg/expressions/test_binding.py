@@ -1,4 +1,4 @@
-"""Binding: names, types, folding; and that a bound filter means on every row what the unbound one meant."""
+"""Tests of binding: names, types, folding, and equal meaning of the bound and the unbound filter on every row."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ def refused(filter_json: Any, **more: Any) -> str:
     return error.value.message
 
 
-def test_a_name_becomes_an_id_and_a_literal_a_value_of_the_type() -> None:
+def test_binding_resolves_a_name_to_an_id_and_converts_the_literal() -> None:
     assert predicate("gt", "ts", "1970-01-01T00:00:01") == one(Op.GT, 4, "ts", "timestamptz", 1_000_000)
     assert predicate("eq", "home.zip", 5) == one(Op.EQ, 12, "home.zip", "int", 5)
     assert predicate("eq", "Price", "1.5") == one(Op.EQ, 3, "Price", "decimal(9, 1)", 15)
 
 
-def test_case_is_ignored_only_where_asked() -> None:
+def test_binding_ignores_case_only_if_requested() -> None:
     assert bound({"type": "eq", "term": "PRICE", "value": 1}, case_sensitive=False) == one(
         Op.EQ, 3, "Price", "decimal(9, 1)", 10
     )
@@ -108,7 +108,7 @@ def test_case_is_ignored_only_where_asked() -> None:
     assert bound({"type": "is-null", "term": "A"}, schemas=(twins,)) == one(Op.IS_NULL, 2, "A", "long")
 
 
-def test_a_name_of_another_schema_is_found_newest_first() -> None:
+def test_name_from_an_older_schema_is_found_newest_first() -> None:
     then = made(field(1, "id", "long", True), field(2, "old", "int"), schema_id=0)
     between = made(field(1, "id", "long", True), field(2, "renamed", "int"), field(3, "b", "int"), schema_id=1)
     now = made(field(1, "id", "long", True), field(2, "renamed", "long"), field(4, "b", "string", True), schema_id=2)
@@ -117,19 +117,19 @@ def test_a_name_of_another_schema_is_found_newest_first() -> None:
     assert bound({"type": "eq", "term": "old", "value": 5}, schemas=(now, then, between)) == one(
         Op.EQ, 2, "old", "int", 5
     )
-    # required now, but the snapshot's files may be older than the column
+    # The column is required now, but the snapshot's files may be older than the column.
     assert bound({"type": "is-null", "term": "b"}, schemas=schemas) == one(Op.IS_NULL, 4, "b", "string")
     assert bound({"type": "is-null", "term": "b"}, schemas=(now,)) == FALSE
 
 
-def test_a_column_of_no_schema_is_a_bad_request_that_offers_near_names() -> None:
+def test_unknown_column_is_a_bad_request_that_suggests_similar_names() -> None:
     assert refused({"type": "is-null", "term": "home.sip"}).endswith("did you mean home.zip or home or home.street?")
     assert refused({"type": "is-null", "term": "qqqqqq"}) == "Cannot find column 'qqqqqq' in the table's schemas"
     assert refused({"type": "is-null", "term": ""}) == "Cannot find column '' in the table's schemas"
 
 
 @pytest.mark.parametrize("negated", [False, True])
-def test_null_checks_fold_where_no_value_can_be_null(negated: bool) -> None:
+def test_null_checks_fold_when_no_value_can_be_null(negated: bool) -> None:
     def null(name: str) -> Expression:
         checked = {"type": "is-null", "term": name}
         return bound({"type": "not", "child": checked} if negated else checked)
@@ -145,10 +145,10 @@ def test_null_checks_fold_where_no_value_can_be_null(negated: bool) -> None:
     assert null("future") == one(op, 42, "future", "interval")
 
 
-def test_columns_inside_lists_and_maps_are_bound_with_a_kind_that_nothing_decides() -> None:
+def test_columns_inside_lists_and_maps_are_bound_but_decide_nothing() -> None:
     x = bound({"type": "lt", "term": "points.x", "value": 5})
     assert x == Bound(Op.LT, 22, "points.element.x", "list", "identity", "double", (5.0,))
-    # required all the way, yet an empty list has none
+    # All fields are required, but an empty list has no element.
     assert bound({"type": "is-null", "term": "points.x"}) == Bound(
         Op.IS_NULL, 22, "points.element.x", "list", "identity", "double", ()
     )
@@ -172,7 +172,7 @@ def test_columns_inside_lists_and_maps_are_bound_with_a_kind_that_nothing_decide
         ({"type": "in", "term": "score", "values": [1, float("nan")]}, "from NaN"),
     ],
 )
-def test_what_the_type_does_not_allow_is_a_bad_request_that_names_the_column(filter_json: Any, message: str) -> None:
+def test_predicate_that_the_type_forbids_is_a_bad_request_that_names_the_column(filter_json: Any, message: str) -> None:
     assert message in refused(filter_json)
 
 
@@ -181,7 +181,7 @@ def transformed(op: str, transform: str, name: str, *value: object) -> Any:
     return {"type": op, "term": term, **({"value": value[0]} if value else {})}
 
 
-def test_literals_of_transform_terms_are_of_the_result_type() -> None:
+def test_literals_of_transform_terms_have_the_result_type() -> None:
     assert bound(transformed("eq", "bucket[4]", "id", 3)) == Bound(Op.EQ, 1, "id", "long", "bucket[4]", "int", (3,))
     day = Bound(Op.LT, 4, "ts", "timestamptz", "day", "date", (19_000,))
     assert bound(transformed("lt", "day", "ts", 19_000)) == bound(transformed("lt", "Day", "ts", "2022-01-08")) == day
@@ -203,11 +203,11 @@ def test_literals_of_transform_terms_are_of_the_result_type() -> None:
         ("void", "points", "void cannot transform list values"),
     ],
 )
-def test_a_transform_that_does_not_fit_the_column_is_a_bad_request(transform: str, name: str, message: str) -> None:
+def test_transform_unsuitable_for_the_column_is_a_bad_request(transform: str, name: str, message: str) -> None:
     assert message in refused(transformed("eq", transform, name, 1))
 
 
-def test_sets_are_sorted_without_repeats_and_shrink_to_what_they_are() -> None:
+def test_in_lists_are_sorted_deduplicated_and_simplified() -> None:
     def among(op: str, name: str, *values: object) -> Expression:
         return bound({"type": op, "term": name, "values": list(values)})
 
@@ -221,30 +221,30 @@ def test_sets_are_sorted_without_repeats_and_shrink_to_what_they_are() -> None:
     assert [str(value) for value in zeros.values] == ["-0.0", "0.0"]
 
 
-def test_an_infinity_is_never_a_value_of_a_bound_predicate() -> None:
+def test_bound_predicates_never_contain_an_infinity() -> None:
     largest = (2 - 2**-23) * 2.0**127
     assert predicate("lt", "score", "Infinity") == one(Op.LT_EQ, 6, "score", "float", largest)
     assert predicate("gt-eq", "score", 1e39) == one(Op.GT, 6, "score", "float", largest)
     assert predicate("lt-eq", "score", "-Infinity") == one(Op.LT, 6, "score", "float", -largest)
     assert predicate("lt", "score", "-Infinity") == FALSE
-    # NaN is above infinity to Spark
+    # NaN is above infinity in Spark.
     assert predicate("gt", "score", "Infinity") == one(Op.IS_NAN, 6, "score", "float")
 
 
-def test_what_is_bound_stays_bound() -> None:
+def test_binding_a_bound_expression_again_changes_nothing() -> None:
     done = one(Op.EQ, 1, "id", "long", 5)
     assert bind(And((done, TRUE)), TABLE, (), case_sensitive=True) == done
     with pytest.raises(BadRequest, match="already bound"):
         bind(Not(done), TABLE, (), case_sensitive=True)
 
 
-# The truth table: an evaluator over what was sent, in exact arithmetic, and one over what was bound.
+# An evaluator of the filter as it was sent, in exact arithmetic, and an evaluator of the bound filter
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SECOND = 1_000_000_000
 
 Exact = Any
-"""None, bool, str, bytes, a float's NaN or infinity, or a Fraction; times in nanoseconds."""
+"""None, bool, str, bytes, a float's NaN or infinity, or a Fraction; times are in nanoseconds."""
 
 
 def exact(number: float) -> Exact:
@@ -252,7 +252,7 @@ def exact(number: float) -> Exact:
 
 
 def rounded(number: float) -> Exact:
-    """Return what a double is to a float column; one that rounds to no finite float is itself."""
+    """Return the value of a double in a float column, or the double itself if it rounds to no finite float."""
     single = ctypes.c_float(number).value
     return exact(single) if math.isfinite(single) else exact(number)
 
@@ -391,9 +391,9 @@ def sent_json(sent: Sent) -> Any:
 
 
 def meant(sent: Sent, row: Mapping[str, tuple[Any, Exact]], *, negated: bool = False) -> bool:
-    """Return whether Iceberg's rules keep the row.
+    """Return whether the row matches by Iceberg's rules.
 
-    A negation applies to the predicates, so null is outside of a comparison either way.
+    A negation applies to the predicates, so a comparison with null is false either way.
     """
     match sent:
         case (bool(constant),):
@@ -424,7 +424,7 @@ def meant(sent: Sent, row: Mapping[str, tuple[Any, Exact]], *, negated: bool = F
 
 
 def holds(expression: Expression, row: Mapping[int, Any]) -> bool:
-    """Return whether a bound filter keeps one row; NaN is above all values, as in `meant`."""
+    """Return whether a bound filter matches one row; NaN is above all values, as in `meant`."""
     match expression:
         case Always(value):
             return value
@@ -454,7 +454,7 @@ def holds(expression: Expression, row: Mapping[int, Any]) -> bool:
 
 
 @given(filters, st.lists(rows, min_size=1, max_size=8))
-def test_a_bound_filter_keeps_the_rows_that_were_asked_for(
+def test_bound_filter_matches_the_same_rows_as_the_filter_that_was_sent(
     sent: Sent, table: list[dict[str, tuple[Any, Exact]]]
 ) -> None:
     expression = bound(sent_json(sent), schemas=(WIDE,))
@@ -464,7 +464,7 @@ def test_a_bound_filter_keeps_the_rows_that_were_asked_for(
 
 
 @given(filters)
-def test_what_is_bound_holds_nothing_unbound_and_no_constant_inside(sent: Sent) -> None:
+def test_bound_expressions_contain_no_unbound_predicate_and_no_inner_constant(sent: Sent) -> None:
     def check(expression: Expression, inside: bool) -> None:
         assert not isinstance(expression, Not | Unbound)
         if isinstance(expression, And | Or):

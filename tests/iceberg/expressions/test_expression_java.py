@@ -1,7 +1,7 @@
-"""Iceberg's Java library judges what filters mean: it binds what we bind, and reads the residuals that we write.
+"""Comparison with Iceberg's Java library: it binds the same predicates, and reads the residuals that we write.
 
-Java's own parsing of literals (`Literals`, `SingleValueParser`) and folding run in one JVM for the whole module; its
-source is compiled by the launcher of `java`.
+Java's literal parsers (`Literals`, `SingleValueParser`) and its folding run in one JVM for the whole module; the
+`java` launcher compiles their source.
 """
 
 from __future__ import annotations
@@ -96,14 +96,14 @@ SCHEMA = schema(
 OURS = read(SCHEMA, Schema, "schema")
 
 AT_ONCE = 100
-"""Lines sent before answers are read: few enough that neither pipe fills up."""
+"""The number of lines sent before answers are read, small enough that neither pipe fills up."""
 
 Java = Callable[[Sequence[Any]], list[Any]]
 
 
 @pytest.fixture(scope="module")
 def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Java]:
-    """Java's bound form of each filter as JSON, or what it threw."""
+    """Return a function for Java's bound form of each filter as JSON, or for the exception that it threw."""
     source = tmp_path_factory.mktemp("java") / "Binds.java"
     source.write_text(SOURCE)
     jars = [
@@ -136,7 +136,7 @@ def ours(filter_json: Any) -> Any:
 
 
 def normal(kind: str, answer: Any) -> Any:
-    """Java's JSON in our spelling: digits of fractions, digits of floats, order of sets."""
+    """Return Java's JSON in our form: digits of fractions and floats, and order of sets."""
 
     def value(json_value: Any) -> Any:
         if kind == "float":
@@ -157,7 +157,7 @@ def normal(kind: str, answer: Any) -> Any:
 COMPARISONS = ["lt", "lt-eq", "gt", "gt-eq", "eq", "not-eq"]
 
 
-def test_java_binds_every_literal_to_the_same_value_and_reads_ours_back(java: Java) -> None:
+def test_java_binds_every_literal_to_the_same_value_and_reads_our_json(java: Java) -> None:
     cases = [
         (kind, {"type": op, "term": NAMES[kind], "value": literal})
         for kind, literals in LITERALS.items()
@@ -174,7 +174,7 @@ def test_java_binds_every_literal_to_the_same_value_and_reads_ours_back(java: Ja
         assert mine == normal(kind, second), filter_json
 
 
-def test_java_binds_every_set_to_the_same_values_and_reads_ours_back(java: Java) -> None:
+def test_java_binds_every_set_to_the_same_values_and_reads_our_json(java: Java) -> None:
     kinds = [kind for kind, literals in LITERALS.items() if kind != "float" and len(set(map(str, literals))) > 1]
     filters = [
         {"type": op, "term": NAMES[kind], "values": LITERALS[kind] * 2} for kind in kinds for op in ("in", "not-in")
@@ -186,7 +186,7 @@ def test_java_binds_every_set_to_the_same_values_and_reads_ours_back(java: Java)
         assert normal(kind, mine) == normal(kind, first) == normal(kind, second)
 
 
-def test_java_refuses_the_same_literals(java: Java) -> None:
+def test_java_rejects_the_same_literals(java: Java) -> None:
     filters = [
         {"type": "lt", "term": NAMES[kind], "value": literal}
         for kind, literals in REFUSED.items()
@@ -225,7 +225,7 @@ def test_java_folds_null_checks_and_names_terms_as_we_do(java: Java) -> None:
         assert mine == second, filter_json
 
 
-def test_java_refuses_the_same_predicates(java: Java) -> None:
+def test_java_rejects_the_same_predicates(java: Java) -> None:
     year = {"type": "transform", "transform": "year", "term": "must"}
     filters: list[Any] = [
         {"type": "is-nan", "term": "must"},

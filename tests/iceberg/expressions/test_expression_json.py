@@ -1,4 +1,4 @@
-"""Expressions in JSON: all spellings read, the one that every client reads written, broken ones named by place."""
+"""Tests of expressions in JSON: all forms are read, the common form is written, and errors name the place."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ B_JSON = {"type": "eq", "term": "b", "value": 5}
             },
             Unbound(Op.LT, "a", "day", ("2024-01-02",)),
         ),
-        # what the specification now prefers
+        # The form that the specification now prefers
         ({"type": "is-null", "child": {"type": "reference", "name": "a"}}, A),
         ({"type": "eq", "left": {"type": "reference", "name": "b"}, "right": 5}, B),
         (
@@ -68,7 +68,7 @@ B_JSON = {"type": "eq", "term": "b", "value": 5}
         ),
     ],
 )
-def test_every_spelling_is_read(given_json: Any, expected: Expression) -> None:
+def test_all_json_forms_of_an_expression_are_read(given_json: Any, expected: Expression) -> None:
     assert parse_expression(given_json) == expected
 
 
@@ -112,14 +112,14 @@ def test_every_spelling_is_read(given_json: Any, expected: Expression) -> None:
         ),
     ],
 )
-def test_a_broken_expression_is_a_bad_request_that_names_the_place(given_json: Any, message: str) -> None:
+def test_broken_expression_is_a_bad_request_that_names_the_place(given_json: Any, message: str) -> None:
     with pytest.raises(BadRequest) as refused:
         parse_expression(given_json)
     assert message in refused.value.message
 
 
 def nested(levels: int) -> Any:
-    """AND in OR in AND …"""
+    """Return alternating AND and OR of this depth."""
     made: Any = A_JSON
     for level in range(levels):
         made = {"type": "and" if level % 2 else "or", "left": B_JSON, "right": made}
@@ -134,7 +134,7 @@ def chain(links: int, side: str) -> Any:
     return made
 
 
-def test_nesting_is_bounded() -> None:
+def test_expression_nesting_is_limited() -> None:
     parse_expression(nested(100))
     with pytest.raises(BadRequest, match="deeper than 100 levels"):
         parse_expression(nested(101))
@@ -143,7 +143,7 @@ def test_nesting_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_a_chain_of_thousands_is_one_level_in_the_order_it_was_sent(side: str) -> None:
+def test_chain_of_thousands_is_flattened_in_order(side: str) -> None:
     parsed = parse_expression(chain(50_000, side))
     assert isinstance(parsed, Or)
     assert parsed.children == ((A, *[B] * 50_000) if side == "left" else (*[B] * 50_000, A))
@@ -152,7 +152,7 @@ def test_a_chain_of_thousands_is_one_level_in_the_order_it_was_sent(side: str) -
     assert len(refused.value.message) < 400
 
 
-def test_nodes_and_values_are_bounded_together() -> None:
+def test_nodes_and_values_share_one_limit() -> None:
     filter_json = {"type": "in", "term": "a", "values": list(range(99))}
     parse_expression(filter_json, nodes_max=100)
     with pytest.raises(BadRequest, match="more than 99"):
@@ -161,7 +161,7 @@ def test_nodes_and_values_are_bounded_together() -> None:
         parse_expression(chain(50, "left"), nodes_max=50)
 
 
-def test_a_long_chain_is_written_as_a_shallow_tree() -> None:
+def test_long_chain_is_written_as_a_shallow_tree() -> None:
     written = expression_json(Or((A,) * 5000))
     depth, level = 0, [written]
     while level:
@@ -194,7 +194,7 @@ trees = st.recursive(
 
 
 def in_any_order(value: Any) -> Any:
-    """With the values of each IN sorted: PyIceberg keeps them in a set, whose order is how it came to be."""
+    """Return the expression with sorted IN lists, because PyIceberg keeps them as sets."""
     if isinstance(value, list):
         return [in_any_order(one) for one in value]
     if isinstance(value, dict):
@@ -205,10 +205,10 @@ def in_any_order(value: Any) -> Any:
 
 
 @given(trees)
-def test_what_pyiceberg_sends_comes_back_to_it_unchanged(tree: theirs.BooleanExpression) -> None:
+def test_pyiceberg_expressions_return_to_it_unchanged(tree: theirs.BooleanExpression) -> None:
     sent = json.loads(tree.model_dump_json(by_alias=True))
     again = theirs.BooleanExpression.model_validate(expression_json(parse_expression(sent)))
-    # a flattened chain comes back balanced: the same predicates in the same order under the same junctions
+    # A flattened chain is written as a balanced tree: the same predicates in the same order under the same junctions.
     back = parse_expression(json.loads(again.model_dump_json(by_alias=True)))
     assert in_any_order(expression_json(back)) == in_any_order(expression_json(parse_expression(sent)))
     if not isinstance(tree, theirs.And | theirs.Or | theirs.Not):
@@ -216,7 +216,7 @@ def test_what_pyiceberg_sends_comes_back_to_it_unchanged(tree: theirs.BooleanExp
 
 
 PYICEBERG_CANNOT_BIND = {"timestamp_ns", "timestamptz_ns", "binary", "fixed[5]"}
-"""Types that its literals are not converted to out of strings; it reads such residuals but never binds them."""
+"""Types for which PyIceberg cannot convert string literals; it reads these residuals but never binds them."""
 
 
 @given(
@@ -224,15 +224,15 @@ PYICEBERG_CANNOT_BIND = {"timestamp_ns", "timestamptz_ns", "binary", "fixed[5]"}
         lambda kind: st.tuples(st.just(kind), st.lists(KINDS[kind][1], min_size=2, max_size=5, unique=True))
     )
 )
-def test_residuals_read_back_in_pyiceberg_as_the_same_values(case: tuple[str, list[Value]]) -> None:
+def test_residuals_have_the_same_values_in_pyiceberg(case: tuple[str, list[Value]]) -> None:
     kind, values = case
-    # no bound predicate holds NaN or an infinity
+    # No bound predicate has NaN or an infinity.
     finite = [value for value in values if not isinstance(value, float) or isfinite(value)]
     for value in finite:
         residual = expression_json(Bound(Op.LT_EQ, 1, "c", kind, "identity", kind, (value,)))
         read = theirs.BooleanExpression.model_validate(json.loads(json.dumps(residual)))
         if kind not in PYICEBERG_CANNOT_BIND:
-            # it holds UUIDs as bytes in literals, and everything else as in its conversions
+            # PyIceberg keeps UUIDs as bytes in literals, and other values as in its conversions.
             assert bound_value(read, KINDS[kind][0]) == (value if kind == "uuid" else theirs_of(kind, value))
     residual = expression_json(Bound(Op.NOT_IN, 1, "c", kind, "identity", kind, tuple(finite)))
     read = theirs.BooleanExpression.model_validate(residual)
@@ -288,7 +288,7 @@ def test_bound_predicates_are_written_with_typed_values(bound: Expression, writt
         max_leaves=12,
     )
 )
-def test_any_json_is_an_expression_or_a_bad_request(given_json: Any) -> None:
+def test_any_json_is_read_as_an_expression_or_is_a_bad_request(given_json: Any) -> None:
     try:
         parsed = parse_expression(given_json)
     except BadRequest:

@@ -1,4 +1,4 @@
-"""Literals of both clients' styles, by column type; what is not a value of the type is put in its place exactly."""
+"""Tests of literals in the forms of both clients, by column type; a value outside the type gets its exact place."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ ID = UUID("f79c3e09-677c-4bbd-a479-3f349cb785e7")
         ("timestamptz", "2024-01-02T03:04:05Z", MICROS),
         ("timestamptz", "2024-01-02T05:34:05.5+02:30", MICROS + 500_000),
         ("timestamptz", "2024-01-01T22:04:05-05:00", MICROS),
-        # a number is microseconds for nanosecond columns too: Java's LongLiteral
+        # A number is in microseconds for nanosecond columns too, as in Java's LongLiteral.
         ("timestamp_ns", MICROS, MICROS * 1000),
         ("timestamp_ns", "2024-01-02T03:04:05.000000007", MICROS * 1000 + 7),
         ("timestamptz_ns", "2024-01-02T03:04:05+00:00", MICROS * 1000),
@@ -67,7 +67,7 @@ ID = UUID("f79c3e09-677c-4bbd-a479-3f349cb785e7")
         ("binary", "", b""),
     ],
 )
-def test_both_styles_are_read_by_the_type_of_the_column(kind: str, json: object, value: object) -> None:
+def test_literals_of_both_forms_are_read_by_column_type(kind: str, json: object, value: object) -> None:
     literal = parse_literal(kind, json)
     assert literal == value
     assert type(literal) is type(value)
@@ -110,7 +110,7 @@ def test_both_styles_are_read_by_the_type_of_the_column(kind: str, json: object,
         ("timestamp", "+300000-01-01T00:00:00", Above()),
     ],
 )
-def test_what_is_no_value_of_the_type_is_put_in_its_place(kind: str, json: object, place: object) -> None:
+def test_literal_outside_the_type_is_ordered_exactly_among_its_values(kind: str, json: object, place: object) -> None:
     assert parse_literal(kind, json) == place
 
 
@@ -150,31 +150,31 @@ def test_what_is_no_value_of_the_type_is_put_in_its_place(kind: str, json: objec
         ("of_version_9", 5),
     ],
 )
-def test_a_literal_that_does_not_fit_the_type_is_a_bad_request(kind: str, json: object) -> None:
+def test_literal_unsuitable_for_the_type_is_a_bad_request(kind: str, json: object) -> None:
     with pytest.raises(BadRequest):
         parse_literal(kind, json)
 
 
 @pytest.mark.parametrize(("kind", "json"), [("double", float("nan")), ("float", "NaN"), ("int", float("nan"))])
-def test_nan_is_no_literal(kind: str, json: object) -> None:
+def test_nan_literal_is_rejected(kind: str, json: object) -> None:
     with pytest.raises(BadRequest, match="from NaN"):
         parse_literal(kind, json)
 
 
-def test_a_long_literal_is_cut_in_the_message() -> None:
+def test_long_literal_is_truncated_in_the_message() -> None:
     with pytest.raises(BadRequest) as refused:
         parse_literal("date", "x" * 100_000)
     assert len(refused.value.message) < 500
 
 
-def test_the_sign_of_zero_is_kept() -> None:
+def test_sign_of_zero_is_kept() -> None:
     for kind in ("float", "double"):
         assert struct.pack("<d", float(str(parse_literal(kind, -0.0)))) == struct.pack("<d", -0.0)
         assert struct.pack("<d", float(str(parse_literal(kind, "0.0")))) == struct.pack("<d", 0.0)
 
 
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))
-def test_a_float_that_java_wrote_in_its_shortest_digits_comes_back(value: float) -> None:
+def test_float_in_javas_shortest_digits_is_read_exactly(value: float) -> None:
     shortest = next(
         text for digits in range(1, 10) if ctypes.c_float(float(text := f"{value:.{digits}g}")).value == value
     )
@@ -186,7 +186,7 @@ def test_a_float_that_java_wrote_in_its_shortest_digits_comes_back(value: float)
 @example(1.25)
 @example(-1.25)
 @example(0.15)
-def test_a_number_for_a_decimal_column_is_rounded_half_up_as_java_does(number: float) -> None:
+def test_number_for_a_decimal_column_is_rounded_half_up_as_in_java(number: float) -> None:
     tenths = Decimal(repr(number)) * 10
     expected = int(abs(tenths) + Decimal("0.5")) * (-1 if number < 0 else 1)
     assert parse_literal("decimal(38, 1)", number) == expected
@@ -208,7 +208,7 @@ texts = st.builds(
 
 
 @given(st.sampled_from(sorted(LIMITS)), texts, st.integers(-6, 30))
-def test_a_decimal_string_lies_exactly_where_arithmetic_puts_it(kind: str, text: str, exponent: int) -> None:
+def test_decimal_string_is_compared_in_exact_arithmetic(kind: str, text: str, exponent: int) -> None:
     scale, low, high = LIMITS[kind]
     exact = Fraction(text) * Fraction(10) ** (exponent + scale)
     match parse_literal(kind, f"{text}e{exponent}"):
@@ -237,7 +237,7 @@ def test_a_decimal_string_lies_exactly_where_arithmetic_puts_it(kind: str, text:
         st.lists(st.integers(), max_size=2),
     ),
 )
-def test_any_json_is_a_literal_or_a_bad_request(kind: str, json: object) -> None:
+def test_any_json_is_read_as_a_literal_or_is_a_bad_request(kind: str, json: object) -> None:
     try:
         literal = parse_literal(kind, json)
     except BadRequest:
@@ -252,9 +252,7 @@ def _single(value: float) -> float:
 @given(st.integers(1, 10**18 - 1), st.integers(1, 18), st.booleans())
 @example(841710691, 9, True)
 @example(8336435499535531, 9, False)
-def test_a_decimal_for_a_floating_column_has_the_value_that_trino_gives_it(
-    unscaled: int, scale: int, single: bool
-) -> None:
+def test_decimal_for_a_float_column_has_trinos_value(unscaled: int, scale: int, single: bool) -> None:
     """Trino divides the digits of a short decimal by a power of ten, both rounded to the type (DecimalConversions)."""
     text = format(Decimal(unscaled).scaleb(-scale), "f")
     kind = "float" if single else "double"

@@ -1,4 +1,6 @@
-"""Decimals with more digits than a double: engines round them apart, and a predicate keeps the rows of each."""
+"""Tests of decimals with more digits than a double: engines round them differently, and a predicate keeps the
+rows of all.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ DOUBLES = msgspec.convert(
     st.booleans(),
 )
 @example(5850275438018707, 16, -1, ">", False, False)
-def test_a_long_decimal_finds_each_double_that_an_engine_would(
+def test_long_decimal_matches_the_double_of_each_engine(
     unscaled: int, scale: int, steps: int, op: str, negated: bool, listed: bool
 ) -> None:
     number = Decimal(unscaled).scaleb(-scale)
@@ -57,7 +59,7 @@ def test_a_long_decimal_finds_each_double_that_an_engine_would(
     assert must_match(exact, {1: column}) == (compared(float(number)) != negated)
 
 
-def test_many_long_decimals_in_a_list_are_one_range() -> None:
+def test_many_long_decimals_in_a_list_become_one_range() -> None:
     listed = [f"0.{number}" for number in range(10**16, 10**16 + 1001)]
     read = parse_sql(f"d IN ({', '.join(listed)}, 7)", DOUBLES)
     assert not read.unused

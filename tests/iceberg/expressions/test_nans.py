@@ -1,4 +1,4 @@
-"""NaN beside `>` and `>=`: the expression matches what Spark matches, and is no longer than necessary."""
+"""Tests of NaN with `>` and `>=`: the expression matches the same rows as Spark, and is no longer than necessary."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ LONG = Bound(Op.GT, 3, "n", "long", "identity", "long", (3,))
         (any_of(GT, OTHER), any_of(GT, OTHER, NAN, OTHER_NAN)),
     ],
 )
-def test_only_comparisons_upwards_of_floats_get_a_test_for_nan(expression: Expression, expected: Expression) -> None:
+def test_only_greater_than_comparisons_of_floats_get_a_nan_test(expression: Expression, expected: Expression) -> None:
     assert add_nan(expression) == expected
     assert add_nan(add_nan(expression)) == expected
 
 
-def test_a_random_expression_matches_the_rows_that_spark_matches() -> None:
+def test_random_expressions_match_the_rows_that_spark_matches() -> None:
     rng = random.Random(1)
     values = (math.nan, 2.0, 3.0, 4.0)
     for _ in range(2000):

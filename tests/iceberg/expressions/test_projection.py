@@ -1,4 +1,4 @@
-"""Projections are sound for every row, and no wider than Java's and PyIceberg's."""
+"""Tests of projections: they are correct for every row, and as narrow as Java's and PyIceberg's."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def row_of(draw: st.DrawFn, columns: dict[int, str]) -> dict[int, Value | None]:
 
 @given(st.data())
 @settings(max_examples=examples(EXAMPLES))
-def test_the_partition_of_a_matching_row_matches_the_inclusive_projection(data: st.DataObject) -> None:
+def test_partition_of_a_matching_row_satisfies_the_inclusive_projection(data: st.DataObject) -> None:
     columns = data.draw(st.sampled_from(sorted(COLUMNS)).map(lambda column: {column: COLUMNS[column], 99: "int"}))
     row, found = data.draw(row_of(columns)), data.draw(specs(columns))
     expression = data.draw(expressions(columns))
@@ -71,7 +71,7 @@ def test_the_partition_of_a_matching_row_matches_the_inclusive_projection(data: 
 
 @given(st.data())
 @settings(max_examples=examples(EXAMPLES))
-def test_a_row_whose_partition_matches_the_strict_projection_matches(data: st.DataObject) -> None:
+def test_row_matches_when_its_partition_satisfies_the_strict_projection(data: st.DataObject) -> None:
     columns = data.draw(st.sampled_from(sorted(COLUMNS)).map(lambda column: {column: COLUMNS[column]}))
     row, found, asked = data.draw(row_of(columns)), data.draw(specs(columns)), data.draw(predicates(columns))
     partition = partition_of(found, columns, row, old=data.draw(st.booleans()))
@@ -118,11 +118,11 @@ def test_a_row_whose_partition_matches_the_strict_projection_matches(data: st.Da
         ("bucket[4]", predicate(Op.EQ, "int", 2, transform="bucket[8]"), "p0 not-null"),
     ],
 )
-def test_the_inclusive_projection_of(transform: str, asked: Bound, expected: str) -> None:
+def test_inclusive_projection_examples(transform: str, asked: Bound, expected: str) -> None:
     assert shown(inclusive(asked, spec(transform))) == expected
 
 
-def test_partition_predicates_carry_the_fields_id_name_and_type() -> None:
+def test_partition_predicates_have_the_fields_id_name_and_type() -> None:
     assert inclusive(predicate(Op.EQ, "timestamp", DAY), spec("bucket[3]", "day")) == And(
         (
             Bound(Op.EQ, 1000, "p0", "int", "identity", "int", (apply("bucket[3]", "timestamp", DAY),)),  # type: ignore[arg-type]
@@ -131,7 +131,7 @@ def test_partition_predicates_carry_the_fields_id_name_and_type() -> None:
     )
 
 
-def test_times_before_1970_are_also_looked_for_where_old_writers_put_them() -> None:
+def test_projection_includes_the_partitions_where_old_writers_put_times_before_1970() -> None:
     asked = predicate(Op.EQ, "timestamp", -1)
     assert shown(inclusive(asked, spec("day"))) == "p0 in -1 0"
     assert shown(strict(predicate(Op.NOT_EQ, "timestamp", -1), spec("day"))) == "p0 not-in -1 0"
@@ -139,7 +139,7 @@ def test_times_before_1970_are_also_looked_for_where_old_writers_put_them() -> N
     assert shown(inclusive(predicate(Op.EQ, "date", -1), spec("day"))) == "p0 eq -1"
 
 
-def test_a_day_that_may_hold_rows_of_the_day_before_is_kept_when_it_is_excluded() -> None:
+def test_excluded_day_is_kept_if_it_may_have_rows_of_the_day_before() -> None:
     for days, expected in ((-1,), "true"), ((0,), "true"), ((1,), "p0 not-eq 1"):
         asked = predicate(Op.NOT_EQ, "timestamp", *days, transform="day")
         assert shown(inclusive(asked, spec("day"))) == expected
@@ -148,13 +148,13 @@ def test_a_day_that_may_hold_rows_of_the_day_before_is_kept_when_it_is_excluded(
 
 
 @pytest.mark.parametrize("op", [Op.LT, Op.GT_EQ, Op.EQ])
-def test_a_truncation_too_wide_for_javas_ints_decides_nothing_but_null(op: Op) -> None:
-    # Java computes 2 for truncate[2147483647](1), not 0
+def test_truncation_wider_than_javas_int_decides_only_null(op: Op) -> None:
+    # Java computes 2, not 0, for truncate[2147483647](1).
     assert shown(inclusive(predicate(op, "int", 1), spec("truncate[2147483647]"))) == "p0 not-null"
     assert shown(source_ranges(predicate(op, "int", 2, transform="truncate[2147483647]"))) == "x not-null"
 
 
-def test_results_that_wrap_are_looked_for_at_the_other_end() -> None:
+def test_projection_includes_results_that_wrap_around() -> None:
     assert shown(inclusive(predicate(Op.LT, "int", 5), spec("truncate[10]"))) == "(p0 lt 1 or p0 gt-eq 2147483646)"
     assert shown(inclusive(predicate(Op.LT, "int", 5), spec("truncate[8]"))) == "p0 lt 1"
 
@@ -174,11 +174,11 @@ def test_results_that_wrap_are_looked_for_at_the_other_end() -> None:
         (predicate(Op.EQ, "long", 5, transform="truncate[10]"), "p0 eq 5"),
     ],
 )
-def test_truncations_of_a_long_that_was_an_int_are_looked_for_where_they_wrapped(asked: Bound, expected: str) -> None:
+def test_projection_includes_wrapped_truncations_of_a_long_that_was_an_int(asked: Bound, expected: str) -> None:
     assert shown(inclusive(asked, spec("truncate[10]"))) == expected
 
 
-def test_a_wide_truncation_of_a_long_that_was_an_int_decides_nothing() -> None:
+def test_wide_truncation_of_a_long_that_was_an_int_decides_nothing() -> None:
     """Java's remainder of an int overflows: 1,100,000,000 is stored as 1,294,967,296, and not as 0."""
     wide = "truncate[1500000000]"
     assert shown(inclusive(predicate(Op.EQ, "long", 0, transform=wide), spec(wide))) == "p0 not-null"
@@ -186,14 +186,14 @@ def test_a_wide_truncation_of_a_long_that_was_an_int_decides_nothing() -> None:
     assert strict(predicate(Op.LT, "long", 0, transform=wide), spec(wide)) == FALSE
 
 
-def test_a_transform_of_several_columns_decides_nothing() -> None:
+def test_transform_of_several_columns_decides_nothing() -> None:
     several = PartitionSpec(0, (PartitionField("p", "bucket[4]", source_ids=(1, 2), field_id=1000),))
     assert inclusive(predicate(Op.EQ, "int", 1), several) == TRUE
     assert strict(predicate(Op.NOT_EQ, "int", 1), several) == FALSE
     assert strict(predicate(Op.GT, "int", 1), spec("bucket[4]")) == FALSE
 
 
-def test_a_comparison_that_all_values_satisfy_still_says_not_null() -> None:
+def test_comparison_that_all_values_satisfy_projects_to_not_null() -> None:
     everything = predicate(Op.GT_EQ, "int", -(2**31))
     assert shown(inclusive(everything, spec("truncate[8]"))) == "p0 not-null"
     assert not must_match(strict(everything, spec("truncate[8]")), {1000: None})
@@ -209,7 +209,7 @@ ORDERED = [
 
 @given(st.data())
 @settings(max_examples=examples(EXAMPLES))
-def test_a_predicate_on_a_transform_becomes_one_on_its_source(data: st.DataObject) -> None:
+def test_predicate_on_a_transform_is_rewritten_on_its_source(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(sorted(TRANSFORMS)))
     asked = data.draw(predicates({1: kind}).filter(lambda made: made.transform != "identity"))
     row = {1: data.draw(st.none() | values_of(kind))}
@@ -230,7 +230,7 @@ def leaves(expression: Expression) -> list[Bound]:
 
 @given(st.data())
 @settings(max_examples=examples(EXAMPLES))
-def test_bounds_of_the_source_decide_as_much_as_transformed_bounds_do_in_java(data: st.DataObject) -> None:
+def test_source_bounds_prune_as_much_as_javas_transformed_bounds(data: st.DataObject) -> None:
     kind, transform = data.draw(st.sampled_from(ORDERED))
     asked = data.draw(predicates({1: kind}).filter(lambda made: made.transform == transform))
     lower, upper = sorted([data.draw(values_of(kind)), data.draw(values_of(kind))])
@@ -247,7 +247,7 @@ def wraps(transform: str, kind: str) -> bool:
 
 
 def java_keeps(asked: Bound, lower: Any, upper: Any, nulls: bool) -> bool:
-    """`InclusiveMetricsEvaluator` for a column with some values and maybe nulls."""
+    """Return the answer of `InclusiveMetricsEvaluator` for a column with some values and maybe nulls."""
     value: Any = asked.values[0] if asked.values else None
     constant = not nulls and lower == upper
     return {
@@ -280,7 +280,7 @@ def bounds_keep(expression: Expression, lower: Any, upper: Any, nulls: bool) -> 
     return java_keeps(expression, lower, upper, nulls)
 
 
-def test_very_many_values_become_one_range_or_nothing() -> None:
+def test_large_value_list_is_projected_to_one_range_or_nothing() -> None:
     days = tuple(range(0, 4 * RANGES_MAX, 2))
     wide = source_ranges(predicate(Op.IN, "timestamp", *days, transform="day"))
     assert shown(wide) == f"(x gt-eq 0 and x lt {(days[-1] + 1) * DAY})"
@@ -309,10 +309,10 @@ def test_very_many_values_become_one_range_or_nothing() -> None:
         (predicate(Op.EQ, "int", 1), "x eq 1"),
     ],
 )
-def test_the_source_range_of(asked: Bound, expected: str) -> None:
+def test_source_range_examples(asked: Bound, expected: str) -> None:
     assert shown(source_ranges(asked)) == expected
 
 
-def test_the_oracle_knows_that_null_is_not_equal_and_not_less() -> None:
+def test_oracle_treats_null_as_not_equal_and_not_less() -> None:
     assert holds(predicate(Op.NOT_EQ, "int", 1), None, javas_order)
     assert not holds(predicate(Op.LT, "int", 1), None, javas_order)

@@ -1,7 +1,7 @@
-"""PyIceberg judges the narrowness: what it skips we skip, and what its residuals decide ours decide.
+"""Comparison of projections with PyIceberg: we skip what it skips, and our residuals decide what its residuals decide.
 
-Left out is what it does otherwise than Java on purpose or by mistake: times before 1970, results that wrap, zeros of
-two signs, NaN, comparisons with a null partition in residuals (it fails), uuids.
+The tests exclude cases where PyIceberg differs from Java on purpose or by mistake: times before 1970, results that
+wrap around, zeros of two signs, NaN, comparisons with a null partition in residuals (it fails), and UUIDs.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def drawn_partition(data: st.DataObject, spec: PartitionSpec, nulls: bool) -> tu
 
 @given(st.data())
 @settings(max_examples=examples(200))
-def test_no_partition_is_kept_that_pyiceberg_skips(data: st.DataObject) -> None:
+def test_partitions_that_pyiceberg_skips_are_skipped(data: st.DataObject) -> None:
     spec = data.draw(SPECS)
     columns = {field.sources[0]: COLUMNS[field.sources[0]] for field in spec.fields}
     expression = data.draw(expressions(columns, terms=False, values=VALUES))
@@ -156,7 +156,7 @@ def test_no_partition_is_kept_that_pyiceberg_skips(data: st.DataObject) -> None:
 
 @given(st.data())
 @settings(max_examples=examples(200))
-def test_no_predicate_remains_that_pyicebergs_residual_decides(data: st.DataObject) -> None:
+def test_predicates_that_pyicebergs_residual_decides_are_decided(data: st.DataObject) -> None:
     spec = data.draw(SPECS)
     columns = {field.sources[0]: COLUMNS[field.sources[0]] for field in spec.fields}
     asked = data.draw(predicates(columns, terms=False, values=VALUES))

@@ -1,8 +1,8 @@
-"""PyIceberg as an independent judge: a random history of commits, each applied by both, must give one metadata.
+"""Comparison with PyIceberg: both apply a random history of commits and must produce the same metadata.
 
-Every step starts both from the same JSON. Left out of the comparison is what PyIceberg does otherwise than Java and
-the spec: it reads the wall clock, keeps the log across a gap, clears the parents of snapshots whose parent is removed
-and leaves their partition statistics, and does not carry version 1's legacy fields along.
+Each step starts both from the same JSON. The comparison excludes points where PyIceberg differs from Java and the
+specification: it reads the wall clock, keeps the log across a gap, clears the parents of snapshots whose parent is
+removed and leaves their partition statistics, and does not keep version 1's legacy fields.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def evolve_schema(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
 def evolve_spec(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
     spec_id = max(s.spec_id for s in m.partition_specs) + 1
     if m.format_version == 1:
-        # a version 1 spec keeps the fields of the one before
+        # A version 1 spec keeps the fields of the spec before it.
         old = m.partition_specs[-1].fields
         fields = [(f.source_id or 0, f.transform, f.name) for f in old]
         fields.append((1, f"bucket[{spec_id + 1}]", f"p{spec_id}"))
@@ -93,7 +93,7 @@ def statistics(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
 
 @st.composite
 def next_commit(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
-    """Update that are valid on `m`, and each of which PyIceberg implements."""
+    """Return updates that are valid on `m` and that PyIceberg implements."""
     name = draw(st.text("abc", min_size=1, max_size=2))
     choices: list[Any] = [
         lambda: evolve_schema(draw, m),
@@ -137,7 +137,7 @@ def next_commit(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
 def comparable(m: Theirs, *, expired: bool) -> dict[str, Any]:
     made = {name: getattr(m, name) for name in type(m).model_fields}
     made.pop("last_updated_ms")
-    # version 1's older names: PyIceberg does not keep them up to date, and reads them only when the new are missing
+    # PyIceberg does not update version 1's older names, and reads them only if the new names are missing.
     made.pop("schema_", None)
     made.pop("partition_spec", None)
     made["snapshot_log"] = None if expired else [entry.snapshot_id for entry in m.snapshot_log]
@@ -152,7 +152,7 @@ def comparable(m: Theirs, *, expired: bool) -> dict[str, Any]:
 @pytest.mark.parametrize("version", [1, 2, 3])
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(data=st.data())
-def test_every_commit_gives_what_pyiceberg_gives(version: int, data: st.DataObject) -> None:
+def test_every_commit_produces_the_metadata_of_pyiceberg(version: int, data: st.DataObject) -> None:
     m = table(version)
     for _ in range(data.draw(st.integers(1, 12))):
         updates = data.draw(next_commit(m))

@@ -1,4 +1,6 @@
-"""Residuals give every row of a partition the answer that the whole filter gives; single values to every client."""
+"""Tests of residuals: for each row of a partition, the residual gives the same answer as the filter, for every
+client.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ def residual(asked: Expression, transform: str, value: Value | None) -> Expressi
 
 @given(st.data())
 @settings(max_examples=examples(200))
-def test_the_residual_gives_each_row_of_the_partition_the_answer_of_the_filter(data: st.DataObject) -> None:
+def test_residual_agrees_with_the_filter_on_each_row_of_the_partition(data: st.DataObject) -> None:
     columns = {column: COLUMNS[column] for column in data.draw(st.sets(st.sampled_from(sorted(COLUMNS)), min_size=1))}
     spec, expression = data.draw(specs(columns)), data.draw(expressions(columns))
     row = {column: data.draw(st.none() | values_of(kind)) for column, kind in columns.items()}
@@ -72,11 +74,11 @@ DAY_100 = (100 * DAY, 101 * DAY)
         (predicate(Op.NOT_NULL, "timestamp"), "true"),
     ],
 )
-def test_the_residual_in_a_day_of(asked: Bound, expected: str) -> None:
+def test_residual_for_a_day_partition_examples(asked: Bound, expected: str) -> None:
     assert residual(asked, "day", 100) == {"true": TRUE, "false": FALSE, "rest": asked}[expected]
 
 
-def test_in_a_partition_of_nulls_comparisons_fail_and_inequality_holds() -> None:
+def test_comparisons_are_false_and_inequality_is_true_in_a_null_partition() -> None:
     assert residual(predicate(Op.LT, "int", 5), "identity", None) == FALSE
     assert residual(predicate(Op.GT_EQ, "int", -(2**31)), "truncate[8]", None) == FALSE
     assert residual(predicate(Op.NOT_EQ, "int", 5), "bucket[4]", None) == TRUE
@@ -84,7 +86,7 @@ def test_in_a_partition_of_nulls_comparisons_fail_and_inequality_holds() -> None
     assert residual(predicate(Op.IS_NULL, "int"), "identity", None) == TRUE
 
 
-def test_only_the_undecided_predicates_of_a_tree_remain() -> None:
+def test_only_undecided_predicates_remain_in_a_residual() -> None:
     day, other = predicate(Op.LT, "timestamp", DAY_100[1]), Bound(Op.EQ, 2, "y", "int", "identity", "int", (1,))
     inside = predicate(Op.GT, "timestamp", DAY_100[0] + 5)
     assert residual(And((day, other)), "day", 100) == other
@@ -93,14 +95,14 @@ def test_only_the_undecided_predicates_of_a_tree_remain() -> None:
     assert residual(And((inside, other, day)), "day", 100) == And((inside, other))
 
 
-def test_without_partitions_the_filter_remains_as_it_is() -> None:
+def test_residual_of_an_unpartitioned_table_is_the_filter() -> None:
     expression = And((predicate(Op.EQ, "int", 1), predicate(Op.IS_NULL, "int")))
     assert Residuals(expression, UNPARTITIONED)({}) is expression
     void = PartitionSpec(0, (PartitionField("p", "void", 1, (), 1000),))
     assert Residuals(expression, void)({1000: None}) is expression
 
 
-def test_a_field_that_the_partition_lacks_decides_nothing() -> None:
+def test_field_missing_from_the_partition_decides_nothing() -> None:
     expression = predicate(Op.GT, "int", 1)
     spec = PartitionSpec(0, (PartitionField("p", "identity", source_id=1, field_id=1000),))
     assert Residuals(expression, spec)({}) == expression
@@ -118,7 +120,7 @@ def test_a_field_that_the_partition_lacks_decides_nothing() -> None:
         (Op.IN, -0.0, 0.0),
     ],
 )
-def test_where_clients_read_a_number_differently_the_file_and_the_predicate_stay(
+def test_file_and_predicate_are_kept_when_clients_read_a_number_differently(
     op: Op, value: float, literal: float
 ) -> None:
     asked = predicate(op, "double", *([literal, 7.0] if op == Op.IN else [literal]))
@@ -126,7 +128,7 @@ def test_where_clients_read_a_number_differently_the_file_and_the_predicate_stay
     assert residual(asked, "identity", value) == asked
 
 
-def test_nan_is_less_than_nothing_and_different_from_all() -> None:
+def test_nan_is_less_than_no_value_and_differs_from_all() -> None:
     assert evaluate(predicate(Op.LT, "double", 1.0), math.nan) is False
     assert evaluate(predicate(Op.NOT_EQ, "double", 1.0), math.nan) is True
     assert evaluate(predicate(Op.NOT_IN, "double", 0.0, 1.0), math.nan) is True
@@ -136,7 +138,7 @@ def test_nan_is_less_than_nothing_and_different_from_all() -> None:
 
 @given(st.data())
 @settings(max_examples=examples(200))
-def test_a_single_value_is_judged_as_both_readers_do_or_left_open_where_they_differ(data: st.DataObject) -> None:
+def test_single_value_is_decided_only_if_all_clients_agree(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(sorted(COLUMNS.values())))
     asked = data.draw(predicates({1: kind}, terms=False))
     value: Any = data.draw(st.none() | values_of(kind))
@@ -146,14 +148,14 @@ def test_a_single_value_is_judged_as_both_readers_do_or_left_open_where_they_dif
     assert must_match(asked, {1: value}) == (javas and pythons)
 
 
-def test_a_field_without_a_value_decides_nothing() -> None:
+def test_field_without_a_value_decides_nothing() -> None:
     asked = predicate(Op.EQ, "int", 1)
     assert may_match(asked, {})
     assert not must_match(asked, {})
 
 
-def test_a_residual_names_only_what_the_current_schema_calls_so() -> None:
-    """Java binds it by name: after a rename to nothing, or worse, to the column that has the name by now."""
+def test_residual_uses_only_names_of_the_current_schema() -> None:
+    """Java binds it by name: after a rename, the old name is unknown or, worse, belongs to another column."""
     schema = Schema((Field(1, "x", False, "int"), Field(2, "renamed", False, "int"), Field(4, "old", False, "int")))
 
     def on(column_id: int, name: str) -> Bound:
@@ -170,8 +172,8 @@ def test_a_residual_names_only_what_the_current_schema_calls_so() -> None:
     assert nameable(FALSE, schema) == FALSE
 
 
-def test_a_residual_for_java_names_both_zeros_where_one_satisfies_it() -> None:
-    """Java's readers skip row groups in which only the other zero occurs."""
+def test_residual_for_java_includes_both_zeros_if_either_satisfies_it() -> None:
+    """Java's readers skip row groups that have only the other zero."""
     for op, literals, expected in (
         (Op.EQ, (0.0,), (Op.IN, "(-0.0, 0.0)")),
         (Op.EQ, (-0.0,), (Op.IN, "(-0.0, 0.0)")),

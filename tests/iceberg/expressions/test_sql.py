@@ -1,4 +1,7 @@
-"""SQL predicates as Iceberg expressions, judged by DuckDB row by row: never less, and equal where all was used."""
+"""SQL predicates as Iceberg expressions, compared with DuckDB row by row.
+
+The expression never loses a row, and it is exact if the whole predicate could be used.
+"""
 
 from __future__ import annotations
 
@@ -58,9 +61,9 @@ ROWS = 80
 
 @dataclass(frozen=True)
 class Sql:
-    """One predicate in our spelling and in DuckDB's.
+    """One predicate in our form and in DuckDB's.
 
-    `used` False: not all of it can be expressed.
+    `used` is False if an expression cannot represent all of it.
     """
 
     ours: str
@@ -69,7 +72,7 @@ class Sql:
 
 
 def value(rng: random.Random, name: str) -> Any:
-    """As Python has it, NaN and None included."""
+    """Return a value as Python has it, including NaN and None."""
     if rng.random() < 0.15:
         return None
     match name:
@@ -97,7 +100,7 @@ def value(rng: random.Random, name: str) -> Any:
 
 
 def stored(kind: str, given: Any) -> Any:
-    """As rows of the oracle hold it."""
+    """Return the value as the oracle's rows hold it."""
     if given is None or kind in ("boolean", "string", "binary", "int", "long", "double"):
         return given
     if kind == "float":
@@ -134,11 +137,11 @@ def table() -> Iterator[tuple[duckdb.DuckDBPyConnection, list[Row]]]:
     db.close()
 
 
-# Drawing
+# Random predicates
 
 
 def literal(rng: random.Random, name: str) -> Sql:
-    """Return a literal that suits a column; `used` False where it is rounded or engines convert it."""
+    """Return a literal suitable for a column; `used` is False if it is rounded or engines convert it."""
     given = value(rng, name)
     if given is None:
         return same("NULL")
@@ -179,7 +182,7 @@ def quoted(text: str) -> str:
 
 
 def column(rng: random.Random) -> tuple[str, Sql]:
-    """Return (whose literals suit it, its name)."""
+    """Return a column whose literals are suitable, and the name to use for it."""
     shape = rng.random()
     if shape < 0.05:
         return "a", Sql("`two words`", '"Two Words"')
@@ -272,7 +275,7 @@ def like(rng: random.Random) -> Sql:
 
 
 def kept(text: str, rows: list[Row]) -> tuple[set[int], tuple[str, ...]]:
-    """Return (numbers of the rows it keeps for a client that has NaN above all numbers, what was not used)."""
+    """Return the numbers of the kept rows for a client for which NaN is above all numbers, and the parts not used."""
     read = parse_sql(text, BOUND_TO)
     bound = bind(read.expression, BOUND_TO, (), case_sensitive=True)
     said = expression_json(bound)
@@ -281,7 +284,7 @@ def kept(text: str, rows: list[Row]) -> tuple[set[int], tuple[str, ...]]:
 
 
 def judged(seed: int, db: duckdb.DuckDBPyConnection, rows: list[Row]) -> bool:
-    """Return whether all of the predicate was used."""
+    """Compare one random predicate with DuckDB, and return whether all of it was used."""
     sql = predicate(random.Random(seed))
     found = {number for (number,) in db.execute(f"SELECT n FROM rows WHERE {sql.duck}").fetchall()}
     ours, unused = kept(sql.ours, rows)
@@ -294,7 +297,7 @@ def judged(seed: int, db: duckdb.DuckDBPyConnection, rows: list[Row]) -> bool:
     return sql.used
 
 
-def test_an_expression_keeps_what_duckdb_keeps_and_no_more_where_all_was_used(
+def test_expression_keeps_the_rows_of_duckdb_and_no_others_if_fully_used(
     table: tuple[duckdb.DuckDBPyConnection, list[Row]],
 ) -> None:
     used = [judged(seed, *table) for seed in range(1500)]
@@ -302,18 +305,18 @@ def test_an_expression_keeps_what_duckdb_keeps_and_no_more_where_all_was_used(
 
 
 @pytest.mark.slow
-def test_an_expression_keeps_what_duckdb_keeps_over_many_predicates(
+def test_expressions_keep_the_rows_of_duckdb_over_many_predicates(
     table: tuple[duckdb.DuckDBPyConnection, list[Row]],
 ) -> None:
     for seed in range(10_000, 20_000):
         judged(seed, *table)
 
 
-# What no row of DuckDB's can show
+# Cases that DuckDB's rows cannot show
 
 
 def said(text: str) -> Any:
-    """Return the expression as JSON, of a predicate that is used as a whole."""
+    """Return the expression of a fully used predicate as JSON."""
     read = parse_sql(text, BOUND_TO)
     assert read.unused == (), text
     return expression_json(bind(read.expression, BOUND_TO, (), case_sensitive=True))
@@ -338,7 +341,7 @@ def said(text: str) -> Any:
         ("system.truncate(10, id) = 20", "truncate[10]", 20),
     ],
 )
-def test_transforms_are_called_as_spark_and_trino_spell_them(text: str, transform: str, value: object) -> None:
+def test_transforms_are_read_in_the_syntax_of_spark_and_trino(text: str, transform: str, value: object) -> None:
     found = said(text)
     assert (found["type"], found["term"]["transform"], found["value"]) == ("eq", transform, value)
 
@@ -373,25 +376,25 @@ def test_transforms_are_called_as_spark_and_trino_spell_them(text: str, transfor
         "5",
     ],
 )
-def test_what_engines_would_each_take_in_their_own_way_prunes_nothing_and_is_told(text: str) -> None:
+def test_predicates_that_engines_evaluate_differently_prune_nothing_and_are_reported(text: str) -> None:
     for whole in (text, f"NOT ({text})"):
         read = parse_sql(whole, BOUND_TO)
         assert expression_json(read.expression) is True
         assert len(read.unused) == 1
 
 
-def test_only_the_unusable_part_of_a_conjunction_is_left_out() -> None:
+def test_only_the_unusable_part_of_a_conjunction_is_omitted() -> None:
     read = parse_sql("id = 1 AND abs(a) = 3 AND s LIKE 'a_c%'", BOUND_TO)
     assert read.unused == ("ABS(a) = 3", "s LIKE 'a_c%'")
     assert expression_json(read.expression)["left"] == {"type": "eq", "term": "id", "value": "1"}
 
 
-def test_a_comparison_with_what_a_float_cannot_hold_keeps_its_neighbour() -> None:
-    assert said("f < 0.7")["type"] == "lt-eq"  # 0.7 is below 0.7 to an engine that compares doubles
+def test_comparison_with_a_value_outside_floats_keeps_its_neighbours() -> None:
+    assert said("f < 0.7")["type"] == "lt-eq"  # For an engine that compares doubles, 0.7 is below 0.7.
     assert said("f <> 0.7") == {"type": "not-null", "term": "f"}
 
 
-def test_what_a_null_is_compared_with_is_never_true() -> None:
+def test_comparison_with_null_is_never_true() -> None:
     for text in ("a = NULL", "NOT (a = NULL)", "a NOT IN (1, NULL)", "a BETWEEN NULL AND NULL", "s LIKE NULL", "NULL"):
         assert said(text) is False
 
@@ -412,7 +415,7 @@ def test_what_a_null_is_compared_with_is_never_true() -> None:
         ("idd = 1", "did you mean id"),
     ],
 )
-def test_what_is_no_predicate_is_refused_with_its_place(text: str, told: str) -> None:
+def test_text_that_is_not_a_predicate_is_rejected_with_its_place(text: str, told: str) -> None:
     with pytest.raises(BadRequest) as refused:
         parse_sql(text, BOUND_TO)
     assert told in refused.value.message
@@ -423,7 +426,7 @@ def test_what_is_no_predicate_is_refused_with_its_place(text: str, told: str) ->
     "text",
     ["bucket({0}, id) = 1", "truncate(s, {0}) = 'a'", "p = CAST('1' AS DECIMAL({0}, 2))"],
 )
-def test_numbers_of_more_digits_than_python_converts_are_refused_or_not_used(text: str, digits: str) -> None:
+def test_numbers_with_too_many_digits_for_python_are_rejected_or_not_used(text: str, digits: str) -> None:
     try:
         found = parse_sql(f"{text.format(digits)} AND id > 1", BOUND_TO)
     except BadRequest:
@@ -431,12 +434,12 @@ def test_numbers_of_more_digits_than_python_converts_are_refused_or_not_used(tex
     assert found.unused or digits[0] == "0"
 
 
-def test_a_chain_of_thousands_is_read() -> None:
+def test_chain_of_thousands_of_predicates_is_read() -> None:
     read = parse_sql(" OR ".join(f"id = {number}" for number in range(3000)), BOUND_TO)
     assert read.unused == ()
 
 
-def test_a_column_that_is_gone_is_found_in_an_older_schema() -> None:
+def test_dropped_column_is_found_in_an_older_schema() -> None:
     older = msgspec.convert(
         {"type": "struct", "schema-id": 7, "fields": [{"id": 90, "name": "gone", "required": False, "type": "int"}]},
         type=ours.Schema,
@@ -460,7 +463,7 @@ def test_a_column_that_is_gone_is_found_in_an_older_schema() -> None:
         ("s LIKE 'a%b'", "of LIKE, planning uses the text before the first wildcard"),
     ],
 )
-def test_a_part_that_is_not_used_has_its_reason(text: str, reason: str) -> None:
+def test_unused_part_is_reported_with_its_reason(text: str, reason: str) -> None:
     found = parse_sql(f"{text} AND id > 1", BOUND_TO)
     assert found.reasons == (reason,)
     assert len(found.unused) == 1
@@ -482,7 +485,7 @@ def test_a_part_that_is_not_used_has_its_reason(text: str, reason: str) -> None:
         ("s LIKE 'a!b%' ESCAPE '!'", None),
     ],
 )
-def test_numbers_beside_doubles_are_compared_as_doubles(text: str, same_as: str | None) -> None:
+def test_numbers_compared_with_doubles_are_compared_as_doubles(text: str, same_as: str | None) -> None:
     found = parse_sql(text, BOUND_TO)
     if same_as is None:
         assert len(found.unused) == 1

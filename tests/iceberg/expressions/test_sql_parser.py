@@ -1,4 +1,6 @@
-"""A text of which sqlglot would try too many readings is refused after few steps, wherever clients send SQL."""
+"""Tests that a text with too many possible readings for sqlglot is rejected after few steps, in every
+interface for SQL.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.runtime.errors import BadRequest
 
 NESTED = f"SELECT {'ROW(' * 60}1{')' * 60} FROM c.s.t"
-"""sqlglot alone would take 2⁵² times as long as for eight levels."""
+"""For this text sqlglot alone would take 2⁵² times as long as for eight levels."""
 
 
 OPENED = ("ROW(", "(", "f(", "ARRAY[", "MAP(", "CAST(", "a IN (", "CASE WHEN ", "INTERVAL ", "x -> ", "IF(", "NOT ")
@@ -28,7 +30,7 @@ CLOSED = {"(": ")", "[": "]", " ": ""}
 
 
 @pytest.mark.parametrize("dialect", ["trino", "duckdb", "spark", None])
-def test_any_nesting_of_30_levels_ends(dialect: str | None) -> None:
+def test_parsing_of_30_nested_levels_always_ends(dialect: str | None) -> None:
     found = Dialect.get_or_raise(dialect)
     for first, second in zip(OPENED, OPENED[3:] + OPENED[:3], strict=True):
         inside = "1"
@@ -38,19 +40,19 @@ def test_any_nesting_of_30_levels_ends(dialect: str | None) -> None:
             parse_statements(found, f"SELECT {inside}")
 
 
-def test_rows_in_rows_are_read() -> None:
+def test_nested_rows_are_read() -> None:
     tree = parse_statements(Dialect.get_or_raise("trino"), f"SELECT {'ROW(' * 6}1{')' * 6}")[0]
     assert tree is not None
     assert len(list(tree.find_all(exp.Struct))) == 6
 
 
 @pytest.mark.parametrize(("dialect", "text"), [("spark", "SELECT MAP(1)"), (None, "{{ : }} INTERVAL ( CASE FILTER")])
-def test_a_fault_of_sqlglot_is_an_error_of_the_text(dialect: str | None, text: str) -> None:
+def test_exception_of_sqlglot_is_reported_as_an_error_of_the_text(dialect: str | None, text: str) -> None:
     with pytest.raises(SqlglotError, match="cannot be parsed"):
         parse_statements(Dialect.get_or_raise(dialect), text)
 
 
-def test_every_way_for_sql_refuses_what_has_too_many_readings() -> None:
+def test_every_sql_interface_rejects_a_text_with_too_many_readings() -> None:
     with pytest.raises(TooManyReadings):
         parse_statements(Dialect.get_or_raise("trino"), NESTED)
     with pytest.raises(StatementRefused, match="nested parts"):

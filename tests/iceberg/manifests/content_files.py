@@ -1,6 +1,7 @@
-"""Random tables of all types and transforms, their files and manifest entries, and what readers are to find of them.
+"""Random tables of all types and transforms, their files and manifest entries, and the values that readers must find.
 
-Drawn from the specification by the oracles of the planner (`tests/planner`), which share nothing with what is judged.
+The values come from the planner's oracles (`tests/planner`), which follow the specification and share no code with the
+code under test.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ SEQUENCE, SNAPSHOT = 9, 4_711
 
 
 class Case:
-    """A table of one schema and one partition spec, with values to partition by."""
+    """A table with one schema and one partition spec, and values to partition by."""
 
     def __init__(self, seed: int, version: int, *, avoided: tuple[str, ...] = ()) -> None:
-        """`avoided` are types and names that the partition is not to have, as what a reader cannot read."""
+        """Make a case. `avoided` are types and names that the partition must not have, because some reader
+        cannot read them.
+        """
         self.seed, self.version = seed, version
         self.rng = rng = random.Random(seed)
         self.kinds = {i: random_kind(rng, version) for i in range(1, rng.randint(2, 9))}
@@ -45,7 +48,7 @@ class Case:
             transform = random_transform(rng, self.kinds[source], self.values[source], void=True)
             if base(result_kind(transform, self.kinds[source])) not in avoided:
                 self.fields.append((1000 + i, source, transform, names[i]))
-        # No name of a field is a column's: that is for identity transforms.
+        # No field has the name of a column, which is only allowed for identity transforms.
         self.properties = {"write.avro.compression-codec": rng.choice(CODECS)} if rng.random() < 0.7 else {}
         self.metadata = self.read()
 
@@ -100,7 +103,7 @@ class Case:
         return tuple(made)
 
     def file(self, content: int = 0) -> ContentFile:
-        """Any file of the kind; of delete files of version 3, position deletes are deletion vectors."""
+        """Return a random file of this content; in version 3, position deletes are deletion vectors."""
         rng = self.rng
         vector = content == 1 and self.version > 2
         size = rng.choice([0, 1, 4_000, 1 << 33])
@@ -150,7 +153,7 @@ class Case:
         return {name: by_column or None for name, by_column in made.items()}
 
     def entry(self, content: int = 0) -> ManifestEntry:
-        """Return one as a commit would write it: what was added says its numbers or leaves them to be inherited."""
+        """Return an entry as a commit would write it: an added entry has its numbers or inherits them."""
         rng, file = self.rng, self.file(content)
         status = rng.choice([ADDED, ADDED, EXISTING, DELETED])
         if self.version == 1:
@@ -170,7 +173,7 @@ class Case:
         return [self.entry(content) for _ in range(self.rng.choice([0, 1, 3, 12]))]
 
     def widen(self) -> TableMetadata:
-        """Return the table with wider types (spec: "Schema Evolution"); the rest of the case keeps the old ones."""
+        """Return the table with wider types (spec: "Schema Evolution"); the rest of the case keeps the old types."""
         wide = {column: widened(self.rng, kind) or kind for column, kind in self.kinds.items()}
         if self.version > 2:
             wide |= {column: "timestamp" for column, kind in self.kinds.items() if kind == "date"}
@@ -191,7 +194,7 @@ STATISTICS = (
 
 
 def contents(version: int) -> list[int]:
-    """Kinds of files that tables of the format version have."""
+    """Return the contents of files that tables of the format version may have."""
     return [0] if version == 1 else [0, 1, 2]
 
 
@@ -210,8 +213,9 @@ def live(entries: list[ManifestEntry]) -> list[ManifestEntry]:
 def inherited(
     entries: list[ManifestEntry], version: int, content: int, snapshot: int, sequence: int, first_row_id: int | None
 ) -> list[ManifestEntry]:
-    """Return the live entries as readers are to see them (spec: "Sequence Number Inheritance", "First Row ID
-    Inheritance").
+    """Return the live entries as readers must see them.
+
+    See the spec, "Sequence Number Inheritance" and "First Row ID Inheritance".
     """
     found = []
     for entry in live(entries):
@@ -231,7 +235,7 @@ def inherited(
 
 
 def comparable(value: Any) -> Any:
-    """NaN as something that is equal to itself, zeros and types apart."""
+    """Return a comparable form of the value: NaN equals itself, and zeros and types are distinct."""
     if isinstance(value, tuple):
         return tuple(map(comparable, value))
     return (type(value).__name__, repr(value))
@@ -248,9 +252,7 @@ def same(left: ManifestEntry, right: ManifestEntry) -> bool:
 
 
 def summary_of(kind: str, values: list[Any]) -> dict[str, Any] | None:
-    """Return a partition field's summary by the specification; None where uuids are in no order that all readers
-    share.
-    """
+    """Return a partition field's summary by the specification, or None if readers would order its UUIDs differently."""
     present = [value for value in values if value is not None]
     numbers = [value for value in present if value == value]
     made: dict[str, Any] = {"null": len(present) < len(values), "nan": len(numbers) < len(present)}
@@ -265,11 +267,14 @@ def summary_of(kind: str, values: list[Any]) -> dict[str, Any] | None:
 
 UNREADABLE_BY_PYICEBERG = V3_ONLY
 UNREADABLE_BY_JAVA = ("fixed", "a_x20b")
-"""Java writes fixed partition values that it cannot read again (InternalReader), and two of `NAMES` are one to it."""
+"""Types and names that Java cannot read.
+
+Java writes fixed partition values that it cannot read again (InternalReader), and it treats two of `NAMES` as equal.
+"""
 
 
 def encode_content_file(file: ContentFile, metadata: TableMetadata) -> dict[str, object]:
-    """Return the REST standard's JSON, as `decode_content_file` reads it; null fields are absent.
+    """Return the REST standard's JSON, as `decode_content_file` reads it, without null fields.
 
     The file's spec is the table's.
     """

@@ -1,7 +1,7 @@
-"""Manifests made by hand: an Avro encoder of the tests' own, schemas of every form, and what fastavro reads from them.
+"""Hand-made manifests: a separate Avro encoder, schemas of every form, and the values that fastavro reads from them.
 
-The encoder shares nothing with the decoder under test, and writes what common writers never do: arrays and maps in
-several blocks, with negative counts, unions in any order.
+The encoder shares no code with the decoder under test. It also writes forms that common writers never write: arrays and
+maps in several blocks, with negative counts, and unions in any order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from seamark.formats.iceberg.manifests.manifest import DecodedManifest, Partitio
 SYNC = bytes(range(16))
 
 Split = Callable[[int], list[int]]
-"""A list's length → the sizes of the blocks it is written in; a negative one is written with its size in bytes."""
+"""Maps a list's length to the sizes of its blocks; a block with a negative size is written with its size in bytes."""
 
 
 def varint(value: int) -> bytes:
@@ -48,7 +48,7 @@ def in_one_block(length: int) -> list[int]:
 
 
 def encode(schema: Any, value: Any, split: Split = in_one_block) -> bytes:
-    """`value` in Avro's binary encoding.
+    """Return `value` in Avro's binary encoding.
 
     Unions take the first branch that fits; tuples are (branch, value).
     """
@@ -106,7 +106,7 @@ def compress(codec: str, data: bytes) -> bytes:
             return pa.Codec("snappy").compress(data, asbytes=True) + zlib.crc32(data).to_bytes(4, "big")
         case "zstandard":
             sink = pa.BufferOutputStream()
-            with pa.CompressedOutputStream(sink, "zstd") as stream:  # as Java does, without the inflated size
+            with pa.CompressedOutputStream(sink, "zstd") as stream:  # Like Java, without the uncompressed size.
                 stream.write(data)
             return sink.getvalue().to_pybytes()
         case _:
@@ -121,7 +121,7 @@ def container(
     metadata: dict[str, str] | None = None,
     sync: bytes = SYNC,
 ) -> bytes:
-    """Return an object file of rows that are encoded already."""
+    """Return an object file of rows that are already encoded."""
     entries = {"avro.schema": json.dumps(schema), "avro.codec": codec, **(metadata or {})}
     out = b"Obj\x01" + varint(len(entries))
     out += b"".join(framed(key.encode()) + framed(value.encode()) for key, value in entries.items()) + varint(0) + sync
@@ -156,9 +156,9 @@ def optional(schema: Any, *, null_last: bool = False) -> list[Any]:
 
 
 def map_schema(key_id: int, value_id: int, value: str, form: str = "plain") -> dict[str, Any]:
-    """Return a map by column id.
+    """Return the schema of a map by column id.
 
-    No writer is known that departs from the plain form, but a reader may not depend on it.
+    All known writers use the plain form, but a reader must not depend on it.
     """
     key_field = {"name": "key", "type": "int", "field-id": key_id}
     value_field = {"name": "value", "type": value, "field-id": value_id}
@@ -184,7 +184,7 @@ def manifest_schema(
 ) -> dict[str, Any]:
     """Return a manifest entry's Avro schema.
 
-    `prefix` goes before all names, as ids make names meaningless.
+    `prefix` precedes all names, because readers must use ids and not names.
     """
 
     def field(name: str, field_id: int, schema: Any) -> dict[str, Any]:
@@ -257,7 +257,7 @@ MICROSECOND = datetime.timedelta(microseconds=1)
 
 
 def raw(value: Any) -> Any:
-    """Return what lies in the file below a logical type that fastavro has made something of; floats as their bits."""
+    """Return the stored value of a logical type that fastavro has converted; floats as their bits."""
     match value:
         case datetime.datetime():
             return (value.replace(tzinfo=datetime.UTC) - EPOCH) // MICROSECOND

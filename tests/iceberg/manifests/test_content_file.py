@@ -1,4 +1,4 @@
-"""The JSON of content files: what is sound comes through whole, anything else is refused by file and field."""
+"""Tests of content files in JSON: valid files are read completely, errors name the file and the field."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODELS: dict[int, Any] = {0: RESTDataFile, 1: RESTPositionDeleteFile, 2: RESTEqu
 
 @settings(max_examples=examples(200))
 @given(seed=st.integers(0, 2**32), version=st.sampled_from([1, 2, 3]))
-def test_files_come_back_from_their_json(seed: int, version: int) -> None:
+def test_files_are_equal_after_a_json_round_trip(seed: int, version: int) -> None:
     case = Case(seed, version)
     for content in [0] if version == 1 else [0, 1, 2]:
         file = case.file(content)
@@ -35,9 +35,9 @@ def test_files_come_back_from_their_json(seed: int, version: int) -> None:
 
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), version=st.sampled_from([2, 3]), content=st.sampled_from([0, 1, 2]))
-def test_pyiceberg_reads_the_json(seed: int, version: int, content: int) -> None:
+def test_pyiceberg_reads_our_json(seed: int, version: int, content: int) -> None:
     case = Case(seed, version)
-    case.fields = []  # it has no parser for nulls in partitions
+    case.fields = []  # PyIceberg has no parser for nulls in partitions.
     case.metadata = case.read()
     file = case.file(content)
     theirs = MODELS[content].model_validate(encode_content_file(file, case.metadata))
@@ -135,7 +135,7 @@ def bounds(column: int, data: str) -> dict[str, list[Any]]:
 @pytest.mark.parametrize(
     ("sound", "version"), [(DATA, 1), (DATA, 3), (EQUALITY, 2), (EQUALITY, 3), (POSITION, 2), (VECTOR, 3)]
 )
-def test_sound_files_are_taken(sound: dict[str, Any], version: int) -> None:
+def test_valid_files_are_accepted(sound: dict[str, Any], version: int) -> None:
     found = decode_content_file(sound, TABLES[version])
     assert encode_content_file(found, TABLES[version]) == sound
 
@@ -217,7 +217,7 @@ REFUSED: list[tuple[dict[str, Any], int, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("sound", "version", "change", "told"), REFUSED)
-def test_what_is_unsound_is_refused_by_file_and_field(
+def test_invalid_file_is_rejected_by_file_and_field(
     sound: dict[str, Any], version: int, change: dict[str, Any], told: str
 ) -> None:
     path = change.get("file-path", sound["file-path"]) or "without a file-path"
@@ -227,7 +227,7 @@ def test_what_is_unsound_is_refused_by_file_and_field(
     assert refused.value.message.startswith(f"Invalid content file {named}: ")
 
 
-def test_a_refusal_is_no_longer_than_a_client_can_read() -> None:
+def test_error_of_an_invalid_file_has_a_limited_length() -> None:
     for change in ({"spec-id": 1, "partition": ["7" * 100_000]}, {"file-path": "x" * 100_000, "record-count": -1}):
         with pytest.raises(BadRequest) as refused:
             decode_content_file(DATA | change, TABLES[2])
@@ -235,7 +235,7 @@ def test_a_refusal_is_no_longer_than_a_client_can_read() -> None:
 
 
 @pytest.mark.parametrize("junk", [None, [], "x", 7, {}, {"file-path": 3}])
-def test_what_is_no_file_is_refused(junk: object) -> None:
+def test_json_that_is_not_a_file_is_rejected(junk: object) -> None:
     with pytest.raises(BadRequest, match=r"^Invalid content file without a file-path: "):
         decode_content_file(junk, TABLES[2])
 
@@ -258,7 +258,7 @@ JUNK = st.recursive(
     spec=st.sampled_from(list(FIELDS)),
     partition=st.lists(JUNK, max_size=2),
 )
-def test_junk_is_refused_or_means_something(
+def test_random_json_is_rejected_or_read_as_a_file(
     sound: dict[str, Any], version: int, name: str, value: object, spec: int, partition: list[object]
 ) -> None:
     junk = {**sound, "spec-id": spec, "partition": partition, name: value}
@@ -272,7 +272,7 @@ def test_junk_is_refused_or_means_something(
 
 
 @pytest.mark.parametrize(("content", "version", "kind"), [("DATA", 1, 0), ("EQUALITY_DELETES", 2, 2)])
-def test_contents_are_taken_as_java_spells_them(content: str, version: int, kind: int) -> None:
+def test_contents_are_read_in_javas_spelling(content: str, version: int, kind: int) -> None:
     sound = DATA if kind == 0 else EQUALITY
     assert decode_content_file(sound | {"content": content, "file-format": "ORC"}, TABLES[version]).content == kind
 
@@ -298,17 +298,17 @@ def test_contents_are_taken_as_java_spells_them(content: str, version: int, kind
         ({"first-row-id": 7}, "first_row_id", 7),
     ],
 )
-def test_what_makes_sense_is_taken(change: dict[str, Any], name: str, wanted: object) -> None:
-    """Bounds of a column before it was promoted, uuids in Java's order, lists, reserved columns and what is empty."""
+def test_unusual_but_valid_values_are_accepted(change: dict[str, Any], name: str, wanted: object) -> None:
+    """Bounds from before a promotion, UUIDs in Java's order, lists, reserved columns and empty values."""
     assert getattr(decode_content_file(DATA | change, TABLES[2]), name) == wanted
 
 
-def test_position_deletes_keep_no_sort_order() -> None:
-    """Spec: "Data File Fields": they are sorted by file and position, and readers ignore it."""
+def test_position_deletes_have_no_sort_order() -> None:
+    """Spec, "Data File Fields": they are sorted by file and position, and readers ignore the sort order."""
     assert decode_content_file(POSITION | {"sort-order-id": 3}, TABLES[2]).sort_order_id is None
 
 
-def test_the_type_of_a_column_is_the_latest_that_it_had() -> None:
+def test_column_has_its_latest_type() -> None:
     case = Case(1, 3)
     case.kinds = {1: "int", 2: "int"}
     case.fields = []
@@ -318,7 +318,7 @@ def test_the_type_of_a_column_is_the_latest_that_it_had() -> None:
     assert [column_type(metadata, column) for column in (1, 2, 3)] == ["long", "int", None]
 
 
-def test_a_file_of_a_spec_that_the_table_lacks_has_no_json() -> None:
+def test_file_of_an_unknown_spec_has_no_json() -> None:
     file = decode_content_file(DATA, TABLES[2])
     with pytest.raises(BadRequest, match=r"no partition spec 77, with which s3://lake/f\.parquet"):
         encode_content_file(replaced(file, spec_id=77), TABLES[2])

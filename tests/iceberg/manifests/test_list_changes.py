@@ -1,7 +1,7 @@
-"""A manifest list that is decoded beside a neighbouring snapshot's has the manifests of one that is decoded alone.
+"""Tests that a manifest list decoded with the help of a neighbouring snapshot's list equals the list decoded alone.
 
-Lists add, remove, replace, reorder and repeat manifests. Their writers differ in the order of the fields, also with
-fields before the path, in codecs and in the fields that exist.
+Lists add, remove, replace, reorder and repeat manifests. Their writers differ in the order of fields (also fields
+before the path), in codecs and in optional fields.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ COUNTS = {0: (0, 0), 1: (1, 1), 2: (0, 0)}
 
 
 def made_manifest(rng: random.Random) -> Manifest:
-    """Few values, so that manifests often differ in one field, or in the length of their path alone."""
+    """Return a manifest with values from a small set, so that manifests often differ in one field or the path
+    length only.
+    """
     summary: dict[str, Any] = {"contains_null": rng.random() < 0.5, "contains_nan": rng.choice([None, False])}
     bounds = [rng.choice([None, b"", b"a", b"bb"]) for _ in range(2)]
     summary |= {"lower_bound": bounds[0], "upper_bound": bounds[1]}
@@ -47,7 +49,7 @@ def changed(listed: list[Manifest], rng: random.Random) -> list[Manifest]:
 
 
 @pytest.mark.parametrize("turn", quick(range(60), 20))
-def test_a_list_decoded_beside_another_is_the_same_as_one_decoded_alone(turn: int) -> None:
+def test_list_decoded_with_a_base_equals_the_list_decoded_alone(turn: int) -> None:
     seed = first_seed() * 1000 + turn
     rng = random.Random(seed)
     styles = [Style.draw(rng) for _ in range(2)]
@@ -63,7 +65,7 @@ def test_a_list_decoded_beside_another_is_the_same_as_one_decoded_alone(turn: in
             listed = changed(listed, rng)
 
 
-def test_of_a_list_with_one_manifest_more_the_others_are_taken() -> None:
+def test_list_with_one_more_manifest_reuses_the_others() -> None:
     rng = random.Random(1)
     style = Style(shuffled=False, sparse=False, codec="deflate", old_names=False, summaries=True, seed=0)
     listed = [made_manifest(rng) for _ in range(50)]

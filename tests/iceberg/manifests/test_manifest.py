@@ -1,4 +1,4 @@
-"""Manifests decode to what fastavro reads from them, whatever their writer's schema looks like."""
+"""Tests that manifests of any writer's schema decode to the values that fastavro reads."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ COLUMNS = [1, 2, 3, 4, 5, 1000, 70_000, -1, 2**31 - 1]
 
 
 def any_value(chance: random.Random, schema: Any, name: str = "") -> Any:
-    """Anything of a schema; unions as (branch, value), so that every branch is taken."""
+    """Return a random value of a schema; unions as (branch, value), so that every branch occurs."""
     kind = schema if isinstance(schema, str) else "union" if isinstance(schema, list) else schema["type"]
     logical = schema.get("logicalType") if isinstance(schema, dict) else None
     count = chance.choice([0, 1, 2, 5])
@@ -74,14 +74,14 @@ def any_value(chance: random.Random, schema: Any, name: str = "") -> Any:
             return chance.choice(COLUMNS)
     if logical == "time-micros":
         return chance.randrange(86_400_000_000)
-    if logical in ("date", "timestamp-micros"):  # what Python's dates can hold, for fastavro makes some of them
+    if logical in ("date", "timestamp-micros"):  # The range of Python's dates, because fastavro creates dates.
         return chance.randint(-700_000, 2_900_000) * (1 if kind == "int" else 86_399_999_999)
     bits = chance.choice([3, 8, 20, 31] if kind == "int" else [3, 8, 40, 63])
-    return chance.randint(-(2**bits) + (bits == 63), 2**bits - 1)  # the least long stands for null
+    return chance.randint(-(2**bits) + (bits == 63), 2**bits - 1)  # The least long represents null.
 
 
 def any_type(chance: random.Random, numbers: itertools.count[int], depth: int = 0) -> Any:
-    """Return a schema of any shape, for fields that a later format might bring."""
+    """Return a random schema, for fields that a later format may add."""
     name = f"t{next(numbers)}"
     kind = chance.choice(["primitive", "fixed", "enum", "array", "map", "record", "union"])
     if depth == 3 or kind == "primitive":
@@ -138,14 +138,14 @@ def any_manifest(chance: random.Random, version: int, codec: str, prefix: str) -
 
 
 def comparable(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without what version 1 has no field for and reads as null."""
+    """Return the rows without the fields that version 1 lacks and reads as null."""
     return [{name: row.get(name) for name in sorted({*rows[0], *LONGS, *TEXTS})} for row in rows]
 
 
 @given(
     seed=st.integers(0, 2**64 - 1),
     version=st.sampled_from([1, 2, 3]),
-    codec=st.sampled_from(["null", "deflate"]),  # fastavro has no other without libraries that nothing else needs
+    codec=st.sampled_from(["null", "deflate"]),  # fastavro needs libraries for other codecs that nothing else needs.
     prefix=st.sampled_from(["", "other_"]),
 )
 @settings(max_examples=examples(300))
@@ -163,7 +163,7 @@ def is_record(schema: Any) -> bool:
 
 
 def entry(schema: dict[str, Any], **changed: Any) -> dict[str, Any]:
-    """Return a plain row of a schema of `manifest_schema`: null where that is allowed, else a small value."""
+    """Return a plain row for a schema of `manifest_schema`: null if allowed, else a small value."""
     row: dict[str, Any] = {}
     for field in schema["fields"]:
         name, kind = field["name"], field["type"]
@@ -186,7 +186,7 @@ SCHEMA = files.manifest_schema(3, [("day", ["null", "int"])])
 
 
 @pytest.mark.parametrize("codec", ["null", "deflate", "snappy", "zstandard"])
-def test_each_codec_reads_alike(codec: str) -> None:
+def test_each_codec_decodes_to_the_same_rows(codec: str) -> None:
     rows = [entry(SCHEMA, day=i, file_path=f"s3://b/t/ü-{i}.parquet", split_offsets=[4, i]) for i in range(500)]
     plain = files.flat(decode_manifest(manifest(SCHEMA, *rows), "m.avro"))
     assert len(plain) == 500
@@ -194,7 +194,7 @@ def test_each_codec_reads_alike(codec: str) -> None:
 
 
 @pytest.mark.parametrize("codec", ["null", "deflate"])
-def test_what_fastavro_writes_is_read(codec: str) -> None:
+def test_manifests_of_fastavro_are_read(codec: str) -> None:
     rows = [
         entry(SCHEMA, day=i, status=i % 3, value_counts=[{"key": 1, "value": i}], lower_bounds=[]) for i in range(400)
     ]
@@ -205,7 +205,7 @@ def test_what_fastavro_writes_is_read(codec: str) -> None:
     assert comparable(files.flat(decoded)) == comparable(files.read_by_fastavro(out.getvalue()))
 
 
-def test_deleted_entries_leave_nothing_behind() -> None:
+def test_deleted_entries_are_dropped_with_their_statistics() -> None:
     maps = {"column_sizes": [{"key": 7, "value": 1}], "upper_bounds": [{"key": 7, "value": b"x"}]}
     rows = [
         entry(SCHEMA, status=0, day=1, split_offsets=[1]),
@@ -231,10 +231,10 @@ def twice(ids: list[int]) -> list[int]:
 @pytest.mark.parametrize(
     "unlike", [lambda ids: ids[::-1], lambda ids: ids[1:], lambda ids: [*ids, 9], twice, lambda ids: []]
 )
-def test_columns_that_every_row_names_and_ones_that_one_row_does_not(
+def test_statistics_are_read_whether_all_rows_name_the_same_columns_or_not(
     odd: int | None, unlike: Callable[[list[int]], list[int]]
 ) -> None:
-    """Rows that all name the same columns in one order are taken apart in another way than others."""
+    """Rows that all name the same columns in one order take a different path through the decoder."""
     usual, rows = [4, 1, 7], []
     for i in range(150):
         ids = unlike(usual) if i == odd else usual
@@ -245,20 +245,20 @@ def test_columns_that_every_row_names_and_ones_that_one_row_does_not(
     assert comparable(files.flat(decode_manifest(data, "m.avro"))) == comparable(files.read_by_fastavro(data))
 
 
-def test_all_rows_naming_a_column_twice_keep_the_last_value() -> None:
+def test_last_value_counts_when_all_rows_name_a_column_twice() -> None:
     counts = [{"key": 3, "value": 1}, {"key": 3, "value": 2}]
     decoded = decode_manifest(manifest(SCHEMA, *[entry(SCHEMA, value_counts=counts)] * 5), "m.avro")
     assert [each["value_counts"] for each in files.flat(decoded)] == [{3: 2}] * 5
 
 
 @pytest.mark.parametrize("blocks", [[], [[]], [[], []]])
-def test_a_manifest_without_entries_has_no_rows(blocks: list[list[bytes]]) -> None:
+def test_manifest_without_entries_has_no_rows(blocks: list[list[bytes]]) -> None:
     decoded = decode_manifest(files.container(SCHEMA, blocks, codec="deflate"), "m.avro")
     assert decoded.rows == 0
     assert files.flat(decoded) == []
 
 
-def test_what_a_version_lacks_is_missing() -> None:
+def test_field_that_the_format_version_lacks_is_missing() -> None:
     schema = files.manifest_schema(1, [])
     decoded = decode_manifest(manifest(schema, entry(schema)), "m.avro")
     assert decoded.longs["content"].tolist() == decoded.longs["sequence_number"].tolist() == [MISSING]
@@ -268,14 +268,14 @@ def test_what_a_version_lacks_is_missing() -> None:
     assert decoded.partition == ()
 
 
-def test_the_header_is_handed_on() -> None:
+def test_decoded_manifest_has_its_header() -> None:
     metadata = {"schema": '{"x": "ü"}', "partition-spec-id": "3", "content": "deletes"}
     decoded = decode_manifest(manifest(SCHEMA, entry(SCHEMA), metadata=metadata), "m.avro")
     assert metadata.items() <= decoded.metadata.items()
     assert json.loads(decoded.metadata["avro.schema"]) == SCHEMA
 
 
-def test_standard_names_serve_where_ids_were_left_out() -> None:
+def test_fields_without_ids_are_found_by_standard_names() -> None:
     schema = files.manifest_schema(2, [("day", ["null", "int"])], ids=False)
     spec = json.dumps([{"name": "day", "transform": "day", "source-id": 1, "field-id": 1007}])
     row = entry(schema, day=4, file_path="x", value_counts=[{"key": 1, "value": 10}])
@@ -286,13 +286,13 @@ def test_standard_names_serve_where_ids_were_left_out() -> None:
     assert found["partition"] == [(1007, 4)]
 
 
-def test_partition_fields_without_any_id_are_refused() -> None:
+def test_partition_fields_without_any_id_are_rejected() -> None:
     schema = files.manifest_schema(2, [("day", ["null", "int"])], ids=False)
     with pytest.raises(Corrupt, match=r"m\.avro: .*partition fields have no ids"):
         decode_manifest(manifest(schema, entry(schema)), "m.avro")
 
 
-def test_an_id_outranks_a_name() -> None:
+def test_field_id_takes_precedence_over_the_name() -> None:
     schema = files.manifest_schema(2, [])
     fields = schema["fields"][-1]["type"]["fields"]
     by_name = {field["name"]: field for field in fields}
@@ -302,7 +302,7 @@ def test_an_id_outranks_a_name() -> None:
     assert (found["record_count"], found["file_size_in_bytes"]) == (5, 1000)
 
 
-def test_unions_of_several_numbers_or_texts_read_whichever_is_there() -> None:
+def test_unions_of_several_number_or_text_types_are_read() -> None:
     schema = files.manifest_schema(2, [("p", ["int", "null", "long"]), ("q", ["double", "float", "null"])])
     file = schema["fields"][-1]["type"]
     path = next(field for field in file["fields"] if field["name"] == "file_path")
@@ -318,7 +318,7 @@ def test_unions_of_several_numbers_or_texts_read_whichever_is_there() -> None:
     assert [row["partition"][1][1] for row in found] == [files.raw(0.5), files.raw(0.1), None]
 
 
-def test_a_named_type_may_be_used_again() -> None:
+def test_named_type_may_be_reused() -> None:
     fixed, symbol = {"type": "fixed", "name": "id", "size": 2}, {"type": "enum", "name": "e", "symbols": ["X"]}
     schema = files.manifest_schema(2, [("a", fixed), ("b", ["null", fixed])])
     schema["namespace"] = "org.example"
@@ -331,8 +331,8 @@ def test_a_named_type_may_be_used_again() -> None:
     assert found["partition"] == [(1000, b"12"), (1001, b"34")]
 
 
-def test_a_thousand_columns_cost_what_they_hold() -> None:
-    """Each entry has statistics of four of a thousand columns; nothing as large as rows x columns is made."""
+def test_memory_for_a_thousand_columns_depends_on_stored_statistics() -> None:
+    """Each entry has statistics of four of a thousand columns; the decoder allocates nothing of size rows x columns."""
     rows = [
         entry(SCHEMA, lower_bounds=[{"key": (i * 7 + k) % 1000, "value": b"v%d" % i} for k in range(4)])
         for i in range(1000)
@@ -344,17 +344,17 @@ def test_a_thousand_columns_cost_what_they_hold() -> None:
     assert files.flat(decoded)[999]["lower_bounds"] == {(999 * 7 + k) % 1000: b"v999" for k in range(4)}
 
 
-def test_a_column_named_twice_by_one_entry_keeps_its_last_value() -> None:
+def test_last_value_counts_when_an_entry_names_a_column_twice() -> None:
     counts = [{"key": 1, "value": 10}, {"key": 2, "value": 20}, {"key": 1, "value": 30}]
     rows = [entry(SCHEMA, value_counts=counts), entry(SCHEMA, value_counts=[{"key": 1, "value": 5}])]
     found = files.flat(decode_manifest(manifest(SCHEMA, *rows), "m.avro"))
     assert [row["value_counts"] for row in found] == [{1: 30, 2: 20}, {1: 5}]
 
 
-def test_any_buffer_is_taken() -> None:
+def test_any_buffer_type_is_accepted() -> None:
     data = manifest(SCHEMA, entry(SCHEMA), codec="null")
     expected = files.flat(decode_manifest(data, "m.avro"))
     mutable = bytearray(b"before" + data + b"after")
     decoded = decode_manifest(memoryview(mutable)[6:-5], "m.avro", inflated_limit_bytes=INFLATED_LIMIT_BYTES)
-    mutable.clear()  # nothing of the input is kept
+    mutable.clear()  # The decoder keeps no reference to the input.
     assert files.flat(decoded) == expected

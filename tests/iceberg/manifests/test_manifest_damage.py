@@ -1,4 +1,6 @@
-"""Damaged and hostile manifests: Corrupt that names the file, or a sound decode; never a crash, nor much memory."""
+"""Tests of damaged and hostile manifests: Corrupt that names the file, or a valid decode, without a crash or
+much memory.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ ROWS = [
     )
     for i in range(12)
 ]
-"""Enough for two blocks of six rows with something in every map."""
+"""Enough for two blocks of six rows, with entries in each map."""
 
 
 def whole(codec: str = "null") -> bytes:
@@ -39,7 +41,7 @@ def whole(codec: str = "null") -> bytes:
 
 
 def survives(data: bytes, decode: Any = decode_manifest) -> bool:
-    """Return whether it decodes; anything but Corrupt with the file's name fails the test."""
+    """Return whether the data decodes; any error but Corrupt with the file's name fails the test."""
     refused = None
     try:
         decoded = decode(data, "the-file")
@@ -49,13 +51,13 @@ def survives(data: bytes, decode: Any = decode_manifest) -> bool:
         assert refused.startswith("the-file: ")
         return False
     if decode is decode_manifest:
-        for row in files.flat(decoded):  # every span lies in the heap, every list adds up
+        for row in files.flat(decoded):  # Every span is in the heap, and the lengths of every list add up.
             assert isinstance(row["file_path"], str)
     return True
 
 
 @pytest.mark.parametrize("codec", ["null", "deflate", "snappy", "zstandard"])
-def test_a_truncated_manifest_is_corrupt_unless_it_ends_between_blocks(codec: str) -> None:
+def test_truncated_manifest_is_corrupt_unless_it_ends_between_blocks(codec: str) -> None:
     data = whole(codec)
     ends = [end for end in range(len(data)) if data[:end].endswith(files.SYNC)]
     read = [end for end in range(len(data)) if survives(data[:end])]
@@ -65,13 +67,13 @@ def test_a_truncated_manifest_is_corrupt_unless_it_ends_between_blocks(codec: st
 
 
 @pytest.mark.parametrize("codec", ["null", "deflate", "snappy", "zstandard"])
-def test_flipped_bytes_are_corrupt_or_decode_soundly(codec: str) -> None:
+def test_flipped_bytes_are_corrupt_or_decode_to_valid_rows(codec: str) -> None:
     _flip(whole(codec), rounds=1500, seed=zlib.crc32(codec.encode()))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
-def test_flipped_bytes_in_manifests_of_any_schema_are_corrupt_or_decode_soundly(seed: int) -> None:
+def test_flipped_bytes_in_manifests_of_any_schema_are_corrupt_or_decode_to_valid_rows(seed: int) -> None:
     chance = random.Random(seed)
     for _ in range(10):
         data = any_manifest(chance, chance.choice([1, 2, 3]), chance.choice(["null", "null", "deflate"]), "")
@@ -79,7 +81,7 @@ def test_flipped_bytes_in_manifests_of_any_schema_are_corrupt_or_decode_soundly(
 
 
 def _flip(data: bytes, *, rounds: int, seed: int) -> None:
-    """Half of the damage lies past the header, whose schema is most of a small file."""
+    """Flip random bytes, half of them after the header, because its schema is most of a small file."""
     chance, body = random.Random(seed), data.index(files.SYNC)
     read = 0
     for turn in range(rounds):
@@ -98,7 +100,7 @@ def _flip(data: bytes, *, rounds: int, seed: int) -> None:
     assert read < rounds
 
 
-def test_a_damaged_list_is_corrupt_or_decodes() -> None:
+def test_damaged_manifest_list_is_corrupt_or_decodes() -> None:
     from_list = {"type": "record", "name": "manifest_file", "fields": []}
     fields: list[dict[str, Any]] = from_list["fields"]  # type: ignore[assignment]
     for name, i, kind in [("manifest_path", 500, "string"), ("manifest_length", 501, "long"), ("spec", 502, "int")]:
@@ -118,13 +120,13 @@ def test_a_damaged_list_is_corrupt_or_decodes() -> None:
 
 
 def body(*, count: int = 1, data: bytes, schema: Any = SCHEMA) -> bytes:
-    """Return a file of one uncompressed block, made of any bytes."""
+    """Return a file of one uncompressed block with these bytes."""
     return files.container(schema, []) + files.varint(count) + files.framed(data) + files.SYNC
 
 
 ONE = files.encode(SCHEMA, ROWS[0])
 TO_PATH = files.encode("int", 1) + b"\x00" * 3 + files.encode("int", 0)
-"""A row's bytes before its file_path: status, three nulls, content."""
+"""A row's bytes before its file_path: status, three nulls, content"""
 FORTY_GIB = files.varint(40 << 30)
 
 
@@ -155,16 +157,16 @@ FORTY_GIB = files.varint(40 << 30)
         (body(data=TO_PATH + files.framed(b"a" * 9 + b"\xed\xa0\x80") + ONE), "file_path: a string is not UTF-8"),
     ],
 )
-def test_what_is_wrong_is_said_with_the_file_and_the_field(data: bytes, message: str) -> None:
+def test_error_names_the_file_and_the_field(data: bytes, message: str) -> None:
     with pytest.raises(Corrupt, match=message) as raised:
         decode_manifest(data, "s3://b/t/m0.avro")
     assert raised.value.message.startswith("s3://b/t/m0.avro: ")
 
 
-def test_counts_of_lists_and_maps_are_held_against_the_bytes() -> None:
+def test_counts_of_lists_and_maps_are_checked_against_the_available_bytes() -> None:
     schema = files.manifest_schema(2, [])
     row = files.encode(schema, entry(schema, column_sizes=[{"key": 1, "value": 1}]))
-    filled = b"\x02\x02\x02\x02\x00"  # branch 1; a block of one entry; its key and value; the end
+    filled = b"\x02\x02\x02\x02\x00"  # Branch 1; a block of one entry; its key and value; the end
     assert row.count(filled) == 1
     for instead, message in [
         (b"\x02" + FORTY_GIB, "column_sizes: a length or count is more"),
@@ -184,7 +186,7 @@ def unknown(*kinds: Any) -> dict[str, Any]:
     return schema
 
 
-def test_elements_of_no_width_cost_nothing_however_many() -> None:
+def test_any_number_of_zero_width_elements_is_cheap() -> None:
     empty = {"type": "record", "name": "empty", "fields": [{"name": "a", "type": "null"}]}
     schema = unknown({"type": "array", "items": empty}, {"type": "array", "items": "null"})
     row = files.varint(2**62) + b"\x00" + files.varint(2**62) + b"\x00" + files.encode(SCHEMA_2, entry(SCHEMA_2))
@@ -223,19 +225,19 @@ def deep(kind: Any, levels: int) -> Any:
         ("int", "a record is expected, not int"),
     ],
 )
-def test_a_schema_that_cannot_be_is_refused_with_the_field(schema: Any, message: str) -> None:
+def test_impossible_schema_is_rejected_with_the_field(schema: Any, message: str) -> None:
     with pytest.raises(Corrupt, match=message) as raised:
         decode_manifest(files.container(schema, []), "the-file")
     assert raised.value.message.startswith("the-file: ")
 
 
-def test_a_schema_nested_past_any_stack_is_refused() -> None:
+def test_schema_nested_too_deeply_is_rejected() -> None:
     schema = '{"type":"array","items":' * 100_000 + '"int"' + "}" * 100_000
     with pytest.raises(Corrupt, match="the-file: its Avro schema is not JSON"):
         decode_manifest(files.container(SCHEMA, [], metadata={"avro.schema": schema}), "the-file")
 
 
-def test_named_types_that_double_at_every_level_are_refused_quickly() -> None:
+def test_named_types_that_double_at_every_level_are_rejected_quickly() -> None:
     doubling: list[Any] = [{"type": "record", "name": "r0", "fields": [{"name": "a", "type": "int"}]}]
     for i in range(1, 40):
         fields = [{"name": name, "type": f"r{i - 1}"} for name in "ab"]
@@ -244,7 +246,7 @@ def test_named_types_that_double_at_every_level_are_refused_quickly() -> None:
         decode_manifest(files.container(unknown(*doubling), []), "the-file")
 
 
-def test_a_field_that_is_there_twice_is_refused() -> None:
+def test_duplicate_field_is_rejected() -> None:
     schema = files.manifest_schema(2, [])
     schema["fields"].append(schema["fields"][0] | {"name": "again"})
     with pytest.raises(Corrupt, match="field 0 is present twice"):
@@ -252,7 +254,7 @@ def test_a_field_that_is_there_twice_is_refused() -> None:
 
 
 @pytest.mark.parametrize("field", ["status", "file_path", "record_count", "data_file"])
-def test_an_entry_without_what_every_entry_has_is_corrupt(field: str) -> None:
+def test_entry_without_a_required_field_is_corrupt(field: str) -> None:
     schema = files.manifest_schema(2, [])
     for fields in (schema["fields"], schema["fields"][-1]["type"]["fields"]):
         for each in fields:
@@ -267,7 +269,7 @@ def test_an_entry_without_what_every_entry_has_is_corrupt(field: str) -> None:
 
 
 def test_rows_of_null_records_do_not_multiply_memory() -> None:
-    """Two bytes a row, and a hundred columns for each: refused before the columns are made."""
+    """Two bytes for each row, and a hundred columns: rejected before the columns are allocated."""
     schema = files.manifest_schema(2, [(f"p{i}", "long") for i in range(100)])
     schema["fields"] = [schema["fields"][0], schema["fields"][-1]]
     schema["fields"][1]["type"] = ["null", schema["fields"][1]["type"]]
@@ -276,7 +278,7 @@ def test_rows_of_null_records_do_not_multiply_memory() -> None:
 
 
 @pytest.mark.parametrize("codec", ["null", "deflate", "snappy", "zstandard"])
-def test_a_block_that_inflates_past_the_limit_is_refused(codec: str) -> None:
+def test_block_that_inflates_past_the_limit_is_rejected(codec: str) -> None:
     bomb = files.compress(codec, bytes(64 << 20))
     data = files.container(SCHEMA, [], codec=codec) + files.varint(1) + files.framed(bomb) + files.SYNC
     tracemalloc.start()
@@ -287,7 +289,7 @@ def test_a_block_that_inflates_past_the_limit_is_refused(codec: str) -> None:
     assert peak < 8 << 20
 
 
-def test_the_limit_counts_all_blocks_together() -> None:
+def test_size_limit_counts_all_blocks_together() -> None:
     data = whole("deflate")
     size = len(decode_manifest(data, "m").heap)
     assert decode_manifest(data, "m", inflated_limit_bytes=size).rows == 12
@@ -295,8 +297,8 @@ def test_the_limit_counts_all_blocks_together() -> None:
         decode_manifest(data, "m", inflated_limit_bytes=size - 1)
 
 
-def test_column_ids_chosen_to_collide_end_in_an_error_soon() -> None:
-    """Four thousand ids that fall on one place of the kernel's table, which would have to probe them all each time."""
+def test_column_ids_chosen_to_collide_are_rejected_quickly() -> None:
+    """Four thousand ids have one place in the kernel's hash table, which would have to probe all of them each time."""
     inverse = pow(2654435769, -1, 2**32)
     ids = [(high << 21 | low) * inverse % 2**32 for high in range(32) for low in range(128)]
     signed = [i - 2**32 if i >= 2**31 else i for i in ids]
@@ -305,14 +307,14 @@ def test_column_ids_chosen_to_collide_end_in_an_error_soon() -> None:
         decode_manifest(manifest(SCHEMA, row), "the-file")
 
 
-def test_statistics_of_more_columns_than_any_table_has_are_refused() -> None:
+def test_statistics_of_too_many_columns_are_rejected() -> None:
     row = entry(SCHEMA, column_sizes=[{"key": key, "value": 1} for key in range(140_000)])
     with pytest.raises(Corrupt, match="statistics of more columns than any table has"):
         decode_manifest(manifest(SCHEMA, row), "the-file")
 
 
 @pytest.mark.slow
-def test_decodes_leave_no_memory_behind() -> None:
+def test_decoding_leaks_no_memory() -> None:
     good, cut = whole("deflate"), whole("null")[:-40]
     bad_row = body(data=ONE[:-1])
 
@@ -331,10 +333,12 @@ def test_decodes_leave_no_memory_behind() -> None:
             once()
         gc.collect()
         grown.append(psutil.Process().memory_info().rss - before)
-    assert min(grown) < 1 << 20, grown  # what leaks grows each time; other threads of the process allocate now and then
+    assert min(grown) < 1 << 20, (
+        grown
+    )  # A leak grows each time; other threads of the process allocate memory occasionally.
 
 
-def test_threads_decode_side_by_side() -> None:
+def test_threads_decode_concurrently() -> None:
     """The same program runs in several threads at once, and their columns do not mix."""
     manifests = [
         manifest(SCHEMA, *(entry(SCHEMA, day=k, record_count=i) for i in range(300)), codec="deflate") for k in range(8)

@@ -1,4 +1,4 @@
-"""Manifest lists, and manifests and lists that PyIceberg wrote."""
+"""Tests of manifest lists, and of manifests and lists that PyIceberg wrote."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ VALUES: list[tuple[PrimitiveType, Any, Any]] = [
     (BinaryType(), b"\x00\xff", b"\x00\xff"),
     (DecimalType(9, 2), Decimal("-123.45"), ("decimal", -12345)),
 ]
-"""Type, value as PyIceberg takes it, value as it lies in the file."""
+"""Type, value in PyIceberg's form, value as stored"""
 
 
 def data_file(i: int, partition: Record) -> theirs.DataFile:
@@ -87,7 +87,7 @@ def data_file(i: int, partition: Record) -> theirs.DataFile:
 
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("codec", ["null", "deflate"])
-def test_manifests_that_pyiceberg_wrote_are_read(version: Any, codec: Any, tmp_path: Path) -> None:
+def test_manifests_of_pyiceberg_are_read(version: Any, codec: Any, tmp_path: Path) -> None:
     columns = [NestedField(i + 1, f"c{i}", kind) for i, (kind, _, _) in enumerate(VALUES)]
     fields = [PartitionField(i + 1, 1000 + i, IdentityTransform(), f"c{i}") for i in range(len(VALUES))]
     spec, path = PartitionSpec(*fields, spec_id=4), tmp_path / "m.avro"
@@ -122,7 +122,7 @@ def test_manifests_that_pyiceberg_wrote_are_read(version: Any, codec: Any, tmp_p
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_lists_that_pyiceberg_wrote_are_read(version: Any, tmp_path: Path) -> None:
+def test_manifest_lists_of_pyiceberg_are_read(version: Any, tmp_path: Path) -> None:
     path = tmp_path / "snap.avro"
     io_ = PyArrowFileIO()
     output = io_.new_output(f"file://{path}")
@@ -166,7 +166,7 @@ def test_lists_that_pyiceberg_wrote_are_read(version: Any, tmp_path: Path) -> No
                         for s in judged.partitions
                     )
                 )
-            elif name != "first_row_id":  # PyIceberg knows no row lineage
+            elif name != "first_row_id":  # PyIceberg does not support row lineage.
                 assert getattr(ours, name) == getattr(judged, name)
 
 
@@ -231,7 +231,7 @@ def any_manifest_file(chance: random.Random, schema: dict[str, Any]) -> dict[str
 
 @pytest.mark.parametrize("version", [1, 2, 3])
 @pytest.mark.parametrize("null_last", [False, True])
-def test_every_list_decodes_to_what_fastavro_reads(version: int, null_last: bool) -> None:
+def test_every_manifest_list_decodes_to_what_fastavro_reads(version: int, null_last: bool) -> None:
     chance, schema = random.Random(version), list_schema(version, null_last=null_last)
     rows = [files.encode(schema, any_manifest_file(chance, schema)) for _ in range(300)]
     data = files.container(schema, [rows[:100], [], rows[100:]], codec="deflate")
@@ -249,11 +249,11 @@ def test_every_list_decodes_to_what_fastavro_reads(version: int, null_last: bool
                 assert getattr(ours, name) == judged.get(name, absent)
 
 
-def test_a_list_without_manifests_is_empty() -> None:
+def test_manifest_list_without_manifests_is_empty() -> None:
     assert decode_manifest_list(files.container(list_schema(2, null_last=False), []), "snap.avro") == ()
 
 
-def test_a_list_whose_schema_lacks_the_path_is_refused_by_name() -> None:
+def test_manifest_list_whose_schema_lacks_the_path_is_rejected_by_name() -> None:
     schema = list_schema(2, null_last=False)
     del schema["fields"][0]
     with pytest.raises(Corrupt, match=r"^snap\.avro: its Avro schema, .*has no field manifest_path \(500\)"):

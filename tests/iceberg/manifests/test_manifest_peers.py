@@ -1,4 +1,4 @@
-"""Manifests and manifest lists that we write, as PyIceberg and Iceberg Java read them: nothing is missed or changed."""
+"""Tests that PyIceberg and Iceberg Java read the manifests and manifest lists that we write, without loss or change."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ PARTITION_TYPES = {
     "decimal": lambda value, kind: Decimal(value).scaleb(-decimal_parts(kind)[1], Context(prec=40)),
     "double": lambda value, kind: to_float32(value),
 }
-"""What PyIceberg makes of a partition value; its decoder rounds doubles to floats (0.12)."""
+"""The types to which PyIceberg converts partition values; its decoder rounds doubles to floats (0.12)."""
 
 
 @settings(max_examples=60)
 @given(seed=SEEDS, version=VERSIONS)
-def test_pyiceberg_reads_what_we_write(seed: int, version: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_pyiceberg_reads_our_manifests(seed: int, version: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     case = Case(seed, version, avoided=cases.UNREADABLE_BY_PYICEBERG)
     if case.properties == {"write.avro.compression-codec": "snappy"}:
-        case.metadata.properties.clear()  # it needs a package more for that
+        case.metadata.properties.clear()  # That needs one more package.
     folder = tmp_path_factory.mktemp("pyiceberg")
     entries, described = [], []
     for content in contents(version):
@@ -103,9 +103,7 @@ def java(metadata: list[str]) -> list[list[dict[str, Any]]]:
 
 
 def snapshot_on_disk(case: Case, folder: Path) -> tuple[list[ManifestFile], list[list[ManifestEntry]], str]:
-    """Return one snapshot with a manifest of each kind of files, written below `folder`: what it is to say, and its
-    URI.
-    """
+    """Write one snapshot with a manifest of each content below `folder`; return its expected contents and its URI."""
     folder.mkdir()
     described, entries = [], []
     for content in contents(case.version):
@@ -129,7 +127,7 @@ def snapshot_on_disk(case: Case, folder: Path) -> tuple[list[ManifestFile], list
 
 
 def said_by_java(case: Case, entry: ManifestEntry) -> dict[str, Any]:
-    """Return the entry as the peer prints it."""
+    """Return the entry as the peer program prints it."""
     file = entry.file
     said: dict[str, Any] = {
         name: getattr(file, name)
@@ -155,7 +153,7 @@ def said_by_java(case: Case, entry: ManifestEntry) -> dict[str, Any]:
     return said | {name: getattr(file, name) for name in names}
 
 
-def test_iceberg_java_reads_what_we_write(tmp_path: Path) -> None:
+def test_iceberg_java_reads_our_manifests(tmp_path: Path) -> None:
     tables = [Case(seed, seed % 3 + 1, avoided=cases.UNREADABLE_BY_JAVA) for seed in range(120)]
     made = [snapshot_on_disk(case, tmp_path / str(case.seed)) for case in tables]
     answers = java([uri for _, _, uri in made])

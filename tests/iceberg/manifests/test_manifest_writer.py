@@ -1,4 +1,6 @@
-"""Manifests and manifest lists that we write: what was put in is what comes out, with what it inherits."""
+"""Tests of the manifests and manifest lists that we write: readers find the entries that were written, with
+inheritance.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ def read_entries(data: bytes, manifest: ManifestFile, metadata: TableMetadata) -
 
 
 def listed(case: Case, manifests: list[ManifestFile], next_row_id: int = 10_000) -> list[ManifestFile]:
-    """Manifests as readers of a manifest list find them."""
+    """Return the manifests as readers of a manifest list find them."""
     if case.version > 2:
         manifests, _ = assign_first_row_ids(manifests, next_row_id)
     data = write_manifest_list(
@@ -79,7 +81,7 @@ def listed(case: Case, manifests: list[ManifestFile], next_row_id: int = 10_000)
 
 @settings(max_examples=examples(150))
 @given(seed=SEEDS, version=VERSIONS)
-def test_entries_are_read_as_they_were_written_with_what_they_inherit(seed: int, version: int) -> None:
+def test_entries_are_read_as_written_with_inherited_values(seed: int, version: int) -> None:
     case = Case(seed, version)
     for content in contents(version):
         entries = case.entries(content)
@@ -95,7 +97,7 @@ def test_entries_are_read_as_they_were_written_with_what_they_inherit(seed: int,
 
 @settings(max_examples=examples(100))
 @given(seed=SEEDS, version=VERSIONS)
-def test_a_manifest_is_described_by_its_entries(seed: int, version: int) -> None:
+def test_manifest_summary_matches_its_entries(seed: int, version: int) -> None:
     case = Case(seed, version)
     entries = case.entries()
     made = written(case, entries)
@@ -136,7 +138,7 @@ def plain(summary: FieldSummary) -> dict[str, Any]:
 @settings(max_examples=60)
 @given(seed=SEEDS, version=VERSIONS)
 def test_manifests_of_other_writers_are_read(seed: int, version: int) -> None:
-    """Fields in any order, left out, or with plain types, as the planner's tests write them."""
+    """Fields are in any order, missing, or of plain types, as the planner's tests write them."""
     case = Case(seed, version)
     content = case.rng.choice([0, *contents(version)[1:]])
     entries = [case.entry(content) for _ in range(case.rng.choice([1, 5]))]
@@ -160,7 +162,12 @@ def test_manifests_of_other_writers_are_read(seed: int, version: int) -> None:
     wanted = inherited(entries, version, content, SNAPSHOT, SEQUENCE, None)
     assert len(found) == len(wanted)
     for ours, other in zip(found, wanted, strict=True):
-        left_out = ("column_sizes", "key_metadata", "sort_order_id", "first_row_id")  # this writer's own, or none
+        left_out = (
+            "column_sizes",
+            "key_metadata",
+            "sort_order_id",
+            "first_row_id",
+        )  # The numbers of this writer, or no numbers
         plain = dict.fromkeys((*left_out, *(LEFT_OUT_WHEN_SPARSE if style.sparse and content == 0 else ())))
         alike = [
             ManifestEntry(e.status, e.snapshot_id, e.sequence_number, e.file_sequence_number, replaced(e.file, **plain))
@@ -173,7 +180,7 @@ LEFT_OUT_WHEN_SPARSE = ("equality_ids", "referenced_data_file")
 
 
 def theirs(case: Case, file: ContentFile) -> SimpleNamespace:
-    """Return the file as the planner's tests have it."""
+    """Return the file in the form of the planner's tests."""
     by_column = [getattr(file, name) or {} for name in cases.STATISTICS[1:]]
     names = ("values", "nulls", "nans", "lower", "upper")
     metrics = {
@@ -198,7 +205,7 @@ def theirs(case: Case, file: ContentFile) -> SimpleNamespace:
 
 @settings(max_examples=60)
 @given(seed=SEEDS)
-def test_partition_values_come_in_the_type_that_their_column_was_promoted_to(seed: int) -> None:
+def test_partition_values_have_the_promoted_type_of_their_column(seed: int) -> None:
     case = Case(seed, 3)
     wide = case.widen()
     entries = [entry for entry in case.entries() if entry.status != DELETED]
@@ -231,7 +238,7 @@ def test_partition_values_come_in_the_type_that_their_column_was_promoted_to(see
 
 
 def table(version: int = 2, fields: list[dict[str, Any]] | None = None, **more: Any) -> Case:
-    """Return a case of one column of type long and another of type uuid, by default unpartitioned."""
+    """Return a case with one column of type long and one of type uuid, by default unpartitioned."""
     case = Case(0, version)
     case.kinds, case.fields, case.properties = {1: "long", 2: "uuid"}, [], {}
     case.fields = [(1000 + i, *field) for i, field in enumerate(fields or [])]  # type: ignore[misc]
@@ -252,25 +259,29 @@ def added(file: ContentFile, **more: Any) -> ManifestEntry:
     )
 
 
-def test_the_same_entries_make_the_same_bytes() -> None:
+def test_equal_entries_produce_equal_bytes() -> None:
     case = Case(5, 2)
     entries = case.entries() or [case.entry()]
     assert written(case, entries).data == written(case, entries).data
 
 
 @pytest.mark.parametrize("codec", ["gzip", "deflate", "zstd", "snappy", "uncompressed"])
-def test_a_manifest_is_packed_as_the_tables_properties_say(codec: str) -> None:
+def test_manifest_has_the_codec_of_the_tables_properties(codec: str) -> None:
     case = table(properties={"write.avro.compression-codec": codec})
     entries = [added(data_file(file_path=f"{i}.parquet")) for i in range(450)]
     data = written(case, entries).data
     names = {"gzip": "deflate", "zstd": "zstandard", "uncompressed": "null"}
-    if codec in ("gzip", "deflate", "uncompressed"):  # fastavro needs more packages for others; Java reads ours
+    if codec in (
+        "gzip",
+        "deflate",
+        "uncompressed",
+    ):  # fastavro needs more packages for other codecs; Java reads our files.
         reader = fastavro.reader(io.BytesIO(data))
         assert [row["data_file"]["file_path"] for row in reader] == [f"{i}.parquet" for i in range(450)]  # type: ignore[index, call-overload]
     assert decode_manifest(data, "m").metadata["avro.codec"] == names.get(codec, codec)
 
 
-def test_the_level_of_compression_is_the_tables() -> None:
+def test_manifest_has_the_compression_level_of_the_tables_properties() -> None:
     entries = [added(data_file(file_path=f"{i * 7919}.parquet")) for i in range(450)]
     sizes = [
         len(written(table(properties={"write.avro.compression-level": level}), entries).data) for level in ("1", "9")
@@ -286,12 +297,12 @@ def test_the_level_of_compression_is_the_tables() -> None:
         ({"write.avro.compression-level": "high"}, "write.avro.compression-level must have an integer"),
     ],
 )
-def test_a_property_that_means_nothing_is_named(properties: dict[str, str], told: str) -> None:
+def test_invalid_compression_property_is_named_in_the_error(properties: dict[str, str], told: str) -> None:
     with pytest.raises(BadRequest, match=told):
         written(table(properties=properties), [])
 
 
-def test_the_header_is_what_javas_writers_say() -> None:
+def test_manifest_header_equals_that_of_javas_writers() -> None:
     case = table(3, [(1, "bucket[4]", "b")])
     metadata = decode_manifest(written(case, []).data, "m").metadata
     assert json.loads(metadata["schema"]) == case.json()["schema"]
@@ -319,14 +330,14 @@ def test_the_header_is_what_javas_writers_say() -> None:
         (3, added(data_file(), status=DELETED, snapshot_id=1), 0, "only an added file inherits"),
     ],
 )
-def test_entries_that_a_reader_would_misread_are_not_written(
+def test_entries_that_readers_would_misread_are_not_written(
     version: int, entry: ManifestEntry, content: int, told: str
 ) -> None:
     with pytest.raises(ValueError, match=told):
         write_manifest([entry], metadata=table(version).metadata, spec_id=0, content=content)
 
 
-def test_a_version_1_manifest_in_a_version_2_table_has_sequence_number_0() -> None:
+def test_version_1_manifest_in_a_version_2_table_has_sequence_number_0() -> None:
     made = written(table(1), [added(data_file(), snapshot_id=5), added(data_file(), status=EXISTING, snapshot_id=4)])
     (manifest,) = decode_manifest_list(
         write_manifest_list(
@@ -347,7 +358,7 @@ def test_a_version_1_manifest_in_a_version_2_table_has_sequence_number_0() -> No
     assert again == manifest
 
 
-def test_first_row_ids_go_to_the_data_manifests_that_have_none() -> None:
+def test_first_row_ids_are_assigned_to_data_manifests_without_them() -> None:
     def manifest(path: str, content: int, first: int | None, counts: tuple[int, int]) -> ManifestFile:
         rows = {"added_rows_count": counts[0], "existing_rows_count": counts[1], "first_row_id": first}
         return ManifestFile(path, 1, 0, content, 1, 1, **rows)
@@ -367,11 +378,11 @@ def test_first_row_ids_go_to_the_data_manifests_that_have_none() -> None:
 
 
 def test_files_inherit_first_row_ids_in_the_order_of_their_manifest() -> None:
-    """Spec: "First Row ID Inheritance"; existing files of upgraded tables have none, too."""
+    """Spec, "First Row ID Inheritance": existing files of upgraded tables have no ids either."""
     case = table(3)
     old = {"status": EXISTING, "snapshot_id": 1, "sequence_number": 1}
     entries = [
-        added(data_file(first_row_id=3, record_count=50)),  # an added file's is not its writer's to say
+        added(data_file(first_row_id=3, record_count=50)),  # The writer of an added file does not choose this number.
         added(data_file(first_row_id=70, record_count=25), **old),
         added(data_file(record_count=5), **old),
         added(data_file(record_count=9), **old | {"status": DELETED}),
@@ -385,7 +396,7 @@ def test_files_inherit_first_row_ids_in_the_order_of_their_manifest() -> None:
     assert {e.file.first_row_id for e in read_entries(made.data, described, case.metadata)} == {None}
 
 
-def test_a_manifest_list_of_version_3_needs_first_row_ids() -> None:
+def test_version_3_manifest_list_requires_first_row_ids() -> None:
     described = written(table(3), []).described("m", snapshot_id=5, sequence_number=2)
     options: dict[str, Any] = {"snapshot_id": 5, "parent_snapshot_id": 4, "sequence_number": 2}
     with pytest.raises(ValueError, match="m: no first row id"):
@@ -400,13 +411,13 @@ LOW, HIGH = b"\x00" * 16, b"\xff" * 16
 
 
 @pytest.mark.parametrize(("uuids", "agree"), [((LOW, HIGH), False), ((HIGH, HIGH), True), ((LOW, b"\x01" * 16), True)])
-def test_bounds_of_uuids_are_those_of_every_readers_order_or_none(uuids: tuple[bytes, ...], agree: bool) -> None:
+def test_uuid_bounds_hold_for_every_readers_order_or_are_omitted(uuids: tuple[bytes, ...], agree: bool) -> None:
     case = table(2, [(2, "identity", "u"), (1, "identity", "n")])
     made = written(case, [added(data_file((value, 1))) for value in uuids])
     assert (made.partitions is not None) == agree
 
 
-def test_zeros_and_nan_are_bounded_as_the_specification_says() -> None:
+def test_zeros_and_nan_have_the_bounds_of_the_specification() -> None:
     case = table(2, [(1, "identity", "f")])
     case.kinds = {1: "double"}
     case.metadata = case.read()
@@ -417,7 +428,7 @@ def test_zeros_and_nan_are_bounded_as_the_specification_says() -> None:
     assert (summary.lower, summary.upper) == (to_bytes("double", -0.0), to_bytes("double", 0.0))
 
 
-def test_a_dropped_columns_partition_values_stay_apart() -> None:
+def test_partition_values_of_a_dropped_column_stay_distinct() -> None:
     case = table(2, [(2, "identity", "u"), (1, "bucket[4]", "b")])
     made = written(case, [added(data_file((LOW, 3)))])
     manifest = made.described("m", snapshot_id=5, sequence_number=2)
@@ -433,8 +444,8 @@ def test_a_dropped_columns_partition_values_stay_apart() -> None:
         read_entries(made.data, manifest, gone)
 
 
-def test_a_partition_without_any_value_is_of_type_null() -> None:
-    """Java gives the fields of columns that are gone the type `unknown`."""
+def test_partition_field_without_values_has_type_null() -> None:
+    """Java gives the type `unknown` to fields of dropped columns."""
     case = table(1, [(77, "void", "gone"), (1, "identity", "n")])
     made = written(case, [added(data_file((None, 4)), snapshot_id=1)])
     schema = json.loads(decode_manifest(made.data, "m").metadata["avro.schema"])
@@ -445,7 +456,7 @@ def test_a_partition_without_any_value_is_of_type_null() -> None:
     assert entry.file.partition == (None, 4)
 
 
-def test_a_manifest_that_is_not_what_its_list_says_is_corrupt_and_named() -> None:
+def test_manifest_that_differs_from_its_list_is_corrupt_and_named() -> None:
     case = table(2, [(1, "identity", "n")])
     made = written(case, [added(data_file((1,)))])
     manifest = made.described("m.avro", snapshot_id=5, sequence_number=2)
@@ -466,8 +477,8 @@ def test_a_manifest_that_is_not_what_its_list_says_is_corrupt_and_named() -> Non
 
 @settings(max_examples=examples(300))
 @given(seed=st.integers(0, 50), version=VERSIONS, at=st.floats(0, 1, exclude_max=True), byte=st.integers(0, 255))
-def test_a_damaged_manifest_is_corrupt_or_reads(seed: int, version: int, at: float, byte: int) -> None:
-    """Packed blocks have checksums only where the codec has them; what is left must be entries, or an error."""
+def test_damaged_manifest_is_corrupt_or_is_read(seed: int, version: int, at: float, byte: int) -> None:
+    """Compressed blocks have checksums only with some codecs; the rest must decode to entries or raise an error."""
     case = Case(seed, version)
     case.metadata.properties["write.avro.compression-codec"] = "uncompressed"
     made = written(case, case.entries())
@@ -482,7 +493,7 @@ def test_a_damaged_manifest_is_corrupt_or_reads(seed: int, version: int, at: flo
         assert all(isinstance(entry.file.file_path, str) for entry in found)
 
 
-def test_a_path_that_is_no_text_is_corrupt() -> None:
+def test_path_that_is_not_text_is_corrupt() -> None:
     schema = manifest_files.manifest_schema(2, [])
     columns = schema["fields"][-1]["type"]["fields"]
     for column in columns:
@@ -497,7 +508,7 @@ def test_a_path_that_is_no_text_is_corrupt() -> None:
         read_entries(data, ManifestFile("m", len(data), 0, 0, 5, 5, 1), table(2).metadata)
 
 
-def test_an_existing_entry_without_a_sequence_number_is_corrupt() -> None:
+def test_existing_entry_without_a_sequence_number_is_corrupt() -> None:
     schema = manifest_files.manifest_schema(2, [])
     row = dict.fromkeys(("snapshot_id", "sequence_number", "file_sequence_number"))
     file: dict[str, Any] = {field["name"]: None for field in schema["fields"][-1]["type"]["fields"]}
@@ -520,5 +531,5 @@ def test_an_existing_entry_without_a_sequence_number_is_corrupt() -> None:
         ("٣", "_x663"),
     ],
 )
-def test_names_are_made_fit_for_avro(name: str, avro: str) -> None:
+def test_field_names_are_made_valid_for_avro(name: str, avro: str) -> None:
     assert avro_name(name) == avro

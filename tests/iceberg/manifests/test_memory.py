@@ -1,4 +1,4 @@
-"""Memory that is used again: never by two at once, never while anything still looks at it."""
+"""Tests of reused memory: two decoders never use it at once, and it is not reused while a reader still refers to it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZES = [0, 1, 100, 16_384, 16_385, 32_768, 32_769, 100_000, 1 << 20, (1 << 22) 
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_memory_is_as_large_as_was_asked(size: int) -> None:
+def test_memory_has_the_requested_size(size: int) -> None:
     memory = Memory(size)
     view = memoryview(memory)
     assert (len(memory), view.nbytes, view.readonly, view.format) == (size, size, False, "B")
@@ -26,7 +26,7 @@ def test_memory_is_as_large_as_was_asked(size: int) -> None:
     assert bytes(view) == b"x" * size
 
 
-def test_threads_never_share_what_they_hold() -> None:
+def test_threads_never_share_memory_in_use() -> None:
     def work(seed: int) -> None:
         chance = random.Random(seed)
         held: list[tuple[int, np.ndarray[tuple[int], np.dtype[np.uint8]]]] = []
@@ -44,7 +44,7 @@ def test_threads_never_share_what_they_hold() -> None:
 
 
 @pytest.mark.slow
-def test_what_was_decoded_stays_while_others_are_decoded() -> None:
+def test_decoded_arrays_stay_unchanged_while_others_are_decoded() -> None:
     def rows(number: int) -> bytes:
         counts = [{"key": 1, "value": number}, {"key": 2, "value": 7}]
         bounds = [{"key": 1, "value": b"%d" % number}]

@@ -1,4 +1,4 @@
-"""The case mappings of code points, as engines have them.
+"""The case mappings of code points in each engine.
 
 Trino maps code points one by one (`java.lang.Character`). Spark uses ICU, or `java.lang.String`, in the locale of its
 JVM. DuckDB and Python have their own tables.
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyspark
 
 Mappings = dict[int, set[str]]
-"""By code point, the other texts that `lower` and `upper` make of it."""
+"""The other texts that `lower` and `upper` return for each code point."""
 _JAVA = Path(__file__).with_name("CaseMappings.java")
 
 
@@ -46,7 +46,7 @@ def duckdb_mappings() -> Mappings:
 
 
 def _texts() -> Iterator[str]:
-    """Return all code points but NUL, which DuckDB ends texts at, and surrogates, which UTF-8 has not."""
+    """Return all code points except NUL, which ends texts in DuckDB, and surrogates, which UTF-8 lacks."""
     return (chr(point) for point in range(1, 0x110000) if not 0xD800 <= point <= 0xDFFF)
 
 

@@ -1,4 +1,4 @@
-"""The folded form of a text is that of all texts that an engine's `lower` and `upper` make of it."""
+"""Tests that a text and the results of every engine's `lower` and `upper` have the same folded form."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.services.java import java_17
 
 ALL_POINTS = [point for point in range(0x110000) if not 0xD800 <= point <= 0xDFFF]
 FRAME_ROWS = 100_000
-"""Rows of one data frame: the JVM of the tests has 1.5 GB."""
+"""Rows of one data frame, few because the JVM of the tests has 1.5 GB."""
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_texts_have_one_folded_form_for_all_engines(text: str, expected: str) ->
     assert has_known_case(text) == (expected != UNKNOWN_CASE)
 
 
-def test_columns_are_folded_as_their_values_are() -> None:
+def test_columns_are_folded_like_their_values() -> None:
     rng = random.Random(first_seed())
     texts = [None if rng.random() < 0.1 else text for text in random_texts(rng, 300)]
     expected = [None if text is None else fold(text) for text in texts]
@@ -74,7 +74,7 @@ def test_random_texts_keep_their_folded_form_in_python_and_duckdb() -> None:
 
 
 def check(text: str, others: list[str]) -> None:
-    """A search for what an engine makes of a text finds the text."""
+    """Check that a search for an engine's form of a text finds the text."""
     for other in others:
         if has_known_case(other):
             assert fold(text) in (fold(other), UNKNOWN_CASE), (text, other)
@@ -85,8 +85,8 @@ def check_all(mappings: Mappings) -> None:
         check(chr(point), sorted(texts))
 
 
-def test_the_table_of_characters_changes_only_with_the_name_of_its_keys() -> None:
-    """Indexes that were built with another table have other keys: change `CASE_KEYS` and these together."""
+def test_folding_table_changes_only_with_the_name_of_its_keys() -> None:
+    """Indexes built with another table have other keys: change `CASE_KEYS` and this test together."""
     table = "".join((case_folding_table.MOVED, case_folding_table.REPLACED, case_folding_table.UNASSIGNED))
     assert (CASE_KEYS, hashlib.sha256(table.encode()).hexdigest()[:16]) == ("folded-16", "a0912a05fd7adc29")
 
@@ -98,7 +98,7 @@ def test_all_characters_keep_their_folded_form_in_python_and_duckdb() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.spark  # starts Java
+@pytest.mark.spark  # Start Java.
 def test_all_characters_keep_their_folded_form_in_java_and_icu_in_all_locales() -> None:
     check_all(java_mappings(java_17())[0])
 

@@ -1,4 +1,4 @@
-"""Random texts of characters whose case engines treat in different ways."""
+"""Random texts of characters whose case differs between engines."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from functools import cache
 ODD = "İıßẞſKÅΣσςǰŉΐᾳᾼﬁﬅևŸÿµΜǅǆÌÍĨĮΆᾍἇϴθꭰᎠႠⴀꟜƛÄäẚ𐐀𐐨"
 MARKS = "\u0307\u0301\u0300\u0303\u0345\u0308\u030c"
 UNASSIGNED = "\u0378\U0010ffff\ua7dd"
-"""Characters that some version of Unicode lacks."""
+"""Characters that some version of Unicode lacks"""
 
 
 @cache
 def cased() -> str:
-    """Return all characters for which Python has another case."""
+    """Return all characters that have another case in Python."""
     points = (chr(point) for point in range(0x110000) if not 0xD800 <= point <= 0xDFFF)
     return "".join(one for one in points if one != one.lower() or one != one.upper())
 
@@ -30,7 +30,7 @@ def random_text(rng: random.Random) -> str:
 
 
 def with_other_case(rng: random.Random, text: str) -> str:
-    """Return a text that some engine may make of `text`, or of what differs from it in case."""
+    """Return a text that some engine may make of `text`, or of a text that differs from it in case."""
     changes = [str.lower, str.upper, str.casefold, str.swapcase, str.title]
     changed = rng.choice(changes)(text)
     if rng.random() < 0.3:

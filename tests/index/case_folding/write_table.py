@@ -1,11 +1,11 @@
-"""Writes `formats/index/keys/case_folding_table.py` from the case mappings of engines.
+"""Write `formats/index/keys/case_folding_table.py` from the case mappings of engines.
 
     .venv/bin/python -m tests.index.case_folding.write_table JAVA
 
-A code point and each text that an engine makes of it get the same folded text: these are equations, which are solved
-one after the other. Two single characters become one class. A character that becomes several is replaced by these.
-Combining marks are left out, as some locales add or remove them. If the table changes, `CASE_KEYS` in
-`formats/index/keys/functions.py` must change, too, because the keys of stored indexes differ.
+A code point and each text that an engine makes of it must have the same folded text. The script solves these equations
+one after another. Two single characters become one class. A character that becomes several is replaced by them.
+Combining marks are omitted, because some locales add or remove them. If the table changes, change `CASE_KEYS` in
+`formats/index/keys/functions.py` too, because the keys of stored indexes differ.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from __future__ import annotations
 
 
 class Equations:
-    """The solution of all equations so far."""
+    """The solution of the equations added so far."""
 
     def __init__(self) -> None:
         self._class_of: dict[int, int] = {}
@@ -53,7 +53,11 @@ class Equations:
         return found
 
     def add(self, left: Sequence[int], right: Sequence[int]) -> None:
-        """Raise ValueError for an equation that cannot be solved."""
+        """Add an equation.
+
+        Raises:
+            ValueError: The equation has no solution.
+        """
         left, right = self.folded(left), self.folded(right)
         if left == right:
             return
@@ -65,7 +69,7 @@ class Equations:
         elif len(right) == 1 and right[0] not in left:
             self._parts[right[0]] = tuple(left)
         else:
-            raise ValueError(f"no folding makes {left} and {right} the same")
+            raise ValueError(f"no folding makes {left} and {right} equal")
 
     def _join(self, one: int, other: int) -> None:
         if one != other:
@@ -74,13 +78,15 @@ class Equations:
 
 
 def _rank(point: int) -> tuple[bool, bool, int]:
-    """Return a sort key: the least character, an ASCII or a small letter, represents its class."""
+    """Return a sort key for the representative of a class: an ASCII letter, then a lower-case letter, then the
+    least.
+    """
     text = chr(point)
     return not (text.isascii() and text.islower()), unicodedata.category(text) != "Ll", point
 
 
 def solve(mappings: Iterable[dict[int, set[str]]], unassigned: set[int]) -> dict[int, str]:
-    """Return the folded text of each code point that has another than itself."""
+    """Return the folded text of each code point that differs from its own folded text."""
     equations = Equations()
     for engine in mappings:
         for point, texts in sorted(engine.items()):
@@ -115,7 +121,7 @@ def _constant(name: str, text: str, what: str) -> str:
 
 
 def _runs(moves: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:
-    """Run of code points with one change, each 1 or 2 after the one before."""
+    """Yield runs of code points with the same change, each 1 or 2 after the one before."""
     run: list[int] = []
     step, change = 0, 0
     for point, by in moves:

@@ -1,1 +1,1 @@
-"""The kinds of index, and their kernels."""
+"""Tests of the index kinds and their kernels."""

@@ -1,6 +1,6 @@
-"""Columns of every type that has keys, as Python values and as Arrow arrays, and predicates on them judged row by row.
+"""Columns of every key type as Python values and Arrow arrays, and predicates evaluated row by row.
 
-The judge compares Python values; it knows nothing of codes, ranks or dictionaries. Values are as in expressions
+The evaluator compares Python values, without codes, ranks or dictionaries. Values are as in expressions
 (`expressions.py`): integers for dates, times and timestamps, unscaled integers for decimals.
 """
 
@@ -96,9 +96,7 @@ def kind_of(kind: Kind) -> str:
 
 
 def draw_column(rng: random.Random, kind: Kind, rows: int, pool: Sequence[Any] | None = None) -> list[Any]:
-    """Return values of one file, in a shape that columns have: constant, of few values, all anew, sorted; with
-    nulls.
-    """
+    """Return values of one file in a typical form: constant, few distinct values, all random, sorted; with nulls."""
     pool = pool or [kind.draw(rng) for _ in range(rng.choice([1, 2, 3, 5, 12, 100]))]
     values = [rng.choice(pool) if rng.random() < 0.9 else kind.draw(rng) for _ in range(rows)]
     if rng.random() < 0.3:
@@ -111,7 +109,7 @@ def draw_column(rng: random.Random, kind: Kind, rows: int, pool: Sequence[Any] |
 
 
 def order(value: Any) -> Any:
-    """Return what Iceberg orders a value by: numbers with -0.0 before 0.0, text by its UTF-8."""
+    """Return a sort key in Iceberg's order: -0.0 before 0.0, text by its UTF-8."""
     if isinstance(value, float):
         return (value, math.copysign(1, value) if value == 0 else 0)
     return value.encode() if isinstance(value, str) else value
@@ -122,7 +120,7 @@ Range = tuple[Any, Any, bool, bool]
 
 @dataclass(frozen=True)
 class Predicate:
-    """Ranges of values, and whether nulls and NaNs are asked for."""
+    """Ranges of values, and whether nulls and NaNs match."""
 
     kind: str
     ranges: tuple[Range, ...]
@@ -151,7 +149,7 @@ class Predicate:
 
 
 def joined(ranges: Sequence[Range]) -> list[Range]:
-    """Return the same values in ranges that ascend and are disjoint."""
+    """Return ascending, disjoint ranges of the same values."""
     found: list[Range] = []
     for one in sorted(ranges, key=lambda one: (one[0] is not None, order(one[0]) if one[0] is not None else 0, one[2])):
         if not found:
@@ -171,7 +169,7 @@ def joined(ranges: Sequence[Range]) -> list[Range]:
 
 
 def draw_predicate(rng: random.Random, kind: Kind, values: Sequence[Any]) -> Predicate:
-    """On values that are there, and on others: =, <, between, IN of a few and of hundreds, everything, nothing."""
+    """Return a predicate on existing and other values: =, <, between, IN of a few or hundreds, all values, no value."""
     there = [value for value in values if value is not None and value == value]
 
     def literal() -> Any:

@@ -1,4 +1,4 @@
-"""A toy index kind, a signature of a data file's keys: what a module has to hold to be one."""
+"""A toy index kind, a signature of a data file's keys: it shows what a module needs to define a kind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from seamark.formats.index.kinds.kind import IndexKind, IndexParameter, Mask
 from seamark.formats.index.kinds.queries import Flags, point_keys
 
 _HEAD = struct.Struct("<II")
-"""Width of a signature, CRC-32 of all signatures."""
+"""Width of a signature, CRC-32 of all signatures"""
 
 Signature = npt.NDArray[np.uint8]
 """uint8[width]: 1 at the hash of a key modulo the width."""

@@ -1,4 +1,6 @@
-"""The bitmap index against plain Python, row by row: every type, every shape of column and predicate, merges."""
+"""Tests of the bitmap index against plain Python, row by row: all types, forms of columns and predicates, and
+merges.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ def found(index: Bitmap, file: int, ranges: KeyRanges, rows: int) -> list[int]:
 
 
 def check(index: Bitmap, kind: Kind, columns: Sequence[Sequence[Any]], rng: random.Random, times: int) -> None:
-    """Random predicates, judged row by row; a predicate that is not exact may only find more."""
+    """Evaluate random predicates row by row; an inexact predicate may only find more rows."""
     for _ in range(times):
         predicate = draw_predicate(rng, kind, rng.choice(columns) if columns else [])
         ranges = predicate.keys()
@@ -79,7 +81,7 @@ def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("seed", quick(range(6), 2))
-def test_answers_are_those_of_row_by_row_evaluation(kind: Kind, seed: int, layout: str) -> None:
+def test_bitmap_index_finds_the_rows_of_a_row_by_row_evaluation(kind: Kind, seed: int, layout: str) -> None:
     rng = random.Random(f"{kind.name} {seed}")
     pool = [kind.draw(rng) for _ in range(40)] if seed % 2 else None
     columns = [draw_column(rng, kind, rng.choice(ROWS), pool) for _ in range(rng.choice([1, 3, 9]))]
@@ -89,7 +91,7 @@ def test_answers_are_those_of_row_by_row_evaluation(kind: Kind, seed: int, layou
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_a_merge_is_the_index_built_anew_from_the_files_kept(kind: Kind, layout: str) -> None:
+def test_merge_equals_an_index_built_from_the_kept_files(kind: Kind, layout: str) -> None:
     rng = random.Random(kind.name)
     pool = [kind.draw(rng) for _ in range(30)]
     parts, kept, columns = [], [], []
@@ -107,7 +109,7 @@ def test_a_merge_is_the_index_built_anew_from_the_files_kept(kind: Kind, layout:
 
 @pytest.mark.parametrize("files", [1, 63, 64, 65, 300])
 @pytest.mark.parametrize("shared", [True, False], ids=["shared values", "own values"])
-def test_files_with_is_right_for_any_number_of_files(files: int, shared: bool, layout: str) -> None:
+def test_files_with_matches_is_right_for_any_number_of_files(files: int, shared: bool, layout: str) -> None:
     rng = random.Random(files)
     columns = [
         [rng.randrange(50) if shared else number * 7 + rng.randrange(9) for _ in range(5)] for number in range(files)
@@ -124,7 +126,7 @@ def test_files_with_is_right_for_any_number_of_files(files: int, shared: bool, l
             assert index.files_with(ranges).tolist() == [int(any(map(holds, values))) for values in columns]
 
 
-def test_keys_that_files_share_are_listed_once_and_others_stay_with_their_files() -> None:
+def test_keys_shared_by_files_are_stored_once_and_others_with_their_files() -> None:
     rng = np.random.default_rng(1)
     shared = [of_longs(rng.integers(0, 1000, 20_000)) for _ in range(20)]
     alone = [of_longs(rng.integers(-(1 << 62), 1 << 62, 20_000)) for _ in range(20)]
@@ -136,7 +138,7 @@ def test_keys_that_files_share_are_listed_once_and_others_stay_with_their_files(
     assert sizes["alone"] < 0.01
 
 
-def test_a_file_has_as_many_slices_as_ranks_have_bits() -> None:
+def test_file_has_as_many_slices_as_its_ranks_have_bits() -> None:
     assert [slice_count(n) for n in (0, 1, 2, 3, 4, 5, 11, 1000, 1 << 20, (1 << 20) + 1)] == [
         0, 0, 1, 2, 2, 3, 4, 10, 20, 21,
     ]  # fmt: skip
@@ -146,19 +148,19 @@ def test_a_file_has_as_many_slices_as_ranks_have_bits() -> None:
     assert section.bitmaps_bytes <= 10 * 8 * (-(-100_000 // 64))
 
 
-def test_rare_values_are_stored_by_value_where_that_is_smaller() -> None:
+def test_rare_values_are_stored_by_value_when_that_is_smaller() -> None:
     rng = np.random.default_rng(3)
     values = np.where(rng.random(300_000) < 0.01, rng.integers(1, 30, 300_000), 0)
     index = opened([of_longs(values)])
     assert index.section(0).layout == EQUALITY
-    assert index.section(0).bitmaps_bytes < 5 * 3000  # 2 bytes a rare row, 2 runs beside it
+    assert index.section(0).bitmaps_bytes < 5 * 3000  # 2 bytes for each rare row, and 2 runs
     for wanted in ({3}, {0}, {3, 4}, set(range(1, 29)), set(range(30)) - {7}):
         expected = np.flatnonzero(np.isin(values, list(wanted))).tolist()
         assert found(index, 0, asked(*wanted), len(values)) == expected
 
 
 @pytest.mark.parametrize("bounds", [1, 60, 127, 128, 129, 2000])
-def test_in_lists_of_any_length_find_the_same(bounds: int) -> None:
+def test_in_lists_of_any_length_find_the_same_rows(bounds: int) -> None:
     rng = np.random.default_rng(bounds)
     values = rng.integers(0, 5000, 10_007)
     index = opened([of_longs(values)])
@@ -181,7 +183,7 @@ def test_in_lists_of_any_length_find_the_same(bounds: int) -> None:
     ],
     ids=["ascending", "descending", "spread", "random", "few and far", "dense", "constant", "extremes"],
 )
-def test_each_way_to_rank_keys_finds_the_same(values: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+def test_every_method_to_rank_keys_finds_the_same_rows(values: np.ndarray[Any, np.dtype[np.int64]]) -> None:
     index = opened([of_longs(values)])
     distinct = np.unique(values)
     assert index.section(0).cardinality == len(distinct)
@@ -191,7 +193,7 @@ def test_each_way_to_rank_keys_finds_the_same(values: np.ndarray[Any, np.dtype[n
         assert found(index, 0, between(None, value), len(values)) == np.flatnonzero(values <= value).tolist()
 
 
-def test_values_of_more_than_a_kibibyte_make_only_long_bounds_inexact() -> None:
+def test_only_bounds_longer_than_a_kibibyte_are_inexact() -> None:
     stem = LONG + "a"
     values = ["short", stem, stem + "1", stem + "2", LONG + "b", None]
     index = opened([bitmap.build(keys_of(pa.array(values), "string"))])
@@ -210,7 +212,7 @@ def test_values_of_more_than_a_kibibyte_make_only_long_bounds_inexact() -> None:
         assert set(rows) - set(got) == set() if not exact else got == rows
 
 
-def test_prefixes_are_ranges() -> None:
+def test_prefix_predicates_are_ranges() -> None:
     values = ["Customer#1", "Customer#12", "Customer#2", "Supplier#1", None, "Cust"] * 30
     index = opened([bitmap.build(keys_of(pa.array(values), "string"))] * 3)
     ranges = KeyRanges("string", (KeyRange(b"Customer#1", b"Customer#2", False, True),))
@@ -219,19 +221,19 @@ def test_prefixes_are_ranges() -> None:
     assert index.files_with(ranges).tolist() == [1, 1, 1]
 
 
-def test_an_index_of_no_files_is_an_index() -> None:
+def test_index_of_no_files_is_valid() -> None:
     index = opened([])
     assert index.files == 0
     assert index.files_with(asked(1)).tolist() == []
     assert b"".join(bitmap.merge([])) == b"".join(bitmap.encode([]))
 
 
-def test_what_was_built_can_be_sent_to_another_process() -> None:
+def test_built_index_can_be_sent_to_another_process() -> None:
     one = of_longs([1, None, 3])
     assert pickle.loads(pickle.dumps(one)) == one
 
 
-def test_an_index_is_not_asked_for_keys_of_another_form() -> None:
+def test_index_is_not_probed_with_keys_of_another_form() -> None:
     index = opened([of_longs([1, 2])])
     with pytest.raises(ValueError, match="codes does not support keys of type string"):
         index.files_with(KeyRanges("string", (KeyRange(b"1", None),)))
@@ -239,12 +241,12 @@ def test_an_index_is_not_asked_for_keys_of_another_form() -> None:
         bitmap.encode([of_longs([1]), bitmap.build(keys_of(pa.array(["1"]), "string"))])
 
 
-def test_marks_of_another_number_of_files_are_refused() -> None:
+def test_file_mask_of_another_length_is_rejected() -> None:
     with pytest.raises(ValueError, match="there are 2 marks for the 1 files"):
         bitmap.merge([(opened([of_longs([1])]), np.array([True, False]))])
 
 
-def test_a_section_is_all_that_the_rows_of_a_file_need() -> None:
+def test_section_is_sufficient_for_the_rows_of_a_file() -> None:
     index = opened([of_longs([5, 6, 7]), of_longs([7, 8, 9, 9])])
     start, length = index.section_range(1)
     hidden = bytearray(index.memory)
@@ -254,16 +256,16 @@ def test_a_section_is_all_that_the_rows_of_a_file_need() -> None:
     assert start + length == len(index.memory)
 
 
-def test_the_format_is_the_one_documented() -> None:
-    """A hash over blobs of every kind.
+def test_bitmap_format_equals_the_documented_format() -> None:
+    """The test compares a hash over blobs of every kind.
 
-    It changes with the format alone, and then so do version and documents.
+    If the format changes, change the version and the documents too.
     """
     digest = hashlib.sha256()
     for kind in KINDS:
         rng = random.Random(kind.name)
         columns = [draw_column(rng, kind, rows) for rows in (0, 65, 700)]
-        # zstd's bytes may differ by its version: columns that are too small to be worth compressing are left flat
+        # zstd's bytes may differ by version, so these columns are too small for compression and stay flat.
         for part in bitmap.encode([built(kind, values) for values in columns]):
             digest.update(part)
     assert digest.hexdigest() == "4fc724126dac58a7231181fabbb3053a32415987931e240c8d663e7e3da384cc"

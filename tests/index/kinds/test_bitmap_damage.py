@@ -1,4 +1,4 @@
-"""A damaged bitmap index never gives a wrong answer: flipped, cut or mixed up, it says so or is right."""
+"""Tests that a damaged bitmap index gives an error or the right answer, after flips, cuts and swaps."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tup
     return b"".join(bitmap.encode([bitmap.build(keys_of(array, kind)) for array in arrays])), kind
 
 
-def test_a_flipped_byte_anywhere_is_found_or_harmless(case: tuple[bytes, str]) -> None:
+def test_flipped_byte_is_detected_or_harmless(case: tuple[bytes, str]) -> None:
     blob, kind = case
     right = answers(blob, kind)
     found = 0
@@ -91,7 +91,7 @@ def test_a_flipped_byte_anywhere_is_found_or_harmless(case: tuple[bytes, str]) -
     assert found > 0.9 * len(blob)
 
 
-def test_verify_finds_every_flipped_byte_that_is_not_padding(case: tuple[bytes, str]) -> None:
+def test_verify_detects_every_flipped_byte_outside_padding(case: tuple[bytes, str]) -> None:
     blob, _ = case
     missed = 0
     for at in range(len(blob)):
@@ -106,7 +106,7 @@ def test_verify_finds_every_flipped_byte_that_is_not_padding(case: tuple[bytes, 
     assert missed < padded
 
 
-def test_a_blob_cut_anywhere_is_refused(case: tuple[bytes, str]) -> None:
+def test_truncated_blob_is_rejected(case: tuple[bytes, str]) -> None:
     blob, _ = case
     for end in range(len(blob)):
         with pytest.raises(ValueError, match=r"."):
@@ -115,7 +115,7 @@ def test_a_blob_cut_anywhere_is_refused(case: tuple[bytes, str]) -> None:
         Bitmap(memoryview(blob + b"\0" * 8))
 
 
-def test_random_bytes_overwritten_are_found_or_harmless(case: tuple[bytes, str]) -> None:
+def test_overwritten_random_bytes_are_detected_or_harmless(case: tuple[bytes, str]) -> None:
     blob, kind = case
     right = answers(blob, kind)
     for seed in range(30):
@@ -128,7 +128,7 @@ def test_random_bytes_overwritten_are_found_or_harmless(case: tuple[bytes, str])
             assert answers(damaged[: len(blob)], kind) == right, f"seed {seed}"
 
 
-def test_sections_that_changed_places_are_refused() -> None:
+def test_swapped_sections_are_rejected() -> None:
     entries = [bitmap.build(keys_of(pa.array([1, 2, 3 + more], pa.int64()), "long")) for more in (0, 7)]
     longer = bitmap.build(keys_of(pa.array([1, 2, 3, 3], pa.int64()), "long"))
     assert len(longer.section) == len(entries[0].section)
@@ -138,7 +138,7 @@ def test_sections_that_changed_places_are_refused() -> None:
         index.rows(0, asked("long")[0])
 
 
-def test_a_damaged_section_is_not_merged() -> None:
+def test_damaged_section_is_not_merged() -> None:
     blob = bytearray(b"".join(bitmap.encode([bitmap.build(keys_of(pa.array(range(999), pa.int64()), "long"))])))
     start, length = Bitmap(memoryview(blob)).section_range(0)
     blob[start + length - 20] ^= 1
@@ -148,16 +148,16 @@ def test_a_damaged_section_is_not_merged() -> None:
 
 @pytest.mark.parametrize("keys", [2**32 - 1, 2**63 - 1, 2**64 - 1])
 @pytest.mark.parametrize("form", [CODES, BYTES])
-def test_more_keys_than_ranks_can_count_are_refused_before_anything_is_read(keys: int, form: int) -> None:
-    """Checksums tell of accidents: whoever writes a file on purpose makes them fit."""
+def test_too_many_keys_for_ranks_are_rejected_before_anything_is_read(keys: int, form: int) -> None:
+    """Checksums detect accidents; a malicious writer computes matching ones."""
     pieces = [Piece(Coding.FLAT, bytes(64))] * 4
     with pytest.raises(ValueError, match="keys"):
         Postings(memoryview(write_pieces(Head(keys, 1, form, MATRIX, 0), pieces)), form, 1, 2**64)
 
 
 @pytest.mark.parametrize("layout", [MATRIX, LISTS, EDGES])
-def test_a_piece_that_would_inflate_to_more_than_there_can_be_is_not_inflated(layout: int) -> None:
-    """As a crafted file may say: two gigabytes of zeros are a few kilobytes."""
+def test_piece_that_would_inflate_past_its_limit_is_not_inflated(layout: int) -> None:
+    """In a malicious file, two gigabytes of zeros take a few kilobytes."""
     bomb = Piece(Coding.ZSTD, (1 << 30).to_bytes(8, "little") + pa.compress(bytes(1 << 20), "zstd", asbytes=True))
     key = np.array([7], dtype=np.uint64)
     starts = _ordered.pack_numbers(np.array([0, 1], dtype=np.uint64))
@@ -171,21 +171,21 @@ def test_a_piece_that_would_inflate_to_more_than_there_can_be_is_not_inflated(la
     there = np.ones(3, dtype=np.bool_)
     wide = KeyRanges("long", (KeyRange(0, 9),))
     with pytest.raises(ValueError, match="cannot inflate to"):
-        opened.files_with(Bounds(wide, CODES), there, lambda _: pytest.fail("no section is asked"))
+        opened.files_with(Bounds(wide, CODES), there, lambda _: pytest.fail("a section was requested"))
 
 
-def test_lists_of_more_files_than_there_are_keys_are_refused() -> None:
+def test_lists_with_more_files_than_keys_are_rejected() -> None:
     key, starts = (_ordered.pack_numbers(np.array(one, dtype=np.uint64)) for one in ([7], [0, 1 << 40]))
     parts = (key.tobytes(), bytes(12), bytes(12), bytes(3), starts.tobytes())
     written = write_pieces(Head(1, 3, CODES, LISTS, 0), [Piece(Coding.FLAT, one) for one in parts])
     opened = Postings(memoryview(written), CODES, 3, 3)
     bounds = Bounds(KeyRanges("long", (KeyRange(7, 7),)), CODES)
     with pytest.raises(ValueError, match="postings list"):
-        opened.files_with(bounds, np.ones(3, dtype=np.bool_), lambda _: pytest.fail("no section is asked"))
+        opened.files_with(bounds, np.ones(3, dtype=np.bool_), lambda _: pytest.fail("a section was requested"))
 
 
 def _runs(containers: int) -> bytes:
-    """Return a roaring bitmap of all rows of so many containers: 14 bytes each for 65,536 rows."""
+    """Return a roaring bitmap of all rows of `containers` containers: 14 bytes for each 65,536 rows."""
     flags = np.packbits(np.ones(containers, dtype=np.uint8), bitorder="little").tobytes()
     keys = np.array([(key, 65535) for key in range(containers)], dtype="<u2").tobytes()
     head = np.array([12347 | (containers - 1) << 16], dtype="<u4").tobytes() + flags + keys
@@ -194,7 +194,7 @@ def _runs(containers: int) -> bytes:
 
 
 def _peak(read: Callable[[], object]) -> int:
-    """numpy's and Python's memory at the most, in bytes."""
+    """Return the peak memory of numpy and Python in bytes."""
     tracemalloc.start()
     try:
         read()
@@ -203,7 +203,7 @@ def _peak(read: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-def test_runs_of_more_rows_than_there_are_are_not_listed() -> None:
+def test_runs_with_more_rows_than_the_file_are_not_expanded() -> None:
     def read() -> None:
         with pytest.raises(ValueError, match="beyond the 100"):
             bits.decode(Piece(Coding.ROARING, _runs(256)), 100)
@@ -211,7 +211,7 @@ def test_runs_of_more_rows_than_there_are_are_not_listed() -> None:
     assert _peak(read) < 1 << 20
 
 
-def test_runs_of_many_rows_are_listed_in_steps() -> None:
+def test_runs_of_many_rows_are_expanded_in_steps() -> None:
     rows = 160 << 16
     found: list[Any] = []
     assert _peak(lambda: found.append(bits.decode(Piece(Coding.ROARING, _runs(160)), rows))) < 12 << 20
@@ -223,7 +223,7 @@ def test_runs_of_many_rows_are_listed_in_steps() -> None:
     assert bits.positions(given).tolist() == some.tolist()
 
 
-def test_a_section_of_few_bytes_is_not_decoded_to_gigabytes() -> None:
+def test_small_section_is_not_decoded_to_gigabytes() -> None:
     rows = ROWS_MAX
     words = pa.Codec("zstd", 1).compress(bytes(8 * bits.words_of(rows)), asbytes=True)
     numbers = Piece(Coding.FLAT, _ordered.pack_numbers(np.arange(1 << 12, dtype=np.uint64)).data)
@@ -236,7 +236,7 @@ def test_a_section_of_few_bytes_is_not_decoded_to_gigabytes() -> None:
         Section(memoryview(write_pieces(Head(rows + 1, 1, CODES, SLICES, 0), [numbers, none, none])))
 
 
-def test_slices_that_would_not_be_read_compressed_are_stored_flat(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slices_too_large_to_read_compressed_are_stored_flat(monkeypatch: pytest.MonkeyPatch) -> None:
     values = pa.array(np.arange(70_000) // 30, pa.int64())
     packed = bitmap.build(keys_of(values, "long"))
     monkeypatch.setattr(slices, "DECODED_MAX_BYTES", 10_000)

@@ -1,4 +1,4 @@
-"""Bloom filters miss no file that has a key, whatever was done to them; damage is an error or changes nothing."""
+"""Tests that bloom filters never miss a file that has a key, and that damage is an error or changes no answer."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def cut(blob: bytes, ranges: list[tuple[int, int]]) -> list[bytes]:
 
 
 def cold(blob: bytes, hashes: Any) -> Any:
-    """Return an answer from the header and the bytes that a cold probe asks for."""
+    """Return an answer from the header and the bytes that a remote probe requests."""
     header = blob[: header_size(blob[:FIXED_SIZE])]
     bloom = Bloom(header, len(blob))
     return bloom.probe_bytes(hashes, cut(blob, bloom.byte_ranges(hashes)))
 
 
 def random_files(seed: int, sizes: list[int]) -> list[Any]:
-    """int64 values of each file, which share few."""
+    """Return int64 values of each file; files share few values."""
     rng = np.random.default_rng(seed)
     return [rng.integers(-(2**62), 2**62, size) for size in sizes]
 
@@ -66,7 +66,7 @@ def random_files(seed: int, sizes: list[int]) -> list[Any]:
 @pytest.mark.parametrize("kind", COLUMNS)
 @given(data=st.data())
 @settings(max_examples=40)
-def test_a_file_that_has_a_value_is_never_ruled_out(kind: str, data: st.DataObject) -> None:
+def test_file_that_has_a_value_is_never_pruned(kind: str, data: st.DataObject) -> None:
     files = data.draw(st.lists(st.lists(st.one_of(st.none(), COLUMNS[kind][1]), max_size=60), min_size=1, max_size=6))
     blob = blob_of([build(keys_of(arrow_of(kind, values), kind)) for values in files])
     bloom = Bloom(blob)
@@ -94,7 +94,7 @@ def test_zeros_of_both_signs_huge_strings_and_files_without_a_key() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 63, 64, 65, 127, 128, 129, 500, 1000])
-def test_each_of_so_many_files_is_found_by_its_own_keys(count: int) -> None:
+def test_each_of_many_files_is_found_by_its_own_keys(count: int) -> None:
     rng = np.random.default_rng(count)
     files = random_files(count, rng.choice([3, 40, 200, 900], count).tolist())
     blob = blob_of([build(longs(values)) for values in files])
@@ -111,7 +111,7 @@ def test_each_of_so_many_files_is_found_by_its_own_keys(count: int) -> None:
 
 @pytest.mark.parametrize("fpp", [0.2, 0.05, 0.01, 0.001])
 @pytest.mark.parametrize("keys", [20, 25, 300, 1_700, 20_000])
-def test_false_positives_are_as_rare_as_asked(fpp: float, keys: int) -> None:
+def test_false_positives_are_as_rare_as_requested(fpp: float, keys: int) -> None:
     files = random_files(keys, [keys] * max(4, 40_000 // keys))
     bloom = Bloom(blob_of([build(longs(values), fpp) for values in files]))
     others = np.random.default_rng(7).integers(0, 2**64, 100_000 // len(files) + 400, dtype=np.uint64)
@@ -119,7 +119,7 @@ def test_false_positives_are_as_rare_as_asked(fpp: float, keys: int) -> None:
     assert found / (len(others) * len(files)) <= 1.5 * fpp
 
 
-def test_keys_that_come_again_and_again_take_no_room() -> None:
+def test_repeated_keys_take_no_space() -> None:
     values = np.random.default_rng(1).integers(0, 900, 300_000)
     assert build(longs(values)).filter_bits == filter_bits(900, 0.01)
     assert build(longs(np.zeros(500_000))).filter_bits == filter_bits(1, 0.01)
@@ -130,20 +130,20 @@ def test_keys_that_come_again_and_again_take_no_room() -> None:
     again=st.integers(1, 40),
 )
 @settings(max_examples=examples(100))
-def test_distinct_hashes_are_each_there_once(hashes: list[int], again: int) -> None:
+def test_distinct_hashes_are_each_stored_once(hashes: list[int], again: int) -> None:
     found = _bloom.distinct(np.array(hashes * again, dtype=np.uint64)).tolist()
     assert sorted(found) == sorted(set(hashes))
 
 
 def test_many_distinct_hashes_are_counted_exactly() -> None:
     hashes = np.random.default_rng(3).integers(0, 2**64, 50_000, dtype=np.uint64)
-    # in one bucket, and spread
+    # In one bucket, and spread over buckets
     for some in (hashes, hashes >> np.uint64(40), hashes << np.uint64(50), np.tile(hashes[:9_000], 5)):
         assert np.array_equal(np.sort(_bloom.distinct(some)), np.array(sorted(set(some.tolist())), dtype=np.uint64))
 
 
 @pytest.mark.parametrize("fpp", [0.5, 0.01, 1e-6])
-def test_a_filter_wastes_no_more_than_a_quarter(fpp: float) -> None:
+def test_bloom_filter_wastes_at_most_a_quarter(fpp: float) -> None:
     k = hash_count(fpp)
     for keys in [*range(300, 5_000, 7), 10**6, 9_999_999]:
         needed = keys * -k / math.log(1 - fpp ** (1 / k))
@@ -156,7 +156,7 @@ def test_a_filter_wastes_no_more_than_a_quarter(fpp: float) -> None:
 
 
 def bits_in(blob: bytes) -> list[set[int]]:
-    """Return what the format's page says, read in plain Python: the bits that are set in each file's filter."""
+    """Return the bits that are set in each file's filter, read in plain Python as the format's page describes."""
     head, _, files, groups = struct.unpack_from("<4I", blob)
     entries = [struct.unpack_from("<4Q", blob, 16 + 32 * i) for i in range(groups)]
     numbers = blob[16 + 32 * groups :][:files]
@@ -198,7 +198,7 @@ def bits_of_values(values: Any, bits: int, k: int) -> set[int]:
 
 
 @pytest.mark.parametrize(("count", "fpp"), [(1, 0.01), (3, 0.01), (70, 0.2), (131, 0.05)])
-def test_a_reader_of_the_format_finds_the_bits_of_each_file(count: int, fpp: float) -> None:
+def test_reader_of_the_documented_format_finds_the_bits_of_each_file(count: int, fpp: float) -> None:
     files = random_files(count, np.random.default_rng(count).choice([0, 10, 45, 80], count).tolist())
     entries = [build(longs(values), fpp) for values in files]
     expected = [
@@ -207,7 +207,7 @@ def test_a_reader_of_the_format_finds_the_bits_of_each_file(count: int, fpp: flo
     assert bits_in(blob_of(entries)) == expected
 
 
-def test_the_format_is_what_was_written_before() -> None:
+def test_format_equals_that_of_earlier_versions() -> None:
     texts = [["a", "ß", ""], [], [str(i) for i in range(5_000)], [None, "a"], *[[str(i)] for i in range(200)]]
     blob = blob_of([build(keys_of(pa.array(some, pa.string()), "string")) for some in texts])
     assert (len(blob), xxhash.xxh64_hexdigest(blob)) == GOLDEN
@@ -217,7 +217,7 @@ GOLDEN = (13_112, "3f6589d64df3fa3b")
 
 
 def merged_parts(seed: int) -> Iterator[tuple[list[FileBloom], list[tuple[Bloom, Any]]]]:
-    """Yield the filters that are kept, and the parts that they are kept of."""
+    """Yield the kept filters and the parts that they come from."""
     rng = np.random.default_rng(seed)
     for parts in (1, 2, 5, 12):
         counts = rng.choice([1, 2, 7, 64, 65, 130, 300], parts).tolist()
@@ -232,7 +232,7 @@ def merged_parts(seed: int) -> Iterator[tuple[list[FileBloom], list[tuple[Bloom,
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_merge_is_to_the_byte_what_is_built_from_the_files_that_are_kept(seed: int) -> None:
+def test_merge_equals_a_build_from_the_kept_files_byte_by_byte(seed: int) -> None:
     for kept, parts in merged_parts(seed):
         merged = b"".join(merge(parts))
         Bloom(merged).verify()
@@ -242,7 +242,7 @@ def test_a_merge_is_to_the_byte_what_is_built_from_the_files_that_are_kept(seed:
             assert Bloom(merged).files == 0
 
 
-def test_a_merge_in_many_steps_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merge_in_many_steps_equals_one_merge(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.formats.index.kinds.bloom._MERGE_WORDS", 900)
     for kept, parts in merged_parts(9):
         if kept:
@@ -261,7 +261,7 @@ def test_merges_of_merges_miss_no_key() -> None:
         assert level[0].probe(hash_of(int(values[-1])))[number] == 1
 
 
-def test_an_empty_blob_answers_for_no_file() -> None:
+def test_empty_blob_covers_no_file() -> None:
     bloom, keep = Bloom(blob_of([build(longs([1]))])), np.zeros(1, dtype=bool)
     empty = b"".join(merge([(bloom, keep)]))
     assert Bloom(empty).probe(hash_of(1)).tolist() == []
@@ -269,7 +269,7 @@ def test_an_empty_blob_answers_for_no_file() -> None:
     assert b"".join(merge([(Bloom(empty), keep[:0]), (bloom, ~keep)])) == blob_of([build(longs([1]))])
 
 
-def test_a_list_of_keys_finds_what_any_of_them_finds() -> None:
+def test_list_of_keys_finds_what_any_key_finds() -> None:
     files = random_files(8, [30] * 200)
     blob = blob_of([build(longs(values)) for values in files])
     bloom = Bloom(blob)
@@ -280,7 +280,7 @@ def test_a_list_of_keys_finds_what_any_of_them_finds() -> None:
     assert not cold(blob, hashes[:0]).any()
 
 
-def test_a_cold_probe_reads_at_most_k_ranges_a_group_and_little() -> None:
+def test_remote_probe_reads_at_most_k_small_ranges_for_each_group() -> None:
     files = random_files(2, [1_000] * 300 + [40_000] * 3)
     blob = blob_of([build(longs(values)) for values in files])
     bloom = Bloom(blob)
@@ -291,7 +291,7 @@ def test_a_cold_probe_reads_at_most_k_ranges_a_group_and_little() -> None:
         assert ranges == sorted(ranges)
 
 
-def test_bytes_of_another_place_are_no_answer() -> None:
+def test_bytes_from_another_position_are_rejected() -> None:
     blob = blob_of([build(longs(values)) for values in random_files(2, [1_000] * 300)])
     bloom, hashes = Bloom(blob), hash_of(5)
     parts = cut(blob, bloom.byte_ranges(hashes))
@@ -304,7 +304,7 @@ def test_bytes_of_another_place_are_no_answer() -> None:
 
 @pytest.fixture(scope="module")
 def sound() -> tuple[bytes, list[Any], Any]:
-    """A blob of groups small and large, a key of each file, and the answers."""
+    """Return a blob of small and large groups, a key of each file, and the answers."""
     files = random_files(4, [12] * 150 + [70] * 9 + [400, 5_000])
     blob = blob_of([build(longs(values)) for values in files])
     hashes = [hash_of(int(values[0])) for values in files]
@@ -312,7 +312,7 @@ def sound() -> tuple[bytes, list[Any], Any]:
 
 
 def same_or_error(damaged: bytes, hashes: list[Any], answers: Any) -> int:
-    """Return how many probes said that something is wrong."""
+    """Return the number of probes that reported an error."""
     try:
         bloom = Bloom(damaged)
     except ValueError:
@@ -327,7 +327,7 @@ def same_or_error(damaged: bytes, hashes: list[Any], answers: Any) -> int:
     return errors
 
 
-def test_a_flipped_bit_is_an_error_or_changes_no_answer(sound: tuple[bytes, list[Any], Any]) -> None:
+def test_flipped_bit_is_an_error_or_changes_no_answer(sound: tuple[bytes, list[Any], Any]) -> None:
     blob, hashes, answers = sound
     rng = np.random.default_rng(11)
     places = [*range(header_size(blob) + 8), *rng.integers(0, len(blob), 600).tolist(), len(blob) - 1]
@@ -343,7 +343,7 @@ def test_a_flipped_bit_is_an_error_or_changes_no_answer(sound: tuple[bytes, list
     assert noticed > header_size(blob)
 
 
-def test_a_blob_cut_short_or_grown_is_refused(sound: tuple[bytes, list[Any], Any]) -> None:
+def test_blob_that_is_too_short_or_too_long_is_rejected(sound: tuple[bytes, list[Any], Any]) -> None:
     blob, _, _ = sound
     for length in [*range(200), *range(200, len(blob), 997), len(blob) - 1]:
         with pytest.raises(ValueError, match="bloom blob"):
@@ -352,7 +352,7 @@ def test_a_blob_cut_short_or_grown_is_refused(sound: tuple[bytes, list[Any], Any
         Bloom(blob + b"\0")
 
 
-def test_a_merge_of_damaged_bits_is_refused(sound: tuple[bytes, list[Any], Any]) -> None:
+def test_merge_of_damaged_bits_is_rejected(sound: tuple[bytes, list[Any], Any]) -> None:
     blob, _, _ = sound
     damaged = bytearray(blob)
     damaged[-1000] ^= 16
@@ -361,8 +361,8 @@ def test_a_merge_of_damaged_bits_is_refused(sound: tuple[bytes, list[Any], Any])
         merge([(bloom, np.ones(bloom.files, dtype=bool))])
 
 
-def test_a_header_that_lies_in_good_order_is_refused_or_harmless(sound: tuple[bytes, list[Any], Any]) -> None:
-    # checksums keep out accidents, not malice: no header may lead the kernels out of their memory
+def test_wrong_header_with_a_valid_checksum_is_rejected_or_harmless(sound: tuple[bytes, list[Any], Any]) -> None:
+    # Checksums detect accidents, not malice: no header may make the kernels leave their memory.
     blob, hashes, _ = sound
     head = header_size(blob)
     rng = np.random.default_rng(13)
@@ -381,13 +381,13 @@ def test_a_header_that_lies_in_good_order_is_refused_or_harmless(sound: tuple[by
     assert refused > 1_000
 
 
-def test_filters_go_between_processes() -> None:
+def test_filters_can_be_sent_between_processes() -> None:
     built = build(longs([1, 2, 3]))
     again = pickle.loads(pickle.dumps(built))
     assert blob_of([again]) == blob_of([built])
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_impossible_filter_parameters_are_rejected() -> None:
     one, other = build(longs([1])), build(longs([1]), 0.2)
     for fpp in (0.0, 1e-7, 0.6, math.nan):
         with pytest.raises(ValueError, match="false-positive rate"):

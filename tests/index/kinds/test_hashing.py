@@ -1,4 +1,4 @@
-"""Hashes are XXH64 of exactly the bytes that the format says, on every path; `xxhash` is the judge."""
+"""Tests that hashes are XXH64 of exactly the bytes of the format, on every path, compared with `xxhash`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ SEEDS = st.sampled_from([0, 1, 2**32 - 1, 2**64 - 1])
 CODES = st.integers(0, 2**64 - 1)
 
 
-def test_vectors_of_the_specification() -> None:
-    # xxHash's own sanity check: bytes of a generator of fixed state, lengths on every path, two seeds
+def test_hashes_equal_the_vectors_of_the_specification() -> None:
+    # xxHash's own sanity check: bytes of a generator with a fixed state, lengths on every path, two seeds
     data, state = bytearray(), 2654435761
     for _ in range(222):
         data.append(state >> 56 & 0xFF)
@@ -44,7 +44,7 @@ def test_vectors_of_the_specification() -> None:
 
 @given(data=st.binary(max_size=200), seed=SEEDS)
 @settings(max_examples=examples(300))
-def test_bytes_of_any_length_hash_as_xxhash_says(data: bytes, seed: int) -> None:
+def test_bytes_of_any_length_hash_as_in_xxhash(data: bytes, seed: int) -> None:
     assert hash_key(data, seed) == xxhash.xxh64_intdigest(data, seed)
     assert checksum(memoryview(data), seed) == xxhash.xxh64_intdigest(data, seed)
 
@@ -67,7 +67,7 @@ def test_strings_hash_as_their_bytes_and_as_the_key_of_the_literal(texts: list[s
 
 
 def row_bytes(kinds: list[str], row: tuple[Any, ...]) -> bytes:
-    """Return a composite key as the design says, spelt out."""
+    """Return the bytes of a composite key as the design describes them."""
     spelt = b""
     for kind, value in zip(kinds, row, strict=True):
         if value is None:
@@ -94,7 +94,7 @@ def row_bytes(kinds: list[str], row: tuple[Any, ...]) -> bytes:
     seed=SEEDS,
 )
 @settings(max_examples=examples(150))
-def test_composite_keys_hash_lengths_and_bytes_in_turn(rows: list[Any], columns: list[int], seed: int) -> None:
+def test_composite_keys_hash_lengths_and_bytes_alternately(rows: list[Any], columns: list[int], seed: int) -> None:
     kinds, types = ["int", "string", "double"], [pa.int32(), pa.string(), pa.float64()]
     parts = [keys_of(pa.array([row[at] for row in rows], types[at], from_pandas=False), kinds[at]) for at in columns]
     expected = [
@@ -106,7 +106,7 @@ def test_composite_keys_hash_lengths_and_bytes_in_turn(rows: list[Any], columns:
 
 @given(values=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=80), seed=SEEDS)
 @settings(max_examples=examples(100))
-def test_a_key_of_one_column_without_nulls_hashes_its_length_and_code(values: list[int], seed: int) -> None:
+def test_key_of_one_column_without_nulls_hashes_its_length_and_code(values: list[int], seed: int) -> None:
     expected = [xxhash.xxh64_intdigest(row_bytes(["long"], (value,)), seed) for value in values]
     assert hash_rows([keys_of(pa.array(values, pa.int64()), "long")], seed).tolist() == expected
 
@@ -117,7 +117,7 @@ def test_columns_of_a_composite_key_need_the_same_rows() -> None:
         hash_rows([one, other], 0)
 
 
-def test_keys_that_point_out_of_their_bytes_are_refused() -> None:
+def test_keys_with_offsets_outside_their_bytes_are_rejected() -> None:
     heap = np.zeros(4, dtype=np.uint8)
     for starts in ([0, 5], [0, -1], [3, 1], [-2, 1]):
         keys = Keys("string", 1, None, np.array(starts, dtype=np.int64), heap, None, None)
@@ -131,7 +131,7 @@ def test_keys_that_point_out_of_their_bytes_are_refused() -> None:
     files=st.lists(st.tuples(st.text(max_size=60), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)), max_size=20)
 )
 @settings(max_examples=examples(100))
-def test_a_file_is_known_by_path_size_and_records(files: list[tuple[str, int, int]]) -> None:
+def test_file_identity_depends_on_path_size_and_records(files: list[tuple[str, int, int]]) -> None:
     expected = [
         tuple(xxhash.xxh64_intdigest(path.encode() + struct.pack("<QQ", size, records), seed) for seed in (0, 1))
         for path, size, records in files
@@ -142,6 +142,6 @@ def test_a_file_is_known_by_path_size_and_records(files: list[tuple[str, int, in
     assert [tuple(row) for row in found.tolist()] == expected
 
 
-def test_files_that_lack_a_size_are_refused() -> None:
+def test_files_without_a_size_are_rejected() -> None:
     with pytest.raises(ValueError, match="2 paths have 1 sizes"):
         file_ids(["a", "b"], [1], [1, 2])

@@ -1,6 +1,6 @@
-"""Many wanted keys: what sets of them say of dictionaries, and which files and rows bitmap indexes find by them.
+"""Tests of sets of many keys: their comparison with dictionaries, and the files and rows that bitmap indexes find.
 
-Oracles are Python's own sets, over the values of each row.
+Python's own sets over the values of each row are the oracle.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def drawn(rng: random.Random, text: bool, span: int, rows: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("seed", quick(range(60), 20))
-def test_a_bitmap_finds_files_and_rows_by_many_keys(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bitmap_index_finds_files_and_rows_by_many_keys(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     monkeypatch.setattr(key_set, "_SPAN_A_KEY", rng.choice([0, 1 << 12]))
     text, span = rng.random() < 0.3, rng.choice([2, 40, 700, 10**9])
@@ -61,7 +61,7 @@ def test_a_bitmap_finds_files_and_rows_by_many_keys(seed: int, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("seed", range(150))
-def test_a_row_with_a_key_in_every_column_is_found_where_there_is_one(seed: int) -> None:
+def test_row_with_a_key_in_every_column_is_found(seed: int) -> None:
     rng = random.Random(seed)
     rows = rng.choice([1, 63, 64, 65, 300, 3000])
     columns, matching = [], [True] * rows
@@ -78,7 +78,7 @@ def test_a_row_with_a_key_in_every_column_is_found_where_there_is_one(seed: int)
             keys = keys_in(sorted(wanted), "long", pa.int64())
         assert keys.table is not None
         column = index.column(0, keys.table)
-        if column is None:  # few values have a bitmap each
+        if column is None:  # Few values each have a bitmap.
             continue
         columns.append(column)
         matching = [one and value in wanted for one, value in zip(matching, values, strict=True)]
@@ -93,7 +93,7 @@ def test_a_row_with_a_key_in_every_column_is_found_where_there_is_one(seed: int)
         assert any_row(columns, rows, among) == matching[row]
 
 
-def test_parts_that_do_not_fit_are_refused() -> None:
+def test_parts_that_do_not_fit_together_are_rejected() -> None:
     index = opened([list(range(100))], "long", pa.int64())
     keys = keys_in(list(range(0, 100, 3)), "long", pa.int64())
     assert keys.table is not None
@@ -114,7 +114,7 @@ def test_parts_that_do_not_fit_are_refused() -> None:
         any_row([column] * 33, 100, None)
 
 
-def test_keys_of_another_type_are_the_same_values_that_it_has() -> None:
+def test_keys_of_another_type_represent_the_same_values() -> None:
     longs = keys_in([-(2**40), -5, 7, 2**31 - 1, 2**31], "long", pa.int64())
     ints = longs.of_kind("int")
     assert [ints.at(place) - (1 << 63) for place in range(len(ints))] == [-5, 7, 2**31 - 1]  # type: ignore[operator]
@@ -134,6 +134,6 @@ def test_digests_differ_by_type_and_by_every_key() -> None:
     assert len({one.digest, one.of_kind("int").digest, keys_in([1, 2], "long", pa.int64()).digest}) == 3
 
 
-def test_keys_too_long_to_be_told_apart_are_refused() -> None:
+def test_keys_too_long_to_be_distinguished_are_rejected() -> None:
     with pytest.raises(ValueError, match="cannot be distinguished"):
         KeySet("string", Distinct(None, np.array([0, 1025]), np.zeros(1025, dtype=np.uint8)))

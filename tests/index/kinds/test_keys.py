@@ -1,4 +1,4 @@
-"""Keys say what a column holds, row by row, whatever way Arrow keeps it; ranges of keys hold what they should."""
+"""Tests that keys represent a column's values in every Arrow layout, and that ranges contain the right keys."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ COLUMNS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "uuid": (pa.binary(16), st.binary(min_size=16, max_size=16)),
     "fixed[3]": (pa.binary(3), st.binary(min_size=3, max_size=3)),
 }
-"""By Iceberg type: how a reader of Parquet gives it, and values as in `expressions.py`."""
+"""By Iceberg type: the Arrow type of a Parquet reader, and values as in `expressions.py`"""
 
 
 def arrow_of(kind: str, values: list[Any]) -> pa.Array:
@@ -68,7 +68,7 @@ def arrow_of(kind: str, values: list[Any]) -> pa.Array:
 
 
 def expected(kind: str, value: Any) -> Key:
-    """Return the key by the words of the design document, in plain Python."""
+    """Return the key that the design document describes, in plain Python."""
     if kind == "boolean":
         return 1 if value else 0
     if kind in ("float", "double"):
@@ -86,7 +86,7 @@ def is_nan(value: Any) -> bool:
 
 
 def check(keys: Keys, kind: str, values: list[Any]) -> None:
-    """The keys are of these values, and keep what `Keys` promises of nulls and NaNs."""
+    """Check the keys of these values, and the promises of `Keys` about nulls and NaNs."""
     rows = len(values)
     assert (keys.kind, keys.rows) == (kind, rows)
     valid = [True] * rows if keys.valid is None else mask_of(keys.valid, rows).tolist()
@@ -121,7 +121,7 @@ def check(keys: Keys, kind: str, values: list[Any]) -> None:
 
 
 def layouts(array: pa.Array) -> dict[str, Any]:
-    """Return the same rows in other ways."""
+    """Return the same rows in other Arrow layouts."""
     doubled = pa.concat_arrays([array, array])
     half = len(array) // 2
     found = {
@@ -144,7 +144,7 @@ def layouts(array: pa.Array) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", COLUMNS)
 @given(data=st.data())
 @settings(max_examples=40)
-def test_keys_are_the_values_of_each_row_in_every_layout(kind: str, data: st.DataObject) -> None:
+def test_keys_equal_the_values_of_each_row_in_every_layout(kind: str, data: st.DataObject) -> None:
     values = data.draw(st.lists(st.one_of(st.none(), COLUMNS[kind][1]), max_size=150))
     for name, array in layouts(arrow_of(kind, values)).items():
         try:
@@ -156,27 +156,25 @@ def test_keys_are_the_values_of_each_row_in_every_layout(kind: str, data: st.Dat
 @pytest.mark.parametrize("kind", COLUMNS)
 @given(data=st.data())
 @settings(max_examples=60)
-def test_the_key_of_a_literal_is_the_key_of_the_value_in_a_column_and_keeps_its_order(
-    kind: str, data: st.DataObject
-) -> None:
+def test_literal_has_the_key_of_the_column_value_and_keeps_its_order(kind: str, data: st.DataObject) -> None:
     values = COLUMNS[kind][1].filter(lambda value: not is_nan(value))
     one, other = data.draw(values), data.draw(values)
     keys: list[Any] = [key_of(one, kind), key_of(other, kind)]
     assert keys == [expected(kind, one), expected(kind, other)]
     if one != other:
-        # code points of strings are in the order of their UTF-8
+        # Code points of strings have the order of their UTF-8.
         assert (one < other) == (keys[0] < keys[1])
 
 
-def test_zeros_of_both_signs_are_neighbours() -> None:
+def test_zeros_of_both_signs_have_adjacent_keys() -> None:
     minus, plus = key_of(-0.0, "double"), key_of(0.0, "float")
     assert isinstance(minus, int)
     assert plus == minus + 1
     assert KeyRanges("double", (KeyRange(minus, plus),)).points == (minus, plus)
 
 
-def test_bytes_that_lie_under_a_null_are_no_key() -> None:
-    # Arrow lets a null have bytes of its own
+def test_bytes_under_a_null_are_ignored() -> None:
+    # In Arrow a null may have arbitrary bytes.
     offsets, heap = pa.py_buffer(np.array([0, 2, 4, 6], dtype=np.int32)), pa.py_buffer(b"aabbcc")
     array = pa.Array.from_buffers(pa.string(), 3, [pa.py_buffer(b"\x05"), offsets, heap])
     check(keys_of(array, "string"), "string", ["aa", None, "cc"])
@@ -187,12 +185,12 @@ def test_bytes_that_lie_under_a_null_are_no_key() -> None:
 
 
 @pytest.mark.parametrize("kind", [*COLUMNS, "unknown"])
-def test_a_column_of_nulls_only_has_no_type_of_its_own(kind: str) -> None:
+def test_column_of_only_nulls_has_no_type_of_its_own(kind: str) -> None:
     check(keys_of(pa.nulls(70), kind), kind, [None] * 70)
     check(keys_of(pa.chunked_array([], pa.null()), kind), kind, [])
 
 
-def test_values_written_before_a_promotion_have_the_keys_of_the_wider_type() -> None:
+def test_values_from_before_a_promotion_have_the_keys_of_the_wider_type() -> None:
     check(keys_of(pa.array([-5, 7], pa.int32()), "long"), "long", [-5, 7])
     check(keys_of(pa.array([0.1, math.nan], pa.float32()), "double"), "double", [float(np.float32(0.1)), math.nan])
     check(keys_of(pa.array([Decimal("-1.50")], pa.decimal32(5, 2)), "decimal(9, 2)"), "decimal(9, 2)", [-150])
@@ -203,7 +201,7 @@ def test_values_written_before_a_promotion_have_the_keys_of_the_wider_type() -> 
 
 
 @pytest.mark.parametrize(("unit", "factor"), [("s", 1_000_000), ("ms", 1_000), ("us", 1), ("ns", 0.001)])
-def test_timestamps_of_any_unit_are_counted_in_the_unit_of_the_column(unit: str, factor: float) -> None:
+def test_timestamps_of_any_unit_are_converted_to_the_unit_of_the_column(unit: str, factor: float) -> None:
     array = pa.array([-1_000, None, 5_000], pa.int64()).view(pa.timestamp(unit, "Europe/Paris"))
     counts = [-1_000 * factor, None, 5_000 * factor]
     whole = [None if count is None else int(count) for count in counts]
@@ -211,7 +209,7 @@ def test_timestamps_of_any_unit_are_counted_in_the_unit_of_the_column(unit: str,
     if unit == "ns":
         check(keys_of(array, "timestamptz_ns"), "timestamptz_ns", [-1_000, None, 5_000])
         return
-    with pytest.raises(ValueError, match="does not have values of type timestamptz_ns"):  # readers differ about them
+    with pytest.raises(ValueError, match="does not have values of type timestamptz_ns"):  # Readers differ about them.
         keys_of(array, "timestamptz_ns")
 
 
@@ -236,10 +234,10 @@ def test_huge_strings_and_runs_are_read() -> None:
         (pa.array([1]), "double"),
         (pa.array([True]), "int"),
         (pa.array([1e300], pa.float64()), "float"),
-        (pa.array([0.5, 0.1], pa.float64()), "float"),  # who reads it as a float reads another number
+        (pa.array([0.5, 0.1], pa.float64()), "float"),  # A reader that expects a float reads another number.
         (pa.array([1]), "timestamp"),
         (pa.array([2**63], pa.uint64()), "long"),
-        (pa.array([2**31], pa.uint32()), "long"),  # negative to Java, which takes the four bytes as they are
+        (pa.array([2**31], pa.uint32()), "long"),  # Negative in Java, which uses the four bytes unchanged
         (pa.array([1_001], pa.timestamp("ns")), "timestamp"),
         (pa.array([1], pa.time64("ns")), "time"),
         (pa.array([2**62], pa.timestamp("s")), "timestamp"),
@@ -253,12 +251,12 @@ def test_huge_strings_and_runs_are_read() -> None:
         (pa.array([b""]), "geometry"),
     ],
 )
-def test_a_column_that_does_not_hold_the_types_values_is_refused_not_guessed(array: pa.Array, kind: str) -> None:
+def test_column_with_values_of_another_type_is_rejected(array: pa.Array, kind: str) -> None:
     with pytest.raises(ValueError, match="type"):
         keys_of(array, kind)
 
 
-def test_what_is_wrong_in_a_null_is_not_wrong() -> None:
+def test_invalid_bytes_under_a_null_are_accepted() -> None:
     wide = pa.Array.from_buffers(pa.float64(), 2, [pa.py_buffer(b"\x02"), pa.py_buffer(np.array([0.1, 0.5]))])
     check(keys_of(wide, "float"), "float", [None, 0.5])
     array = pa.Array.from_buffers(
@@ -282,12 +280,12 @@ def test_what_is_wrong_in_a_null_is_not_wrong() -> None:
         (1, "binary"),
     ],
 )
-def test_a_literal_that_has_no_key_is_refused(value: Any, kind: str) -> None:
+def test_literal_without_a_key_is_rejected(value: Any, kind: str) -> None:
     with pytest.raises(ValueError, match=r"NaN has no key|is not a value of type"):
         key_of(value, kind)
 
 
-def test_bits_and_masks_are_each_other() -> None:
+def test_bit_and_mask_conversions_are_inverse() -> None:
     for rows in (0, 1, 63, 64, 65, 1000):
         mask = np.random.default_rng(rows).random(rows) < 0.5
         bits = bits_of(mask)
@@ -302,13 +300,13 @@ SMALL_BYTES = st.text("\0a", max_size=3).map(str.encode)
 
 @st.composite
 def ascending(draw: st.DrawFn, keys: st.SearchStrategy[Any]) -> list[KeyRange]:
-    """Ranges of a `KeyRanges`, some of them empty."""
+    """Return ascending ranges for a `KeyRanges`, some of them empty."""
     bounds = sorted(draw(st.lists(keys, unique=True, max_size=8)))
     bounds = [None, *bounds] if draw(st.booleans()) else bounds
     bounds = [*bounds, None] if draw(st.booleans()) or len(bounds) % 2 else bounds
     pairs = zip(bounds[::2], bounds[1::2], strict=False)
     found = [KeyRange(low, high, draw(st.booleans()), draw(st.booleans())) for low, high in pairs]
-    # single keys, too
+    # Single keys too
     return [one if one.low is None or draw(st.booleans()) else one._replace(high=one.low) for one in found]
 
 
@@ -323,7 +321,7 @@ def within(key: Any, one: KeyRange) -> bool:
 @pytest.mark.parametrize("kind", ["long", "string"])
 @given(data=st.data())
 @settings(max_examples=examples(200))
-def test_ranges_hold_the_keys_between_their_bounds_however_they_are_asked(kind: str, data: st.DataObject) -> None:
+def test_ranges_contain_the_keys_between_their_bounds_in_every_lookup(kind: str, data: st.DataObject) -> None:
     keys: st.SearchStrategy[Any] = SMALL_CODES if kind == "long" else SMALL_BYTES
     given_ranges = data.draw(ascending(keys))
     ranges = KeyRanges(kind, tuple(given_ranges))
@@ -341,7 +339,7 @@ def test_ranges_hold_the_keys_between_their_bounds_however_they_are_asked(kind: 
         assert not any(one.low_open or one.high_open for one in ranges.closed)
 
 
-def test_points_are_all_keys_or_none() -> None:
+def test_points_of_ranges_are_all_keys_or_none() -> None:
     assert KeyRanges("string", (KeyRange(b"a", b"a"), KeyRange(b"b", b"b")), nulls=True).points == (b"a", b"b")
     assert KeyRanges("long", ()).points == ()
     assert KeyRanges("long", (KeyRange(3, 6, True, True),)).points == (4, 5)
@@ -353,7 +351,7 @@ def test_points_are_all_keys_or_none() -> None:
     assert KeyRanges("long", evens).points == tuple(range(0, 10_000, 2))
 
 
-def test_ranges_that_overlap_or_are_out_of_order_are_refused() -> None:
+def test_overlapping_or_unordered_ranges_are_rejected() -> None:
     for one, other in (
         (KeyRange(1, 3), KeyRange(3, 5)),
         (KeyRange(4, 5), KeyRange(1, 2)),

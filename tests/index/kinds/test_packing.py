@@ -1,4 +1,4 @@
-"""Packed columns: what goes in comes out, in fewer bytes, and codes keep the order of what they stand for."""
+"""Tests of packed columns: values survive, take fewer bytes, and codes keep the order of the values."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.seeds import examples
 
 INT = st.integers(-(2**31), 2**31 - 1)
 LONG = st.integers(-(2**63) + 1, 2**63 - 1)
-"""Without the least one, which stands for absent."""
+"""All longs except the least, which represents an absent value."""
 VALUES: dict[str, st.SearchStrategy[Value]] = {
     "boolean": st.booleans(),
     "int": INT,
@@ -54,7 +54,7 @@ VALUES: dict[str, st.SearchStrategy[Value]] = {
 
 
 def spans_of(kind: str, values: list[Value | None], heap: bytearray) -> Spans:
-    """Return the values' single-value binaries, put at the end of `heap`."""
+    """Append the values' single-value binaries to `heap`, and return their spans."""
     starts, lengths = [], []
     for value in values:
         data = None if value is None else encode(kind, value)
@@ -91,7 +91,7 @@ def packed_bounds(
 @pytest.mark.parametrize("kind", VALUES)
 @settings(max_examples=40)
 @given(data=st.data())
-def test_every_value_and_every_gap_comes_back(kind: str, data: st.DataObject) -> None:
+def test_every_value_and_gap_survives_packing(kind: str, data: st.DataObject) -> None:
     values = data.draw(st.lists(st.one_of(st.none(), VALUES[kind]), min_size=1, max_size=40))
     column, packed = packed_bounds(kind, values, absent_low=data.draw(st.booleans()))
     if column is None or packed is None:
@@ -111,7 +111,7 @@ def test_every_value_and_every_gap_comes_back(kind: str, data: st.DataObject) ->
 @pytest.mark.parametrize("kind", VALUES)
 @settings(max_examples=40)
 @given(data=st.data())
-def test_keys_order_as_values_do(kind: str, data: st.DataObject) -> None:
+def test_keys_have_the_order_of_their_values(kind: str, data: st.DataObject) -> None:
     one, other = data.draw(VALUES[kind]), data.draw(VALUES[kind])
     form = form_of(kind)
     assert form is not None
@@ -124,7 +124,7 @@ def test_keys_order_as_values_do(kind: str, data: st.DataObject) -> None:
         assert (left < right) == (one < other)  # type: ignore[operator]
 
 
-def test_a_narrow_range_takes_one_byte_a_row() -> None:
+def test_narrow_range_takes_one_byte_for_each_row() -> None:
     _, packed = packed_bounds("long", [10**15 + number for number in range(200)], absent_low=True)
     assert packed is not None
     assert packed.width == 1
@@ -139,7 +139,7 @@ def test_equal_values_take_no_bytes() -> None:
     assert (text.width, text.common) == (0, b"the same")
 
 
-def test_doubles_that_floats_hold_take_four_bytes() -> None:
+def test_doubles_that_are_floats_take_four_bytes() -> None:
     _, packed = packed_bounds("double", [0.5, 1.25, -3.0], absent_low=True)
     assert packed is not None
     assert packed.width == 4
@@ -155,7 +155,7 @@ def keys_of(kind: str, heap: bytes, starts: list[int], lengths: list[int]) -> li
     return [found[0].key(row) for row in range(len(starts))]
 
 
-def test_bounds_of_impossible_lengths_are_left_out() -> None:
+def test_bounds_of_impossible_lengths_are_dropped() -> None:
     number = int.from_bytes(b"abcdefgh", "little")
     assert keys_of("long", b"abcdefgh" * 4, [0, 8, 16], [3, 8, 7]) == [None, number, None]
 
@@ -171,13 +171,13 @@ def test_bounds_of_impossible_lengths_are_left_out() -> None:
         ("string", b"four", b"four"),
     ],
 )
-def test_a_span_outside_the_heap_is_left_out(kind: str, heap: bytes, first: Any) -> None:
+def test_span_outside_the_heap_is_dropped(kind: str, heap: bytes, first: Any) -> None:
     size = len(heap)
     starts = [0, size - 1, -1, size + 1, 2**62, -(2**62)]
     assert keys_of(kind, heap, starts, [size] * len(starts)) == [first] + [None] * (len(starts) - 1)
 
 
-def test_the_least_long_is_no_lower_bound_and_one_more_is_a_true_upper_one() -> None:
+def test_least_long_is_dropped_as_a_lower_bound_and_rounded_up_as_an_upper_bound() -> None:
     lower, _ = packed_bounds("long", [-(2**63), 3], absent_low=True)
     upper, _ = packed_bounds("long", [-(2**63), 3], absent_low=False)
     assert lower is not None
@@ -186,33 +186,33 @@ def test_the_least_long_is_no_lower_bound_and_one_more_is_a_true_upper_one() -> 
     assert [upper.key(0), upper.key(1)] == [-(2**63) + 1, 3]
 
 
-def test_days_left_by_a_promoted_date_are_no_bounds_of_a_timestamp() -> None:
+def test_days_of_a_promoted_date_are_not_used_as_timestamp_bounds() -> None:
     heap = struct.pack("<iq", 19_000, 5)
     for kind, first in (("timestamp", None), ("timestamptz_ns", None), ("long", 19_000)):
         assert keys_of(kind, heap, [0, 4], [4, 8]) == [first, 5]
 
 
-def test_nan_is_no_bound() -> None:
+def test_nan_is_not_used_as_a_bound() -> None:
     assert keys_of("double", struct.pack("<dd", float("nan"), 2.0), [0, 8], [8, 8]) == [None, 2.0]
 
 
-def test_types_without_order_have_no_form() -> None:
+def test_types_without_an_order_have_no_packed_form() -> None:
     assert [form_of(kind) for kind in ("variant", "geometry", "geography", "unknown", "struct")] == [None] * 5
 
 
-def test_a_decimal_too_long_for_its_type_is_left_out() -> None:
+def test_decimal_too_long_for_its_type_is_dropped() -> None:
     data = (10**30).to_bytes(16, "big", signed=True)
     assert keys_of("decimal(9, 2)", data + b"\x05", [0, 16], [16, 1]) == [None, 5]
 
 
-def test_a_decimal_may_repeat_its_sign() -> None:
+def test_decimal_may_repeat_its_sign_bytes() -> None:
     heap = (-300).to_bytes(40, "big", signed=True) + (1).to_bytes(17, "big") + b"\x01" + bytes(16)
     assert keys_of("decimal(18, 0)", heap, [0, 40, 57], [40, 17, 17]) == [-300, 1, None]
 
 
 @pytest.mark.parametrize("literal", [10**44, -(10**44), 2**127, -(2**127) - 1])
-def test_a_literal_beyond_every_decimal_lies_beyond_every_decimal(literal: int) -> None:
-    """Truncation can take decimals past their precision, so such literals are bound."""
+def test_literal_outside_the_decimals_is_outside_all_packed_decimals(literal: int) -> None:
+    """Truncation can produce decimals beyond their precision, so such literals are bound."""
     kind = "decimal(38, 0)"
     edges = [key_of(Form.STRINGS, kind, edge) for edge in (-(10**38) + 1, 10**38 - 1)]
     key = key_of(Form.STRINGS, kind, literal)
@@ -221,7 +221,7 @@ def test_a_literal_beyond_every_decimal_lies_beyond_every_decimal(literal: int) 
     assert all((key > edge) == (literal > 0) and key != edge for edge in edges)  # type: ignore[operator]
 
 
-def test_presence_tells_which_values_count() -> None:
+def test_presence_mask_says_which_values_count() -> None:
     longs = np.array([MISSING, 5, 9, LONG_MAX], dtype=np.int64)
     doubles = np.array([math.nan, 0.1, -math.inf, 7.0])
     present = np.array([1, 0, 1, 0], dtype=np.uint8)
@@ -259,8 +259,10 @@ SPREADS = [
 @pytest.mark.parametrize("spread", SPREADS)
 @pytest.mark.parametrize("absent_low", [True, False])
 @pytest.mark.parametrize("gap", [True, False])
-def test_codes_order_as_values_and_what_is_absent_is_at_its_end(spread: int, absent_low: bool, gap: bool) -> None:
-    """At the edges of each width, where the code that absent values take decides it."""
+def test_codes_keep_the_order_of_values_and_absent_values_are_at_the_end(
+    spread: int, absent_low: bool, gap: bool
+) -> None:
+    """The values are at the limits of each width, where the code for absent values decides the width."""
     low = -(2**63) + 1
     values = [low, low + spread // 2, low + spread] + ([MISSING] if gap else [])
     packer = Packer(bytes_of(b""), len(values))
@@ -284,13 +286,13 @@ def test_codes_order_as_values_and_what_is_absent_is_at_its_end(spread: int, abs
 
 
 COUNT = st.one_of(st.none(), st.sampled_from([0, 1, 5, -1, 2**40]))
-"""What a file says of a column; no count is negative."""
+"""A count that a file states for a column; no count is negative."""
 
 
 @settings(max_examples=examples(150))
 @given(data=st.data())
-def test_a_manifest_of_columns_comes_back(data: st.DataObject) -> None:
-    """All kinds side by side, each column with rows that it leaves out: nothing runs over into its neighbour."""
+def test_manifest_of_columns_survives_packing(data: st.DataObject) -> None:
+    """All kinds of columns are side by side, each with missing rows: no column overlaps its neighbour."""
     rows = data.draw(st.integers(0, 20), label="rows")
     kinds = data.draw(st.lists(st.sampled_from([*VALUES, "variant"]), max_size=6), label="kinds")
     records = data.draw(st.lists(st.sampled_from([0, 1, 5]), min_size=rows, max_size=rows), label="records")
@@ -359,7 +361,7 @@ def longs_of(memory: npt.NDArray[np.uint8], fields: tuple[Any, ...], rows: int) 
     return [None if value == MISSING else value for value in found.tolist()]
 
 
-def test_what_does_not_go_together_is_refused() -> None:
+def test_incompatible_columns_are_rejected() -> None:
     heap, two = bytes_of(b"abc"), np.array([0, 1], dtype=np.int64)
     packer = Packer(heap, 2)
     rows, lengths = np.array([0, 2], dtype=np.int32), np.array([1, 1], dtype=np.int32)

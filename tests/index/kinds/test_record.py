@@ -1,4 +1,4 @@
-"""The record index against a plain dict of keys: random files of every type, collisions, merges, damage."""
+"""Tests of the record index against a plain dict of keys: random files of every type, collisions, merges, damage."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ DRAWS: dict[str, tuple[pa.DataType, Callable[[random.Random], Any]]] = {
 
 
 def same(value: Any) -> Any:
-    """Return a value as a dict tells it from others: NaN is one value, the zeros are two."""
+    """Return a value as the dict distinguishes it: NaN is one value, the zeros are two."""
     return repr(value) if isinstance(value, float) else value
 
 
 class Lake:
-    """Random files of one key, and what a dict knows of them."""
+    """Random files with one key, and a dict of their keys."""
 
     def __init__(self, draw: random.Random, files: int) -> None:
         self.kinds = draw.sample(sorted(DRAWS), draw.randrange(1, 4))
@@ -77,7 +77,7 @@ class Lake:
         return opened(encode([build(self.keys(self.files[number])) for number in files]))
 
     def check(self, record: Record, numbers: Sequence[int]) -> None:
-        """The record index knows these files, in this order, and nothing else."""
+        """Check that the record index has exactly these files, in this order."""
         known = defaultdict(list)
         for at, number in enumerate(numbers):
             for position, row in enumerate(self.files[number]):
@@ -109,7 +109,7 @@ def matches(found: tuple[Any, Any, Any]) -> list[tuple[int, int, int]]:
 
 
 def cold(record: Record, hi: Any, lo: Any) -> tuple[Any, Any, Any]:
-    """Return the lookup of somebody who has the directory and reads pages by range."""
+    """Return the lookup of a reader that has the directory and reads pages by range."""
     blob = blob_of(record)
     tail = blob[-Fences.directory_bytes(blob[-64:], len(blob)) :]
     fences = Fences(tail, len(blob))
@@ -141,7 +141,7 @@ def test_lookups_equal_a_dict_before_and_after_merges(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", quick(range(20), 7))
-def test_the_hash_of_one_key_is_that_of_a_row(seed: int) -> None:
+def test_hash_of_one_key_equals_that_of_a_row(seed: int) -> None:
     draw = random.Random(seed)
     lake = Lake(draw, 1)
     columns = lake.keys(lake.others)
@@ -161,7 +161,7 @@ def part(keys: Keys, row: int, value: Any) -> Any:
     return bytes(keys.heap[keys.starts[row] : keys.starts[row + 1]])
 
 
-def test_what_is_no_key_has_no_hash() -> None:
+def test_value_that_is_not_a_key_has_no_hash() -> None:
     for part in ("text", 1.5, [b"a"]):
         with pytest.raises(ValueError, match="is no part of a key"):
             row_hash([part])  # type: ignore[list-item]
@@ -171,8 +171,8 @@ def test_what_is_no_key_has_no_hash() -> None:
 
 
 @pytest.mark.parametrize("seed", quick(range(30), 10))
-def test_equal_hashes_and_extreme_ones_are_told_apart_where_they_can_be(seed: int) -> None:
-    """Hash from a few values, so that halves are equal for pages on end; positions say what was put in."""
+def test_equal_and_extreme_hashes_are_distinguished_where_possible(seed: int) -> None:
+    """Hashes come from a few values, so that halves are equal for whole pages; positions identify the entries."""
     draw = random.Random(seed)
     halves = [0, 1, (1 << 64) - 1, (1 << 64) - 2, *(draw.getrandbits(64) for _ in range(draw.choice((0, 1, 30))))]
     known: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
@@ -200,7 +200,7 @@ def uniform(rows: int, seed: int = 0) -> tuple[Any, Any]:
     return tuple(draw.integers(0, 1 << 64, rows, dtype=np.uint64) for _ in range(2))
 
 
-def test_a_cold_lookup_reads_a_page_or_two() -> None:
+def test_remote_lookup_reads_one_or_two_pages() -> None:
     hi, lo = uniform(100_000)
     record = opened(encode([FileRecords(sorted_run(hi, lo))]))
     reads = [record.fences.page_ranges(hi[at : at + 1], lo[at : at + 1]) for at in range(0, len(hi), 50)]
@@ -213,19 +213,19 @@ def test_a_cold_lookup_reads_a_page_or_two() -> None:
     assert everything == [(0, len(record.memory))]
 
 
-def test_an_entry_takes_little_more_than_its_24_bytes() -> None:
+def test_entry_takes_little_more_than_24_bytes() -> None:
     assert len(b"".join(encode([FileRecords(sorted_run(*uniform(100_000)))]))) / 100_000 < 24.2
 
 
-def test_an_index_of_nothing_finds_nothing() -> None:
+def test_index_without_entries_finds_nothing() -> None:
     for record in (opened(encode([])), opened(encode([build([keys_of(pa.array([], pa.int64()), "long")])] * 3))):
         assert (record.count, record.find(1, 2), matches(record.lookup(*uniform(5)))) == (0, [], [])
         assert matches(cold(record, *uniform(5))) == []
         record.verify()
 
 
-def test_a_batch_beyond_all_bounds_is_answered_in_order() -> None:
-    """More hashes than are looked up at once, and three times as many answers."""
+def test_batch_larger_than_all_limits_is_answered_in_order() -> None:
+    """There are more hashes than one lookup handles at once, and three times as many answers."""
     hi, lo = uniform(2000)
     record = opened(encode([FileRecords(sorted_run(hi, lo))] * 3))
     asked = np.random.default_rng(2).integers(0, 4000, 300_000)
@@ -255,14 +255,14 @@ def test_lookups_of_many_threads_agree() -> None:
     assert answers == [list(range(50_000))] * 4
 
 
-def test_files_that_are_too_long_are_refused() -> None:
+def test_files_with_too_many_rows_are_rejected() -> None:
     keys = Keys("long", 1 << 32, np.empty(0, np.uint64), None, None, None, None)
     with pytest.raises(ValueError, match="a data file of 4294967296 rows cannot have a record index"):
         build([keys])
 
 
-def test_a_merge_takes_no_memory_for_what_it_writes(tmp_path: Path) -> None:
-    """As the runs of a merge are mapped, so is what it allocates independent of their size."""
+def test_memory_of_a_merge_does_not_depend_on_its_output(tmp_path: Path) -> None:
+    """The runs of a merge are mapped, so its allocations do not depend on their size."""
     mapped = [
         stored(tmp_path / str(number), encode([FileRecords(sorted_run(*uniform(500_000, number)))]))
         for number in (1, 2)
@@ -285,8 +285,8 @@ def stored(path: Path, parts: Iterable[Any]) -> Record:
 
 
 @pytest.mark.slow
-def test_an_index_of_50_million_keys_has_an_entry_for_each(tmp_path: Path) -> None:
-    """Inserted, merged in two rounds, half of the files dropped; in bounded memory."""
+def test_index_of_50_million_keys_has_an_entry_for_each(tmp_path: Path) -> None:
+    """The keys are inserted, merged in two rounds, and half of the files are dropped, in bounded memory."""
     tracemalloc.start()
     rounds = []
     for group in range(10):
@@ -309,7 +309,7 @@ def test_an_index_of_50_million_keys_has_an_entry_for_each(tmp_path: Path) -> No
         assert [place for _, *place in matches(whole.lookup(hi, lo))] == list(map(list, everywhere))
 
 
-def test_damage_at_any_byte_is_found() -> None:
+def test_damage_at_any_byte_is_detected() -> None:
     hi, lo = uniform(400)
     blob = b"".join(encode([FileRecords(sorted_run(hi[:200], lo[:200])), FileRecords(sorted_run(hi[200:], lo[200:]))]))
     expected, draw = matches(Record(memoryview(blob)).lookup(hi, lo)), random.Random(3)
@@ -328,7 +328,7 @@ def test_damage_at_any_byte_is_found() -> None:
             Record(memoryview(blob[:size]))
 
 
-def test_a_damaged_page_hurts_only_those_who_need_it_and_no_merge_keeps_it() -> None:
+def test_damaged_page_affects_only_its_lookups_and_is_never_merged() -> None:
     hi, lo = uniform(1000)
     blob = bytearray(b"".join(encode([FileRecords(sorted_run(hi, lo))])))
     blob[2 * PAGE + 100] ^= 1
@@ -347,7 +347,7 @@ def test_a_damaged_page_hurts_only_those_who_need_it_and_no_merge_keeps_it() -> 
 
 
 def resealed(blob: bytes, page: int, change: Callable[[bytearray], None]) -> memoryview:
-    """Return the blob with a page changed by somebody who knows how checksums are made."""
+    """Return the blob with a changed page and matching checksums."""
     changed = bytearray(blob)
     held = changed[page * PAGE : (page + 1) * PAGE]
     change(held)
@@ -357,7 +357,7 @@ def resealed(blob: bytes, page: int, change: Callable[[bytearray], None]) -> mem
 
 
 @pytest.mark.parametrize("entries", [0, 171, 255, 0xFFFFFFFF])
-def test_a_page_that_claims_too_much_is_refused(entries: int) -> None:
+def test_page_with_impossible_counts_is_rejected(entries: int) -> None:
     hi, lo = uniform(400)
     blob = b"".join(encode([FileRecords(sorted_run(hi, lo))]))
     record = Record(resealed(blob, 1, lambda page: struct.pack_into("<I", page, 8, entries)))
@@ -366,7 +366,7 @@ def test_a_page_that_claims_too_much_is_refused(entries: int) -> None:
             reads()
 
 
-def test_an_entry_of_a_file_that_is_not_there_is_refused() -> None:
+def test_entry_of_a_missing_file_is_rejected() -> None:
     hi, lo = uniform(100)
     blob = b"".join(encode([FileRecords(sorted_run(hi, lo))]))
     record = Record(resealed(blob, 0, lambda page: struct.pack_into("<I", page, 16 + 16, 7)))
@@ -375,7 +375,7 @@ def test_an_entry_of_a_file_that_is_not_there_is_refused() -> None:
             reads()
 
 
-def test_pages_in_another_place_are_refused() -> None:
+def test_pages_in_wrong_positions_are_rejected() -> None:
     hi, lo = uniform(400)
     blob = b"".join(encode([FileRecords(sorted_run(hi, lo))]))
     swapped = memoryview(blob[PAGE : 2 * PAGE] + blob[:PAGE] + blob[2 * PAGE :])
@@ -383,8 +383,8 @@ def test_pages_in_another_place_are_refused() -> None:
         Record(swapped).verify()
 
 
-def test_a_reader_of_the_documented_format_finds_every_entry() -> None:
-    """`docs/reference/index-format.md`, read with `struct` alone."""
+def test_reader_of_the_documented_format_finds_every_entry() -> None:
+    """The reader follows `docs/reference/index-format.md` with `struct` alone."""
     rows = [uniform(500, seed) for seed in range(3)]
     blob = b"".join(encode([FileRecords(sorted_run(*one)) for one in rows]))
     magic, entries, pages, files, page_bytes, directory_sum = struct.unpack_from("<8sQQIIQ", blob, len(blob) - 64)
@@ -408,7 +408,7 @@ def test_a_reader_of_the_documented_format_finds_every_entry() -> None:
     assert found == sorted((*pair, file, at) for file, one in enumerate(pairs) for at, pair in enumerate(one))
 
 
-def test_the_bytes_of_a_blob_never_change() -> None:
+def test_bytes_of_a_record_blob_never_change() -> None:
     """Index files outlive the server that wrote them.
 
     If this fails, the format needs a new version, not this test.

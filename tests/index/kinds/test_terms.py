@@ -1,4 +1,4 @@
-"""Terms in text name columns as people do, and mean field ids."""
+"""Tests of terms in text form: they name columns by name, and mean field ids."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ BETWEEN = Schema((Field(1, "key", True, "int"), Field(12, "gone", False, "date")
         ("gone", 12, "identity", "date"),
     ],
 )
-def test_a_term_names_a_column_and_what_is_made_of_it(text: str, column_id: int, transform: str, kind: str) -> None:
+def test_term_names_a_column_and_its_transform(text: str, column_id: int, transform: str, kind: str) -> None:
     term = resolve(text, SCHEMA, (OLDER, SCHEMA, BETWEEN))
     assert (term.column_id, term.transform, term.kind) == (column_id, transform, kind)
     if column_id not in (11, 12):
@@ -93,20 +93,20 @@ def test_a_term_names_a_column_and_what_is_made_of_it(text: str, column_id: int,
         ("x" * 20_000, "too long"),
     ],
 )
-def test_a_term_that_makes_no_sense_is_refused_with_the_reason(text: str, complaint: str) -> None:
+def test_invalid_term_is_rejected_with_the_reason(text: str, complaint: str) -> None:
     with pytest.raises(BadRequest) as refused:
         resolve(text, SCHEMA, (OLDER,))
     assert complaint in refused.value.message
 
 
-def test_a_name_that_is_two_columns_without_regard_to_case_is_refused() -> None:
+def test_name_of_two_columns_that_differ_in_case_is_rejected() -> None:
     schema = Schema((Field(1, "ab", False, "int"), Field(2, "AB", False, "int")))
     assert resolve("AB", schema).column_id == 2
     with pytest.raises(BadRequest, match="it matches AB, ab"):
         resolve("Ab", schema)
 
 
-def test_a_column_by_its_id_is_that_of_the_newest_schema_that_has_it() -> None:
+def test_column_id_means_the_column_of_the_newest_schema_that_has_it() -> None:
     assert resolve_id("identity", 1, SCHEMA, (OLDER,)).name == "id"
     assert resolve_id("identity", 11, SCHEMA, (BETWEEN, OLDER)).name == "gone"
     with pytest.raises(BadRequest, match="field 99"):
@@ -114,13 +114,13 @@ def test_a_column_by_its_id_is_that_of_the_newest_schema_that_has_it() -> None:
 
 
 @given(st.sampled_from(["identity", "lower", "upper", "bucket[7]"]), st.text(min_size=1, max_size=12))
-def test_any_name_reads_back_from_its_text_and_stands_in_a_list(transform: str, name: str) -> None:
+def test_any_column_name_survives_as_text_and_in_a_list(transform: str, name: str) -> None:
     text = format_term(transform, name)
     assert parse_term(text) == (transform, name)
     assert [parse_term(part) for part in split_arguments(f"{text}, {text}")] == [(transform, name)] * 2
 
 
 @pytest.mark.parametrize("text", ["a, `b", "a, (b", "a)", "`", "(" * 9])
-def test_a_list_that_does_not_close_is_refused(text: str) -> None:
+def test_list_without_a_closing_bracket_is_rejected(text: str) -> None:
     with pytest.raises(BadRequest, match="close its backticks and parentheses"):
         list(split_arguments(text))

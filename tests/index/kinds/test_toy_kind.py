@@ -1,4 +1,6 @@
-"""An index kind that is a module and an entry of `KINDS` is defined, built, merged, asked, audited and cleaned up."""
+"""Tests that an index kind made of a module and an entry of `KINDS` is defined, built, merged, used, audited
+and cleaned.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ INDEX = "id_signature"
 
 @pytest.fixture(params=[1 << 24, 0], ids=["read whole", "by range where a kind can"])
 def served(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    """`db.t`: 9 files of 20 rows, whose bounds say nothing, and an index of the toy kind that is not built yet."""
+    """Serve `db.t`: 9 files of 20 rows without useful bounds, and an unbuilt index of the toy kind."""
     monkeypatch.setitem(KINDS, SIGNATURE.name, SIGNATURE)
     server = Served(
         tmp_path, warehouse=tmp_path.as_uri(), index_whole_bytes=request.param, index_retention_s=0, index_wait_s=30
@@ -57,7 +59,7 @@ def live_paths(client: IndexClient) -> list[Path]:
     return [Path(one["location"].removeprefix("file://")) for one in listed if one["state"] == "live"]
 
 
-def test_it_is_built_merged_shown_and_leaves_files_out_of_plans(client: IndexClient) -> None:
+def test_toy_index_is_built_merged_listed_and_prunes_files(client: IndexClient) -> None:
     assert client.explain("db.t", "id = 40").files == FILES
     assert client.index("db.t", INDEX).health == "behind"
     build(client)
@@ -73,7 +75,7 @@ def test_it_is_built_merged_shown_and_leaves_files_out_of_plans(client: IndexCli
     assert used["files-removed"] == FILES - plan.files
 
 
-def test_what_is_left_has_every_row(client: IndexClient) -> None:
+def test_plan_with_the_toy_index_keeps_every_matching_row(client: IndexClient) -> None:
     build(client)
     with catalog_at(client.url) as catalog:
         for wanted in (0, 40, FILES * ROWS - 1, FILES * ROWS):
@@ -81,7 +83,7 @@ def test_what_is_left_has_every_row(client: IndexClient) -> None:
             assert rows["id"].to_pylist() == [wanted] * (wanted < FILES * ROWS)
 
 
-def test_the_server_checks_its_parameters_and_columns(client: IndexClient) -> None:
+def test_server_checks_the_parameters_and_columns_of_the_toy_kind(client: IndexClient) -> None:
     for kind, given in ((SIGNATURE.name, {"width": 4.0}), (SIGNATURE.name, {"fpp": 0.1}), ("bloom", {"width": 64.0})):
         with pytest.raises(Refused, match=r"from 8 to 65536|accepts"):
             client.put_index("db.t", "other", kind=kind, columns=["id"], **given)
@@ -89,7 +91,7 @@ def test_the_server_checks_its_parameters_and_columns(client: IndexClient) -> No
         client.put_index("db.t", "other", kind=SIGNATURE.name, columns=["id", "country"])
 
 
-def test_an_audit_finds_a_signature_that_is_another_files(client: IndexClient) -> None:
+def test_audit_finds_a_signature_of_another_file(client: IndexClient) -> None:
     build(client)
     assert audit_index(client, "db.t", INDEX, sample=FILES).problems == ()
     (path,) = live_paths(client)
@@ -114,7 +116,7 @@ def test_an_audit_finds_a_signature_that_is_another_files(client: IndexClient) -
     assert client.index("db.t", INDEX).health == "damaged"
 
 
-def test_a_damaged_blob_is_put_aside_and_the_plan_is_wider(client: IndexClient) -> None:
+def test_damaged_toy_blob_is_quarantined_and_widens_the_plan(client: IndexClient) -> None:
     build(client)
     (path,) = live_paths(client)
     data = bytearray(path.read_bytes())
@@ -126,18 +128,18 @@ def test_a_damaged_blob_is_put_aside_and_the_plan_is_wider(client: IndexClient) 
     assert client.index("db.t", INDEX).health == "damaged"
 
 
-def test_its_files_go_with_its_definition(client: IndexClient, served: Served) -> None:
+def test_toy_index_files_are_deleted_with_their_definition(client: IndexClient, served: Served) -> None:
     build(client)
     paths = live_paths(client)
     client.drop_index("db.t", INDEX)
-    for _ in range(3):  # first what is superseded, then what is unused
+    for _ in range(3):  # First superseded files, then unused files
         served.run(served.server.components.housekeeping.round())
     assert len(paths) == 1
     assert not any(path.exists() for path in paths)
 
 
-def test_the_command_and_the_http_schema_know_it() -> None:
-    """In a process of its own: both are made when their modules are loaded."""
+def test_command_and_http_schema_include_the_toy_kind() -> None:
+    """The test uses a separate process, because both are built when their modules are loaded."""
     script = """
 from seamark.formats.index.kinds.kinds import KINDS
 from tests.index.kinds.signature_kind import SIGNATURE

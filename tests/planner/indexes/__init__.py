@@ -1,1 +1,1 @@
-"""Plans with indexes."""
+"""Tests of plans that use indexes."""

@@ -1,4 +1,4 @@
-"""Rows of a view are found by the identities of their files, whichever snapshot listed them first."""
+"""Tests that files of a view are found by their identities, whichever snapshot listed them first."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ async def planner(tmp_path: Path) -> AsyncIterator[Planner]:
 
 
 def ids_of(files: Sequence[ContentFile]) -> Words:
-    """Return one by one, by the function that builders call."""
+    """Call the function that index builders call, once for each file, and return the identities."""
     found = [file_ids([file.path], [file.size], [file.record_count]) for file in files]
     return np.concatenate([np.empty((0, 2), dtype=np.uint64), *found])
 
 
-async def test_every_file_of_a_random_table_is_found_by_its_identity_and_no_other(tmp_path: Path) -> None:
+async def test_each_file_of_a_random_table_is_found_by_its_identity(tmp_path: Path) -> None:
     async with a_planner(tmp_path) as planner:
         searched = 0
         for seed in range(40):
@@ -63,7 +63,7 @@ async def test_every_file_of_a_random_table_is_found_by_its_identity_and_no_othe
         assert searched > 500
 
 
-async def test_files_that_are_listed_twice_are_described_twice(tmp_path: Path, planner: Planner) -> None:
+async def test_file_listed_twice_has_an_identity_for_each_listing(tmp_path: Path, planner: Planner) -> None:
     table = Table(tmp_path / "t")
     table.commit(1, [table.manifest("a", [1, 2]), table.manifest("b", [2, 3])])
     ids = file_ids_of(await planner.view(table.metadata, ScanRequest()))
@@ -72,7 +72,7 @@ async def test_files_that_are_listed_twice_are_described_twice(tmp_path: Path, p
     assert ids.find(asked).tolist() in ([1, -1], [2, -1])
 
 
-async def test_a_file_whose_records_nobody_counted_has_no_identity(
+async def test_file_without_a_record_count_has_no_identity(
     tmp_path: Path, planner: Planner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = Table(tmp_path / "t")
@@ -85,14 +85,14 @@ async def test_a_file_whose_records_nobody_counted_has_no_identity(
     assert not ids.are_described_by(wrapped).any()
 
 
-async def test_a_view_of_nothing_has_no_files(planner: Planner) -> None:
+async def test_empty_view_has_no_file_identities(planner: Planner) -> None:
     ids = FileIds(TableView((), ()))
     asked = np.array([[1, 2]], dtype=np.uint64)
     assert (ids.count, ids.find(asked).tolist(), ids.are_described_by(asked).tolist()) == (0, [-1], [])
     assert FileIds(TableView((), ())).find(np.empty((0, 2), dtype=np.uint64)).tolist() == []
 
 
-def test_identities_that_begin_alike_are_told_apart() -> None:
+def test_identities_with_the_same_first_half_are_distinguished() -> None:
     rng = random.Random(5)
     pairs = sorted({(rng.randrange(3), rng.randrange(50)) for _ in range(100)})
     ordered = np.array(pairs, dtype=np.uint64)
@@ -101,7 +101,7 @@ def test_identities_that_begin_alike_are_told_apart() -> None:
     assert found == [pairs.index(one) if one in pairs else -1 for one in asked]
 
 
-async def test_identities_are_computed_once_for_snapshots_that_share_manifests_and_go_with_them(
+async def test_snapshots_share_identities_of_shared_manifests_until_they_are_released(
     tmp_path: Path, planner: Planner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = []

@@ -1,4 +1,6 @@
-"""What plans make of indexes, case by case: what is projected, what is covered, what is late, damaged or replaced."""
+"""Tests of how plans use indexes: projection of filters, coverage, and index files that are late, damaged or
+replaced.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ from tests.planner.lakes.tables import Table, Watched, numbers_of
 
 FILES = range(6)
 ODD = {"type": "eq", "term": "id", "value": 13}
-"""In the range of file 1, and no value of it."""
+"""A filter for a value in the range of file 1 that no row of the file has."""
 
 
 Wrap = Callable[[ObjectStore], ObjectStore]
@@ -58,7 +60,7 @@ def either(left: Any, right: Any) -> dict[str, Any]:
 
 
 class Rig:
-    """One indexed table and what plans on it."""
+    """An indexed table, and the means to plan on it."""
 
     def __init__(self, folder: Path, store: PointerStore, stack: AsyncExitStack) -> None:
         self.folder = folder
@@ -68,7 +70,7 @@ class Rig:
         self.table: IndexedTable
 
     async def create(self, **properties: str) -> IndexedTable:
-        """Of six files; file 0 holds ids of 0 to 8, file 1 of 10 to 18."""
+        """Create a table of six files: file 0 holds ids from 0 to 8, file 1 ids from 10 to 18, and so on."""
         made = Table(self.folder / "t")
         made.commit(1, [made.manifest("a", range(3)), made.manifest("b", range(3, 6))])
         self.table = IndexedTable(made, self.store, self.registry, properties)
@@ -102,7 +104,7 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-# What a filter says about terms
+# Predicates that a filter yields for index terms
 
 SCHEMA = [(1, "id", "long"), (2, "name", "string"), (3, "ts", "timestamp"), (4, "kind", "int")]
 
@@ -157,7 +159,7 @@ def said(projected: IndexProjection | None) -> list[tuple[str, str, tuple[Any, .
     return sorted(found + composite)
 
 
-def test_an_index_on_a_function_is_asked_what_the_filter_says_about_it() -> None:
+def test_index_on_a_transform_receives_the_projected_filter() -> None:
     filter = both(eq(7), {"type": "lt", "term": "ts", "value": "2020-01-02T03:00:00"})
     found = said(asked(filter, b="bloom(bucket[16](id))", t="bitmap(truncate[5](id))", d="bitmap(day(ts))"))
     assert [(name, op) for name, op, _ in found] == [("b", "eq"), ("d", "lt"), ("t", "eq")]
@@ -165,7 +167,7 @@ def test_an_index_on_a_function_is_asked_what_the_filter_says_about_it() -> None
     assert found[2][2] == (5,)
 
 
-def test_lower_is_asked_for_whole_values_and_prefixes_of_the_column_itself() -> None:
+def test_index_on_lower_answers_equality_and_prefixes_of_the_column() -> None:
     lower = {"l": "bitmap(lower(name))"}
     assert said(asked({"type": "in", "term": "name", "values": ["Ab", "aB", "c"]}, **lower)) == [
         ("l", "in", ("ab", "c"))
@@ -186,7 +188,7 @@ def test_lower_is_asked_for_whole_values_and_prefixes_of_the_column_itself() -> 
 
 @pytest.mark.parametrize("indexed", ["lower", "upper"])
 @pytest.mark.parametrize("function", ["lower", "upper"])
-def test_either_function_is_asked_for_folded_values_and_for_texts_of_unknown_case(function: str, indexed: str) -> None:
+def test_index_on_lower_or_upper_answers_filters_on_either_function(function: str, indexed: str) -> None:
     term = {"type": "transform", "transform": function, "term": "name"}
     index = {"l": f"bitmap({indexed}(name))"}
     listed = {"type": "in", "term": term, "values": ["Straße", "STRASSE", "ab"]}
@@ -205,7 +207,7 @@ def test_either_function_is_asked_for_folded_values_and_for_texts_of_unknown_cas
     assert said(asked({"type": "eq", "term": "name", "value": "\U0010ffff"}, **index)) == [("l", "eq", (UNKNOWN_CASE,))]
 
 
-def test_a_composite_key_is_asked_for_folded_values() -> None:
+def test_composite_key_index_receives_folded_values() -> None:
     term = {"type": "transform", "transform": "upper", "term": "name"}
     found = said(asked(both(eq(7), {"type": "eq", "term": term, "value": "AB"}), r="record(id, lower(name))"))
     assert found == [("r", "eq", (7,)), ("r", "in", ("ab", UNKNOWN_CASE))]
@@ -215,7 +217,7 @@ def test_a_composite_key_is_asked_for_folded_values() -> None:
     assert [one.values for one in equalities] == [(7,), ("ab",)]
 
 
-def test_bloom_filters_and_record_keys_are_asked_for_values_only() -> None:
+def test_bloom_and_record_indexes_answer_equality_only() -> None:
     indexes = {"b": "bloom(id)", "r": "record(id)"}
     for unsaid in (
         {"type": "lt", "term": "id", "value": 5},
@@ -227,7 +229,7 @@ def test_bloom_filters_and_record_keys_are_asked_for_values_only() -> None:
     assert [name for name, _, _ in said(asked({"type": "in", "term": "id", "values": [1, 2]}, **indexes))] == ["b", "r"]
 
 
-def test_a_composite_key_is_asked_where_each_of_its_columns_has_values() -> None:
+def test_composite_key_index_is_used_when_each_column_has_values() -> None:
     index = {"r": "record(id, kind)"}
     kinds = {"type": "in", "term": "kind", "values": [1, 2]}
     assert said(asked(both(eq(7), kinds), **index)) == [("r", "eq", (7,)), ("r", "in", (1, 2))]
@@ -239,7 +241,7 @@ def test_a_composite_key_is_asked_where_each_of_its_columns_has_values() -> None
     assert asked(both(*many), **index) is None
 
 
-def test_an_alternative_that_an_index_cannot_decide_makes_it_useless() -> None:
+def test_index_is_unused_when_it_covers_only_one_side_of_an_or() -> None:
     assert asked(either(eq(7), {"type": "eq", "term": "kind", "value": 1}), b="bloom(id)") is None
     projected = asked(either(eq(7), eq(8)), b="bloom(id)")
     assert [op for _, op, _ in said(projected)] == ["eq", "eq"]
@@ -248,7 +250,7 @@ def test_an_alternative_that_an_index_cannot_decide_makes_it_useless() -> None:
 # Coverage
 
 
-async def test_an_index_file_covers_the_rows_of_the_files_it_describes(rig: Rig) -> None:
+async def test_index_file_covers_the_rows_of_the_files_it_describes(rig: Rig) -> None:
     table = await rig.create(b="bitmap(id)")
     path = await table.index("b", [4, 1])
     again = await table.index("b", [1])
@@ -278,7 +280,7 @@ async def test_an_index_file_covers_the_rows_of_the_files_it_describes(rig: Rig)
 # Plans
 
 
-async def test_files_that_no_index_describes_stay(rig: Rig) -> None:
+async def test_plan_keeps_files_without_index_entries(rig: Rig) -> None:
     table = await rig.create(b="bitmap(id)")
     planning = await rig.planning()
     assert await rig.planned(planning, ODD) == [1]
@@ -290,7 +292,7 @@ async def test_files_that_no_index_describes_stay(rig: Rig) -> None:
     assert await rig.planned(planning, either(ODD, eq(55))) == [5]
 
 
-async def test_values_that_are_never_in_one_row_leave_a_file_out_only_by_bitmaps(rig: Rig) -> None:
+async def test_only_bitmaps_prune_by_values_that_never_share_a_row(rig: Rig) -> None:
     table = await rig.create(b="bitmap(id)", l="bloom(id)", r="record(id)")
     planning = await rig.planning()
     never = both(eq(12), eq(14))
@@ -304,7 +306,7 @@ async def test_values_that_are_never_in_one_row_leave_a_file_out_only_by_bitmaps
 
 
 @pytest.mark.parametrize("kind", ["bloom", "bitmap", "record"])
-async def test_a_plan_tells_what_each_index_did_for_it(rig: Rig, kind: str) -> None:
+async def test_plan_reports_what_each_index_pruned(rig: Rig, kind: str) -> None:
     table = await rig.create(
         i=f"{kind}(id)", paused=json.dumps({"kind": "bitmap", "columns": ["id"], "state": "paused"})
     )
@@ -322,7 +324,7 @@ async def test_a_plan_tells_what_each_index_did_for_it(rig: Rig, kind: str) -> N
     assert used.plans == 2
 
 
-async def test_a_plan_goes_on_without_what_is_late_and_the_next_has_it(rig: Rig) -> None:
+async def test_plan_skips_a_late_index_and_the_next_plan_uses_it(rig: Rig) -> None:
     table = await rig.create(b="bitmap(id)")
     late = await table.index("b", [1])
     await table.index("b", [3])
@@ -350,9 +352,7 @@ async def test_a_plan_goes_on_without_what_is_late_and_the_next_has_it(rig: Rig)
     assert await rig.scan(planning, either(ODD, eq(35))) is found
 
 
-async def test_a_plan_goes_on_without_an_index_that_our_own_fault_keeps_from_being_opened(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_plan_skips_an_index_that_a_bug_keeps_from_opening(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     table = await rig.create(b="bitmap(id)")
     await table.index("b", FILES)
     planning = await rig.planning()
@@ -368,7 +368,10 @@ async def test_a_plan_goes_on_without_an_index_that_our_own_fault_keeps_from_bei
 
 
 async def far_away(rig: Rig, path: Path, **given: Any) -> tuple[Planning, Watched]:
-    """Return a planner whose reads of this whole index file wait, and which asks bloom indexes of any size by range."""
+    """Return a planner that uses bloom indexes of any size by range reads.
+
+    Its reads of this whole index file wait.
+    """
     stores: list[Watched] = []
 
     def watched(inner: ObjectStore) -> ObjectStore:
@@ -380,7 +383,7 @@ async def far_away(rig: Rig, path: Path, **given: Any) -> tuple[Planning, Watche
     return planning, stores[0]
 
 
-async def test_a_large_bloom_index_that_is_not_here_is_asked_by_a_few_reads(rig: Rig) -> None:
+async def test_large_bloom_index_is_probed_by_range_until_it_is_local(rig: Rig) -> None:
     table = await rig.create(l="bloom(id)", b="bitmap(id)")
     path = await table.index("l", FILES)
     planning, storage = await far_away(rig, path)
@@ -402,7 +405,7 @@ async def test_a_large_bloom_index_that_is_not_here_is_asked_by_a_few_reads(rig:
 
 
 @pytest.mark.parametrize("kind", ["record", "bitmap"])
-async def test_a_large_index_of_any_kind_is_asked_by_a_few_reads(rig: Rig, kind: str) -> None:
+async def test_large_index_of_each_kind_is_probed_by_range(rig: Rig, kind: str) -> None:
     table = await rig.create(i=f"{kind}(id)")
     path = await table.index("i", FILES)
     planning, storage = await far_away(rig, path)
@@ -421,10 +424,10 @@ async def test_a_large_index_of_any_kind_is_asked_by_a_few_reads(rig: Rig, kind:
     assert len(storage.ranges) == before
 
 
-async def test_rows_of_files_that_are_left_are_asked_of_bitmaps_far_away(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cold, "_GUESS_BYTES", 64)  # so that sections are not there by chance
+async def test_remote_bitmaps_are_read_only_for_the_remaining_files(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        cold, "_GUESS_BYTES", 64
+    )  # A small guess, so that the first read does not include the sections.
     table = await rig.create(b="bitmap(id)")
     path = await table.index("b", FILES)
     planning, storage = await far_away(rig, path)
@@ -439,7 +442,7 @@ async def test_rows_of_files_that_are_left_are_asked_of_bitmaps_far_away(
     assert storage.reads.count(path.name) == 1
 
 
-async def test_a_plan_that_asks_by_rows_from_afar_waits_no_longer_than_it_was_told(
+async def test_plan_with_remote_bitmaps_waits_no_longer_than_its_limit(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cold, "_GUESS_BYTES", 64)
@@ -462,7 +465,7 @@ async def test_a_plan_that_asks_by_rows_from_afar_waits_no_longer_than_it_was_to
     assert len(storage.ranges) == asked + 1
 
 
-async def test_of_many_keys_a_large_bloom_index_is_asked_once_it_is_here(rig: Rig) -> None:
+async def test_large_bloom_index_is_used_for_many_keys_once_it_is_local(rig: Rig) -> None:
     table = await rig.create(l="bloom(id)")
     path = await table.index("l", FILES)
     planning, storage = await far_away(rig, path, index_wait_s=0.2)
@@ -478,7 +481,7 @@ async def test_of_many_keys_a_large_bloom_index_is_asked_once_it_is_here(rig: Ri
 
 @pytest.mark.parametrize("how", ["a page", "the header", "the files table", "the footer", "missing"])
 @pytest.mark.parametrize("kind", ["bloom", "bitmap", "record"])
-async def test_damage_behind_the_cold_door_widens_the_plan_and_is_quarantined(rig: Rig, kind: str, how: str) -> None:
+async def test_damaged_remote_index_widens_the_plan_and_is_quarantined(rig: Rig, kind: str, how: str) -> None:
     table = await rig.create(l=f"{kind}(id)")
     path = await table.index("l", FILES)
     data = bytearray(path.read_bytes())
@@ -502,7 +505,7 @@ async def test_damage_behind_the_cold_door_widens_the_plan_and_is_quarantined(ri
     await until(lambda: planning.indexes.quarantined == 1)
 
 
-async def test_a_plan_is_made_anew_when_an_index_file_comes_or_goes(rig: Rig) -> None:
+async def test_cached_plan_is_replaced_when_an_index_file_is_added_or_removed(rig: Rig) -> None:
     table = await rig.create(b="bitmap(id)")
     planning = await rig.planning()
     first = await table.index("b", [0])
@@ -514,7 +517,7 @@ async def test_a_plan_is_made_anew_when_an_index_file_comes_or_goes(rig: Rig) ->
     assert planning.indexes.failures == 0
 
 
-async def test_what_covers_a_view_is_found_once_and_is_on_the_planners_account(rig: Rig) -> None:
+async def test_coverage_of_a_view_is_computed_once_and_counted_in_the_planners_memory(rig: Rig) -> None:
     table = await rig.create(b="bitmap(id)")
     await table.index("b", FILES)
     planning = await rig.planning()
@@ -535,12 +538,12 @@ async def test_what_covers_a_view_is_found_once_and_is_on_the_planners_account(r
     assert (await covers.bitmaps(first.view, definition, await table.entry())).coverage is not looked_up.coverage
 
 
-async def test_damage_that_a_question_finds_widens_the_plan_and_the_file_is_quarantined(rig: Rig) -> None:
+async def test_index_damage_found_by_a_probe_widens_the_plan_and_quarantines_the_file(rig: Rig) -> None:
     table = await rig.create(b="bitmap(id)")
     path = await table.index("b", FILES)
     data = bytearray(path.read_bytes())
     blob = open_index_file(bytes(data), "x").header
-    data[blob.offset + blob.length - 16] ^= 0x10  # in the last section
+    data[blob.offset + blob.length - 16] ^= 0x10  # The damage is in the last section.
     path.write_bytes(data)
     planning = await rig.planning()
     scan = await rig.scan(planning, either(both(eq(52), eq(54)), eq(13)))
@@ -556,7 +559,7 @@ async def test_damage_that_a_question_finds_widens_the_plan_and_the_file_is_quar
     assert await rig.planned(planning, ODD) == []
 
 
-async def test_a_bitmap_of_another_number_of_rows_is_not_believed(rig: Rig) -> None:
+async def test_bitmap_with_a_different_row_count_is_ignored(rig: Rig) -> None:
     table = await rig.create(b="bitmap(id)")
     await table.index("b", FILES)
     planning = await rig.planning()
@@ -571,7 +574,7 @@ async def test_a_bitmap_of_another_number_of_rows_is_not_believed(rig: Rig) -> N
     assert (numbers_of(scan), scan.complete) == ([1], False)
 
 
-async def test_tables_of_one_uuid_that_went_different_ways_have_definitions_of_their_own(rig: Rig) -> None:
+async def test_diverged_tables_with_one_uuid_keep_separate_definitions(rig: Rig) -> None:
     table = await rig.create(b="bitmap(id)", k="bitmap(day)")
     await table.index("b", FILES)
     planning = await rig.planning()

@@ -1,7 +1,7 @@
-"""Indexes on columns whose type was promoted, whose name changed hands, and of files that others took the place of.
+"""Tests of indexes on columns that were promoted or renamed, and of indexes on files that were replaced.
 
-File 0 was written, and indexed, by the older schema, file 1 by the newer one. Both lie in one manifest and have no
-statistics of the column, so a plan is what the index makes it. Values are compared here in plain Python.
+File 0 was written and indexed under the older schema, file 1 under the newer schema. Both are in one manifest and
+have no column statistics, so only the index narrows a plan. The tests compare values in plain Python.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ DAYS = [-700_000, -1, 0, 1, 19_000]
 
 
 class Promotion(NamedTuple):
-    """`old` values as they were written, `new` ones beside which a reader has them; `read` is what they are to it."""
+    """A type promotion with its values.
+
+    `old` are values as they were written, `new` are values of the new type for comparison with them, and `read` are the
+    old values as a reader sees them.
+    """
 
     before: str
     after: str
@@ -85,7 +89,7 @@ CASES = [
 
 
 class Evolved(Table):
-    """With a column 3, of one type in schema 0 and another in schema 1."""
+    """A table with a column 3 whose type differs between schema 0 and schema 1."""
 
     def __init__(self, folder: Path, before: list[dict[str, Any]], after: list[dict[str, Any]]) -> None:
         super().__init__(folder)
@@ -111,7 +115,7 @@ def column(number: int, name: str, kind: str) -> dict[str, Any]:
 
 
 class EvolvedTable(IndexedTable):
-    """`arrays` are the columns of each file, by number and column id."""
+    """A table after the evolution. `arrays` are the columns of each file, by file number and column id."""
 
     arrays: dict[int, dict[int, pa.Array]]
 
@@ -138,12 +142,12 @@ async def evolved(
 
 
 def then(table: EvolvedTable) -> IndexDefinition:
-    """Return the definition as it was under schema 0."""
+    """Return the index definition as it was under schema 0."""
     return as_of(table.definitions["i"], table.metadata, table.metadata.schemas[0])
 
 
 @pytest.mark.parametrize(("promotion", "kind", "transform"), CASES)
-async def test_an_index_that_is_older_than_a_promotion_hides_no_row(
+async def test_index_older_than_a_promotion_prunes_no_matching_row(
     promotion: Promotion, kind: str, transform: str, tmp_path: Path, store: PointerStore
 ) -> None:
     term = "c" if transform == "identity" else f"{transform}(c)"
@@ -158,7 +162,7 @@ async def test_an_index_that_is_older_than_a_promotion_hides_no_row(
     both_covered = then(table).id == table.definitions["i"].id
     exact = kind == "bitmap" and transform == "identity"
     await _judge(promotion, table, tmp_path, exact=exact and both_covered)
-    # The older file indexed by a reader of the newer schema.
+    # The older file, indexed by a reader of the newer schema
     await table.index("i", [0])
     await _judge(promotion, table, tmp_path, exact=exact)
 
@@ -180,10 +184,8 @@ async def _judge(promotion: Promotion, table: EvolvedTable, folder: Path, *, exa
                 assert not exact or planned == expected, filter
 
 
-async def test_a_renamed_column_keeps_its_index_and_a_new_one_of_its_name_has_none(
-    tmp_path: Path, store: PointerStore
-) -> None:
-    """Column 3 was `c` and is `d`; column 4 is `c` now."""
+async def test_renamed_column_keeps_its_index_and_its_old_name_has_none(tmp_path: Path, store: PointerStore) -> None:
+    """Column 3 was named `c` and is now `d`; column 4 is now named `c`."""
     said = json.dumps({"kind": "bitmap", "columns": ["c"], "field-ids": [3]})
     before, after = [column(3, "c", "long")], [column(4, "c", "long"), column(3, "d", "long")]
     table = await evolved(tmp_path, store, before, after, said)
@@ -196,7 +198,7 @@ async def test_a_renamed_column_keeps_its_index_and_a_new_one_of_its_name_has_no
             assert numbers_of(scan) == expected, (name, value)
 
 
-async def test_a_dropped_column_that_came_back_is_another(tmp_path: Path, store: PointerStore) -> None:
+async def test_column_dropped_and_added_again_does_not_reuse_the_index(tmp_path: Path, store: PointerStore) -> None:
     before, after = [column(3, "c", "long")], [column(4, "c", "long")]
     table = await evolved(tmp_path, store, before, after, "bitmap(c)")
     assert [term.column_id for term in table.definitions["i"].terms] == [4]

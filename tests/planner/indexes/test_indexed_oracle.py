@@ -1,12 +1,15 @@
-"""Plans with random indexes, against rows, the specification and Iceberg Java, on random tables.
+"""Plans with random indexes on random tables, compared with rows, the specification and Iceberg Java.
 
-Four times each case is planned. With statistics alone, as `test_oracle.py` judges it. With indexes of some of the
-files (`indexing.py`), which must leave nothing out that matches and name the same delete files (`judge.py`), and keep
-nothing that is left out without them. With bloom indexes that never come whole and are asked by range. And once half of
-the index files are damaged or gone: then a plan keeps all that it keeps with sound ones, and nothing that it would not
-keep with none.
+Each case is planned four times:
 
-A bitmap of all files leaves nothing to chance: such a plan is exactly the files with a row that matches to some client.
+- with statistics alone, as in `test_oracle.py`;
+- with indexes of some of the files (`indexing.py`): the plan keeps every matching file, names the same delete files
+  (`judge.py`), and keeps no file that is pruned without indexes;
+- with bloom indexes that are never local and are probed by range;
+- with half of the index files damaged or missing: the plan keeps all that it keeps with intact indexes, and no file
+  that it would prune without indexes.
+
+With a bitmap of all files a plan is exact: it has exactly the files with a row that matches for some client.
 
 A failure names its seed and case; `PLANNER_SEEDS=17 pytest tests/planner/indexes/test_indexed_oracle.py -m "not slow"`
 replays seed 17, `PLANNER_SEEDS=100-300` a range.
@@ -73,11 +76,14 @@ from tests.services.java_planner import JavaPlanner
 
 CLIENTS = (IEEE, ORDERED)
 NAN_LOVERS = (*CLIENTS, SPARKS)
-"""To Spark NaN is above every number. A plan that is not for such clients has these rows by chance."""
+"""A client for which NaN is above every number, as in Spark.
+
+Plans for other clients may contain these rows by chance.
+"""
 
 
 async def campaign(chosen: Sequence[int], per_lake: int, folder: Path, java: JavaPlanner) -> Counter[str]:
-    """Judges `per_lake` cases on the lake of each seed; returns what was seen."""
+    """Check `per_lake` cases on the lake of each seed, and return counts of the situations that occurred."""
     seen: Counter[str] = Counter()
     clock = SystemClock()
     async with AsyncExitStack() as stack:
@@ -116,7 +122,7 @@ async def campaign(chosen: Sequence[int], per_lake: int, folder: Path, java: Jav
 
 
 def _pointed(rng: random.Random, indexed: IndexedLake, case: Case) -> Case:
-    """Return the case with a filter of which indexes know something."""
+    """Return the case with a filter on values that the indexes contain."""
     schema = indexed.lake.schemas[case.snapshot.schema_id] if case.names_of_snapshot else indexed.lake.schema
     tree = pointed_filter(rng, indexed, schema)
     return replace(case, filter=written(tree, rng.choice(FORMS)), java_filter=written(tree, "java"))
@@ -128,7 +134,7 @@ Plans = list[dict[str, Task]]
 async def _planned(
     planning: Planning, drawn: Sequence[Case], lakes: dict[int, IndexedLake], seen: Counter[str]
 ) -> tuple[Plans, Plans]:
-    """Of each case the plan without indexes, and with them."""
+    """Return the plans of each case without indexes and with them."""
     plain, indexed = [], []
     for case in drawn:
         plain.append(await our_plan(planning.planner, case))
@@ -146,7 +152,7 @@ async def _planned(
 async def _planned_from_afar(
     folder: Path, registry: Registry, drawn: Sequence[Case], lakes: dict[int, IndexedLake]
 ) -> Plans:
-    """Return the plans of a server to which no index file comes whole, but ranges of it."""
+    """Return the plans of a server that reads index files only by ranges."""
     far = {file.location for one in lakes.values() for file in await one.live()}
 
     class Afar(Watched):
@@ -156,7 +162,7 @@ async def _planned_from_afar(
             return await super().read(location, limit_bytes=limit_bytes)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cold, "_GUESS_BYTES", 64)  # so that nothing is there by chance
+        patch.setattr(cold, "_GUESS_BYTES", 64)  # No statistics, so that only indexes prune.
         async with open_planning(folder, registry, wrap=Afar, index_whole_bytes=0, index_wait_s=0.5) as planning:
             return [await our_plan(planning.planner, case, await lakes[case.lake.seed].entry()) for case in drawn]
 
@@ -164,7 +170,7 @@ async def _planned_from_afar(
 async def _planned_damaged(
     folder: Path, registry: Registry, drawn: Sequence[Case], lakes: dict[int, IndexedLake], seen: Counter[str]
 ) -> Plans:
-    """Return the plans of a server that finds half of the index files broken."""
+    """Return the plans of a server for which half of the index files are damaged."""
     for seed, one in lakes.items():
         rng = random.Random(f"damage of {seed}")
         for file in await one.live():
@@ -176,7 +182,7 @@ async def _planned_damaged(
     return found
 
 
-async def test_plans_with_indexes_hold_all_that_matches_also_where_index_files_are_damaged(
+async def test_plans_with_indexes_keep_all_matching_files_even_when_indexes_are_damaged(
     tmp_path: Path, java: JavaPlanner
 ) -> None:
     seen = await campaign(seeds(range(examples(30, 22))), 8, tmp_path, java)
@@ -192,7 +198,7 @@ async def test_plans_with_indexes_hold_all_that_matches_also_where_index_files_a
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("start", range(20_000, 22_000, 500))
-async def test_plans_with_indexes_hold_all_that_matches_over_thousands_of_cases(
+async def test_plans_with_indexes_keep_all_matching_files_in_thousands_of_cases(
     start: int, tmp_path: Path, java: JavaPlanner
 ) -> None:
     seen = await campaign(range(start, start + 500), 10, tmp_path, java)
@@ -204,7 +210,7 @@ async def test_plans_with_indexes_hold_all_that_matches_over_thousands_of_cases(
 
 
 def exact_properties(lake: Lake) -> dict[str, str]:
-    """Return a bitmap on each column of the current schema of which every file's values are known."""
+    """Define a bitmap on each column of the current schema whose values are known in every file."""
     files = data_files(lake)
     return {
         f"seamark.index.b{column.id}": json.dumps(
@@ -216,7 +222,10 @@ def exact_properties(lake: Lake) -> dict[str, str]:
 
 
 def conditions(rng: random.Random, lake: Lake, count: int) -> Iterator[list[Any]]:
-    """Yield one condition on a column, or two on different ones, as JSON: a predicate, or one with either zero."""
+    """Yield conditions on one or two columns, as JSON.
+
+    A condition is a predicate, or a disjunction of predicates with both zeros.
+    """
     covered = {name.rpartition("b")[2] for name in exact_properties(lake)}
     while count:
         drawn = [_condition(rng, lake, covered) for _ in range(rng.choice([1, 2]))]
@@ -231,13 +240,13 @@ def _condition(rng: random.Random, lake: Lake, covered: set[str]) -> Any | None:
         return None
     column = Names(lake.schema)[tree["term"]]
     by_order = column.kind == "uuid" and tree["type"] in ("lt", "lt-eq", "gt", "gt-eq")
-    if str(column.id) not in covered or by_order:  # clients order uuids in two ways; an index answers neither
+    if str(column.id) not in covered or by_order:  # Clients order UUIDs in two ways, and an index supports neither.
         return None
     return written(maybe_of_both_zeros(rng, tree), rng.choice(FORMS))
 
 
 def matched(lake: Lake, files: Sequence[DataFile], drawn: Sequence[Any], clients: Sequence[Meaning]) -> set[str]:
-    """Paths of the files with a row that satisfies each of the predicates, each to some client."""
+    """Return paths of the files with a row that satisfies each predicate for some client."""
     names = Names(lake.schema)
     return {
         file.path
@@ -309,7 +318,7 @@ def _path_at(scan: ScanPlan, row: int) -> str:
     return path
 
 
-async def test_bitmaps_of_all_files_keep_exactly_those_with_a_row_that_matches(tmp_path: Path) -> None:
+async def test_plan_is_exact_when_bitmaps_cover_all_files(tmp_path: Path) -> None:
     count = examples(30, 14)
     seen = await exact_campaign(seeds(range(500, 500 + count)), 15, tmp_path)
     print(dict(seen))
@@ -320,7 +329,7 @@ async def test_bitmaps_of_all_files_keep_exactly_those_with_a_row_that_matches(t
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-async def test_bitmaps_of_all_files_are_exact_over_thousands_of_cases(tmp_path: Path) -> None:
+async def test_plan_is_exact_when_bitmaps_cover_all_files_in_thousands_of_cases(tmp_path: Path) -> None:
     seen = await exact_campaign(range(30_000, 30_600), 20, tmp_path)
     print(dict(seen))
     assert seen["case"] > 8000

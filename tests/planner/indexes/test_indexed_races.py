@@ -1,6 +1,6 @@
-"""Plans while index files come, are superseded, break, are quarantined and go from storage: none fails, none is wrong.
+"""Plans while index files are added, merged, damaged, quarantined and deleted: no plan fails, and each plan is right.
 
-The planner under test has a server's registry of its own, as one worker beside another who changes the registry.
+The planner under test has its own registry, like a worker beside another worker that changes the registry.
 """
 
 from __future__ import annotations
@@ -27,18 +27,21 @@ FILES = 24
 KINDS = ("bloom", "bitmap", "record")
 
 PLANS_MIN = 10
-"""Even where a busy machine makes fewer during the changes."""
+"""The least number of plans, also on a busy machine that makes fewer during the changes."""
 
 
 def filters(rng: random.Random) -> tuple[Any, set[int]]:
-    """Return a filter, and the files with a row that matches: file n holds the even numbers from 10 n to 10 n + 8."""
+    """Return a filter and the numbers of the files with a matching row.
+
+    File n holds the even numbers from 10 n to 10 n + 8.
+    """
     values = sorted({rng.randrange(10 * FILES) for _ in range(rng.choice([1, 2, 5]))})
     if len(values) == 1:
         filter: Any = {"type": "eq", "term": "id", "value": values[0]}
     else:
         filter = {"type": "in", "term": "id", "values": values}
     found = {value // 10 for value in values if value % 2 == 0}
-    if rng.random() < 0.3:  # none of the rows has two values
+    if rng.random() < 0.3:  # No row has two values.
         other = 2 * rng.randrange(5 * FILES)
         filter = {"type": "and", "left": filter, "right": {"type": "eq", "term": "id", "value": other}}
         found = {other // 10} if other in values else set()
@@ -46,7 +49,11 @@ def filters(rng: random.Random) -> tuple[Any, set[int]]:
 
 
 async def plans(planning: Planning, table: IndexedTable, rng: random.Random, ended: asyncio.Event) -> int:
-    """Return how many were made, more than PLANS_MIN; AssertionError for one that lacks a file."""
+    """Plan until `ended`, at least PLANS_MIN times, and return the number of plans.
+
+    Raises:
+        AssertionError: A plan lacks a file.
+    """
     count = 0
     while not ended.is_set() or count <= PLANS_MIN:
         filter, wanted = filters(rng)
@@ -64,7 +71,7 @@ def path_of(file: RegisteredIndexFile) -> Path:
 
 
 async def changes(table: IndexedTable, rng: random.Random, turns: int) -> None:
-    """What builds, merges, cleaners and bad disks do, one after another."""
+    """Build, merge, delete and damage index files, one change after another."""
     for _ in range(turns):
         kind = rng.choice(KINDS)
         live = [file for file in await table.files() if file.state is IndexFileState.LIVE and file.kind == kind]
@@ -75,7 +82,7 @@ async def changes(table: IndexedTable, rng: random.Random, turns: int) -> None:
             case "replace":
                 try:
                     await table.index(kind, range(FILES), remove=[file.location for file in chosen])
-                except CommitConflict:  # one of them was quarantined by a plan meanwhile
+                except CommitConflict:  # A plan has quarantined one of them meanwhile.
                     continue
                 for file in chosen:
                     path_of(file).unlink(missing_ok=True)
@@ -95,14 +102,14 @@ async def changes(table: IndexedTable, rng: random.Random, turns: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
-async def test_plans_among_changes_of_the_indexes_lose_nothing_and_do_not_fail(seed: int, tmp_path: Path) -> None:
+async def test_plans_during_index_changes_stay_complete(seed: int, tmp_path: Path) -> None:
     await _race(seed, tmp_path, 60)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(10, 20))
-async def test_plans_among_thousands_of_changes_lose_nothing(seed: int, tmp_path: Path) -> None:
+async def test_plans_during_thousands_of_index_changes_stay_complete(seed: int, tmp_path: Path) -> None:
     await _race(seed, tmp_path, 600)
 
 
@@ -135,7 +142,7 @@ async def _race(seed: int, folder: Path, turns: int) -> None:
         ids = [definition.id for definition in table.definitions.values()]
         used = [worker.usage.find_usage(table.metadata.table_uuid, one) for worker in workers for one in ids]
         assert sum(one.files_removed for one in used if one is not None) > 0
-        # And at rest, whatever is left of the indexes:
+        # Plans are also right after the changes, with the index files that are left.
         for _ in range(50):
             filter, wanted = filters(rng)
             scan = await workers[0].planner.bind_and_plan(

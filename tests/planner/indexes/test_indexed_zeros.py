@@ -1,4 +1,4 @@
-"""Indexes asked for 0.0 and for -0.0 in one filter: to Python the two are one value, to Iceberg and its clients not."""
+"""Tests of index probes for 0.0 and -0.0 in one filter: they are equal in Python, but not in Iceberg."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COMPARED: dict[str, Callable[[Any, Any], bool]] = {
 }
 ZEROS = [0.0, -0.0]
 PRICES = {0: [0.0] * 10, 1: [-0.0] * 10}
-"""By file, whose rows are ten."""
+"""Prices by file; each file has ten rows."""
 FILTERS = [
     {
         "type": joined,
@@ -47,7 +47,7 @@ FILTERS = [
 
 
 def as_iceberg(value: float) -> tuple[float, float]:
-    """Return a key in the order of its sort: -0.0 lies below 0.0."""
+    """Return a sort key in Iceberg's order, where -0.0 is less than 0.0."""
     return value, math.copysign(1.0, value)
 
 
@@ -79,7 +79,7 @@ async def priced(folder: Path, store: PointerStore, kind: str) -> EvolvedTable:
 
 
 @pytest.mark.parametrize("kind", ["bloom", "bitmap", "record"])
-async def test_a_filter_that_names_both_zeros_asks_an_index_for_both(kind: str, tmp_path: Path) -> None:
+async def test_filter_with_both_zeros_probes_an_index_for_both(kind: str, tmp_path: Path) -> None:
     async with open_store(f"sqlite:///{tmp_path / 's.db'}", clock=SystemClock()) as store:
         await create_namespace(store)
         table = await priced(tmp_path, store, kind)
@@ -95,9 +95,7 @@ async def test_a_filter_that_names_both_zeros_asks_an_index_for_both(kind: str, 
 
 
 @pytest.mark.parametrize("semantics", ComparisonSemantics)
-async def test_the_rows_of_a_filter_that_names_both_zeros_are_those_of_both(
-    semantics: ComparisonSemantics, tmp_path: Path
-) -> None:
+async def test_filter_with_both_zeros_locates_the_rows_of_both(semantics: ComparisonSemantics, tmp_path: Path) -> None:
     async with open_store(f"sqlite:///{tmp_path / 's.db'}", clock=SystemClock()) as store:
         await create_namespace(store)
         table = await priced(tmp_path, store, "bitmap")

@@ -1,1 +1,1 @@
-"""Plans with joins."""
+"""Tests of plans with joins."""

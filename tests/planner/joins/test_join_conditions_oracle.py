@@ -1,6 +1,7 @@
-"""Joins on periods of time, and joins that are alternatives, judged by DuckDB's joins of the rows.
+"""Joins on ranges of time and joins with alternatives, compared with DuckDB's joins of the rows.
 
-A plan keeps each file with a row that is joined. Files have one to three rows, so that bounds leave most others out.
+A plan keeps each file with a row that the join returns. Files have one to three rows, so that bounds prune most of
+the other files.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tests.server.rig import running
 
 DAY_US = 86_400_000_000
 DAYS = [-400, -1, 0, 1, 30, 31, 59, 365, 366, 18_262, 18_292, 18_293, 18_322, 18_628]
-"""Days since 1970 around the beginnings of months and years, before 1970 too."""
+"""Days since 1970 near the beginnings of months and years, also before 1970."""
 ARROW = {
     "date": pa.date32(),
     "timestamp": pa.timestamp("us"),
@@ -43,9 +44,9 @@ PERIODS = [
     *(("ts", unit, "start", f"date_trunc('{unit}', ts)") for unit in ("hour", "day", "month", "year")),
     *((column, "year", "year", f"year({column})") for column in ("ts", "tz", "d")),
 ]
-"""Column, transform, the other table's column, and the expression in DuckDB."""
+"""Tuples of column, transform, the other table's column, and the expression in DuckDB."""
 EXTREMES = [("d", "days", "day"), ("ts", "days", "start"), ("f1", "one", "k"), ("c", "one", "k"), ("f2", "two", "k")]
-"""Column, and the other table with its column."""
+"""Tuples of a column, the other table and its column."""
 
 
 def value(rng: random.Random, kind: str) -> int | None:
@@ -103,7 +104,7 @@ def into_duckdb(con: duckdb.DuckDBPyConnection, name: str, table: StarTable) -> 
 
 
 def join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, Any], str]:
-    """As the server gets it, and as a condition in DuckDB."""
+    """Return a random join as the server receives it, and as a condition in DuckDB."""
     asked: dict[str, Any]
     if rng.random() < 0.2:
         column, dimension, other = rng.choice(EXTREMES)
@@ -156,7 +157,7 @@ async def one_star(seed: str, api: Api, monkeypatch: pytest.MonkeyPatch, seen: C
         asked, told = joins(rng, names)
         answer = await api("POST", f"/api/v1/tables/db/{names['fact']}/explain", {"joins": asked, "files": True})
         assert answer.status == 200, (seed, answer.raw, asked)
-        has_extremes = any(one.get("transform") in ("min", "max") for one in asked)  # a table may have no values
+        has_extremes = any(one.get("transform") in ("min", "max") for one in asked)  # A table may have no values.
         assert has_extremes or all(one["used"] for one in answer.json["joins"]), (seed, answer.json["joins"], asked)
         seen["extremes"] += has_extremes and all(one["used"] for one in answer.json["joins"])
         kept = {paths[one["file-path"]] for one in answer.json["kept"]}
@@ -175,13 +176,15 @@ async def campaign(seed: int, stars: int, folder: Path, monkeypatch: pytest.Monk
     assert seen["kept"] < 0.9 * seen["files"], seen
 
 
-async def test_a_plan_keeps_the_rows_that_duckdb_joins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_plan_keeps_the_rows_that_duckdb_joins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     await campaign(first_seed(), 2, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-async def test_many_plans_keep_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_plans_keep_the_rows_that_duckdb_joins_in_many_cases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await campaign(first_seed() + 1, 60, tmp_path, monkeypatch)
 
 
@@ -199,7 +202,7 @@ async def test_many_plans_keep_them(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ({"on": {"c": "x"}, "unless": {"type": "eq", "term": "none", "value": 1}}, "none"),
     ],
 )
-async def test_a_join_that_has_no_meaning_is_refused(tmp_path: Path, join: dict[str, Any], told: str) -> None:
+async def test_invalid_join_is_rejected(tmp_path: Path, join: dict[str, Any], told: str) -> None:
     async with running(tmp_path) as server:
         api, rng = Api(server), random.Random(1)
         await made(rng, api, "fact", FACT, 2)
@@ -209,12 +212,12 @@ async def test_a_join_that_has_no_meaning_is_refused(tmp_path: Path, join: dict[
         assert told in str(answer.json)
 
 
-async def test_one_alternative_that_is_not_read_leaves_out_the_others(tmp_path: Path) -> None:
+async def test_unreadable_join_alternative_disables_pruning_by_the_others(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         api, rng = Api(server), random.Random(2)
         fact = await made(rng, api, "fact", FACT, 5)
         days = await made(rng, api, "days", DIMENSIONS["days"], 1)
-        far = days.file([{"day": 2**31 - 1, "start": None, "year": None, "x": 0}])  # DuckDB's infinity
+        far = days.file([{"day": 2**31 - 1, "start": None, "year": None, "x": 0}])  # DuckDB's infinity.
         await days.commit([far])
         asked = [
             {"table": ["db", "days"], "on": {"ts": "day"}, "transform": "day", "any-of": 1},
@@ -226,8 +229,8 @@ async def test_one_alternative_that_is_not_read_leaves_out_the_others(tmp_path: 
         assert len(answer.json["kept"]) == len(fact.data)
 
 
-async def test_years_beyond_four_digits_leave_no_file_out(tmp_path: Path) -> None:
-    """Timestamps reach the year 294247, and no engine says that such a row has no year."""
+async def test_join_on_years_beyond_four_digits_prunes_no_file(tmp_path: Path) -> None:
+    """Timestamps reach the year 294247, and every engine computes a year for them."""
     async with running(tmp_path) as server:
         api, rng = Api(server), random.Random(3)
         fact = await made(rng, api, "fact", FACT, 5)

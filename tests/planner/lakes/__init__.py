@@ -1,1 +1,1 @@
-"""Tables, rows and expressions that the planner's tests draw."""
+"""Random tables, rows and expressions for the planner's tests."""

@@ -1,4 +1,4 @@
-"""Cases of the campaigns: a lake, a snapshot of it, and filters, all drawn from one seed."""
+"""Cases of the campaigns: a random lake, a snapshot of it and filters, all from one seed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.services.java_planner import PlanRequest
 class Case:
     """One scan of one lake.
 
-    `filter` is what our planner gets, `java_filter` the same in the form that Java reads.
+    `filter` is the filter for our planner, and `java_filter` is the same filter in Java's form.
     """
 
     lake: Lake
@@ -35,12 +35,12 @@ class Case:
 
     @property
     def snapshot_id(self) -> int | None:
-        """None where the current snapshot is meant without saying so."""
+        """The snapshot to plan, or None to plan the current snapshot without naming it."""
         return None if self.implicit else self.snapshot.id
 
     @property
     def nan_above(self) -> bool:
-        """Whether the plan is for clients to which NaN is above every number."""
+        """Whether the plan is for clients for which NaN is above every number."""
         return self.number % 2 == 1
 
     @property
@@ -55,7 +55,7 @@ class Case:
         return PlanRequest(location, json.dumps(self.java_filter), self.snapshot_id, names, self.case_sensitive)
 
     def unfiltered_request(self) -> PlanRequest:
-        """Return the whole snapshot."""
+        """Return a request for the whole snapshot."""
         return PlanRequest(self.lake.metadata_location, "true", self.snapshot.id)
 
     @property
@@ -64,11 +64,11 @@ class Case:
 
     @property
     def compares_zero(self) -> bool:
-        """Whether a floating column is compared with a zero, which clients see in two ways."""
+        """Whether the filter compares a float column with a zero, for which clients differ."""
         return _compares_zero(self.filter, self.names)
 
     def matching(self, file: DataFile, expression: Any, meaning: Meaning = IEEE) -> list[bool]:
-        """For each row of a file, whether it satisfies an expression in this case's names."""
+        """Return for each row of a file whether it satisfies an expression in this case's names."""
         names = self.names
         return [matches(expression, row, names, meaning) for row in self.lake.rows(file)]
 
@@ -96,7 +96,7 @@ def _compares_zero(expression: Any, names: Names) -> bool:
 
 
 def cases(seed: int, folder: Path, count: int) -> Iterator[Case]:
-    """`count` cases on the lake of `seed`, which is written below `folder`."""
+    """Yield `count` cases on the lake of `seed`, which is written below `folder`."""
     lake = random_lake(seed, folder / str(seed))
     rng = random.Random(~seed)
     for number in range(count):

@@ -1,4 +1,4 @@
-"""Columns, specs and blocks of tables with delete files: by hand in `test_delete_rules.py`, drawn in `test_deletes`."""
+"""Columns, specs and blocks of tables with delete files, for `test_delete_rules.py` and `test_deletes.py`."""
 
 from __future__ import annotations
 
@@ -73,5 +73,5 @@ def specs() -> list[PartitionSpec]:
 
 
 def rows_of(view: TableView) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return every row of the view, in order."""
+    """Return the positions of all files of the view, in order."""
     return np.concatenate([np.empty(0, dtype=np.int64), *map(view.entry_ids_of, range(len(view.blocks)))])

@@ -1,6 +1,7 @@
-"""Manifests and manifest lists as fastavro reads them, with what entries inherit worked out from the specification.
+"""Manifests and manifest lists as fastavro reads them, with inherited values filled in by the specification.
 
-("Sequence Number Inheritance", "First Row ID Inheritance"; fields by their ids, whatever a writer calls them.)
+See "Sequence Number Inheritance" and "First Row ID Inheritance". Fields are found by their ids, because writers may
+name them differently.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from unittest import mock
 import fastavro
 
 DAYS = {1, 86_400_000_000, 86_400_000_000_000}
-"""What a date is multiplied by where its column has become a timestamp."""
+"""Factors that convert a date when its column has become a timestamp."""
 Record = dict[str, Any]
 
 
 def avro(path: str) -> tuple[list[Record], Record]:
-    """Record and the schema's fields by their ids."""
-    # As the numbers and bytes that they are: a timestamp may be beyond what Python's have.
+    """Return the records, and the schema's fields by their ids."""
+    # Keep the numbers and bytes as stored: a timestamp may be outside the range of Python's types.
     plain = mock.patch.dict(fastavro.read.LOGICAL_READERS, clear=True)
     with plain, Path(path.removeprefix("file://")).open("rb") as file:
         reader = fastavro.reader(file)
@@ -31,7 +32,7 @@ def by_id(schema: Record, record: Record) -> dict[int, Any]:
 
 
 def record_type(kind: Any) -> Record:
-    """Of a field that holds a record."""
+    """Return the record type of a field."""
     found: Record = next(one for one in (kind if isinstance(kind, list) else [kind]) if isinstance(one, dict))
     return found
 
@@ -62,7 +63,7 @@ MAPS = {
 
 
 def entries(path: str) -> Iterator[Record]:
-    """Yield live entries of a manifest, as they are written; maps without a key are none."""
+    """Yield the live entries of a manifest as they are written; a map without a key yields no entry."""
     records, schema = avro(path)
     file_schema = record_type(next(field["type"] for field in schema["fields"] if field["field-id"] == 2))
     tuple_schema = record_type(next(field["type"] for field in file_schema["fields"] if field["field-id"] == 102))
@@ -82,18 +83,18 @@ def entries(path: str) -> Iterator[Record]:
 
 
 def listed(path: str) -> list[Record]:
-    """Return a manifest list's rows, by the names that the specification has now."""
+    """Return the rows of a manifest list, under the names of the current specification."""
     records, schema = avro(path)
     names = {501: "length", 502: "spec_id", 517: "content", 515: "sequence", 503: "snapshot_id", 520: "first_row_id"}
     names |= {500: "path", 504: "added", 505: "existing", 506: "deleted", 512: "added_rows", 513: "existing_rows"}
     rows = [by_id(schema, record) for record in records]
-    # What version 1 does not say is 0 (spec, "Manifest Lists").
+    # A field that version 1 lacks is 0 (spec, "Manifest Lists").
     zero = {517: 0, 515: 0}
     return [{name: row.get(number, zero.get(number)) for number, name in names.items()} for row in rows]
 
 
 def whole(manifests: Sequence[Record], version: int) -> dict[str, Record]:
-    """Return live data files by path, with all that they inherit."""
+    """Return the live data files by path, with all inherited values."""
     found = {}
     for manifest in manifests:
         if manifest["content"]:

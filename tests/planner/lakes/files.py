@@ -1,4 +1,4 @@
-"""Random data files and delete files of a lake: their rows, the partition these lie in, and their metrics."""
+"""Random data files and delete files of a lake: their rows, partitions and metrics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ Spec = tuple[PartitionField, ...]
 
 @dataclass
 class _Draw:
-    """How one file's rows are drawn: choices and rates by column id, and structs that must be there, or must not."""
+    """Options for drawing the rows of one file.
+
+    They have choices and rates by column id, and the structs that must be present or absent.
+    """
 
     choices: dict[int, list[Any]]
     nulls: dict[int, float]
@@ -48,7 +51,7 @@ class FileMaker:
     def data(
         self, schema: Schema, spec_id: int, fields: Spec, kinds: dict[int, str], *, like: DataFile | None = None
     ) -> DataFile:
-        """Return a data file of one partition: that of `like`, else of a row drawn first."""
+        """Return a data file in the partition of `like`, or in the partition of a random first row."""
         rng = self._rng
         columns = schema.columns()
         draw = self._draw(schema)
@@ -91,7 +94,7 @@ class FileMaker:
                 draw.nulls[column.id] = 0.0 if column.required else rng.choice([0, 0, 0.3])
                 continue
             values = sorted(self._pools[column.id], key=partial(order, column.kind))
-            if column.kind == "uuid":  # made at random, so that a file holds some from everywhere
+            if column.kind == "uuid":  # Values are drawn at random, so that each file has values of the whole range.
                 rng.shuffle(values)
             width = rng.choice([1, 2, 4, len(values)])
             start = rng.randrange(max(1, len(values) - width + 1))
@@ -105,7 +108,7 @@ class FileMaker:
             value = first.get(source)
             parents = columns[source].parents
             if value is None:
-                # a required column is null only where a struct around it is
+                # A required column is null only if a struct around it is null.
                 gone = {parent for parent in parents if first.get(parent) is None}
                 draw.absent |= gone
                 draw.nulls[source] = 1.0
@@ -149,11 +152,12 @@ class FileMaker:
     def equality(
         self, schema: Schema, specs: dict[int, Spec], live: list[DataFile], kinds: dict[int, str]
     ) -> list[DeleteFile]:
-        """Return an equality delete file in the partition of a live file, or global; none where no column is fit for
-        keys.
+        """Return an equality delete file in the partition of a live file, or a global one.
+
+        Return no file if no column is suitable as a key.
         """
         rng = self._rng
-        # equality on floats is not asked for: NaN and the zeros are no keys
+        # No equality deletes on floats: NaN and the zeros are not valid keys.
         fit = [column for column in schema.leaves().values() if column.kind not in FLOATS]
         if not fit:
             return []
@@ -188,7 +192,7 @@ class FileMaker:
         return self._rng.choice(self._pools[column.id])
 
     def positions(self, files: list[DataFile]) -> list[DeleteFile]:
-        """Return a position delete file: of one data file, or of several of one partition."""
+        """Return a position delete file for one data file, or for several data files of one partition."""
         rng = self._rng
         chosen = rng.choice(files)
         targets = [chosen]
@@ -220,9 +224,9 @@ class FileMaker:
         return sorted(made)
 
     def vectors(self, files: list[DataFile], old: list[DeleteFile]) -> tuple[list[DeleteFile], list[DeleteFile]]:
-        """Deletion vectors of one Puffin file for some data files, and the delete files that they make needless.
+        """Return deletion vectors for some data files in one Puffin file, and the delete files that they replace.
 
-        A vector holds what older position deletes of its data file held, as the specification asks.
+        A vector includes the positions of older position deletes of its data file, as the specification requires.
         """
         rng = self._rng
         path, offset = self._path("data", ".puffin"), 4

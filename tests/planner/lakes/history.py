@@ -1,7 +1,7 @@
-"""Random histories of tables: schemas, specs, rows and commits drawn from one seed, written as real writers do.
+"""Random histories of tables: schemas, specs, rows and commits from one seed, written as real writers write them.
 
-Nothing of the project under test is used: metadata.json is made by hand, manifests by `manifests.py`. Data files do
-not exist on disk, for planning reads only metadata.
+The module uses no code of the project: it builds metadata.json by hand and manifests with `manifests.py`. Data files
+do not exist on disk, because planning reads only metadata.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAIN = "main"
 
 
 def random_lake(seed: int, folder: Path) -> Lake:
-    """Return the table of a seed, written below `folder`; the same seed gives the same table."""
+    """Write the table of a seed below `folder` and return it; the same seed gives the same table."""
     return _History(seed, folder).lake()
 
 
@@ -101,7 +101,7 @@ class _History:
             pools=self.pools,
         )
 
-    # Evolution
+    # Schema and spec evolution
 
     def _evolve(self) -> None:
         rng = self.rng
@@ -122,7 +122,7 @@ class _History:
             if column.id not in self.pools:
                 self.pools[column.id] = pool(self.rng, column.kind, size)
                 continue
-            # a wider type brings wider values, but none that a transform chosen for the old ones has no result for
+            # A wider type brings wider values, but only values for which existing transforms have a result.
             fresh = pool(self.rng, column.kind, 4)
             if base(column.kind) in ("int", "long"):
                 fresh = [value for value in fresh if int(value) > limits(column.kind)[0] + 1000]
@@ -132,7 +132,7 @@ class _History:
             self.pools[column.id] += [value for value in fresh if repr(value) not in known]
 
     def _add_spec(self) -> None:
-        """A new default spec; version 1 keeps the old fields, as void where they are gone."""
+        """Add a new default spec. Version 1 keeps removed fields, with the void transform."""
         rng = self.rng
         fields: list[PartitionField] = []
         if self.version == 1 and self.specs:
@@ -162,7 +162,7 @@ class _History:
         self.specs[self.default_spec] = made
 
     def _kinds(self) -> dict[int, str]:
-        """Types of the columns that specs partition by, as they are now."""
+        """Return the current types of the columns that specs partition by."""
         return {column.id: column.kind for column in self.schema.leaves().values()}
 
     # Commits
@@ -179,7 +179,9 @@ class _History:
         return made
 
     def _grouped(self, files: list[Any]) -> list[list[Entry]]:
-        """ADDED entries by the manifest they go to: one content and one spec each, sometimes two of a kind."""
+        """Group ADDED entries by manifest: each manifest has one content and one spec, and a group may have
+        two manifests.
+        """
         groups: dict[tuple[int, ...], list[Entry]] = {}
         for file in files:
             part = self.rng.randint(0, 1) if len(files) > 2 else 0
@@ -191,7 +193,10 @@ class _History:
         return Entry(ADDED, None, sequence, None, file)
 
     def _overwrite(self, branch: str) -> None:
-        """Some files leave: their manifests are written anew with EXISTING and DELETED entries; others may come."""
+        """Remove some files and maybe add others.
+
+        Their manifests are rewritten with EXISTING and DELETED entries.
+        """
         rng = self.rng
         share = rng.choice([0.2, 0.5, 1.0])
         files = self.heads[branch].data_files + self.heads[branch].delete_files
@@ -200,7 +205,7 @@ class _History:
         self._replace(branch, "overwrite" if added else "delete", gone, self._grouped(added))
 
     def _compact(self, branch: str) -> None:
-        """Files of one partition replaced by one with an explicit, older sequence number."""
+        """Replace files of one partition by a file with an explicit, older sequence number."""
         files = self.heads[branch].data_files
         if not files:
             return self._append(branch)
@@ -227,7 +232,7 @@ class _History:
         return Entry(DELETED if gone else EXISTING, snapshot_id, file.sequence, file.file_sequence, file)
 
     def _rewrite_manifests(self, branch: str) -> None:
-        """Manifests of one spec merged into one, with nothing but EXISTING entries."""
+        """Merge manifests of one spec into a manifest that has only EXISTING entries."""
         groups: dict[tuple[int, int], list[Manifest]] = {}
         for manifest in self.heads[branch].manifests:
             groups.setdefault((manifest.content, manifest.spec_id), []).append(manifest)
@@ -240,7 +245,9 @@ class _History:
         return self._commit(branch, "replace", kept, [entries] if entries else [])
 
     def _row_delta(self, branch: str) -> None:
-        """Delete files, and sometimes the new rows of an update; a vector takes the place of the one before."""
+        """Add delete files, and sometimes the new rows of an update; a deletion vector replaces the vector
+        before it.
+        """
         rng = self.rng
         head = self.heads[branch]
         live = head.data_files
@@ -389,7 +396,7 @@ class _History:
 def _summary(
     rng: random.Random, part: PartitionField, at: int, files: list[ContentFile], kinds: dict[int, str]
 ) -> dict[str, Any]:
-    """Return a manifest list's field summary over all of a manifest's entries."""
+    """Return the summary of a partition field over all entries of a manifest."""
     kind = partitioning.result_kind(part.transform, kinds[part.source])
     values = [file.partition[at] for file in files]
     nans = [value for value in values if value != value]

@@ -1,8 +1,8 @@
-"""Random indexes for lakes whose rows are known: definitions, index files of some of the data files, a registry.
+"""Random indexes for lakes whose rows are known: definitions, index files of some data files, and a registry.
 
-Nothing is read from data files, for there are none: columns are made of the known rows, typed as the file's writer or
-a later reader typed them, and handed to the functions by which jobs build index files. So what is judged is all that
-comes after: which file an entry is of, what the registry lists, what a plan makes of it.
+There are no data files to read. The module makes columns of the known rows, with the type of the file's writer or of a
+later reader, and passes them to the functions that jobs use to build index files. So these tests check what follows:
+which file an entry belongs to, what the registry lists, and how a plan uses it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ CALENDAR = ("year", "month", "day", "hour")
 
 
 def array_of(kind: str, values: Sequence[Any]) -> pa.Array:
-    """Return a column of an Iceberg type, as a Parquet reader returns it; values are in the form of `kinds.py`."""
+    """Return a column of an Iceberg type as a Parquet reader returns it; values have the form of `kinds.py`."""
     name = base(kind)
     if name == "decimal":
         precision, scale = decimal_parts(kind)
@@ -79,7 +79,7 @@ def _decimal(unscaled: int, scale: int) -> Decimal:
 
 
 def random_terms(rng: random.Random, kind: str) -> list[str]:
-    """Functions that an index may be on, of a column of this type."""
+    """Return terms that an index may have on a column of this type."""
     name = base(kind)
     found = ["identity"]
     if name not in ("boolean", "float", "double"):
@@ -94,7 +94,9 @@ def random_terms(rng: random.Random, kind: str) -> list[str]:
 
 
 def random_definitions(rng: random.Random, lake: Lake) -> dict[str, str]:
-    """Properties that define indexes on columns of any of the table's schemas, as people and the catalog write them."""
+    """Return properties that define indexes on columns of any schema of the table, in the forms of users and
+    the catalog.
+    """
     columns = [column for column in lake.all_columns.values() if column.kind != "struct"]
     said: dict[str, str] = {}
     for number in range(rng.choice([1, 3, 5, 8])):
@@ -114,8 +116,9 @@ def random_definitions(rng: random.Random, lake: Lake) -> dict[str, str]:
 
 
 def pointed_filter(rng: random.Random, indexed: IndexedLake, schema: TableSchema, depth: int = 0) -> Any:
-    """Return a filter on indexed columns, in the names of `schema`, most of it equalities; `predicates.written`
-    makes JSON.
+    """Return a filter on indexed columns with the names of `schema`, mostly of equalities.
+
+    `predicates.written` converts it to JSON.
     """
     shape = rng.random()
     if depth < 2 and shape < 0.5:
@@ -141,10 +144,7 @@ def pointed_filter(rng: random.Random, indexed: IndexedLake, schema: TableSchema
 
 
 def define(lake: Lake, properties: dict[str, str]) -> TableMetadata:
-    """Return the table with these properties, on disk too.
-
-    All of them define something.
-    """
+    """Set these properties, which must all define something, and return the table; its file on disk changes too."""
     lake.metadata["properties"] = properties
     path = Path(lake.metadata_location.removeprefix("file://"))
     path.write_text(json.dumps(lake.metadata), encoding="utf-8")
@@ -154,13 +154,13 @@ def define(lake: Lake, properties: dict[str, str]) -> TableMetadata:
 
 
 def data_files(lake: Lake) -> list[DataFile]:
-    """Of all snapshots, each once."""
+    """Return the data files of all snapshots, each once."""
     found = {file.path: file for snapshot in lake.snapshots.values() for file in snapshot.data_files}
     return list(found.values())
 
 
 def keys_of_file(lake: Lake, file: DataFile, term: Term, *, as_written: bool) -> Keys | None:
-    """Return the term's keys in one file; None where they are in doubt, so that nothing is indexed."""
+    """Return the keys of a term in one file, or None if they are uncertain and the file is not indexed."""
     column = lake.all_columns[term.column_id]
     if column.id not in file.written:
         if column.default is not None:
@@ -170,19 +170,19 @@ def keys_of_file(lake: Lake, file: DataFile, term: Term, *, as_written: bool) ->
     values = [row[column.id] for row in file.rows]
     try:
         return keys_of_term(term, pa.chunked_array([array_of(written if as_written else term.source, values)]))
-    except ValueError:  # a value that the function has no result for
+    except ValueError:  # The transform has no result for this value.
         return None
 
 
 def built(definition: IndexDefinition, columns: list[Keys]) -> Any:
-    """Return one data file's part of an index."""
+    """Return the part of an index for one data file."""
     if definition.kind == "bloom":
         return bloom.build(columns[0], definition.parameters["fpp"])
     return bitmap.build(columns[0]) if definition.kind == "bitmap" else record.build(columns)
 
 
 def as_of(definition: IndexDefinition, metadata: TableMetadata, schema: Schema) -> IndexDefinition:
-    """Return the definition as it was when this schema was the table's: of narrower types, maybe, of another id."""
+    """Return the definition as it was under this schema: its types may be narrower, and its id may differ."""
     older = [one for one in metadata.schemas if one.id <= schema.id]
     terms = tuple(resolve_id(term.transform, term.column_id, schema, older) for term in definition.terms)
     return IndexDefinition(definition.name, definition.kind, terms, definition.parameters, definition.state)
@@ -190,7 +190,7 @@ def as_of(definition: IndexDefinition, metadata: TableMetadata, schema: Schema) 
 
 @dataclass
 class IndexedLake:
-    """A lake that is registered, with index files.
+    """A registered lake with index files.
 
     `described` are paths of data files by definition id.
     """
@@ -217,14 +217,14 @@ class IndexedLake:
         return found
 
     async def live(self) -> list[RegisteredIndexFile]:
-        """In the order in which they were written: the names of merged ones are random."""
+        """Return the live index files in the order of their creation, because the names of merged files are random."""
         files = await self.store.index_files(self.metadata.table_uuid)
         return sorted((file for file in files if file.state is IndexFileState.LIVE), key=lambda file: file.created_ms)
 
     async def add(
         self, definition: IndexDefinition, files: Iterable[tuple[ListedFile, Any]], *, remove: Sequence[str] = ()
     ) -> str:
-        """Write and register an index file of what was built of these data files."""
+        """Write and register an index file with the entries of these data files."""
         listed = list(files)
         self.written += 1
         path = self.folder / f"{self.written:04d}.puffin"
@@ -265,7 +265,7 @@ class IndexedLake:
         await self.registry.replace(self.metadata.table_uuid, definition.id, add=[one], remove=remove)
 
     async def merge(self, definition: IndexDefinition, locations: Sequence[str]) -> None:
-        """Register one index file in the place of several; theirs may go from storage or stay."""
+        """Register one index file in place of several; the old files are deleted or stay."""
         self.written += 1
         folder = self.folder.as_uri()
         merged = merge_index_files(locations, folder, Storage())
@@ -275,7 +275,7 @@ class IndexedLake:
     def entries(
         self, definition: IndexDefinition, files: Iterable[DataFile], *, as_written: bool = False
     ) -> Iterator[tuple[ListedFile, Any]]:
-        """Yield what is built of these files, but for those that cannot be."""
+        """Yield the entries that can be built for these files."""
         for file in files:
             columns = [keys_of_file(self.lake, file, term, as_written=as_written) for term in definition.terms]
             there = [column for column in columns if column is not None]
@@ -284,7 +284,7 @@ class IndexedLake:
 
 
 async def register_lake(lake: Lake, store: PointerStore, registry: Registry, properties: dict[str, str]) -> IndexedLake:
-    """With definitions, and no index file yet."""
+    """Register a lake with index definitions and no index file."""
     metadata = define(lake, properties)
     name = f"t{lake.seed}"
     entry = make_entry(name, uuid=metadata.table_uuid, metadata_location=lake.metadata_location)
@@ -293,7 +293,7 @@ async def register_lake(lake: Lake, store: PointerStore, registry: Registry, pro
 
 
 async def index_randomly(rng: random.Random, indexed: IndexedLake) -> None:
-    """For each definition some index files of some data files, built under some schema of then or since."""
+    """Write index files of some data files for each definition, under random schemas."""
     for definition in indexed.definitions:
         files = data_files(indexed.lake)
         rng.shuffle(files)
@@ -317,7 +317,7 @@ async def index_randomly(rng: random.Random, indexed: IndexedLake) -> None:
 async def _index_part(
     rng: random.Random, indexed: IndexedLake, definition: IndexDefinition, files: Sequence[DataFile]
 ) -> tuple[IndexDefinition, str] | None:
-    """Return the definition as it was then, and where the index file is."""
+    """Return the definition at that time and the location of the index file."""
     metadata, newest = indexed.metadata, max((file.schema_id for file in files), default=0)
     ids = {term.column_id for term in definition.terms}
     known: set[int] = set()
@@ -326,7 +326,7 @@ async def _index_part(
         known |= ids & set(indexed.lake.schemas[schema.id].columns())
         if known == ids and schema.id >= newest:
             choices.append(schema)
-    # Readers of the newest schema build most.
+    # Most indexes are built by readers of the newest schema.
     schema = rng.choice([*choices, choices[-1], choices[-1]]) if choices else metadata.current_schema
     then = as_of(definition, metadata, schema)
     entries = list(indexed.entries(then, dict.fromkeys(files), as_written=rng.random() < 0.5))
@@ -338,7 +338,7 @@ async def _index_part(
 def _of_other_content(
     rng: random.Random, definition: IndexDefinition, entries: Sequence[tuple[ListedFile, Any]]
 ) -> list[tuple[ListedFile, Any]]:
-    """Return entries of files that lay at the same paths before: another size or row count, and no row in common."""
+    """Return entries for earlier files of the same paths, with a different size or row count and no common row."""
     found = []
     for one, _ in entries:
         if rng.random() < 0.1:
@@ -349,7 +349,7 @@ def _of_other_content(
 
 
 def damage(rng: random.Random, location: str) -> str:
-    """Spoils a file; says how."""
+    """Damage a file, and return a description of the damage."""
     path = Path(location.removeprefix("file://"))
     data = bytearray(path.read_bytes())
     how = rng.choice(["flipped", "flipped", "flipped", "truncated", "missing", "of other bytes"])
@@ -381,7 +381,7 @@ async def open_planning(
     wrap: Callable[[ObjectStore], ObjectStore] = lambda inner: inner,
     **given: Any,
 ) -> AsyncIterator[Planning]:
-    """A planner with indexes, which waits for index files as long as it takes.
+    """Open a planner with indexes that waits for index files without a time limit.
 
     `given` are settings.
     """
@@ -411,8 +411,8 @@ async def create_namespace(store: PointerStore) -> None:
 class IndexedTable:
     """A `tables.Table` with indexes on `id`.
 
-    File n holds the even numbers from 10 n to 10 n + 8, each in two rows, so that an index leaves a file out for an odd
-    number, and statistics do not.
+    File n holds the even numbers from 10 n to 10 n + 8, each in two rows. So an index prunes the file for an
+    odd number, and statistics do not.
     """
 
     def __init__(self, table: Table, store: PointerStore, registry: Registry, properties: dict[str, str]) -> None:
@@ -443,11 +443,13 @@ class IndexedTable:
         await self.store.transact([CreateEntry(entry)])
 
     def columns(self, number: int) -> dict[int, pa.Array]:
-        """Of the data file of this number, by column id."""
+        """Return the columns of the data file with this number, by column id."""
         return {1: pa.array([10 * number + 2 * (row // 2) for row in range(10)], pa.int64())}
 
     async def index(self, what: str | IndexDefinition, numbers: Iterable[int], *, remove: Sequence[str] = ()) -> Path:
-        """Write and register an index file of the data files of these numbers; `what` is a definition or its name."""
+        """Write and register an index file for the data files with these numbers; `what` is a definition or
+        its name.
+        """
         definition = self.definitions[what] if isinstance(what, str) else what
         entries = []
         for number in numbers:

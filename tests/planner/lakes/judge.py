@@ -1,19 +1,20 @@
-"""Our planner run on drawn cases, and judged by the rows, by the specification's rules for deletes, and by Java.
+"""Run our planner on random cases, and check it against rows, the specification's delete rules and Iceberg Java.
 
-For each case, of whatever lake, snapshot, names and filter:
+For each case, with any lake, snapshot, names and filter:
 
-- every file with a row that matches, whether zeros are equal or not, is in the plan, and nothing but live files is;
-  half of the plans are for clients to which NaN is above every number, and have the files with a row that matches then;
-- the plan holds no file that Java's planner leaves out, but for those with such a row;
-- of a planned file, every delete file that removes a matching row is named, none is that the specification does not
-  apply to the file, and none that Java, planning without a filter, leaves out;
-- the residual and the filter give the same answer on every row of the file, for every client (a filter that names an
-  infinity, which JSON cannot, is answered as Spark means it);
-- the JSON that a client would get says the same as the plan.
+- The plan has every file with a matching row, whether zeros are equal or not, and only live files. Half of the plans
+  are for clients for which NaN is above every number; they have the files with rows that match then.
+- The plan has no file that Java's planner prunes, except files with a matching row.
+- For a planned file, the plan names every delete file that removes a matching row, no delete file that the
+  specification does not apply to the file, and none that Java omits when it plans without a filter.
+- The residual and the filter give the same answer on every row of the file, for every client. A filter with an
+  infinity, which JSON cannot express, is evaluated as in Spark.
+- The JSON for a client says the same as the plan.
 
-Java is no judge where it is known to be wrong (`predicates.is_judged_otherwise_by_java`), where it refuses the filter,
-and where clients disagree about zeros, or about NaN as a partition's value (the greatest number to Spark). Delete files
-are compared with those it names without a filter, since ours depend on no filter: one plan of the deletes serves all.
+Java's answer is not used where Java has a known fault (`predicates.is_judged_otherwise_by_java`), where it refuses
+the filter, and where clients differ about zeros or about NaN as a partition value (the greatest number in Spark).
+Delete files are compared with those that Java names without a filter, because ours do not depend on the filter: one
+plan of the deletes serves all cases.
 """
 
 from __future__ import annotations
@@ -53,16 +54,16 @@ CLIENTS = (IEEE, ORDERED, SPARKS)
 
 @dataclass(frozen=True)
 class Task:
-    """One file of our plan: names of its delete files, and the residual's JSON, None where it is left out."""
+    """One file of our plan: the names of its delete files, and the residual's JSON, or None if it is omitted."""
 
     deletes: list[str]
     residual: Any
 
 
 async def our_plan(planner: Planner, case: Case, entry: Entry | None = None) -> dict[str, Task]:
-    """Tasks by file path.
+    """Return our planned tasks by file path.
 
-    With the table's `entry` its indexes are used.
+    If `entry` is given, the plan uses the indexes of the table.
     """
     location = case.lake.metadata_location
     metadata = decode_table(Path(location.removeprefix("file://")).read_bytes(), location)
@@ -83,9 +84,9 @@ async def our_plan(planner: Planner, case: Case, entry: Entry | None = None) -> 
         deletes = [_delete_name(*scan.view.locate_delete(delete)) for delete in scan.deletes(row)]
         residual = scan.residual(row)
         if residual == FALSE:
-            continue  # which is not answered
+            continue  # This filter is not answered.
         plan[path] = Task(deletes, expression_json(residual))
-        # A residual that cannot be bound by name is left out: the client takes the filter (REST spec, `FileScanTask`).
+        # A residual that cannot be bound by name is omitted: the client uses the filter (REST spec, `FileScanTask`).
         is_named = nameable(residual, metadata.current_schema) == residual
         told[path] = Task(deletes, expression_json(residual) if is_named else None)
     try:
@@ -104,10 +105,10 @@ def _delete_name(block: Block, row: int) -> str:
 
 
 def _answered(scan: ScanPlan) -> dict[str, Task]:
-    """Return the plan read back out of its JSON.
+    """Return the plan as parsed from its JSON.
 
     Raises:
-        NotAcceptable: Where JSON cannot say it.
+        NotAcceptable: JSON cannot express the plan.
     """
     answer = ScanTaskWriter(scan)
     tasks = json.loads(b"[" + b"".join(answer.tasks(scan.entry_ids)) + b"]")
@@ -124,9 +125,12 @@ def _answered(scan: ScanPlan) -> dict[str, Task]:
 
 
 def judge(case: Case, ours: dict[str, Task], java: Planned, unfiltered: Planned) -> Counter[str]:
-    """Count of what was seen; AssertionError with the seed where a rule is broken.
+    """Check a plan, and return counts of the situations that occurred.
 
-    `java` and `unfiltered` are Java's plans with the case's filter, and without one.
+    `java` and `unfiltered` are Java's plans with the case's filter and without a filter.
+
+    Raises:
+        AssertionError: The plan breaks a rule; the message names the seed.
     """
     seen: Counter[str] = Counter(["case", "refused by java" if java.error else "planned by java"])
     live = {file.path: file for file in case.snapshot.data_files}
@@ -151,11 +155,11 @@ def judge(case: Case, ours: dict[str, Task], java: Planned, unfiltered: Planned)
             or (case.nan_above and _may_have_nan(case, file))
         )
         if trusted and path not in java.tasks and not excused and not any(wanted):
-            raise AssertionError(f"{_shown(file)} is planned, and Java leaves it out\n{case}")
+            raise AssertionError(f"{_shown(file)} is planned, but Java prunes it\n{case}")
         judge_deletes(case, file, ours[path], wanted, unfiltered, seen)
         for meaning, meant in zip(CLIENTS, (equal, ordered, sparks), strict=True):
             left = case.matching(file, ours[path].residual, meaning)
-            if case.nan_above:  # then the residual tests for NaN, whatever the client takes it for
+            if case.nan_above:  # The residual then tests for NaN, however the client compares it.
                 meant = case.matching(file, case.filter, replace(meaning, nan_greatest=True))
             assert left == meant or (case.names_infinity and left == sparks), (
                 f"residual {ours[path].residual} of {_shown(file)} for {meaning}\n{case}"
@@ -166,7 +170,7 @@ def judge(case: Case, ours: dict[str, Task], java: Planned, unfiltered: Planned)
 def judge_deletes(
     case: Case, file: DataFile, task: Task, wanted: list[bool], java: Planned, seen: Counter[str]
 ) -> None:
-    """`java` is Java's plan of the snapshot without a filter."""
+    """Check the delete files of a planned file. `java` is Java's plan of the snapshot without a filter."""
     lake = case.lake
     applicable = {delete.name: delete for delete in lake.applicable(case.snapshot, file)}
     named = set(task.deletes)
@@ -184,12 +188,12 @@ def judge_deletes(
 
 
 def _removes(case: Case, delete: DeleteFile, file: DataFile, wanted: list[bool]) -> bool:
-    """Return whether a delete file removes a row that the filter lets through."""
+    """Return whether a delete file removes a row that matches the filter."""
     return any(wanted[position] for position in case.lake.removed(delete, file) if position < len(wanted))
 
 
 def _may_have_nan(case: Case, file: DataFile) -> bool:
-    """Return whether a column of floats has NaN in the file, as far as the file's metrics tell."""
+    """Return whether a float column may have NaN in the file, by the file's metrics."""
     floats = [column.id for column in case.lake.all_columns.values() if column.kind in FLOATS]
     return any(file.metrics[one].nans != 0 if one in file.metrics else True for one in floats)
 
@@ -199,15 +203,18 @@ def _has_nan(file: DataFile) -> bool:
 
 
 def _is_bounded_by_the_least_long(file: ContentFile) -> bool:
-    """Our columns say "no bound" by that value, which costs a file in 2**64 and loses none."""
+    """Return whether a bound of the file is the least long.
+
+    Our columns represent "no bound" by this value, so one bound in 2**64 is not used. No file is lost.
+    """
     least = LONG_MIN.to_bytes(8, "little", signed=True)
     return any(least in (column.lower, column.upper) for column in file.metrics.values())
 
 
 def _may_be_misrounded(case: Case, file: DataFile) -> bool:
-    """Java up to 0.10 wrote times before 1970 one too high.
+    """Return whether Java up to 0.10 may have rounded a time before 1970 wrongly, one too high.
 
-    Its readers forget that for predicates on the transform.
+    Java's readers do not correct this for predicates on the transform.
     """
     named = {case.names[name].id for name in transformed_in(case.filter)}
     parts = zip(case.lake.specs[file.spec_id], file.partition, strict=True)
@@ -218,11 +225,11 @@ def _may_be_misrounded(case: Case, file: DataFile) -> bool:
 
 
 def _beyond_java(case: Case, delete: DeleteFile) -> bool:
-    """Return whether Java may leave out an equality delete file that we cannot, or must not.
+    """Return whether Java may omit an equality delete file that we cannot or must not omit.
 
-    It compares bounds of uuids in an order of its own; it has statistics of columns that were dropped, which a manifest
-    written since has too, but not in its schema; it takes a required column of an optional struct to hold no null; and
-    it knows the one bound that we do not.
+    Java compares bounds of UUIDs in its own order. It uses statistics of dropped columns, which a later manifest has
+    without the column in its schema. It assumes that a required column of an optional struct has no nulls. And it uses
+    the one bound that we do not represent.
     """
     columns, current = case.lake.all_columns, case.lake.schema.columns()
     return _is_bounded_by_the_least_long(delete) or any(
@@ -238,7 +245,7 @@ def _shown(file: DataFile) -> str:
 
 
 async def campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: JavaPlanner) -> Counter[str]:
-    """Judges `per_lake` cases on the lake of each seed; returns what was seen."""
+    """Check `per_lake` cases on the lake of each seed, and return counts of the situations that occurred."""
     seen: Counter[str] = Counter()
     settings = Settings(home=folder / "home", warehouse=folder.as_uri(), plan_disk_bytes=0)
     clock = SystemClock()
@@ -256,7 +263,7 @@ async def campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: Java
 
 
 def javas_plans(java: JavaPlanner, drawn: Sequence[Case]) -> list[tuple[Planned, Planned]]:
-    """Java's plan of each case, with its filter and without one; cases of one snapshot share the latter."""
+    """Return Java's plans of each case, with its filter and without; cases of one snapshot share the latter."""
     requests: dict[PlanRequest, None] = {}
     for case in drawn:
         requests[case.java_request()] = None

@@ -1,7 +1,7 @@
-"""Primitive types as the specification defines them, for the oracles: values to draw, their bytes, their order in Avro.
+"""Primitive types for the oracles: random values, their bytes, and their order in Avro.
 
-Written from the Iceberg specification alone (sections "Primitive Types", "Avro" and "Binary single-value
-serialization"), sharing nothing with what it judges. Values: bool; int for int, long, date (days), time and timestamps
+The module follows the Iceberg specification alone (sections "Primitive Types", "Avro" and "Binary single-value
+serialization") and shares no code with the planner. Values: bool; int for int, long, date (days), time and timestamps
 (micro- or nanoseconds); float; int for decimals (unscaled); str; bytes for uuid, fixed and binary.
 """
 
@@ -33,7 +33,7 @@ def base(kind: str) -> str:
 
 
 def decimal_parts(kind: str) -> tuple[int, int]:
-    """Precision and scale of a decimal."""
+    """Return precision and scale of a decimal."""
     precision, scale = re.findall(r"\d+", kind)
     return int(precision), int(scale)
 
@@ -53,7 +53,7 @@ def random_kind(rng: random.Random, version: int) -> str:
 
 
 def widened(rng: random.Random, kind: str) -> str | None:
-    """Return a type that the spec lets this one be promoted to."""
+    """Return a type to which the specification allows promotion of this type."""
     if base(kind) == "decimal":
         precision, scale = decimal_parts(kind)
         return f"decimal({rng.randint(precision + 1, 38)}, {scale})" if precision < 38 else None
@@ -61,7 +61,7 @@ def widened(rng: random.Random, kind: str) -> str | None:
 
 
 def pool(rng: random.Random, kind: str, size: int) -> list[Value]:
-    """`size` or fewer distinct values to make rows of: extremes, neighbours and a crowd in the middle; never NaN."""
+    """Return at most `size` distinct values for rows: extremes, neighbours and many in the middle, without NaN."""
     values = [_draw(rng, kind) for _ in range(size)]
     distinct = {(repr(value) if isinstance(value, float) else value): value for value in values}
     return sorted(distinct.values(), key=lambda value: order(kind, value))
@@ -73,7 +73,7 @@ def order(kind: str, value: Any) -> Any:
 
 
 def javas_uuid_order(value: bytes) -> tuple[int, int]:
-    """Return a sort key in the order that Java has uuids in: by halves, each a signed number."""
+    """Return a sort key in Java's order of UUIDs: by halves, each a signed number."""
     return int.from_bytes(value[:8], "big", signed=True), int.from_bytes(value[8:], "big", signed=True)
 
 
@@ -94,13 +94,13 @@ def _draw(rng: random.Random, kind: str) -> Value:
         return b"\xff" * size
     if shape < 0.25:
         return b"\x00" * size
-    if shape < 0.6:  # a long common prefix
+    if shape < 0.6:  # A long common prefix
         return (b"\x7f\xff\x80" * size)[: max(0, size - 1)] + rng.randbytes(min(1, size))
     return rng.randbytes(size)
 
 
 def limits(kind: str) -> tuple[int, int]:
-    """Least and greatest value of a type that is kept as a whole number."""
+    """Return the least and greatest value of a type that is stored as an integer."""
     name = base(kind)
     if name == "decimal":
         greatest = 10 ** decimal_parts(kind)[0] - 1
@@ -123,7 +123,7 @@ def _draw_whole(rng: random.Random, kind: str) -> int:
         return rng.choice([least + 1, greatest - 1])
     if shape < 0.2:
         return rng.randint(least, greatest)
-    if shape < 0.4:  # around zero, which for times is 1970
+    if shape < 0.4:  # Values near zero, which is 1970 for times
         return max(least, min(greatest, rng.randint(-3, 3) * rng.choice([1, unit])))
     return max(least, min(greatest, centre + rng.randint(-40, 40) * unit + rng.choice([0, 0, 1, -1])))
 
@@ -137,7 +137,7 @@ def _draw_float(rng: random.Random, kind: str) -> float:
 
 
 def to_float32(value: float) -> float:
-    """Return the nearest 32-bit float; beyond its range an infinity."""
+    """Return the nearest 32-bit float, or an infinity if the value is outside its range."""
     try:
         return float(struct.unpack("<f", struct.pack("<f", value))[0])
     except OverflowError:
@@ -155,7 +155,7 @@ def _draw_text(rng: random.Random) -> str:
     shape = rng.random()
     if shape < 0.08:
         return ""
-    if shape < 0.35:  # alike beyond what truncated bounds keep
+    if shape < 0.35:  # Values that differ only after the length of truncated bounds
         return "common/prefix/of/" + "".join(rng.choices("ab", k=rng.randint(0, 3)))
     if shape < 0.45:
         return rng.choice(["\U0010ffff" * rng.randint(1, 20), "\uffff" * 18, "\ud7ff" * 17, EDGE, "z" * 300])
@@ -163,7 +163,7 @@ def _draw_text(rng: random.Random) -> str:
 
 
 def to_bytes(kind: str, value: Any) -> bytes:
-    """Binary single-value serialisation (specification, appendix D)."""
+    """Return the binary single-value serialisation of a value (specification, appendix D)."""
     name = base(kind)
     if name == "boolean":
         return b"\x01" if value else b"\x00"
@@ -180,7 +180,7 @@ def to_bytes(kind: str, value: Any) -> bytes:
 
 
 def avro_type(kind: str, name: str) -> Any:
-    """Avro's type of a partition value; `name` is unique within the schema, for the types that need one."""
+    """Return Avro's type of a partition value; `name` is unique in the schema for types that need a name."""
     parts = base(kind)
     logical = {"date": "date", "time": "time-micros"}.get(parts)
     if parts == "date":
@@ -202,7 +202,7 @@ def avro_type(kind: str, name: str) -> Any:
 
 
 def decimal_size(precision: int) -> int:
-    """Return bytes that hold every unscaled value of a precision: the least that do."""
+    """Return the least number of bytes that holds every unscaled value of a precision."""
     greatest: int = 10**precision - 1
     return (greatest.bit_length() + 8) // 8
 
@@ -214,7 +214,7 @@ def avro_value(kind: str, value: Any) -> Any:
 
 
 def default_json(kind: str, value: Any) -> Any:
-    """JSON single-value serialisation (appendix D) of a column's default."""
+    """Return the JSON single-value serialisation of a column's default (appendix D)."""
     name = base(kind)
     if name == "decimal":
         return decimal_text(kind, value)

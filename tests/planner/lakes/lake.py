@@ -1,7 +1,7 @@
-"""A table whose every row is known: what lies on disk as metadata, kept beside the rows it tells of.
+"""A table whose rows are all known: the metadata on disk, and the rows that it describes.
 
-The rules of reading are written here from the specification alone (sections "Scan Planning", "Column Projection" and
-"Default values"), so that planners can be judged by them. `history.py` makes such tables.
+The reading rules here follow the specification alone (sections "Scan Planning", "Column Projection" and "Default
+values"), so that they can serve as an oracle for planners. `history.py` makes these tables.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.planner.lakes.metrics import ColumnMetrics
 from tests.planner.lakes.schemas import Column, Schema
 
 Row = dict[int, Any]
-"""Values by column id; a struct's own id holds True where it is present and None where it is null."""
+"""Values by column id. A struct's own id has True if the struct is present and None if it is null."""
 
 DATA, POSITION_DELETES, EQUALITY_DELETES = 0, 1, 2
 PATH_ID, POSITION_ID = 2147483546, 2147483545
@@ -24,7 +24,7 @@ PATH_ID, POSITION_ID = 2147483546, 2147483545
 
 @dataclass(eq=False)
 class ContentFile:
-    """What data files and delete files have in common: the columns of a manifest entry."""
+    """The common part of data files and delete files: the columns of a manifest entry."""
 
     path: str
     content: int
@@ -45,13 +45,15 @@ class ContentFile:
 
     @property
     def partition_key(self) -> tuple[object, ...]:
-        """The spec and tuple, comparable: NaN is itself, and the zeros are two."""
+        """Return the spec and the partition tuple in comparable form: NaN equals NaN, and the zeros differ."""
         return (self.spec_id, *(repr(value) for value in self.partition))
 
 
 @dataclass(eq=False)
 class DataFile(ContentFile):
-    """`rows` hold what was written, by the schema `schema_id`; columns added later are not in `written`."""
+    """A data file. `rows` hold values as written under the schema `schema_id`, without columns that were added
+    later.
+    """
 
     rows: list[Row] = field(default_factory=list)
     written: frozenset[int] = frozenset()
@@ -61,14 +63,14 @@ class DataFile(ContentFile):
 
 @dataclass(eq=False)
 class DeleteFile(ContentFile):
-    """Its contents: positions of data files, or tuples of the columns `equality_ids`."""
+    """A delete file, with positions of data files or tuples of the columns `equality_ids`."""
 
     positions: frozenset[tuple[str, int]] = frozenset()
     keys: tuple[tuple[Any, ...], ...] = ()
 
     @property
     def name(self) -> str:
-        """Its path, and for a deletion vector, of which several share a file, the offset too."""
+        """Return the path; for a deletion vector also the offset, because several vectors share a file."""
         return self.path if self.content_offset is None else f"{self.path}#{self.content_offset}"
 
     @property
@@ -87,7 +89,7 @@ class Snapshot:
 
     @cached_property
     def data_files(self) -> list[DataFile]:
-        """Live data files, in manifest order."""
+        """Return the live data files in manifest order."""
         return [file for file in self._live() if isinstance(file, DataFile)]
 
     @cached_property
@@ -100,7 +102,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Lake:
-    """One table: its metadata file, and all that the oracles know of it."""
+    """One table: its metadata file, and all that the oracles know about it."""
 
     seed: int
     folder: Path
@@ -117,14 +119,16 @@ class Lake:
 
     @cached_property
     def all_columns(self) -> dict[int, Column]:
-        """Every column of any schema by id, as its newest schema has it."""
+        """Return every column of all schemas by id, each from the newest schema that has it."""
         made: dict[int, Column] = {}
         for schema in sorted(self.schemas.values(), key=lambda schema: schema.id):
             made |= schema.columns()
         return made
 
     def rows(self, file: DataFile) -> list[Row]:
-        """Return the file's rows with every column of the table: what was not written has its default, or is null."""
+        """Return the file's rows with all columns of the table; a column that was not written has its default
+        or null.
+        """
         return [self._completed(row, file.written) for row in file.rows]
 
     def _completed(self, row: Row, written: frozenset[int]) -> Row:
@@ -136,7 +140,7 @@ class Lake:
         return made
 
     def applicable(self, snapshot: Snapshot, file: DataFile) -> list[DeleteFile]:
-        """Delete files that must be applied to a data file, by the specification's three rules."""
+        """Return the delete files that apply to a data file, by the specification's three rules."""
         deletes = snapshot.delete_files
         positional = [one for one in deletes if one.content == POSITION_DELETES and self._positions_apply(one, file)]
         vectors = [one for one in positional if one.is_vector]
@@ -156,7 +160,7 @@ class Lake:
         return file.sequence < delete.sequence and (unpartitioned or file.partition_key == delete.partition_key)
 
     def removed(self, delete: DeleteFile, file: DataFile) -> set[int]:
-        """Return positions of the file's rows that this delete file, where it applies, removes."""
+        """Return the positions of the file's rows that this delete file removes if it applies."""
         if delete.content == POSITION_DELETES:
             return {position for path, position in delete.positions if path == file.path}
         ids = delete.equality_ids or []

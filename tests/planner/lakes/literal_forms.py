@@ -1,6 +1,6 @@
-"""Literals of filters in the JSON of each client, and what each form means, for the oracles.
+"""Literals of filters in each client's JSON, and the meaning of each form, for the oracles.
 
-Forms: `java` is what Iceberg Java's expressions write (raw numbers), `pyiceberg` what PyIceberg sends (ISO, timestamps
+Forms: `java` is the form of Iceberg Java's expressions (raw numbers), `pyiceberg` that of PyIceberg (ISO, timestamps
 without an offset), `spec` the specification's single-value JSON (ISO, zoned timestamps with +00:00).
 """
 
@@ -33,7 +33,7 @@ MIN_DAY, MAX_DAY = (date(1, 1, 1) - EPOCH).days, (date(9999, 12, 31) - EPOCH).da
 def render(kind: str, value: Any, form: str) -> Any:
     """Return the JSON of a value.
 
-    A fraction, which no value of a whole type equals, is a number with a point.
+    A fraction, which equals no value of an integer type, is a number with a decimal point.
     """
     name = base(kind)
     if isinstance(value, Fraction):
@@ -58,7 +58,7 @@ def render(kind: str, value: Any, form: str) -> Any:
 def _fraction(kind: str, value: Fraction) -> Any:
     if base(kind) != "decimal":
         return float(value)
-    scale = decimal_parts(kind)[1] + 3  # values come in thousandths of the last digit
+    scale = decimal_parts(kind)[1] + 3  # Values are in thousandths of the last digit.
     return decimal_text(f"decimal(38, {scale})", int(value * 1000))
 
 
@@ -67,7 +67,7 @@ def _timestamp(kind: str, value: int, form: str) -> Any:
     days, rest = divmod(nanos, DAY_US * 1000)
     whole_micros = kind not in V3_ONLY or value % 1000 == 0
     if not MIN_DAY <= days <= MAX_DAY or (form == "java" and whole_micros):
-        # an integer is microseconds for nanosecond columns too, as Java's LongLiteral has it
+        # An integer is in microseconds also for nanosecond columns, as in Java's LongLiteral.
         return value // 1000 if kind in V3_ONLY else value
     text = f"{(EPOCH + timedelta(days)).isoformat()}T{_clock(rest)}"
     return text + "+00:00" if "tz" in kind and form != "pyiceberg" else text
@@ -81,7 +81,7 @@ def _clock(nanos: int) -> str:
 
 
 def parse(kind: str, json: Any) -> Any:
-    """Return the value that a client means; a `Fraction` where it is none of the type's values.
+    """Return the value that a client means, or a `Fraction` if the type has no value equal to it.
 
     Floats are rounded.
     """
@@ -119,12 +119,10 @@ def _parse_clocked(kind: str, json: Any) -> int:
 
 
 def _days(text: str) -> int:
-    """Return days of an ISO date, of years that `datetime.date` cannot hold too (the calendar repeats every 400
-    years).
-    """
+    """Return the days of an ISO date, also for years outside `datetime.date` (the calendar repeats every 400 years)."""
     found = re.fullmatch(r"([+-]?\d{4,})-(\d\d)-(\d\d)", text)
     if found is None:
-        raise ValueError(f"no ISO date: {text!r}")
+        raise ValueError(f"not an ISO date: {text!r}")
     cycles, year = divmod(int(found[1]) - 1970, 400)
     return (date(1970 + year, int(found[2]), int(found[3])) - EPOCH).days + cycles * 146_097
 

@@ -1,7 +1,8 @@
-"""Manifests and manifest lists written with fastavro by schemas made by hand, as several writers would.
+"""Manifests and manifest lists in the styles of several writers, written with fastavro and hand-made schemas.
 
-Fields follow the specification's tables ("Manifests", "Manifest Lists"): names are the reference's, ids are what
-readers go by. Styles differ in the order of fields, in which optional fields exist, in codec and in header keys.
+Fields follow the specification's tables ("Manifests", "Manifest Lists"): their names are those of the reference
+implementation, and readers use their ids. Styles differ in the order of fields, the optional fields, the codec and
+the header keys.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ ADDED, EXISTING, DELETED = 1, 0, 2
 
 @dataclass(frozen=True)
 class PartitionField:
-    """One field of a partition spec; `kind` is its source's type when the spec was made."""
+    """One field of a partition spec; `kind` is the type of its source when the spec was made."""
 
     id: int
     name: str
@@ -36,7 +37,7 @@ class PartitionField:
 
 @dataclass(frozen=True)
 class Style:
-    """How one writer writes: a choice for a whole table or for one file of it."""
+    """The style of one writer, for a whole table or one file."""
 
     shuffled: bool
     sparse: bool
@@ -61,7 +62,7 @@ class Style:
 class Entry:
     """One manifest entry.
 
-    Nulls in the sequence numbers and the snapshot id are inherited by readers.
+    Readers inherit sequence numbers and the snapshot id if they are null.
     """
 
     status: int
@@ -73,7 +74,7 @@ class Entry:
 
 @dataclass
 class Manifest:
-    """A written manifest, with what a manifest list says of it."""
+    """A written manifest, with its data for a manifest list."""
 
     path: str
     length: int
@@ -105,7 +106,7 @@ def _list(element_id: int, kind: str) -> dict[str, Any]:
 
 
 def partition_record(fields: tuple[PartitionField, ...], kinds: dict[int, str], *, plain_days: bool) -> dict[str, Any]:
-    """Avro record of a spec's tuples; `kinds` are the source types by source id."""
+    """Return the Avro record of a spec's tuples; `kinds` are the source types by source id."""
     made = []
     for part in fields:
         kind = avro_type(result_kind(part.transform, kinds[part.source]), f"p{part.id}")
@@ -166,7 +167,7 @@ def _by_column(metrics: dict[int, ColumnMetrics], name: str) -> list[dict[str, A
 
 
 def entry_record(entry: Entry, fields: tuple[PartitionField, ...], kinds: dict[int, str]) -> dict[str, Any]:
-    """Return an entry as fastavro takes it; fields that the schema lacks are left out by it."""
+    """Return an entry as a record for fastavro, which omits fields that the schema lacks."""
     file = entry.file
     metrics = file.metrics
     tuple_kinds = [result_kind(part.transform, kinds[part.source]) for part in fields]
@@ -213,7 +214,7 @@ def manifest_bytes(
     kinds: dict[int, str],
     schema: dict[str, Any],
 ) -> bytes:
-    """Return one manifest file."""
+    """Return the bytes of a manifest file."""
     header = {
         "schema": json.dumps(schema),
         "partition-spec": json.dumps([part.json() for part in fields]),
@@ -267,7 +268,7 @@ def list_schema(version: int, style: Style) -> dict[str, Any]:
 def list_bytes(
     manifests: list[tuple[Manifest, int | None]], *, version: int, style: Style, header: dict[str, str]
 ) -> bytes:
-    """Return one manifest list, of manifests with their first row ids."""
+    """Return the bytes of a manifest list of these manifests and their first row ids."""
     middle = "_data_files_count" if style.old_names else "_files_count"
     records = []
     for manifest, first_row_id in manifests:

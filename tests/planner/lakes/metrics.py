@@ -1,4 +1,4 @@
-"""Column metrics as real writers make them: full or truncated bounds, counts only, or nothing at all."""
+"""Column metrics as real writers make them: full or truncated bounds, counts only, or no metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.planner.lakes.kinds import FLOATS, base, javas_uuid_order, order, to_
 
 @dataclass(frozen=True)
 class ColumnMetrics:
-    """What a manifest entry tells of one column; None where the writer kept silent."""
+    """The metrics of one column in a manifest entry; None if the writer omitted them."""
 
     values: int | None = None
     nulls: int | None = None
@@ -23,9 +23,9 @@ class ColumnMetrics:
 
 
 def column_metrics(rng: random.Random, kind: str, values: Sequence[Any]) -> ColumnMetrics:
-    """Metrics of one column over a file's rows, in a random one of the writers' modes.
+    """Return metrics of one column over a file's rows, in a random mode of the writers.
 
-    NaN is never in bounds.
+    Bounds never include NaN.
     """
     mode = rng.choices(["full", "truncate", "counts", "none"], [60, 25, 8, 7])[0]
     if mode == "none":
@@ -44,7 +44,7 @@ def column_metrics(rng: random.Random, kind: str, values: Sequence[Any]) -> Colu
     if mode == "counts" or not ordered:
         return counted
     least, greatest = ordered[0], ordered[-1]
-    if kind in FLOATS and rng.random() < 0.5:  # writers that do not tell the zeros apart
+    if kind in FLOATS and rng.random() < 0.5:  # Some writers do not distinguish the zeros.
         least, greatest = (-0.0 if least == 0 else least), (0.0 if greatest == 0 else greatest)
     if kind == "uuid" and rng.random() < 0.5:
         least, greatest = min(ordered, key=javas_uuid_order), max(ordered, key=javas_uuid_order)
@@ -64,7 +64,7 @@ def column_metrics(rng: random.Random, kind: str, values: Sequence[Any]) -> Colu
 
 
 def truncated_upper(value: str | bytes, length: int) -> bytes | None:
-    """Return the least bound of `length` characters (or bytes) that is not below `value`; None when there is none."""
+    """Return the least bound of `length` characters (or bytes) that is not below `value`, or None if none exists."""
     if len(value) <= length:
         return value.encode() if isinstance(value, str) else value
     if isinstance(value, bytes):

@@ -1,4 +1,4 @@
-"""Partition transforms from the specification's text ("Partition Transforms" and appendix B), for the oracles."""
+"""Partition transforms for the oracles, from the specification's text ("Partition Transforms" and appendix B)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def width_of(transform: str) -> int:
 
 
 def result_kind(transform: str, kind: str) -> str:
-    """Type of the transform's values."""
+    """Return the type of the transform's values."""
     name = base(transform)
     if name in ("identity", "truncate", "void"):
         return kind
@@ -30,16 +30,16 @@ def result_kind(transform: str, kind: str) -> str:
 
 
 def random_transform(rng: random.Random, kind: str, values: list[Any], *, void: bool = False) -> str:
-    """Return a transform that the spec allows on `kind` and that is defined on all of `values`."""
+    """Return a transform that the specification allows on `kind` and that is defined for all of `values`."""
     name = base(kind)
-    # Java writes fixed partition values that it cannot read again (InternalReader), so nobody has many of them
+    # Java cannot read the fixed partition values that it writes (InternalReader), so they are rare.
     choices = ["identity", "identity"] if name != "fixed" or rng.random() < 0.1 else ["bucket[8]"]
     if name not in ("boolean", "float", "double"):
         choices += [f"bucket[{rng.choice([1, 2, 4, 16])}]"] * 2
     if name in TRUNCATED:
         width = rng.choice([2, 3, 10] if name == "decimal" else [1, 2, 5, 10, 100])
         least = limits(kind)[0] if name in ("int", "long") else None
-        # below this the result leaves the type's range, and writers disagree on what happens
+        # Below this number the result is outside the type's range, and writers differ.
         if least is None or all(value >= least + width for value in values):
             choices += [f"truncate[{width}]"] * 2
     if name in ("date", *TIMES):
@@ -53,7 +53,7 @@ def apply(transform: str, kind: str, value: Any) -> Any:
     """Return the partition value of one column value; null gives null."""
     if value is None or transform == "void":
         return None
-    # True and 1 are equal: neither may stand in the cache for the other
+    # True equals 1, so neither may replace the other in the cache.
     return value if transform == "identity" else _applied(transform, kind, value, isinstance(value, bool))
 
 
@@ -95,5 +95,5 @@ def _hashed_bytes(kind: str, value: Any) -> bytes:
     if isinstance(value, bytes):
         return value
     if kind in V3_ONLY:
-        value = micros_of(kind, value)  # nanoseconds hash as their microseconds do
+        value = micros_of(kind, value)  # Nanoseconds have the hash of their microseconds.
     return int(value).to_bytes(8, "little", signed=True)

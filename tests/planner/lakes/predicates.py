@@ -1,8 +1,8 @@
-"""Random REST filters for a lake, and an evaluator of such filters on rows, written from Iceberg's semantics.
+"""Random REST filters for a lake, and an evaluator of these filters on rows that follows Iceberg's semantics.
 
-`matches` decides what a filter means for one row: comparisons are false on null; `not-eq`, `not-in` and
-`not-starts-with` match null and NaN; `not` turns each predicate into its opposite (so `not(x < 5)` is `x >= 5`, false
-on null). Where clients disagree it is told which of them to follow: see `Meaning`.
+`matches` evaluates a filter on one row: comparisons with null are false; `not-eq`, `not-in` and `not-starts-with`
+match null and NaN; `not` turns each predicate into its opposite (so `not(x < 5)` is `x >= 5`, false on null). Where
+clients differ, `Meaning` says which of them to follow.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ COMPARISONS = [*COMPARED, "eq", "not-eq"]
 
 @dataclass(frozen=True)
 class Meaning:
-    """What clients disagree on: whether -0.0 equals 0.0 (or lies below), and whether NaN is above every number."""
+    """The points on which clients differ: whether -0.0 equals or is below 0.0, and whether NaN is above every
+    number.
+    """
 
     zeros_equal: bool = True
     nan_greatest: bool = False
@@ -55,7 +57,7 @@ SPARKS = Meaning(nan_greatest=True)
 
 
 class Names:
-    """Columns by the full names of one schema, and by names of the table's others that it does not know."""
+    """Columns by their full names in one schema, and names of the table's other columns that the schema lacks."""
 
     def __init__(self, schema: Schema, others: Sequence[Schema] = (), *, case_sensitive: bool = True) -> None:
         self._folded = not case_sensitive
@@ -123,19 +125,19 @@ def _key(value: Any, kind: str, meaning: Meaning) -> Any:
     return value if meaning.zeros_equal else order(kind, value)
 
 
-# Drawing
+# Random filters
 
 
 @dataclass(frozen=True)
 class Literal:
-    """A literal before it is written in a client's form."""
+    """A literal that is not yet written in a client's form."""
 
     kind: str
     value: Any
 
 
 def written(tree: Any, form: str) -> Any:
-    """Return a drawn tree as the JSON of one client."""
+    """Return a random tree as the JSON of one client."""
     if isinstance(tree, Literal):
         return render(tree.kind, tree.value, form)
     if isinstance(tree, dict):
@@ -144,7 +146,7 @@ def written(tree: Any, form: str) -> Any:
 
 
 def columns_of(tree: Any) -> set[str]:
-    """Return names of the columns that a filter (drawn, or JSON) speaks of."""
+    """Return the names of the columns in a filter (random tree or JSON)."""
     if isinstance(tree, dict):
         if "term" in tree and isinstance(tree["term"], str):
             return {tree["term"]}
@@ -153,7 +155,7 @@ def columns_of(tree: Any) -> set[str]:
 
 
 def random_filter(rng: random.Random, lake: Lake, schema: Schema, depth: int = 0) -> Any:
-    """Return a filter in the names of `schema`, its literals near the data; `written` makes JSON of it."""
+    """Return a random filter with the names of `schema` and literals near the data; `written` converts it to JSON."""
     shape = rng.random()
     if depth < 3 and shape < 0.35:
         left, right = (random_filter(rng, lake, schema, depth + 1) for _ in range(2))
@@ -187,8 +189,9 @@ def _random_predicate(rng: random.Random, lake: Lake, schema: Schema) -> Any:
 def predicate_on(
     rng: random.Random, lake: Lake, column: Column, transform: str, ops: Sequence[str] | None = None
 ) -> Any:
-    """Return a predicate on a transform of a column, its literals near the data; the operation is any, or one of
-    `ops`.
+    """Return a predicate on a transform of a column, with literals near the data.
+
+    The operation is one of `ops`, or any operation.
     """
     made: Any = column.name
     if transform != "identity":
@@ -205,8 +208,9 @@ def predicate_on(
 
 
 def maybe_of_both_zeros(rng: random.Random, predicate: Any) -> Any:
-    """Now and then, in the place of a comparison of floats, two: with 0.0 and -0.0, which many a program takes for
-    one value.
+    """Sometimes replace a float comparison by comparisons with both 0.0 and -0.0.
+
+    Many programs treat the two as one value.
     """
     literal = predicate.get("value")
     if not isinstance(literal, Literal) or literal.kind not in FLOATS or rng.random() < 0.6:
@@ -219,7 +223,7 @@ def _random_op(rng: random.Random, kind: str) -> str:
     ops = [*COMPARISONS, *COMPARISONS, "in", "in", "not-in", "is-null", "not-null"]
     if kind in FLOATS:
         ops += ["is-nan", "not-nan"]
-    if kind == "uuid":  # lists reach over the orders of clients
+    if kind == "uuid":  # Lists contain values that clients order differently.
         ops += ["in"] * 8
     if kind == "string":
         ops += ["starts-with", "starts-with", "starts-with", "not-starts-with"]
@@ -235,12 +239,12 @@ def _literal(rng: random.Random, lake: Lake, column: Column, transform: str, *, 
 
 
 def _near(rng: random.Random, kind: str, value: Any) -> Any:
-    """Return a neighbour of a value: a near miss, an extreme, or one that the type cannot hold."""
+    """Return a value near this value: a neighbour, an extreme, or a value outside the type."""
     name = base(kind)
     if isinstance(value, bool):
         return not value
     if kind in FLOATS:
-        # what comes next to an infinity no float holds, and what it is rounded to is again an infinity
+        # The neighbours of an infinity are outside the floats, and they round to an infinity.
         beside = math.nextafter(value, math.inf) if math.isfinite(value) else value
         return rng.choice([-value, beside, value / 2, math.inf, -math.inf])
     if isinstance(value, int):
@@ -263,12 +267,12 @@ def _near(rng: random.Random, kind: str, value: Any) -> Any:
 
 
 def is_judged_otherwise_by_java(expression: Any, names: Names, lake: Lake) -> bool:
-    """Return whether Java's planner is no judge of a filter, for one of four faults of it.
+    """Return whether one of four faults of Java's planner affects a filter.
 
-    It compares uuids as pairs of signed numbers; a predicate on a transform of a column is tested, on an identity
-    partition of that column, with the partition's value as it is, untransformed; and a literal near the least number is
-    truncated to one near the greatest, so that `v >= -2147483648` leaves out every partition of `truncate[5](v)`; and a
-    timestamp's text, parsed for a column of nanoseconds, is bound once more as if those were microseconds.
+    Java compares UUIDs as pairs of signed numbers. For an identity partition of a column it tests a predicate on a
+    transform of the column with the untransformed partition value. It truncates a literal near the least number to a
+    number near the greatest, so that `v >= -2147483648` prunes every partition of `truncate[5](v)`. And it
+    binds the parsed text of a timestamp for a nanosecond column a second time, as if it were in microseconds.
     """
     if any(names[name].kind == "uuid" for name in columns_of(expression)):
         return True
@@ -290,7 +294,7 @@ def is_judged_otherwise_by_java(expression: Any, names: Names, lake: Lake) -> bo
 
 
 def literals_in(expression: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (column, literal as JSON has it) of a filter's predicates on columns themselves."""
+    """Yield (column, literal as in JSON) for each predicate of a filter on a column itself."""
     if not isinstance(expression, dict):
         return
     if isinstance(expression.get("term"), str):
@@ -301,7 +305,7 @@ def literals_in(expression: Any) -> Iterator[tuple[str, Any]]:
 
 
 def transformed_in(expression: Any) -> set[str]:
-    """Return names of the columns that a filter speaks of by a transform."""
+    """Return the names of the columns that a filter uses through a transform."""
     if not isinstance(expression, dict):
         return set()
     if isinstance(expression.get("term"), dict):

@@ -38,7 +38,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Column:
-    """A field as predicates see it: by full name, within the structs `parents`.
+    """A field as predicates see it: by its full name, within the structs `parents`.
 
     A struct's kind is "struct".
     """
@@ -60,7 +60,7 @@ class Schema:
         return {"type": "struct", "schema-id": self.id, "fields": [field.json() for field in self.fields]}
 
     def columns(self) -> dict[int, Column]:
-        """Primitive columns and structs by id; what lies in lists and maps is out of predicates' reach."""
+        """Return primitive columns and structs by id, without fields in lists and maps, which predicates cannot use."""
         return {column.id: column for column in _columns(self.fields, "", ())}
 
     def leaves(self) -> dict[int, Column]:
@@ -78,7 +78,7 @@ def _columns(fields: tuple[Field, ...], prefix: str, parents: tuple[int, ...]) -
 
 
 class SchemaMaker:
-    """Draws schemas for one table; ids are never used twice, names of dropped columns may be."""
+    """A source of random schemas for one table. It never reuses ids, but may reuse names of dropped columns."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -93,7 +93,7 @@ class SchemaMaker:
         return Schema(0, self._uniquely_named(fields))
 
     def evolved(self, schema: Schema, schema_id: int, version: int, keep: set[int]) -> Schema:
-        """Return one or two changes; columns in `keep` (sources of partition fields) are not dropped."""
+        """Return the schema after one or two changes; columns in `keep` (sources of partition fields) stay."""
         fields = schema.fields
         for _ in range(self._rng.randint(1, 2)):
             change = self._rng.choice([self._add, self._add, self._drop, self._rename, self._widen, self._loosen])
@@ -175,7 +175,7 @@ class SchemaMaker:
     def _changed(
         self, fields: tuple[Field, ...], change: Callable[[Field], Field], fits: Callable[[Field], bool]
     ) -> tuple[Field, ...]:
-        """`fields` with one that fits changed, at any depth."""
+        """Return `fields` with a change of one suitable field, at any depth."""
         found = [field.id for field in _all_fields(fields) if fits(field)]
         if not found:
             return fields
@@ -202,7 +202,5 @@ def _mapped(fields: tuple[Field, ...], chosen: int, change: Callable[[Field], Fi
 
 
 def _plain_default(kind: str) -> bool:
-    """Return whether the JSON form of a default needs no thought: times and floats' infinities are left to other
-    tests.
-    """
+    """Return whether the JSON form of a default is simple; other tests cover times and infinite floats."""
     return kind in ("boolean", "int", "long", "string", "uuid", "binary") or kind.startswith(("fixed", "decimal"))

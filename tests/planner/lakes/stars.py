@@ -1,6 +1,6 @@
-"""Tables of real files for joins: any schema, evolving; Parquet with field ids, position deletes, partitions, indexes.
+"""Tables of real files for joins: Parquet with field ids, position deletes, partitions, indexes, evolving schemas.
 
-Committed over HTTP; rows are known, so that what a join says of them can be had from elsewhere.
+The tables are committed over HTTP. Their rows are known, so that joins can be compared with another engine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.planner.lakes.manifests import PartitionField
 from tests.planner.lakes.metrics import ColumnMetrics, column_metrics
 
 Row = dict[str, Any]
-"""By column name, in the form of `kinds.py`."""
+"""Values by column name, in the form of `kinds.py`."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Col:
     name: str
     kind: str
     default: Any = None
-    """In JSON, for files that were written before the column."""
+    """The default value in JSON, for files that were written before the column was added."""
 
     def json(self) -> dict[str, Any]:
         said = {"id": self.id, "name": self.name, "required": False, "type": self.kind}
@@ -46,7 +46,7 @@ class Col:
 
 @dataclass(kw_only=True)
 class StarTable(LiveTable):
-    """`rows` are those of each data file, deleted ones included."""
+    """A table. `rows` are the rows of each data file, including deleted rows."""
 
     columns: list[Col]
     rows: dict[str, list[Row]] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class StarTable(LiveTable):
         return await StarTable.make(api, name, _schema(0, columns), parts, version, columns=list(columns))
 
     async def evolve(self, columns: Sequence[Col]) -> None:
-        """The schema has these columns from now on."""
+        """Replace the columns of the schema."""
         self.schema = _schema(self.schema["schema-id"] + 1, columns)
         self.columns = list(columns)
         await self.update(
@@ -67,9 +67,9 @@ class StarTable(LiveTable):
         )
 
     def file(self, rows: Sequence[Row], *, rng: random.Random | None = None) -> DataFile:
-        """Return a data file of these rows, with the columns of the schema as it is now.
+        """Return a data file of these rows with the columns of the current schema.
 
-        With `rng` it has metrics as one of many writers makes them, else such as tell everything.
+        With `rng` it has metrics in the style of a random writer, else complete metrics.
         """
         path = self.path(".parquet")
         write(path, {one.id: (one.name, array_of(one.kind, [row[one.name] for row in rows])) for one in self.columns})
@@ -94,7 +94,7 @@ class StarTable(LiveTable):
         )  # fmt: skip
 
     async def index(self, name: str, kind: str, columns: Sequence[str], files: Sequence[DataFile]) -> bool:
-        """Define it, and build it for these files; whether it describes all of them."""
+        """Define an index and build it for these files; return whether it describes all of them."""
         route = f"/api/v1/tables/db/{self.name}/indexes/{name}"
         answer = await self.api("PUT", route, {"kind": kind, "columns": list(columns)})
         assert answer.status == 200, answer.raw
@@ -118,7 +118,7 @@ def _schema(number: int, columns: Sequence[Col]) -> dict[str, Any]:
 
 
 def whole_metrics(kind: str, values: Sequence[Any]) -> ColumnMetrics:
-    """Return all that there is to tell; nothing of floats."""
+    """Return complete metrics, but no metrics for floats."""
     present = sorted((one for one in values if one is not None), key=lambda value: order(kind, value))
     if kind in FLOATS:
         return ColumnMetrics()
@@ -127,7 +127,7 @@ def whole_metrics(kind: str, values: Sequence[Any]) -> ColumnMetrics:
 
 
 def _partition(table: StarTable, part: PartitionField, rows: Sequence[Row]) -> Any:
-    """Return the value that all rows share: partitions are by identity."""
+    """Return the partition value that all rows share; partitions are by identity."""
     assert part.transform == "identity"
     name = next(one.name for one in table.columns if one.id == part.source)
     (value,) = {row[name] for row in rows}

@@ -1,6 +1,6 @@
-"""Tables made by hand: as many snapshots, manifests and files as a test asks for, written below one folder.
+"""Hand-made tables with any number of snapshots, manifests and files, written below one folder.
 
-Column 1, `id`, runs from 10 n to 10 n + 9 in the file of number n; the table is partitioned by column 2, `day`.
+Column 1, `id`, has the values 10 n to 10 n + 9 in file n; the table is partitioned by column 2, `day`.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ STORED = Style(shuffled=False, sparse=False, codec="null", old_names=False, summ
 
 
 class Table:
-    """Version 2, at `folder`.
+    """A table of version 2 at `folder`.
 
-    Each snapshot lists just the manifests it is given.
+    Each snapshot lists exactly the manifests that it is given.
     """
 
     def __init__(self, folder: Path, *, style: Style = PLAIN) -> None:
@@ -70,7 +70,7 @@ class Table:
         (folder / "metadata").mkdir(parents=True)
 
     def manifest(self, name: str, numbers: Iterable[int], *, day: int = 0, snapshot_id: int = 1) -> Manifest:
-        """Of the data files of these numbers, all of one day."""
+        """Write a manifest of the data files with these numbers, all of one day."""
         return self._manifest(name, [self.file(number, day) for number in numbers], 0, day, snapshot_id)
 
     def deletes(self, name: str, numbers: Iterable[int], *, day: int = 0, snapshot_id: int = 1) -> Manifest:
@@ -100,7 +100,7 @@ class Table:
         return DataFile(path, DATA, "PARQUET", 0, (day,), 10, 10_000, metrics, split_offsets=[4])
 
     def commit(self, snapshot_id: int, manifests: Sequence[Manifest], *, listed: bytes | None = None) -> Path:
-        """Return the manifest list, which holds `listed` where given."""
+        """Commit a snapshot and return its manifest list, which holds `listed` if given."""
         path = self.folder / "metadata" / f"snap-{snapshot_id}.avro"
         header = {"format-version": "2", "snapshot-id": str(snapshot_id)}
         rows = [(manifest, None) for manifest in manifests]
@@ -124,11 +124,11 @@ class Table:
 
     @property
     def snapshots(self) -> list[dict[str, Any]]:
-        """As they stand in the metadata, oldest first."""
+        """Return the snapshots of the metadata, oldest first."""
         return self._snapshots
 
     def write_metadata(self) -> str:
-        """Return the location of a metadata file, to be registered with a catalog."""
+        """Write a metadata file to register with a catalog, and return its location."""
         path = self.folder / "metadata" / f"v{len(self._snapshots)}.metadata.json"
         path.write_text(json.dumps(self._json()))
         return path.as_uri()
@@ -193,8 +193,10 @@ def path_of(manifest: Manifest) -> Path:
 
 
 class Watched(ForwardingObjects):
-    """Object storage that notes the name of each file read, whole or by ranges; whole reads of the file `hold` wait
-    until `let_go`."""
+    """Object storage that records the name of each file read, whole or by ranges.
+
+    Whole reads of the file `hold` wait until `let_go`.
+    """
 
     def __init__(self, inner: ObjectStore) -> None:
         super().__init__(inner)
@@ -224,7 +226,7 @@ class Watched(ForwardingObjects):
 async def planning(
     folder: Path, wrap: Callable[[ObjectStore], ObjectStore] = lambda inner: inner, **given: Any
 ) -> AsyncIterator[Planner]:
-    """A planner over the tables below `folder`, without a disk cache unless `plan_disk_bytes` says otherwise."""
+    """Open a planner over the tables below `folder`, without a disk cache unless `plan_disk_bytes` is given."""
     options = {"plan_disk_bytes": 0, "plan_threads": 2, **given}
     settings = Settings(home=folder / "home", warehouse=folder.as_uri(), **options)
     clock = SystemClock()
@@ -233,11 +235,9 @@ async def planning(
 
 
 async def numbers(planner: Planner, metadata: TableMetadata, filter: Any = True, **request: Any) -> list[int]:
-    """Return the files planned, by number, in the plan's order.
+    """Return the numbers of the planned files in the plan's order, and check that the JSON answer names the same.
 
-    The JSON of the answer, which is made too, names the same.
-
-    As routes do, it plans once more where the answer finds a file of the local cache damaged.
+    As routes do, it plans again if the answer finds a damaged file of the local cache.
     """
     try:
         return await _numbers(planner, metadata, filter, **request)
@@ -263,7 +263,7 @@ def _number(path: str) -> int:
 
 
 def between(low: int, high: int) -> dict[str, Any]:
-    """Return a filter that the files from number `low` to `high` can satisfy, and no other."""
+    """Return a filter that exactly the files from number `low` to `high` can satisfy."""
     first = {"type": "gt-eq", "term": "id", "value": 10 * low}
     return {"type": "and", "left": first, "right": {"type": "lt-eq", "term": "id", "value": 10 * high + 9}}
 

@@ -1,1 +1,1 @@
-"""Views over blocks: what they share, and what becomes of damage."""
+"""Tests of views over blocks: sharing, and damage."""

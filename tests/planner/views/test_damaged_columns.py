@@ -1,7 +1,7 @@
-"""Blocks on the local disk verify a column when it is first used: damage in any column changes no answer.
+"""Tests of blocks on the local disk, whose columns are verified at first use: damage in any column changes no answer.
 
-A block's file is damaged between two runs of a planner, in each of its columns in turn. The oracle is the table itself:
-the file of number n holds the ids from 10 n to 10 n + 9.
+The test damages each column of a block's file between two runs of a planner. The oracle is the table itself: file n
+holds the ids from 10 n to 10 n + 9.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ FOLDER_BYTES = 64 << 20
 T = "/v1/namespaces/db/tables/t"
 FILES_PAGE = "/api/v1/tables/db/t/files"
 FILES = 4000
-"""In one manifest, so that its block is mapped."""
+"""All files are in one manifest, so that its block is mapped."""
 
 
 def stored(folder: Path) -> Path:
-    """Return the one file of blocks."""
+    """Return the only block file."""
     (path,) = folder.rglob("*.block")
     return path
 
@@ -47,7 +47,9 @@ def columns(data: bytes) -> tuple[int, list[Packed]]:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Table]:
-    """A folder and a table in it; made once, because writing its manifest takes most of a test's time."""
+    """Return a folder and a table in it, shared by the tests, because writing its manifest takes most of a
+    test's time.
+    """
     folder = tmp_path_factory.mktemp("damaged")
     table = Table(folder / "t")
     table.commit(1, [table.manifest("m", range(FILES))])
@@ -56,7 +58,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Table]:
 
 @pytest.fixture
 async def table(made: tuple[Path, Table]) -> Table:
-    """Its block is on the disk, and whole."""
+    """Return the table after its block was stored intact on the disk."""
     folder, table = made
     shutil.rmtree(folder / "home", ignore_errors=True)
     async with planning(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
@@ -69,7 +71,7 @@ def folder(made: tuple[Path, Table]) -> Path:
     return made[0]
 
 
-async def test_damage_in_any_column_changes_no_answer_and_is_noticed_where_it_is_read(
+async def test_damage_in_any_column_changes_no_answer_and_is_detected_by_readers_of_the_column(
     folder: Path, table: Table
 ) -> None:
     path = stored(folder / "home")
@@ -88,7 +90,7 @@ async def test_damage_in_any_column_changes_no_answer_and_is_noticed_where_it_is
     assert noticed == len(found) > 3, "paths and bounds are read"
 
 
-async def test_of_a_mapped_block_only_what_a_plan_reads_counts_as_memory(folder: Path, table: Table) -> None:
+async def test_only_the_columns_that_plans_read_of_a_mapped_block_count_as_memory(folder: Path, table: Table) -> None:
     whole = stored(folder / "home").stat().st_size
     async with planning(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
         scan = await planner.bind_and_plan(table.metadata, ScanRequest(filter=parse_expression(between(700, 900))))
@@ -99,7 +101,7 @@ async def test_of_a_mapped_block_only_what_a_plan_reads_counts_as_memory(folder:
         planner.check_invariants()
 
 
-async def test_a_decoded_block_counts_whole_until_it_is_mapped(folder: Path, table: Table) -> None:
+async def test_decoded_block_counts_in_full_until_it_is_mapped(folder: Path, table: Table) -> None:
     shutil.rmtree(folder / "home")
     async with planning(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
         scan = await planner.bind_and_plan(table.metadata, ScanRequest(filter=parse_expression(between(700, 900))))
@@ -112,7 +114,7 @@ async def test_a_decoded_block_counts_whole_until_it_is_mapped(folder: Path, tab
         assert planner.stats().decoded == 1
 
 
-async def test_a_damaged_directory_is_refused_when_the_block_is_opened(folder: Path, table: Table) -> None:
+async def test_damaged_directory_is_rejected_when_the_block_is_opened(folder: Path, table: Table) -> None:
     path = stored(folder / "home")
     whole = path.read_bytes()
     at, _ = columns(whole)
@@ -125,7 +127,7 @@ async def test_a_damaged_directory_is_refused_when_the_block_is_opened(folder: P
             assert planner.stats().decoded == 1, place
 
 
-async def test_damage_is_removed_when_no_view_holds_the_block_any_more(folder: Path, table: Table) -> None:
+async def test_damaged_file_is_deleted_when_no_view_uses_the_block(folder: Path, table: Table) -> None:
     path = stored(folder / "home")
     whole = path.read_bytes()
     at, found = columns(whole)
@@ -140,7 +142,7 @@ async def test_damage_is_removed_when_no_view_holds_the_block_any_more(folder: P
     assert path.read_bytes() == whole
 
 
-async def test_plans_beside_one_that_finds_damage_are_right(folder: Path, table: Table) -> None:
+async def test_plans_during_the_detection_of_damage_are_right(folder: Path, table: Table) -> None:
     path = stored(folder / "home")
     at, found = columns(path.read_bytes())
     data = bytearray(path.read_bytes())
@@ -159,8 +161,8 @@ async def test_plans_beside_one_that_finds_damage_are_right(folder: Path, table:
         planner.check_invariants()
 
 
-async def test_a_view_that_was_loading_when_damage_was_found_is_loaded_again(tmp_path: Path) -> None:
-    """It has the damaged block, which is not the block that is in use by then."""
+async def test_view_that_was_loading_when_damage_was_found_is_loaded_again(tmp_path: Path) -> None:
+    """It holds the damaged block, which has been replaced by then."""
     table = Table(tmp_path / "t")
     table.commit(1, [first := table.manifest("m", range(FILES))])
     async with planning(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
@@ -193,8 +195,8 @@ async def test_a_view_that_was_loading_when_damage_was_found_is_loaded_again(tmp
         planner.check_invariants()
 
 
-async def test_an_answer_that_finds_damage_is_repeated_by_the_server(tmp_path: Path) -> None:
-    """Plan and lookups over HTTP; each finds a damaged file of its own run of the server."""
+async def test_server_repeats_an_answer_that_finds_damage(tmp_path: Path) -> None:
+    """The test plans and looks up over HTTP; each request finds a damaged file in its own run of the server."""
     options = {"plan_disk_bytes": FOLDER_BYTES, "plan_inline_limit": 10}
     files = [file_of(f"file:///t/data/{n:06d}.parquet", 10 * n, 10 * n + 9) for n in range(FILES)]
     async with running(tmp_path, **options) as server:

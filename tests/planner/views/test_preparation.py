@@ -1,5 +1,4 @@
-"""Views of new snapshots that are made before a plan asks for them: which are made, and that their plans are those of a
-planner that prepares nothing.
+"""Tests of views of new snapshots that are prepared before a plan needs them: which are prepared, and their plans.
 
 The oracle of each plan is the list of files that the test gave to the snapshot.
 """
@@ -53,9 +52,9 @@ def tasks(scan: ScanPlan) -> Any:
 
 
 class Lake:
-    """A table whose snapshots a test draws.
+    """A table with random snapshots.
 
-    `states`: of each, its metadata and the days of its files, by number.
+    `states` has for each snapshot its metadata and the days of its files, by file number.
     """
 
     def __init__(self, folder: Path, rng: random.Random) -> None:
@@ -107,10 +106,8 @@ class Lake:
 
 
 @pytest.mark.parametrize("turn", [*range(6), *(pytest.param(turn, marks=pytest.mark.slow) for turn in range(6, 150))])
-async def test_plans_of_prepared_snapshots_are_those_of_a_planner_that_prepares_nothing(
-    tmp_path: Path, turn: int
-) -> None:
-    """While views are prepared, cancelled and evicted, and plans of this and of other snapshots run."""
+async def test_plans_of_prepared_snapshots_equal_those_without_preparation(tmp_path: Path, turn: int) -> None:
+    """Meanwhile views are prepared, cancelled and evicted, and plans of these and other snapshots run."""
     seed = first_seed() * 1000 + turn
     rng = random.Random(seed)
     lake = Lake(tmp_path / "t", rng)
@@ -158,7 +155,7 @@ async def test_plans_of_prepared_snapshots_are_those_of_a_planner_that_prepares_
         assert planner.stats().prepared or memory < 1 << 30, f"seed {seed}"
 
 
-async def test_a_plan_after_a_prepared_commit_reads_nothing(tmp_path: Path) -> None:
+async def test_plan_after_a_prepared_commit_reads_nothing_from_storage(tmp_path: Path) -> None:
     lake = Lake(tmp_path / "t", random.Random(1))
     watched: list[Watched] = []
 
@@ -189,7 +186,7 @@ async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Pat
         await plan(planner, before)
         decoded = planner.stats().decoded
         assert await planner.prepare(after, planned(before), limit_bytes=size - 1) is None
-        # Another table's view is none of this table.
+        # The view of another table does not count for this table.
         assert await planner.prepare(cold.states[-1][0], planned(cold.states[-1][0]), limit_bytes=LIMIT) is None
         assert planner.stats().decoded == decoded
         assert await planner.prepare(after, planned(before), limit_bytes=size) == key_of(after)
@@ -204,7 +201,7 @@ async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Pat
             planner.check_invariants()
 
 
-async def test_a_prepared_view_that_no_plan_used_is_replaced_by_the_next(tmp_path: Path) -> None:
+async def test_unused_prepared_view_is_replaced_by_the_next(tmp_path: Path) -> None:
     lake = Lake(tmp_path / "t", random.Random(1))
     async with planning(tmp_path) as planner:
         before = lake.states[-1][0]
@@ -222,7 +219,7 @@ async def test_a_prepared_view_that_no_plan_used_is_replaced_by_the_next(tmp_pat
         planner.check_invariants()
 
 
-async def test_what_cannot_be_prepared_is_reported_by_the_plan(tmp_path: Path) -> None:
+async def test_failed_preparation_is_reported_by_the_plan(tmp_path: Path) -> None:
     lake = Lake(tmp_path / "t", random.Random(1))
     async with planning(tmp_path) as planner:
         before = lake.states[-1][0]
@@ -248,7 +245,7 @@ class Late(SystemClock):
         return super().monotonic() + self.ahead_s
 
 
-def test_a_table_counts_as_planned_for_some_minutes_and_a_plan_counts_more_than_a_prepared_view() -> None:
+def test_table_counts_as_planned_for_minutes_and_plans_count_more_than_prepared_views() -> None:
     clock = Late()
     tables = PlannedTables(clock)
     assert tables.is_empty
@@ -273,7 +270,7 @@ def test_a_table_counts_as_planned_for_some_minutes_and_a_plan_counts_more_than_
     assert tables.get("2999") is not None
 
 
-# With a server
+# Tests with a server
 
 
 async def decoded_after(server: Running, prepared: int) -> int:
@@ -294,7 +291,7 @@ async def test_commits_to_planned_tables_are_decoded_before_the_next_plan(tmp_pa
         assert await decoded_after(server, 1) == 2, "nobody plans the other table"
         assert sorted(numbers(await api("POST", f"{T}/plan", {}))) == [0, 1, 2, 3, 4]
         assert server.components.planner.stats().decoded == 2
-        # A table of the same name is another table: its first plan reads it.
+        # A new table with an old name is a different table: its first plan reads from storage.
         assert (await api("DELETE", T)).status == 204
         await api.table("t")
         await append(api, "t", tens(9)[7:], snapshot_id=11)
@@ -319,7 +316,7 @@ async def test_commits_of_another_replica_are_decoded_too(tmp_path: Path) -> Non
         assert two.components.planner.stats().decoded == 2
 
 
-async def test_nothing_is_prepared_where_the_setting_says_so(tmp_path: Path) -> None:
+async def test_setting_disables_preparation(tmp_path: Path) -> None:
     async with running(tmp_path, plan_prepare_bytes=0) as server:
         api = Api(server)
         await api.table("t")

@@ -1,4 +1,4 @@
-"""Equality deletes that DuckDB applies to rows that they do not delete are recognised."""
+"""Tests that the planner recognises equality deletes which DuckDB applies to too many rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def block(spec_id: int, content: int, ids: list[int] | None) -> Any:
 def test_equality_deletes_that_duckdb_misapplies_are_recognised(
     spec_id: int, content: int, ids: list[int] | None, reason: str
 ) -> None:
-    """The columns are 1 and 2; the spec 1 partitions by 2; the column 3 was dropped."""
+    """The table has the columns 1 and 2; spec 1 partitions by 2; column 3 was dropped."""
     field = SimpleNamespace(sources=(2,))
     specs = [SimpleNamespace(spec_id=0, fields=()), SimpleNamespace(spec_id=1, fields=(field,))]
     schema = SimpleNamespace(column=lambda column: column if column in (1, 2) else None)

@@ -1,4 +1,4 @@
-"""A plan by sketches keeps the files that it keeps without them, which other tests compare with brute force."""
+"""Tests that a plan with sketches keeps the same files as without; other tests compare plans with brute force."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.planner.views.test_view_base import READ_AS, made_block, manifest, va
 from tests.seeds import first_seed
 
 SPREAD = 2_000_000_000
-"""Values whose codes take four bytes and are seldom equal."""
+"""Values whose codes take four bytes and are rarely equal."""
 OPS = [Op.LT, Op.LT_EQ, Op.GT, Op.GT_EQ, Op.EQ, Op.NOT_EQ, Op.IN, Op.STARTS_WITH]
 
 
@@ -30,7 +30,7 @@ def bound(rng: random.Random) -> Bound:
 
 
 @pytest.mark.parametrize("turn", [0, *(pytest.param(turn, marks=pytest.mark.slow) for turn in range(1, 20))])
-def test_a_plan_by_sketches_keeps_the_same_files(turn: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_with_sketches_keeps_the_same_files_as_without(turn: int, monkeypatch: pytest.MonkeyPatch) -> None:
     seed = first_seed() * 1000 + turn
     rng = random.Random(seed)
     absent = (0.0, 0.01, 0.3)
@@ -45,15 +45,15 @@ def test_a_plan_by_sketches_keeps_the_same_files(turn: int, monkeypatch: pytest.
     monkeypatch.setattr(view_module, "STRING_ROWS_MIN", 1)
     sketched = TableView([manifest() for _ in blocks], blocks)
     assert [kept(sketched, one) for one in bounds] == expected, f"seed {seed}"
-    for numbers in several:  # those of one conjunction are done together
+    for numbers in several:  # Sketches of one conjunction are computed together.
         together = And(tuple(bounds[number] for number in numbers))
         all_keep = set.intersection(*(set(expected[number]) for number in numbers))
         assert kept(sketched, together) == sorted(all_keep), f"seed {seed}"
-    # The view of the next snapshot takes them over.
+    # The view of the next snapshot reuses them.
     sides = [side for column in sketched._stats.values() for side in (*column.lower, *column.upper)]
     addresses = {address for side in sides for address in side.layout[:, 13].tolist()} - {0}
     assert any(side.layout[:, 13].any() for side in sides if side.form == Form.STRINGS)
-    # None where a value is often absent, so that many codes are equal.
+    # No sketches if a value is often absent, because then many codes are equal.
     assert addresses
     assert blocks[0].size_bytes - before[0] > 2000
     assert blocks[2].size_bytes - before[2] < 2000

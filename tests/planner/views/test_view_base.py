@@ -1,4 +1,4 @@
-"""A view that takes its columns from the view of a neighbouring snapshot has the same columns as one that does not.
+"""Tests that a view which reuses columns of a neighbouring snapshot's view equals a view made from scratch.
 
 Snapshots add, remove, reorder and repeat manifests, whose columns differ: absent bounds, types that were widened, and
 decimals of both forms.
@@ -47,7 +47,7 @@ def value(kind: str, rng: random.Random, spread: int = 1000) -> Any:
 def made_block(
     name: str, rng: random.Random, *, rows: int | None = None, spread: int = 1000, absent: float = 0.2
 ) -> Block:
-    """Of a manifest whose schema has one type of each pair."""
+    """Return a block of a manifest whose schema has one type of each pair."""
     kinds = {number: rng.choice(pair) for number, pair in enumerate(KINDS, start=1)}
     spec_id = rng.randrange(len(SPECS))
     fields = SPECS[spec_id]
@@ -99,7 +99,7 @@ def heads(view: TableView) -> list[Any]:
 
 
 @pytest.mark.parametrize("turn", [*range(4), *(pytest.param(turn, marks=pytest.mark.slow) for turn in range(4, 200))])
-def test_columns_that_are_taken_from_another_view_are_those_of_a_new_one(turn: int) -> None:
+def test_columns_reused_from_another_view_equal_those_of_a_new_view(turn: int) -> None:
     seed = first_seed() * 1000 + turn
     rng = random.Random(seed)
     blocks = [made_block(f"m{number}", rng) for number in range(6)]

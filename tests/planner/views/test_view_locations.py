@@ -1,5 +1,8 @@
-"""The check of the locations of a view that takes folders from the view of a neighbouring snapshot refuses what a look
-at each path refuses, by the claims at that time."""
+"""Tests of the check that a view's files are in the table's locations.
+
+A view that reuses folders of a neighbouring snapshot's view must be rejected exactly when a check of each path, by the
+claims at that time, rejects it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ OWN, OTHER = "own", "other"
 SNAPSHOTS = 10
 TABLE = "file:///w/t"
 LIST = f"{TABLE}/metadata/snap.avro"
-"""The table's location. Claims of both are drawn from FOLDERS, and files lie in them."""
+"""The locations of two tables. Their claims are drawn from FOLDERS, which contain the files."""
 FOLDERS = ["w/t", "w/t/data", "w/t/data/a", "w/t2", "w/t2/b", "w/s", "w/s/c", "elsewhere", "w/t/metadata"]
 ODD = [
     "file:///w/t/../t2",
@@ -40,7 +43,7 @@ ODD = [
 
 
 class Claims:
-    """The part of a pointer store that the check asks."""
+    """The part of a pointer store that the check uses."""
 
     def __init__(self) -> None:
         self.all: list[Claim] = []
@@ -60,7 +63,7 @@ def holds(location: str, key: str) -> bool:
 
 
 def refused(claims: Claims, paths: Sequence[str]) -> bool:
-    """Return whether the folder of a path is in a location of another table and in none of the table's own."""
+    """Return whether the folder of a path is in a location of another table and in no location of the table."""
     for path in paths:
         folder = path.rpartition("/")[0]
         try:
@@ -82,7 +85,7 @@ def folder(rng: random.Random, odd: float) -> str:
 
 
 def made(name: str, rng: random.Random, content: int, odd: float) -> tuple[ManifestFile, Block, list[str]]:
-    """Return a manifest of files in one folder or in several, and all its paths."""
+    """Return a manifest of files in one folder or in several, and the paths of all files."""
     one = folder(rng, odd)
     folders = [one if rng.random() < 0.8 else folder(rng, odd) for _ in range(rng.randrange(1, 5))]
     paths = [f"{place}/{rng.choice(['f', '..f', 'é'])}{row}.parquet" for row, place in enumerate(folders)]
@@ -109,7 +112,7 @@ def parts(listed: list[tuple[ManifestFile, Block, list[str]]]) -> tuple[list[Man
     return [manifest for manifest, _, _ in listed], [block for _, block, _ in listed]
 
 
-async def test_locations_of_a_view_with_a_base_are_refused_as_those_of_each_path() -> None:
+async def test_view_with_a_base_is_rejected_exactly_when_a_check_of_each_path_rejects_it() -> None:
     outcomes = set()
     for turn in range(40):
         outcomes |= await histories(first_seed() * 1000 + turn)
@@ -119,7 +122,7 @@ async def test_locations_of_a_view_with_a_base_are_refused_as_those_of_each_path
 async def histories(seed: int) -> set[bool]:
     """Compare the views of some snapshots, each with two states of the claims.
 
-    Returns whether some were refused.
+    Return the results that occurred: whether a view was rejected.
     """
     rng = random.Random(seed)
     odd = rng.choice([0.0, 0.0, 0.1])
