@@ -58,7 +58,7 @@ from seamark.metaserver.store.model import Entry, EntryKind, Instant, NamespaceP
 from seamark.metaserver.store.operations import Operation
 from seamark.metaserver.store.port import LostRace
 
-_PRELOADED_COMMITS_MAX = 16
+_PRELOADING_COMMITS_MAX = 16
 """Commits that hold manifests while they wait for a lock. Further commits read theirs under the lock."""
 
 
@@ -97,7 +97,7 @@ class EngineCommits:
         self._plans = catalog.plan_tables
         self._published = open_published_manifests(catalog.context)
         self._corrections = ManifestCorrections(catalog.context.clock)
-        self._preloaded_commits = 0
+        self._preloading_commits = 0
         self.publisher = publisher
 
     async def commit_table(
@@ -170,16 +170,16 @@ class EngineCommits:
             await self._plans.drop_overtaken(tables)
         manifests = CommitManifests(context, self._published)
         commit = _Commit(caller, tables, is_single, context.clock.now_ms(), identity, manifests)
-        adding = [table for table in tables if table.added_snapshots]
-        if not adding or self._preloaded_commits >= _PRELOADED_COMMITS_MAX:
+        waiting = [each for each in tables if each.is_append and self.publisher.is_locked(each.namespace, each.name)]
+        if not waiting or self._preloading_commits >= _PRELOADING_COMMITS_MAX:
             return await self._commit_locked(commit, names)
-        self._preloaded_commits += 1
+        self._preloading_commits += 1
         try:
-            for table in adding:
+            for table in waiting:
                 await self._preload(commit, table)
             return await self._commit_locked(commit, names)
         finally:
-            self._preloaded_commits -= 1
+            self._preloading_commits -= 1
 
     async def _commit_locked(self, commit: _Commit, names: Sequence[tuple[NamespacePath, str]]) -> list[LoadedTable]:
         """Commit under the locks of the tables."""
@@ -199,15 +199,14 @@ class EngineCommits:
         return outcome
 
     async def _preload(self, commit: _Commit, table: TableCommit) -> None:
-        """Read new manifests before the lock, unless the commit is refused now, or after the commit before it."""
+        """Read new manifests while another commit has the lock, if a rebase will need them.
+
+        Without a rebase, the other commit probably makes the server refuse this one. If the lock is free, nobody waits
+        for the commit that reads under it.
+        """
         with contextlib.suppress(SeamarkError):
-            entry = await self._context.store.entry(EntryKind.TABLE, table.namespace, table.name)
-            if entry is None:
-                return
-            base = await self._context.documents.table(entry.metadata_location)
-            check = partial(check_requirements, base, table.requirements)
-            await self._context.large.run_by_size(commit.caller.who, commit.caller.request_bytes, check)
-            if can_rebase_appends(base) or not self.publisher.is_locked(table.namespace, table.name):
+            entry, base = await self._load_base(table)
+            if entry is not None and base is not None and can_rebase_appends(base):
                 await self._corrections.preload(commit.manifests, entry.uuid, table.updates)
 
     async def _attempt(self, commit: _Commit, races: Races) -> list[LoadedTable]:
