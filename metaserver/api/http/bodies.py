@@ -111,13 +111,6 @@ def _slot_of(request: web.Request) -> RequestSlot | None:
         return None
 
 
-def length(request: web.Request) -> int:
-    """Return bytes of the body that `read` has returned; 0 before."""
-    slot = _slot_of(request)
-    body: bytes | None = request.get(_BODY) if slot is None else slot.body
-    return 0 if body is None else len(body)
-
-
 async def _receive(request: web.Request, limit: int, timeout_s: float, slot: RequestSlot | None, coding: str) -> bytes:
     received, pieces, size = bytearray(), list[bytes](), 0
     inflater = Inflater(coding) if coding else None

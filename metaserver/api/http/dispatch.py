@@ -120,7 +120,18 @@ class Check(Enum):
 class Call:
     """A request, as handlers see it."""
 
-    __slots__ = ("_request", "_route", "app", "components", "headers", "is_checked", "names", "namespace", "principal")
+    __slots__ = (
+        "_request",
+        "_route",
+        "app",
+        "body_bytes",
+        "components",
+        "headers",
+        "is_checked",
+        "names",
+        "namespace",
+        "principal",
+    )
 
     def __init__(self, request: web.Request, route: Route) -> None:
         self._request = request
@@ -132,6 +143,8 @@ class Call:
         self.namespace: NamespacePath = ()
         self.names: tuple[str, ...] = ()
         """The names of entries in the path, in order: those of the table, its index, and so on."""
+        self.body_bytes = 0
+        """The length of the body, unpacked, once it is read."""
         self.is_checked = route.check is Check.LOGIN
         """Whether the right was checked for a namespace or the catalog."""
 
@@ -182,7 +195,7 @@ class Call:
             idempotency=key,
             confined_to=confined_to,
             names_owners=confined_to is None or principal.name in self.components.settings.trusted_engines,
-            request_bytes=bodies.length(self._request),
+            request_bytes=self.body_bytes,
         )
 
     async def parse(self, body: bytes, shape: type[B]) -> B:
@@ -302,6 +315,7 @@ class Route(Description, frozen=True):
             async def handle(request: web.Request) -> web.StreamResponse:
                 call = open_call(request)
                 data = await bodies.read(request, body_size)
+                call.body_bytes = len(data)
                 if is_optional:
                     parsed = decode_as(data, body, "The body") if data else body()
                 else:
@@ -336,6 +350,7 @@ class Route(Description, frozen=True):
             async def handle(request: web.Request) -> web.StreamResponse:
                 call = open_call(request)
                 data = await bodies.read(request, body_size)
+                call.body_bytes = len(data)
                 try:
                     answer = await work(call, data)
                 except CacheDamaged:
@@ -373,7 +388,9 @@ class Route(Description, frozen=True):
         def open_call(request: web.Request) -> Call:
             call = Call(request, self)
             if has_namespace or names:
-                path = request.rel_url.raw_path, _template_of(request)
+                resource = request.match_info.route.resource
+                assert resource is not None
+                path = request.rel_url.raw_path, resource.canonical
             if has_namespace:
                 call.namespace = namespace_in(*path)
             if check is Check.NAMESPACE or check is Check.CATALOG:
@@ -417,13 +434,6 @@ class Route(Description, frozen=True):
     def _endpoint(self, handle: Handler) -> Endpoint:
         attach(handle, self)
         return Endpoint(self, handle)
-
-
-def _template_of(request: web.Request) -> str:
-    """Return the path of the matched route, with its variables in braces."""
-    resource = request.match_info.route.resource
-    assert resource is not None
-    return resource.canonical
 
 
 class Endpoint(msgspec.Struct, frozen=True):
