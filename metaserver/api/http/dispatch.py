@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
+from functools import partial
 from types import ModuleType
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -199,10 +200,16 @@ class Call:
         )
 
     async def parse(self, body: bytes, shape: type[B]) -> B:
-        """Return a body that the handler takes as bytes; large bodies are parsed in a thread."""
+        """Return the value of a JSON body of this msgspec type.
+
+        A large body is parsed in a thread, one at a time, because the value takes many times its memory.
+
+        Raises:
+            BadRequest: The body is not JSON of this type; the message names the field that is wrong.
+        """
         if len(body) <= bodies.QUICK_BYTES:
             return bodies.parse_now(body, shape)
-        return await bodies.parse(self._request, body, shape)
+        return await self.in_turn(partial(bodies.parse_now, body, shape))
 
     def keep(self, size_bytes: int) -> None:
         """Count memory that the request takes until its answer as bytes of its body.
@@ -319,7 +326,7 @@ class Route(Description, frozen=True):
                 if is_optional:
                     parsed = decode_as(data, body, "The body") if data else body()
                 else:
-                    parsed = await bodies.parse(request, data, body)
+                    parsed = await call.parse(data, body)
                 try:
                     try:
                         answer = await work(call, parsed)
