@@ -42,7 +42,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             names = [f"t{next(numbers)}" for _ in range(tables)]
             for name in names:
                 await target.call(bodies.create_table(NAMESPACE, name))
-            make = {"append": _append, "change": _change}.get(kind, _touch)
+            make = {"append": append_each, "change": change_each}.get(kind, touch_each)
             workers = [make(names[n::clients] if tables > 1 else names) for n in range(clients)]
             return await drive(target, workers, seconds=seconds)
 
@@ -94,12 +94,13 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("s" if number > 1 else "")
 
 
-def _touch(names: list[str]) -> Worker:
+def touch_each(names: list[str]) -> Worker:
+    """Set a property of each table in turn."""
     for number, name in enumerate(itertools.cycle(names)):
         yield bodies.set_property(NAMESPACE, name, "bench.touched", str(number))
 
 
-def _change(names: list[str]) -> Worker:
+def change_each(names: list[str]) -> Worker:
     """Add a file to each table in turn, by Seamark's own route.
 
     Nothing reads the file.
@@ -121,7 +122,7 @@ def _change(names: list[str]) -> Worker:
         yield request("POST", f"/api/v1/tables/{NAMESPACE}/{name}/commit", {"add": [file]}, label="change")
 
 
-def _append(names: list[str]) -> Worker:
+def append_each(names: list[str]) -> Worker:
     """Append to each table in turn, from the head it last saw."""
     heads: dict[str, tuple[str, str, int | None, int, int]] = {}
     for name in itertools.cycle(names):

@@ -24,7 +24,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     rounds, times = (2, 5) if quick else (6, 50)
     with start(("seamark", "fixture"), folder) as targets:
         for target in targets:
-            await _register(target)
+            await register_history(target)
         path = bodies.table_path(NAMESPACE, "long")
         size = {t.name: len((await t.call(request("GET", path))).body) for t in targets}
 
@@ -72,7 +72,8 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-async def _register(target: Target) -> None:
+async def register_history(target: Target) -> None:
+    """Create the table with the long history."""
     await target.call(bodies.create_namespace((NAMESPACE,)))
     location = bodies.long_history(target.warehouse / "history" / "long", SNAPSHOTS)
     body = {"name": "long", "metadata-location": location}

@@ -2,7 +2,10 @@
 
 A server and a Trino proxy run in this process over SQLite and local files; Trino is a program that only answers.
 `sys.setprofile` records each function of Seamark that is entered between a request and its answer, in the event loop
-and in its threads. Compiled kernels are not counted.
+and in its threads. Counted are the functions that run in each of several requests, which have pauses between them: so
+background work of the server, and of earlier requests, does not count. Comprehensions and generator expressions are
+functions for Python 3.11 and are counted, also in a row of their own. Compiled kernels are not counted. `--list` prints
+the functions in the order of their first call.
 """
 
 from __future__ import annotations
@@ -11,12 +14,12 @@ import asyncio
 import logging
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import structlog
@@ -42,8 +45,36 @@ GOALS: dict[str, tuple[int, int] | tuple[None, None]] = {
 """Files and functions, from the issue on the project's structure. The last flow does no work: it shows what the HTTP
 server, the checks of the caller and one read of the database take of each flow."""
 ROUNDS = 5
-"""A flow is measured this often; the least counts, since background work of the server can only add functions."""
+PAUSE_S = 0.3
+"""The time before a request that is measured, in which work of earlier requests ends."""
+COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+LAYERS = {
+    "HTTP, identity and rights": (
+        "metaserver/api/http/",
+        "metaserver/api/formats/",
+        "metaserver/access/",
+        "formats/runtime/connections.py",
+        "formats/protocol/",
+    ),
+    "database": ("metaserver/store/",),
+    "storage": ("metaserver/objects/", "formats/storage/", "formats/runtime/root_folder.py"),
+    "Iceberg's formats": ("formats/iceberg/",),
+    "caches, clock, decoding": ("cache/", "formats/"),
+    "the flow itself": ("",),
+}
+"""The beginnings of the paths of each layer; the first that fits counts."""
 SCHEMA = pa.schema([("id", pa.int64()), ("city", pa.string())])
+
+
+class Function(NamedTuple):
+    path: str
+    """The path from the root of the checkout."""
+    line: int
+    name: str
+
+    @property
+    def layer(self) -> str:
+        return next(layer for layer, beginnings in LAYERS.items() if self.path.startswith(beginnings))
 
 
 class Recorder:
@@ -51,7 +82,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.active = False
-        self.functions: set[tuple[str, int]] = set()
+        self.functions: dict[Function, None] = {}
         self._paths: dict[str, str] = {}
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
@@ -61,17 +92,17 @@ class Recorder:
             if path is None:
                 path = self._paths[code.co_filename] = str(Path(code.co_filename).resolve())
             if path.startswith(PACKAGES):
-                self.functions.add((path, code.co_firstlineno))
+                self.functions[Function(path.removeprefix(f"{REPO}/"), code.co_firstlineno, code.co_qualname)] = None
 
-    async def record(self, work: Callable[[], Awaitable[None]]) -> set[tuple[str, int]]:
-        """Return the (file, line) of each function that runs during `work`."""
-        self.functions = set()
+    async def record(self, work: Callable[[], Awaitable[None]]) -> list[Function]:
+        """Return the functions that run during `work`, in the order of their first call."""
+        self.functions = {}
         self.active = True
         try:
             await work()
         finally:
             self.active = False
-        return self.functions
+        return list(self.functions)
 
 
 async def post(server: Running, path: str, body: object) -> None:
@@ -106,7 +137,7 @@ async def send_statement(proxy: Rig, number: int) -> None:
         raise RuntimeError(f"The proxy answered {status}, {answered.get('X-Seamark-Plan')}")
 
 
-async def count_functions(server: Running, proxy: Rig, recorder: Recorder) -> dict[str, set[tuple[str, int]]]:
+async def count_functions(server: Running, proxy: Rig, recorder: Recorder) -> dict[str, list[Function]]:
     """Return the functions of each flow, after requests that warm the caches."""
     flows: dict[str, Callable[[int], Awaitable[None]]] = {
         PLAN: partial(plan, server),
@@ -114,18 +145,30 @@ async def count_functions(server: Running, proxy: Rig, recorder: Recorder) -> di
         STATEMENT: partial(send_statement, proxy),
         EXISTS: partial(exists, server),
     }
-    counted: dict[str, set[tuple[str, int]]] = {}
+    counted: dict[str, list[Function]] = {}
     for title, send in flows.items():
         for number in range(ROUNDS):
             await send(number)
-        rounds = [await recorder.record(partial(send, number)) for number in range(ROUNDS, 2 * ROUNDS)]
-        counted[title] = min(rounds, key=len)
+        rounds: list[list[Function]] = []
+        for number in range(ROUNDS, 2 * ROUNDS):
+            await asyncio.sleep(PAUSE_S)
+            rounds.append(await recorder.record(partial(send, number)))
+        in_each = set.intersection(*map(set, rounds))
+        counted[title] = [function for function in rounds[-1] if function in in_each]
     # The server answers the proxy's requests in this process, too.
-    counted[STATEMENT] = {function for function in counted[STATEMENT] if function[0].startswith(f"{REPO}/connector/")}
+    counted[STATEMENT] = [function for function in counted[STATEMENT] if function.path.startswith("connector/")]
     return counted
 
 
-async def run(folder: Path, *, quick: bool = False) -> Report:
+def describe_layers(functions: Sequence[Function]) -> str:
+    """Return the numbers of files and functions of each layer."""
+    layers = [(layer, [each for each in functions if each.layer == layer]) for layer in LAYERS]
+    return "; ".join(
+        f"{layer}: {len({each.path for each in within})} files, {len(within)} functions" for layer, within in layers
+    )
+
+
+async def run(folder: Path, *, quick: bool = False, lists: bool = False) -> Report:
     report = Report("structure_flows", "How many files and functions does a warm request run through?", peer="none")
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     recorder = Recorder()
@@ -150,9 +193,15 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         threading.setprofile(None)  # type: ignore[arg-type] # the documentation allows it
     for title, functions in counted.items():
         files_goal, functions_goal = GOALS[title]
-        files = len({path for path, _ in functions})
+        files = len({function.path for function in functions})
+        inner = sum(function.name.endswith(COMPREHENSIONS) for function in functions)
         report.rows.append(Row(title, "files", "", {"seamark": files}, goal=files_goal))
         report.rows.append(Row(title, "functions", "", {"seamark": len(functions)}, goal=functions_goal))
+        report.rows.append(Row(title, "of which comprehensions", "", {"seamark": inner}))
+        if title in (PLAN, COMMIT):
+            report.notes.append(f"{title}, by layer: {describe_layers(functions)}.")
+        if lists:
+            print(f"\n{title}", *(f"  {each.path}:{each.line} {each.name}" for each in functions), sep="\n")
     return report
 
 
@@ -161,8 +210,10 @@ BENCHES: dict[str, Bench] = {"flows": run}
 
 def main() -> None:
     parser = parser_of("bench.structure.run", __doc__, BENCHES)
+    parser.add_argument("--list", action="store_true", help="print the functions in the order of their first call")
     chosen = parser.parse_args()
-    run_benches(BENCHES, names_of(parser, chosen, BENCHES), quick=chosen.quick)
+    names = names_of(parser, chosen, BENCHES)
+    run_benches(BENCHES, names, quick=chosen.quick, options=lambda _: {"lists": chosen.list})
 
 
 if __name__ == "__main__":

@@ -117,7 +117,9 @@ class TableCommit(msgspec.Struct, frozen=True):
     added_snapshots: tuple[SnapshotInput, ...]
     removed_snapshot_ids: tuple[int, ...]
     statistics_paths: tuple[str, ...]
-    """The statistics files that the updates name."""
+    """The files of statistics that the updates name."""
+    is_append: bool
+    """Whether the commit adds snapshots, and each of them only appends files."""
 
     @property
     def is_create(self) -> bool:
@@ -151,6 +153,7 @@ def read_table_commit(change: TableChange) -> TableCommit:
         tuple(added),
         tuple(removed_ids),
         tuple(statistics_paths),
+        bool(added) and all((snapshot.summary or {}).get("operation") == "append" for snapshot in added),
     )
 
 

@@ -77,6 +77,7 @@ class PreparedCommit(msgspec.Struct, frozen=True):
 
     namespace: NamespacePath
     name: str
+    uuid: str
     entry: Entry | None
     """The entry is None when the commit creates the table."""
     metadata: TableMetadata
@@ -91,37 +92,9 @@ class PreparedCommit(msgspec.Struct, frozen=True):
     claims: tuple[Operation, ...] = ()
     """Claims of the locations that the table gets."""
 
-    @property
-    def uuid(self) -> str:
-        return uuid_of(self.entry, self.metadata)
-
     def make_entry(self, now_ms: int) -> Entry:
         """Return the entry after this commit."""
         return make_entry(self.namespace, self.name, self.uuid, self.location, now_ms)
-
-    def list_files(self) -> list[tuple[str, bytes]]:
-        """Return the files in write order: each file follows the files that it refers to."""
-        return [*self.files, (self.location, self.document)]
-
-
-class _TableLock(asyncio.Lock):
-    """A lock that counts the commits that have it or wait for it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.commits = 0
-
-    async def __aenter__(self) -> None:
-        self.commits += 1
-        try:
-            await self.acquire()
-        except BaseException:
-            self.commits -= 1
-            raise
-
-    async def __aexit__(self, *error: object) -> None:
-        self.commits -= 1
-        self.release()
 
 
 class EnginePriority(Protocol):
@@ -135,8 +108,8 @@ class EnginePriority(Protocol):
 class Races:
     """The races of one commit against other processes.
 
-    A process that has lost several takes priority in the database: the others lose their races until it has committed,
-    or for `_PRIORITY_MS`. So no process loses every race, however fast the others commit.
+    A process that has lost several takes priority in the database: the others lose their races until its `async with`
+    block ends, or for `_PRIORITY_MS`. So no process loses every race, however fast the others commit.
     """
 
     def __init__(self, context: CatalogContext, holder: str) -> None:
@@ -164,10 +137,11 @@ class Races:
             await self._context.back_off(min(self._lost, _BACK_OFF_MAX))
         return True
 
-    async def end(self) -> None:
-        """End the priority of the process."""
-        uuids, self._with_priority = self._with_priority, set()
-        for uuid in uuids:
+    async def __aenter__(self) -> Races:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        for uuid in self._with_priority:
             with contextlib.suppress(SeamarkError):  # it ends after `_PRIORITY_MS`
                 await self._context.store.transact([EndPriority(uuid, self._holder)])
 
@@ -180,7 +154,7 @@ class Publisher:
 
     def __init__(self, context: CatalogContext) -> None:
         self._context = context
-        self._locks: WeakValueDictionary[tuple[NamespacePath, str], _TableLock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[tuple[NamespacePath, str], asyncio.Lock] = WeakValueDictionary()
         self._cleanup = Cleanup(context.objects)
         self._holder = str(context.clock.uuid4())
         self.engine_priority: EnginePriority | None = None
@@ -189,26 +163,24 @@ class Publisher:
         """Wait for the deletion of metadata files."""
         await self._cleanup.close()
 
-    @contextlib.asynccontextmanager
-    async def lock(self, namespace: NamespacePath, name: str) -> AsyncIterator[None]:
-        """Exclude other commits of this process to the table; raise RetryLater after a long wait."""
-        async with self.lock_all([(namespace, name)]):
-            yield
+    def lock(self, namespace: NamespacePath, name: str) -> contextlib.AbstractAsyncContextManager[None]:
+        """Exclude other commits of this process to a table, as `lock_all`."""
+        return self.lock_all([(namespace, name)])
 
     @contextlib.asynccontextmanager
     async def lock_all(self, names: Sequence[tuple[NamespacePath, str]]) -> AsyncIterator[None]:
-        """Serialise the commits of this process to the tables: a lost race would waste a metadata file."""
+        """Exclude other commits of this process to the tables: a lost race would waste a metadata file.
+
+        Raises:
+            RetryLater: Other commits have had a lock for a long time.
+        """
         timeout_s = self._context.settings.storage_timeout_s
-        locks = [self._lock_of(name) for name in sorted(names)]
         async with contextlib.AsyncExitStack() as stack:
             try:
-                if not any(lock.commits for lock in locks):  # as most commits find them: without a timer
-                    for lock in locks:
+                async with asyncio.timeout(timeout_s):
+                    for name in sorted(names):
+                        lock = self._locks.setdefault(name, asyncio.Lock())
                         await stack.enter_async_context(lock)
-                else:
-                    async with asyncio.timeout(timeout_s):
-                        for lock in locks:
-                            await stack.enter_async_context(lock)
             except TimeoutError:
                 # While the storage hangs, the wait would otherwise add up over all queued commits.
                 raise RetryLater(
@@ -221,20 +193,9 @@ class Publisher:
         lock = self._locks.get((namespace, name))
         return lock is not None and lock.locked()
 
-    @contextlib.asynccontextmanager
-    async def races(self) -> AsyncIterator[Races]:
-        """Count the races that a commit loses against other processes, and end its priority."""
-        races = Races(self._context, self._holder)
-        try:
-            yield races
-        finally:
-            await races.end()
-
-    def _lock_of(self, name: tuple[NamespacePath, str]) -> _TableLock:
-        lock = self._locks.get(name)
-        if lock is None:
-            lock = self._locks[name] = _TableLock()
-        return lock
+    def races(self) -> Races:
+        """Return the counter of the races that a commit loses against other processes."""
+        return Races(self._context, self._holder)
 
     async def publish(
         self,
@@ -298,7 +259,7 @@ class Publisher:
         """
         (namespace, name), uuid = full_name, uuid_of(entry, metadata)
         if base is not None and metadata is base:
-            return PreparedCommit(namespace, name, entry, metadata, events, files)
+            return PreparedCommit(namespace, name, uuid, entry, metadata, events, files)
         if base is None or metadata.location != base.location:
             await self._context.check_location(caller, metadata.location, "The table's location", namespace)
             await check_unclaimed(self._context, metadata.location, "The table's location", full_name, uuid)
@@ -314,7 +275,9 @@ class Publisher:
             metadata, removed = with_previous_file(metadata, entry.metadata_location, base.last_updated_ms)
             if as_bool(metadata.properties, _DELETE_AFTER_COMMIT, False) and removed:
                 unneeded = await self._select_own(entry.uuid, metadata, removed)
-        document, location = self._encode(metadata, entry)
+        document, suffix = compress(metadata.properties.get(_CODEC, "none"), encode_table(metadata))
+        previous = None if entry is None else entry.metadata_location
+        location = metadata_location(self._context, metadata.location, metadata.properties, previous, suffix)
         claims: tuple[Operation, ...] = ()
         if moves(base, metadata):
             new = make_entry(namespace, name, uuid, location, 0)
@@ -322,7 +285,9 @@ class Publisher:
         elif entry is not None and not is_checked:
             await check_writable(self._context, entry.uuid, metadata)
         claims += tuple(await allow(self._context, caller, uuid, metadata.properties, before))
-        return PreparedCommit(namespace, name, entry, metadata, events, files, document, location, unneeded, claims)
+        return PreparedCommit(
+            namespace, name, uuid, entry, metadata, events, files, document, location, unneeded, claims
+        )
 
     async def _select_own(self, uuid: str, metadata: TableMetadata, removed: Sequence[str]) -> Sequence[str]:
         """Return the removed metadata files that belong to the table.
@@ -334,11 +299,6 @@ class Publisher:
         own = [location for location in removed if owns(location)]
         return await list_claimed(self._context, uuid, own) if own else ()
 
-    def _encode(self, metadata: TableMetadata, entry: Entry | None) -> tuple[bytes, str]:
-        document, suffix = compress(metadata.properties.get(_CODEC, "none"), encode_table(metadata))
-        previous = None if entry is None else entry.metadata_location
-        return document, metadata_location(self._context, metadata.location, metadata.properties, previous, suffix)
-
     async def publish_all(
         self,
         commits: Sequence[PreparedCommit],
@@ -349,9 +309,13 @@ class Publisher:
 
         The outcomes are those of `publish`. The files are deleted when the transaction is known to have failed.
         """
+        files: list[tuple[str, bytes]] = []
+        for prepared in commits:
+            if prepared.location:  # the last of the table's files, since it refers to the others
+                files += [*prepared.files, (prepared.location, prepared.document)]
         written: list[str] = []
         try:
-            for location, data in (file for prepared in commits if prepared.location for file in prepared.list_files()):
+            for location, data in files:
                 # Recorded before the write: a write with an unknown outcome may have created the file.
                 written.append(location)
                 try:
@@ -374,17 +338,16 @@ class Publisher:
         for prepared in commits:
             operations += prepared.claims
             if prepared.location:
-                operations.append(self._move_pointer(prepared))
+                now = self._context.clock.now_ms()
+                operations.append(
+                    CreateEntry(entry=prepared.make_entry(now))
+                    if prepared.entry is None
+                    else swap_of(prepared.entry, prepared.location, now, self._holder)
+                )
                 operations += [self._build_instant(prepared, event) for event in prepared.events]
         operations += further
         if operations:
             await self._context.transact(operations)
-
-    def _move_pointer(self, prepared: PreparedCommit) -> Operation:
-        now = self._context.clock.now_ms()
-        if prepared.entry is None:
-            return CreateEntry(entry=prepared.make_entry(now))
-        return swap_of(prepared.entry, prepared.location, now, self._holder)
 
     def _build_instant(self, prepared: PreparedCommit, event: CommitEvent) -> RecordInstant:
         summary: dict[str, Any] = {"updates": list(event.updates[:_UPDATES_RECORDED])}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 import struct
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tests.catalog.appender import Appender, Row, _rows, read_list, read_snapsho
 from tests.catalog.appends import DB, append, commit, create, head, load
 from tests.catalog.rig import Rig, rig
 from tests.seeds import first_seed
+from tests.waits import until
 
 ID, TEXT = 1, 2
 CUT = "El cliente llamó".encode()[:-1]
@@ -28,18 +30,17 @@ VERSIONS = [2, 3]
 
 
 class CountedReads:
-    """Storage that records for each read whether the table's lock was held."""
+    """Storage that counts the reads of each file."""
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
-        self.lock: asyncio.Lock | None = None
-        self.reads: defaultdict[str, list[bool]] = defaultdict(list)
+        self.reads: Counter[str] = Counter()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._objects, name)
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
-        self.reads[location].append(self.lock is not None and self.lock.locked())
+        self.reads[location] += 1
         return await self._objects.read(location, limit_bytes=limit_bytes)
 
 
@@ -122,25 +123,32 @@ async def test_commit_with_correct_metrics_stays_as_the_engine_wrote_it(tmp_path
         assert [row["manifest_path"] for row in read_list(snapshot)] == client.manifests
 
 
-@pytest.mark.parametrize(("confined_to", "is_full"), [(None, False), ((DB,), False), (None, True)])
-async def test_new_manifests_are_read_once_before_the_commit_lock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, confined_to: tuple[tuple[str, ...], ...] | None, is_full: bool
+@pytest.mark.parametrize(
+    ("confined_to", "is_locked", "is_full"),
+    [(None, True, False), ((DB,), True, False), (None, True, True), (None, False, False)],
+)
+async def test_new_manifests_are_read_once_and_while_the_commit_waits(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    confined_to: tuple[tuple[str, ...], ...] | None,
+    is_locked: bool,
+    is_full: bool,
 ) -> None:
     """Several checks use them, and one more for a writer of one namespace.
 
-    Many commits would need much memory.
+    Many commits that wait would hold much memory.
     """
     if is_full:
-        monkeypatch.setattr(engine_commits, "_PRELOADED_COMMITS_MAX", 0)
+        monkeypatch.setattr(engine_commits, "_PRELOADING_COMMITS_MAX", 0)
     caller = Caller(who="ann", request_id="r", confined_to=confined_to)
     async with rig(tmp_path, wrap_objects=CountedReads) as it:
         await create(it, 3)
         await append(it, {f"{(await load(it))['location']}/data/a": 1})
         client = Appender(await load(it), file=RIGHT)
         commit_of_engine = client.commit({f"{client.metadata['location']}/data/b": 3})
+        locations = [client.manifest_list, *client.manifests]
         objects = it.catalog.context.objects
         assert isinstance(objects, CountedReads)
-        objects.lock = it.publisher._lock_of((DB, "t"))
         checked: list[set[str]] = []
 
         async def note(context: CatalogContext, uuid: str, paths: Iterable[str]) -> set[str]:
@@ -148,9 +156,19 @@ async def test_new_manifests_are_read_once_before_the_commit_lock(
             return await foreign(context, uuid, paths)
 
         monkeypatch.setattr(commit_manifests, "foreign", note)
-        await it.commits.commit_table(caller, DB, "t", *commit_of_engine)
-        for location in (client.manifest_list, *client.manifests):
-            assert objects.reads[location] == [is_full], "read once, and with the lock only if others hold manifests"
+        objects.reads.clear()
+        async with AsyncExitStack() as other_commit:
+            if is_locked:
+                await other_commit.enter_async_context(it.publisher.lock(DB, "t"))
+            committing = asyncio.create_task(it.commits.commit_table(caller, DB, "t", *commit_of_engine))
+            if is_locked:
+                if is_full:
+                    await asyncio.sleep(0.2)
+                else:
+                    await until(lambda: objects.reads[client.manifests[0]])
+                assert [objects.reads[location] for location in locations] == [0 if is_full else 1] * 2
+        await committing
+        assert [objects.reads[location] for location in locations] == [1, 1]
         assert checked == [{client.folder}], "the database says once for each folder whose files it has"
 
 

@@ -22,7 +22,8 @@ class Seamark:
     The port stays the same over restarts.
 
     `env` are `SEAMARK_…` variables; `flags` go to `seamark serve` as they are. `prefix` is a command that runs it, such
-    as one in another network namespace, where tests reach it at `base_url`.
+    as one in another network namespace, where tests reach it at `base_url`. `program` is the `seamark` of another
+    checkout.
     """
 
     def __init__(
@@ -36,20 +37,30 @@ class Seamark:
         port: int = 0,
         base_url: str = "",
         prefix: tuple[str, ...] = (),
+        program: Path | None = None,
     ) -> None:
         self.home = home
         self.port = port or free_port()
         self.base_url = base_url or f"http://127.0.0.1:{self.port}"
         self.warehouse = warehouse or f"file://{home / 'warehouse'}"
         home.mkdir(parents=True, exist_ok=True)
-        argv = [str(Path(sys.executable).parent / "seamark"), "serve", "--home", str(home), "--host", "127.0.0.1"]
+        argv = [
+            str(program or Path(sys.executable).parent / "seamark"),
+            "serve",
+            "--home",
+            str(home),
+            "--host",
+            "127.0.0.1",
+        ]
         argv += ["--port", str(self.port), "--warehouse", self.warehouse]
         argv += ["--database", database] if database else []
         # Replicas of one database need one key, whatever their homes.
         # Without table services: what a test finds shall be its own work.
         settings = {"SEAMARK_ENCRYPTION_KEY": SHARED_KEY, "SEAMARK_SERVICES_WORKERS": "0", **(env or {})}
         log = home / "seamark.log"
-        self._process = ManagedProcess([*prefix, *argv, *flags], log=log, env=settings, cwd=home, forked=not prefix)
+        self._process = ManagedProcess(
+            [*prefix, *argv, *flags], log=log, env=settings, cwd=home, forked=not (prefix or program)
+        )
 
     @property
     def pid(self) -> int:

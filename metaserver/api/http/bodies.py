@@ -9,7 +9,6 @@ says where, the check of its role; only `getToken` reads from unauthenticated cl
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import TypeVar
 
 from aiohttp import web
@@ -111,13 +110,6 @@ def _slot_of(request: web.Request) -> RequestSlot | None:
         return None
 
 
-def length(request: web.Request) -> int:
-    """Return bytes of the body that `read` has returned; 0 before."""
-    slot = _slot_of(request)
-    body: bytes | None = request.get(_BODY) if slot is None else slot.body
-    return 0 if body is None else len(body)
-
-
 async def _receive(request: web.Request, limit: int, timeout_s: float, slot: RequestSlot | None, coding: str) -> bytes:
     received, pieces, size = bytearray(), list[bytes](), 0
     inflater = Inflater(coding) if coding else None
@@ -194,19 +186,13 @@ def end_unread(request: web.Request, response: web.StreamResponse) -> None:
         request.protocol.leave_unread()
 
 
-async def parse(request: web.Request, body: bytes, shape: type[T]) -> T:
-    """`body` as `shape`, a msgspec type; a large body in a thread, one at a time, because the result takes many
-    times its memory.
-
-    BadRequest names the field that is wrong.
-    """
-    if len(body) <= QUICK_BYTES:
-        return parse_now(body, shape)
-    return await request.app[COMPONENTS].worker_limits.parsing.run(_holder(request), partial(parse_now, body, shape))
-
-
 def parse_now(body: bytes, shape: type[T]) -> T:
-    """As `parse`, where that is."""
+    """Return the value of a JSON body of this msgspec type.
+
+    Raises:
+        BadRequest: The body is not JSON of this type; the message names the field that is wrong.
+        TooLarge: The body has too many objects and arrays.
+    """
     if not body:
         raise BadRequest("The request body is empty; send a JSON object")
     if len(body) > QUICK_BYTES:

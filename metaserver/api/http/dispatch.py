@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
+from functools import partial
 from types import ModuleType
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -120,7 +121,18 @@ class Check(Enum):
 class Call:
     """A request, as handlers see it."""
 
-    __slots__ = ("_request", "_route", "app", "components", "headers", "is_checked", "names", "namespace", "principal")
+    __slots__ = (
+        "_request",
+        "_route",
+        "app",
+        "body_bytes",
+        "components",
+        "headers",
+        "is_checked",
+        "names",
+        "namespace",
+        "principal",
+    )
 
     def __init__(self, request: web.Request, route: Route) -> None:
         self._request = request
@@ -132,6 +144,8 @@ class Call:
         self.namespace: NamespacePath = ()
         self.names: tuple[str, ...] = ()
         """The names of entries in the path, in order: those of the table, its index, and so on."""
+        self.body_bytes = 0
+        """The length of the body, unpacked, once it is read."""
         self.is_checked = route.check is Check.LOGIN
         """Whether the right was checked for a namespace or the catalog."""
 
@@ -182,14 +196,20 @@ class Call:
             idempotency=key,
             confined_to=confined_to,
             names_owners=confined_to is None or principal.name in self.components.settings.trusted_engines,
-            request_bytes=bodies.length(self._request),
+            request_bytes=self.body_bytes,
         )
 
     async def parse(self, body: bytes, shape: type[B]) -> B:
-        """Return a body that the handler takes as bytes; large bodies are parsed in a thread."""
+        """Return the value of a JSON body of this msgspec type.
+
+        A large body is parsed in a thread, one at a time, because the value takes many times its memory.
+
+        Raises:
+            BadRequest: The body is not JSON of this type; the message names the field that is wrong.
+        """
         if len(body) <= bodies.QUICK_BYTES:
             return bodies.parse_now(body, shape)
-        return await bodies.parse(self._request, body, shape)
+        return await self.in_turn(partial(bodies.parse_now, body, shape))
 
     def keep(self, size_bytes: int) -> None:
         """Count memory that the request takes until its answer as bytes of its body.
@@ -302,10 +322,11 @@ class Route(Description, frozen=True):
             async def handle(request: web.Request) -> web.StreamResponse:
                 call = open_call(request)
                 data = await bodies.read(request, body_size)
+                call.body_bytes = len(data)
                 if is_optional:
                     parsed = decode_as(data, body, "The body") if data else body()
                 else:
-                    parsed = await bodies.parse(request, data, body)
+                    parsed = await call.parse(data, body)
                 try:
                     try:
                         answer = await work(call, parsed)
@@ -336,6 +357,7 @@ class Route(Description, frozen=True):
             async def handle(request: web.Request) -> web.StreamResponse:
                 call = open_call(request)
                 data = await bodies.read(request, body_size)
+                call.body_bytes = len(data)
                 try:
                     answer = await work(call, data)
                 except CacheDamaged:
@@ -373,7 +395,9 @@ class Route(Description, frozen=True):
         def open_call(request: web.Request) -> Call:
             call = Call(request, self)
             if has_namespace or names:
-                path = request.rel_url.raw_path, _template_of(request)
+                resource = request.match_info.route.resource
+                assert resource is not None
+                path = request.rel_url.raw_path, resource.canonical
             if has_namespace:
                 call.namespace = namespace_in(*path)
             if check is Check.NAMESPACE or check is Check.CATALOG:
@@ -417,13 +441,6 @@ class Route(Description, frozen=True):
     def _endpoint(self, handle: Handler) -> Endpoint:
         attach(handle, self)
         return Endpoint(self, handle)
-
-
-def _template_of(request: web.Request) -> str:
-    """Return the path of the matched route, with its variables in braces."""
-    resource = request.match_info.route.resource
-    assert resource is not None
-    return resource.canonical
 
 
 class Endpoint(msgspec.Struct, frozen=True):

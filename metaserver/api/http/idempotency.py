@@ -63,7 +63,7 @@ async def run_idempotent(
     """
     key = await call.idempotency_key()
     if key is None:
-        return await _send(answer(await work(call.caller)))
+        return await _send(answer(await work(call.caller_with(None))))
     first = await call.components.store.idempotency(key.key, call.components.clock.now_ms())
     if first is None:
         try:

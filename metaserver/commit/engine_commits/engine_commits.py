@@ -58,7 +58,7 @@ from seamark.metaserver.store.model import Entry, EntryKind, Instant, NamespaceP
 from seamark.metaserver.store.operations import Operation
 from seamark.metaserver.store.port import LostRace
 
-_PRELOADED_COMMITS_MAX = 16
+_PRELOADING_COMMITS_MAX = 16
 """Commits that hold manifests while they wait for a lock. Further commits read theirs under the lock."""
 
 
@@ -97,7 +97,7 @@ class EngineCommits:
         self._plans = catalog.plan_tables
         self._published = open_published_manifests(catalog.context)
         self._corrections = ManifestCorrections(catalog.context.clock)
-        self._preloaded_commits = 0
+        self._preloading_commits = 0
         self.publisher = publisher
 
     async def commit_table(
@@ -108,8 +108,8 @@ class EngineCommits:
         requirements: list[dict[str, Any]],
         updates: list[dict[str, Any]],
     ) -> LoadedTable:
-        """Commit updates of one table, as `commit`."""
-        change = TableChange(namespace, check_name(name, "table name"), requirements, updates)
+        """Commit updates of one table, whose name the route has checked, as `commit`."""
+        change = TableChange(namespace, name, requirements, updates)
         return (await self.commit(caller, [change], is_single=True))[0]
 
     async def commit_transaction(self, caller: Caller, changes: Sequence[TableChange]) -> None:
@@ -170,16 +170,16 @@ class EngineCommits:
             await self._plans.drop_overtaken(tables)
         manifests = CommitManifests(context, self._published)
         commit = _Commit(caller, tables, is_single, context.clock.now_ms(), identity, manifests)
-        adding = [table for table in tables if table.added_snapshots]
-        if not adding or self._preloaded_commits >= _PRELOADED_COMMITS_MAX:
+        waiting = [each for each in tables if each.is_append and self.publisher.is_locked(each.namespace, each.name)]
+        if not waiting or self._preloading_commits >= _PRELOADING_COMMITS_MAX:
             return await self._commit_locked(commit, names)
-        self._preloaded_commits += 1
+        self._preloading_commits += 1
         try:
-            for table in adding:
+            for table in waiting:
                 await self._preload(commit, table)
             return await self._commit_locked(commit, names)
         finally:
-            self._preloaded_commits -= 1
+            self._preloading_commits -= 1
 
     async def _commit_locked(self, commit: _Commit, names: Sequence[tuple[NamespacePath, str]]) -> list[LoadedTable]:
         """Commit under the locks of the tables."""
@@ -195,19 +195,19 @@ class EngineCommits:
                     await self._record_refusal(caller, table)
                 raise
         for table, loaded in zip(tables, outcome, strict=True):
-            self._end_priority(caller, table, loaded)
+            if table.added_snapshots:
+                self._end_priority(caller, table, loaded)
         return outcome
 
     async def _preload(self, commit: _Commit, table: TableCommit) -> None:
-        """Read new manifests before the lock, unless the commit is refused now, or after the commit before it."""
+        """Read new manifests while another commit has the lock, if a rebase will need them.
+
+        Without a rebase, the other commit probably makes the server refuse this one. If the lock is free, nobody waits
+        for the commit that reads under it.
+        """
         with contextlib.suppress(SeamarkError):
-            entry = await self._context.store.entry(EntryKind.TABLE, table.namespace, table.name)
-            if entry is None:
-                return
-            base = await self._context.documents.table(entry.metadata_location)
-            check = partial(check_requirements, base, table.requirements)
-            await self._context.large.run_by_size(commit.caller.who, commit.caller.request_bytes, check)
-            if can_rebase_appends(base) or not self.publisher.is_locked(table.namespace, table.name):
+            entry, base = await self._load_base(table)
+            if entry is not None and base is not None and can_rebase_appends(base):
                 await self._corrections.preload(commit.manifests, entry.uuid, table.updates)
 
     async def _attempt(self, commit: _Commit, races: Races) -> list[LoadedTable]:
@@ -242,7 +242,7 @@ class EngineCommits:
 
     def _end_priority(self, caller: Caller, table: TableCommit, loaded: LoadedTable) -> None:
         priority = self.publisher.engine_priority
-        if priority is not None and loaded.entry is not None and table.added_snapshots:
+        if priority is not None and loaded.entry is not None:
             priority.end_priority(table.namespace, table.name, loaded.entry.uuid, _identify_writer(caller, table))
 
     def _build_record(self, commit: _Commit, prepared: Sequence[PreparedCommit]) -> list[Operation]:
@@ -262,13 +262,10 @@ class EngineCommits:
         rebased: RevisedUpdates | None = None
         updates = table.updates
         try:
-            check = partial(check_requirements, base, table.requirements)
-            await context.large.run_by_size(caller.who, caller.request_bytes, check)
-            metadata = await self._apply(commit, base, updates)
+            metadata = await self._apply(commit, base, updates, table.requirements)
         except CommitConflict:
-            if base is not None:
-                uuid = uuid_of(entry, base)
-                await check_added(context, caller, uuid, base, base, table, commit.manifests.files)
+            if entry is not None and base is not None:
+                await check_added(context, caller, entry.uuid, base, base, table, commit.manifests.files)
             rebased = await self._rebase(commit, table, entry, base)
             if rebased is None:
                 raise
@@ -280,13 +277,13 @@ class EngineCommits:
         files = rebased.files if rebased else ()
         prepared = await self.publisher.prepare(caller, full_name, entry, base, metadata, events=events, files=files)
         if rebased is None and (table.added_snapshots or table.statistics_paths):
-            uuid = uuid_of(entry, metadata)
-            await check_added(context, caller, uuid, base, metadata, table, commit.manifests.files)
+            await check_added(context, caller, prepared.uuid, base, metadata, table, commit.manifests.files)
         if metadata is base or not table.added_snapshots:
             return prepared
         if base is not None:
-            readers, uuid = commit.manifests.unchecked, uuid_of(entry, base)
-            await check_snapshots_stored(context, *readers, uuid, base, table.added_snapshots)
+            await check_snapshots_stored(
+                context, *commit.manifests.unchecked, prepared.uuid, base, table.added_snapshots
+            )
         corrected = await self._correct(commit, entry, base, metadata, updates, rebased)
         if corrected is None:
             return prepared
@@ -332,11 +329,19 @@ class EngineCommits:
         uuid, folder = uuid_of(entry, of), check_metadata_folder(self._context, of.location, of.properties)
         return await self._corrections.correct(commit.manifests, uuid, folder, base, metadata, updates, rebased)
 
-    async def _apply(self, commit: _Commit, base: TableMetadata | None, updates: Sequence[Update]) -> TableMetadata:
+    async def _apply(
+        self,
+        commit: _Commit,
+        base: TableMetadata | None,
+        updates: Sequence[Update],
+        requirements: Sequence[Requirement] = (),
+    ) -> TableMetadata:
+        """Check the requirements, and return the metadata after the updates."""
         caller, clock = commit.caller, self._context.clock
         now_ms, new_uuid = clock.now_ms(), None if base is not None else str(clock.uuid4())
 
         def apply() -> TableMetadata:
+            check_requirements(base, requirements)
             return index_columns(apply_updates(base, updates, now_ms=now_ms, new_uuid=new_uuid))
 
         return await self._context.large.run_by_size(caller.who, caller.request_bytes, apply)

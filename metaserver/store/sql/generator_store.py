@@ -17,12 +17,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import Corrupt
 from seamark.metaserver.store.model import (
-    AccessToken,
-    Entry,
-    EntryKind,
     Grant,
-    Namespace,
-    NamespacePath,
 )
 from seamark.metaserver.store.operations import Operation
 from seamark.metaserver.store.sql import claims as claim_steps
@@ -31,7 +26,7 @@ from seamark.metaserver.store.sql import instants, queries, records
 from seamark.metaserver.store.sql import replicas as replica_steps
 from seamark.metaserver.store.sql.dispatch import transaction
 from seamark.metaserver.store.sql.statement import Steps
-from seamark.metaserver.store.stale_reads import StaleReads, entry_key
+from seamark.metaserver.store.stale_reads import StaleReads
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -41,6 +36,19 @@ Method = Callable[Concatenate["GeneratorStore", P], Coroutine[Any, Any, T]]
 def _point_read(query: Callable[P, Steps[T]]) -> Method[P, T]:
     def method(store: GeneratorStore, /, *args: P.args, **options: P.kwargs) -> Coroutine[Any, Any, T]:
         return store._point(partial(query, *args, **options))
+
+    return method
+
+
+def _known_point_read(kind: str, query: Callable[P, Steps[T]]) -> Method[P, T]:
+    """Make a method that reads a point, or repeats its last result for a request that allows stale answers."""
+
+    def method(store: GeneratorStore, /, *args: P.args, **options: P.kwargs) -> Coroutine[Any, Any, T]:
+        make_steps = partial(query, *args, **options)
+        if store._stale_reads is None:
+            return store._point(make_steps)
+        key = (kind, *args, *options.values())
+        return store._stale_reads.read(key, lambda: store._point(make_steps))
 
     return method
 
@@ -86,12 +94,6 @@ class GeneratorStore(ABC):
     @abstractmethod
     async def _list(self, make_steps: Callable[[], Steps[T]]) -> T: ...
 
-    async def _read_maybe_stale(self, key: tuple[object, ...], make_steps: Callable[[], Steps[T]]) -> T:
-        """Read a point, or use its last result for a request that allows stale answers."""
-        if self._stale_reads is None:
-            return await self._point(make_steps)
-        return await self._stale_reads.read(key, lambda: self._point(make_steps))
-
     async def transact(self, operations: Sequence[Operation]) -> list[Any]:
         now_ms = self._clock.now_ms()
         self._transacting += 1
@@ -106,6 +108,10 @@ class GeneratorStore(ABC):
             self._transacting -= 1
 
     ping = _point_read(queries.ping)
+    namespace = _known_point_read("namespace", queries.namespace)
+    entry = _known_point_read("entry", queries.entry)
+    token_by_digest = _known_point_read("token", queries.token_by_digest)
+    _grants_of = _known_point_read("grants", queries.grants)
     namespaces = _list_read(queries.namespaces)
     find_namespaces = _list_read(queries.find_namespaces)
     namespace_size = _list_read(queries.namespace_size)
@@ -148,21 +154,10 @@ class GeneratorStore(ABC):
     prune_column_reads = _transaction(column_read_steps.prune)
     prune = _transaction(records.prune)
 
-    async def namespace(self, path: NamespacePath) -> Namespace | None:
-        return await self._read_maybe_stale(("namespace", path), lambda: queries.namespace(path))
-
-    async def entry(self, kind: EntryKind, namespace: NamespacePath, name: str) -> Entry | None:
-        return await self._read_maybe_stale(
-            entry_key(kind, namespace, name), lambda: queries.entry(kind, namespace, name)
-        )
-
-    async def token_by_digest(self, digest: str) -> AccessToken | None:
-        return await self._read_maybe_stale(("token", digest), lambda: queries.token_by_digest(digest))
-
     async def grants(self, principal: str | None) -> list[Grant]:
         if principal is None:
             return await self._list(lambda: queries.grants(None))
-        return await self._read_maybe_stale(("grants", principal), lambda: queries.grants(principal))
+        return await self._grants_of(principal)
 
     async def archive_instants(self, keep: int, limit: int) -> int:
         # Searched outside the transaction: it reads a whole index, and writers must not wait for that.

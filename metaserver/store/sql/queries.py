@@ -109,9 +109,9 @@ def namespace_size(top: str) -> Steps[tuple[int, int]]:
     return int(rows[0][0]), int(rows[0][1])
 
 
-def entry(kind: EntryKind, path: NamespacePath, name: str) -> Steps[Entry | None]:
+def entry(kind: EntryKind, namespace: NamespacePath, name: str) -> Steps[Entry | None]:
     sql = f"SELECT {NAMED} FROM entries WHERE namespace = $1 AND space = $2 AND name = $3 AND kind = $4"  # noqa: S608
-    return _read_first(NAMED.decode, sql, pack(path), space_of(kind), name, kind.value)
+    return _read_first(NAMED.decode, sql, pack(namespace), space_of(kind), name, kind.value)
 
 
 def entries(kind: EntryKind, namespace: NamespacePath, after: str | None, limit: int) -> Steps[list[Entry]]:

@@ -22,6 +22,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -119,14 +120,12 @@ def _error(error: Exception) -> SeamarkError:
     return StorageError(f"The database failed: {error}")
 
 
+@dataclass(slots=True, eq=False)
 class _QueuedTransaction:
-    __slots__ = ("error", "future", "make_steps", "result")
-
-    def __init__(self, make_steps: Callable[[], Steps[Any]], future: asyncio.Future[Any]) -> None:
-        self.make_steps = make_steps
-        self.future = future
-        self.result: Any = None
-        self.error: Exception | None = None
+    make_steps: Callable[[], Steps[Any]]
+    future: asyncio.Future[Any]
+    result: Any = None
+    error: Exception | None = None
 
 
 class _Writer:

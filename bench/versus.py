@@ -1,0 +1,168 @@
+"""`python -m bench.versus CHECKOUT [NAME …]`: is this checkout as fast as another one?
+
+Servers of both run side by side, and each slice of load goes to one and then to the other, so that a machine that
+drifts drifts for both. The table has, for each case, the ratio of this checkout to the other: the median over the
+pairs of slices, and the ratio of the minima. Below 1 is less CPU time; CPU time of the server does not depend on other
+programs as rates do. CHECKOUT needs its own virtual environment in `.venv`, and its compiled kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+import uvloop
+from rich.console import Console
+from rich.table import Table as Grid
+
+from bench import bodies, load_table
+from bench.commits import append_each, change_each, touch_each
+from bench.measure import Sample, Slice, Worker, drive, repeat
+from bench.planning import tables
+from bench.planning.filters import small
+from bench.planning.served import plan, register
+from bench.targets import LOAD_CORE, SERVER_CORE, Target, on_core
+from bench.wire import Request, request
+from tests.catalog.appender import Appender
+from tests.services.process import free_port
+from tests.services.seamark import Seamark
+
+NAMESPACE = "commits"
+PARALLEL = (1, 4, 16)
+"""Clients, each with its own table."""
+SECONDS = 1.0
+PLANNED_FILES = 10_000
+_slices: Iterator[int] = itertools.count()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.versus", description=__doc__)
+    parser.add_argument("checkout", type=Path, help="the root of the other checkout")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="parts of the names of cases; all when none is given")
+    parser.add_argument("--rounds", type=int, default=12, help="slices of each case on each server")
+    parser.add_argument("--folder", type=Path, help="where servers keep their data (the disk that is measured)")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
+        uvloop.run(compare(Path(folder), chosen.checkout.resolve(), chosen.names, chosen.rounds))
+
+
+async def compare(folder: Path, checkout: Path, names: Sequence[str], rounds: int) -> None:
+    """Print the ratios of all cases whose name has one of `names` in it."""
+    grid = Grid("case", "CPU, median", "CPU, minimum", "rate, median", "ms of CPU, here and there")
+    made = tables.table(PLANNED_FILES)
+    with ExitStack() as running:
+        here = running.enter_context(_server("here", folder, Path.cwd()))
+        there = running.enter_context(_server("there", folder, checkout))
+        running.enter_context(on_core(LOAD_CORE))
+        pair = (here, there)
+        for target in pair:
+            await target.call(bodies.create_namespace((NAMESPACE,)))
+            await load_table.register_history(target)
+            await register(target, made)
+        cases = {name: piece for name, piece in _cases(made).items() if not names or any(n in name for n in names)}
+        for piece in cases.values():
+            for target in pair:
+                await piece(target)
+        for name, piece in cases.items():
+            samples: dict[Target, list[Sample]] = {target: [] for target in pair}
+            for number in range(rounds):
+                for target in pair if number % 2 else pair[::-1]:
+                    samples[target].append(await piece(target))
+            failures = [text for sample in itertools.chain(*samples.values()) for text in sample.failures]
+            if failures:
+                raise RuntimeError(f"{name}: {failures[0]}")
+            cpu = {target: [_cpu_ms(sample) for sample in samples[target]] for target in pair}
+            rates = {target: [sample.rate for sample in samples[target]] for target in pair}
+            grid.add_row(
+                name,
+                f"{_median_ratio(cpu[here], cpu[there]):.3f}",
+                f"{min(cpu[here]) / min(cpu[there]):.3f}",
+                f"{_median_ratio(rates[here], rates[there]):.3f}",
+                f"{statistics.median(cpu[here]):.3f} {statistics.median(cpu[there]):.3f}",
+            )
+    Console(width=120).print(grid)
+
+
+def _median_ratio(here: Sequence[float], there: Sequence[float]) -> float:
+    return statistics.median(a / b for a, b in zip(here, there, strict=True))
+
+
+def _cpu_ms(sample: Sample) -> float:
+    """Return the server's CPU time for an answer that counts, with what refused requests took."""
+    return sample.server_cpu_s * 1000 / max(1, len(sample.latencies_ms))
+
+
+@contextmanager
+def _server(name: str, folder: Path, checkout: Path) -> Iterator[Target]:
+    """Run the server of a checkout on the servers' core."""
+    server = Seamark(
+        folder / name,
+        warehouse=f"file://{folder / name / 'warehouse'}",
+        env={"SEAMARK_LOG_LEVEL": "warning", "SEAMARK_ALLOWED_LOCATIONS": f"file://{tables.CACHE}"},
+        port=free_port(),
+        program=checkout / ".venv" / "bin" / "seamark",
+    )
+    with on_core(SERVER_CORE):
+        server.start()
+    try:
+        yield Target(name, server.base_url, (server.pid,), folder / name / "warehouse")
+    finally:
+        server.terminate()
+
+
+def _cases(made: tables.Table) -> dict[str, Slice]:
+    filters = (plan(made, small(made, turn)) for turn in itertools.count(1))
+    path = bodies.table_path(load_table.NAMESPACE, "long")
+    kinds = {"property": touch_each, "append": append_each, "append of manifests": _append_manifests}
+    cases: dict[str, Slice] = {
+        f"{kind}, {count} {'table, 1 client' if count == 1 else f'tables, {count} clients'}": partial(
+            _commit, kind=make, tables=count
+        )
+        for kind, make in (*kinds.items(), ("change", change_each))
+        for count in PARALLEL
+    }
+    cases["load_table, references"] = partial(_drive, worker=lambda: repeat(request("GET", f"{path}?snapshots=refs")))
+    cases["load_table, all snapshots"] = partial(_drive, worker=lambda: repeat(request("GET", path)))
+    cases["plan, the same filter"] = partial(_drive, worker=lambda: repeat(plan(made, small(made))))
+    cases["plan, a new filter"] = partial(_drive, worker=lambda: _each(filters))
+    return cases
+
+
+async def _drive(target: Target, worker: Callable[[], Worker]) -> Sample:
+    return await drive(target, [worker()], seconds=SECONDS)
+
+
+def _each(requests: Iterator[Request]) -> Worker:
+    """Yield the requests of an iterator that all slices share."""
+    while True:  # not `yield from`, which would close the iterator
+        yield next(requests)
+
+
+async def _commit(target: Target, kind: Callable[[list[str]], Worker], tables: int) -> Sample:
+    """Commit to new tables, so that no slice pays for the history of an earlier one."""
+    number = next(_slices)
+    names = [f"t{number}_{table}" for table in range(tables)]
+    for name in names:
+        await target.call(bodies.create_table(NAMESPACE, name))
+    return await drive(target, [kind([name]) for name in names], seconds=SECONDS)
+
+
+def _append_manifests(names: list[str]) -> Worker:
+    """Append a file to a table, with a manifest and a manifest list as engines write them."""
+    (name,) = names
+    path = bodies.table_path(NAMESPACE, name)
+    metadata = (yield request("GET", path, counted=(), tolerated=(200,))).json()["metadata"]
+    for number in itertools.count():
+        requirements, updates = Appender(metadata).commit({f"{metadata['location']}/data/{number}.parquet": 1})
+        answer = yield request("POST", path, {"requirements": requirements, "updates": updates}, label="append")
+        metadata = answer.json()["metadata"]
+
+
+if __name__ == "__main__":
+    main()
