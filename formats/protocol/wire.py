@@ -55,7 +55,10 @@ ACCESS_CHECK = "access-check"
 table.
 """
 MINIMUM, MAXIMUM = "min", "max"
-"""In place of the transform of a join: the column has the least or the greatest value of the other table's column."""
+"""In place of the transform of a join: the column is compared with the least or the greatest value of the other table's
+column."""
+RANGE = "range"
+"""In place of the transform of a join: the column is less or greater than the other table's column."""
 LIKES_MAX, PATTERN_MAX = 16, 1_000
 """Limits of LIKE predicates for one dimension, and of the characters of a pattern."""
 NAME_MAX = 255

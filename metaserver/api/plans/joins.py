@@ -14,12 +14,12 @@ from aiohttp import web
 
 from seamark.formats.iceberg.expressions.binding import bind
 from seamark.formats.iceberg.expressions.comparisons import resolve_literals
-from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Expression
+from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Expression, Not
 from seamark.formats.iceberg.expressions.expression_json import parse_expression
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.schema import Column, ListType, MapType, Schema, is_primitive, type_name
 from seamark.formats.iceberg.types.transforms import IDENTITY
-from seamark.formats.protocol.wire import LIKES_MAX, PATTERN_MAX, check_name, decode_json
+from seamark.formats.protocol.wire import LIKES_MAX, PATTERN_MAX, RANGE, check_name, decode_json
 from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.metaserver.api.http.components import COMPONENTS
@@ -29,7 +29,7 @@ from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
 from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.planner.joins.dimension_columns import DimensionColumn
 from seamark.metaserver.planner.joins.dimensions import Dimensions, limits_of
-from seamark.metaserver.planner.joins.extremes import EXTREMES, has_extremes
+from seamark.metaserver.planner.joins.extremes import EXTREMES
 from seamark.metaserver.planner.joins.joins import JoinFilters, JoinOutcome, Pair, RequestedJoin, join_filters, kind_of
 from seamark.metaserver.planner.joins.like_predicates import (
     AnyLike,
@@ -37,6 +37,7 @@ from seamark.metaserver.planner.joins.like_predicates import (
     LikePredicate,
 )
 from seamark.metaserver.planner.joins.periods import has_periods
+from seamark.metaserver.planner.joins.ranges import has_order
 
 if TYPE_CHECKING:
     from seamark.formats.iceberg.expressions import sql
@@ -80,13 +81,34 @@ class JoinSpec(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
         ),
     ] = []
     transform: Annotated[
-        Literal["day", "month", "year", "hour", "min", "max"] | None,
+        Literal["day", "month", "year", "hour", "min", "max", "range"] | None,
         doc(
             "The only value in `on` is then the start of this period of the column, a date or a timestamp; for `year` "
-            "also the number of the year. With `min` or `max` the column has the least or the greatest value of the "
-            "other table's column in all its rows."
+            "also the number of the year. With `min` or `max` the column is compared by `operator` with the least or "
+            "the greatest value of the other table's column in the rows that satisfy the filter. With `range` it is "
+            "compared by `operator` with the other table's column."
         ),
     ] = None
+    operator: Annotated[
+        Literal["=", "<", "<=", ">", ">="] | None,
+        doc("With `min`, `max` or `range`: `column operator value`. The default is `=`; `range` needs another one."),
+    ] = None
+    end: Annotated[
+        str | None,
+        doc(
+            "With `range` and the operator `>` or `>=`: in the same row, this column of the other table is not less "
+            "than the column.",
+            examples=["valid_until"],
+        ),
+    ] = None
+    end_operator: Annotated[Literal["<", "<="], doc("`<` if the column is less than `end`.")] = "<="
+    exact: Annotated[
+        bool,
+        doc(
+            "With `min` or `max`: exactly the rows that satisfy `filter` have the extreme. Without it the filter may "
+            "be satisfied by more rows, so that the extreme has one limit only."
+        ),
+    ] = False
     any_of: Annotated[
         int | None, doc("Joins of this list with the same number are alternatives: a row must satisfy one of them.")
     ] = None
@@ -166,27 +188,17 @@ async def _resolve(call: Call, metadata: TableMetadata, spec: JoinSpec) -> Reque
         raise BadRequest(f"The join with {shown} has {len(spec.on)} columns in `on`; allowed are 1 to {COLUMNS_MAX}")
     try:
         snapshot_id = snapshot_of(other, spec.snapshot_id, None, None)
-        pairs = tuple(_bind_pair(metadata, other, *names) for names in spec.on.items())
+        ends = [(name, spec.end) for name in spec.on] if spec.end is not None else []
+        pairs = tuple(_bind_pair(metadata, other, *names) for names in (*spec.on.items(), *ends))
         expression = await _bind_filter(call, spec, other)
         unless = await _bind_unless(call, spec, metadata)
+        outside = await _bind_outside(call, spec, other)
         likes = _bind_likes(spec, other)
         joins = [await _resolve(call, other, join) for join in spec.joins]
     except BadRequest as error:
         raise BadRequest(f"The join with {shown}: {error.message}") from None
     transform = spec.transform or IDENTITY
-    if transform != IDENTITY:
-        kinds = pairs[0].kind, pairs[0].other_kind
-        if transform in EXTREMES:
-            if len(pairs) > 1 or not has_extremes(*kinds):
-                raise BadRequest(
-                    f"The join with {shown}: the {transform} of {kinds[1]} limits no {kinds[0]}; give one pair of two "
-                    "columns of one type: int, long, date, timestamp or timestamptz"
-                )
-        elif len(pairs) > 1 or not has_periods(transform, *kinds):
-            raise BadRequest(
-                f"The join with {shown}: the {transform} of {kinds[0]} is not compared with {kinds[1]}; give one pair "
-                "of a date or timestamp, and a date, timestamp or (of year) int"
-            )
+    operators = _check_comparison(spec, transform, pairs, shown)
     return RequestedJoin(
         tuple(spec.table),
         other,
@@ -199,7 +211,41 @@ async def _resolve(call: Call, metadata: TableMetadata, spec: JoinSpec) -> Reque
         transform,
         spec.any_of,
         unless,
+        operators,
+        outside,
     )
+
+
+def _check_comparison(spec: JoinSpec, transform: str, pairs: Sequence[Pair], shown: str) -> tuple[str, ...]:
+    """Return the operators of the pairs of a join that compares the column with values or an extreme.
+
+    Raises:
+        BadRequest: If the join compares other columns than its transform allows.
+    """
+    kinds = pairs[0].kind, pairs[0].other_kind
+    is_ordered = transform in (*EXTREMES, RANGE)
+    if not is_ordered and (spec.operator is not None or spec.end is not None):
+        raise BadRequest(f"The join with {shown} has operator or end; give the transform min, max or range, too")
+    if is_ordered:
+        one_column = len(spec.on) == 1 and all(has_order(pair.kind, pair.other_kind) for pair in pairs)
+        if not one_column:
+            raise BadRequest(
+                f"The join with {shown}: the {transform} of {pairs[-1].other_kind} limits no {kinds[0]}; give one pair "
+                "of two columns of one type: int, long, date, timestamp or timestamptz, or of int and long, or of date "
+                "and timestamp"
+            )
+        operator = spec.operator or "="
+        if spec.end is not None and (transform != RANGE or operator not in (">", ">=")):
+            raise BadRequest(f"The join with {shown} has an end; give the transform range, and the operator > or >=")
+        if transform == RANGE and operator == "=":
+            raise BadRequest(f"The join with {shown} is a range; give an operator: <, <=, > or >=")
+        return (operator,) if spec.end is None else (operator, spec.end_operator)
+    if transform != IDENTITY and (len(pairs) > 1 or not has_periods(transform, *kinds)):
+        raise BadRequest(
+            f"The join with {shown}: the {transform} of {kinds[0]} is not compared with {kinds[1]}; give one pair "
+            "of a date or timestamp, and a date, timestamp or (of year) int"
+        )
+    return ()
 
 
 async def _bind_unless(call: Call, spec: JoinSpec, metadata: TableMetadata) -> Expression:
@@ -227,6 +273,20 @@ async def _bind_filter(call: Call, spec: JoinSpec, metadata: TableMetadata) -> E
         return bind(sql.parse_sql(predicate, schema, schemas).expression, schema, schemas, case_sensitive=True)
 
     return await read_in_turn(call, len(filter_json) + len(predicate or ""), read)
+
+
+async def _bind_outside(call: Call, spec: JoinSpec, metadata: TableMetadata) -> Expression | None:
+    """Return a condition that is true for at least the rows for which the filter is not; None if that is not known."""
+    filter_json = bytes(spec.filter)
+    if not spec.exact or not filter_json:
+        return None
+
+    def read() -> Expression:
+        outside = Not(parse_expression(decode_json(filter_json, "The filter"), typed=True))
+        schema, schemas = metadata.current_schema, metadata.schemas
+        return bind(resolve_literals(outside, schema, schemas), schema, schemas, case_sensitive=False)
+
+    return await read_in_turn(call, len(filter_json), read)
 
 
 def _bind_likes(spec: JoinSpec, metadata: TableMetadata) -> tuple[AnyLike, ...]:

@@ -22,7 +22,7 @@ from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.index.kernels import _ordered
 from seamark.formats.index.keys.arrow_keys import keys_of
 from seamark.formats.index.keys.key_set import KeySet
-from seamark.formats.index.keys.keys import Bytes, KeyRanges, Keys, Mask, has_codes, has_keys, key_of, mask_of
+from seamark.formats.index.keys.keys import Bytes, Codes, KeyRanges, Keys, Mask, has_codes, has_keys, key_of, mask_of
 from seamark.formats.index.keys.ranks import Distinct, Ranks, rank_keys
 from seamark.formats.index.kinds.dictionary import BYTES, CODES, Bounds, distinct_of, open_dictionary, pack
 from seamark.formats.index.kinds.postings import union_of
@@ -164,6 +164,16 @@ class FileColumn:
         selected = np.zeros(self._count, dtype=np.bool_)
         selected[self._ranks[present]] = True
         return _select_keys(distinct, selected)
+
+    @property
+    def codes(self) -> tuple[Codes, Mask]:
+        """The code of each row's key, and bool[rows]: the rows that have one. Only of types whose keys are codes."""
+        present = np.ones(self.rows, dtype=np.bool_) if self._present is None else self._present
+        distinct = distinct_of(self._opened)
+        assert distinct.codes is not None
+        if not self._count:
+            return np.zeros(self.rows, dtype=np.uint64), np.zeros(self.rows, dtype=np.bool_)
+        return distinct.codes[self._ranks], present
 
     @property
     def _opened(self) -> _ordered.Numbers | _ordered.Strings:

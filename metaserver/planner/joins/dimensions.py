@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, TypeVar
 
+import numpy as np
+
 from seamark.cache.memory import MemoryCache
 from seamark.formats.iceberg.expressions.expression import Expression
 from seamark.formats.iceberg.files.parquet import Unreadable
@@ -37,6 +39,7 @@ from seamark.metaserver.planner.joins.dimension_columns import (
     iterate_filtered_columns,
 )
 from seamark.metaserver.planner.joins.like_predicates import AnyLike, like_columns, rows_like
+from seamark.metaserver.planner.joins.ranges import merge_spans, spans_of_rows, to_key_sets
 from seamark.metaserver.planner.lookup.lookup import files_at
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.rows.data_columns import DataRows
@@ -93,13 +96,19 @@ class ListedFile(NamedTuple):
 
 @dataclass(frozen=True)
 class DimensionRequest:
-    """A request for values of columns in the rows that a scan matches, as keys of the type that follows each column."""
+    """Requests the values of columns in the rows that the scan matches, as keys of the type beside each column.
+
+    Attributes:
+        likes: The LIKE predicates, all of which are true for the rows.
+        operators: Requests spans instead (`ranges.py`): the operators between a column of the type beside each column,
+            and these columns. The keys are the starts and the ends of the spans.
+    """
 
     bound_scan: BoundScan
     entry: Entry
     columns: tuple[tuple[DimensionColumn, str], ...]
     likes: tuple[AnyLike, ...] = ()
-    """LIKE predicates that are all true for the rows."""
+    operators: tuple[str, ...] = ()
 
     @property
     def read_columns(self) -> tuple[DimensionColumn, ...]:
@@ -121,7 +130,8 @@ class DimensionRequest:
         metadata = self.bound_scan.metadata
         mapping = name_mapping_of(metadata.properties)
         sources = tuple(_default_and_names(metadata, mapping, column) for column in self.read_columns)
-        return self.entry.uuid, at, self.bound_scan.schema.id, self.bound_scan.text, self.columns, self.likes, sources
+        scan = (self.entry.uuid, at, self.bound_scan.schema.id, self.bound_scan.text)
+        return *scan, self.columns, self.likes, sources, self.operators
 
 
 class Dimensions:
@@ -220,6 +230,8 @@ class Dimensions:
                     both_of(find_rows_where(bound, dynamic_filters, of_file), rows_like(request.likes, of_file))
                     for of_file in read
                 ]
+                if request.operators:
+                    return _spans_of(request, read, masks)
                 return tuple(_keys_of(column, kind, read, masks) for column, kind in request.columns)
 
             key_sets = await asyncio.to_thread(compute)
@@ -333,3 +345,21 @@ def _keys_of(column_ref: DimensionColumn, kind: str, read: Sequence[Columns], ro
     # Compute the digest here, because this runs off the event loop.
     _ = key_set.digest
     return key_set
+
+
+def _spans_of(request: DimensionRequest, read: Sequence[Columns], rows: Sequence[Mask | None]) -> tuple[KeySet, KeySet]:
+    """Return the starts and the ends of the spans that the rows mean for the compared column."""
+    kind = request.columns[0][1]
+    starts, ends = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
+    for columns, mask in zip(read, rows, strict=True):
+        compared = []
+        for ref, _ in request.columns:
+            codes, present = columns[ref].codes
+            compared.append((codes, present if mask is None else present & mask, ref.kind))
+        try:
+            of_file = spans_of_rows(compared, request.operators, kind)
+        except ValueError as error:
+            raise DimensionSkipped(str(error)) from None
+        starts.append(of_file[0])
+        ends.append(of_file[1])
+    return to_key_sets(*merge_spans(np.concatenate(starts), np.concatenate(ends)), kind)

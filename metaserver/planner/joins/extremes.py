@@ -1,61 +1,143 @@
-"""Conditions on a column that equals the minimum or the maximum of another column, from statistics of files.
+"""Conditions on a column that is compared with the minimum or the maximum of another column, from statistics of files.
 
-`day = (SELECT max(day) FROM t)` requires that `day` is at least as great as any value of `t`. If a file has no deletes
-and has a non-null value, then this value is not less than the lower bound of the file. So the greatest of these lower
-bounds is a limit for `day`, even if bounds are wider than the values. The functions have no side effects.
+The maximum of the rows that meet a filter has two limits:
+- It is not greater than the greatest upper bound of the files that may have such a row.
+- A file without deletes whose rows all meet the filter, and that has a value other than null, has a value that is not
+  less than its lower bound. So the maximum is not less than the greatest of these bounds, even where bounds are wider
+  than the values.
+
+The limits of the minimum are the same in the other direction. If no file may have a value, the extreme is null. Pure.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import numpy as np
 
-from seamark.formats.iceberg.expressions.expression import Bound, Expression, Op
-from seamark.formats.iceberg.types.transforms import IDENTITY
-from seamark.formats.index.packing import MISSING, Form, value_of
+from seamark.formats.iceberg.expressions.expression import FALSE, Expression, all_of
+from seamark.formats.index.packing import MISSING, Longs
 from seamark.formats.protocol.wire import MAXIMUM, MINIMUM
-from seamark.metaserver.planner.lookup.lookup import RequestedColumn, files_at
+from seamark.metaserver.planner.joins.ranges import ComparedColumn, limit_condition
+from seamark.metaserver.planner.lookup.lookup import FoundFiles, FoundStatistics, RequestedColumn, files_at
+from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
+from seamark.metaserver.planner.view.view import Selection, never
 
 EXTREMES = (MINIMUM, MAXIMUM)
 FILES_MAX = 10_000
-"""The maximum number of files whose deletes are looked up. They are the files with the nearest bounds."""
-_KINDS = frozenset({"int", "long", "date", "timestamp", "timestamptz"})
-"""The types whose bounds are integers in the order of the values."""
+"""Files with the nearest bounds whose deletes are looked up."""
 
 
-def has_extremes(kind: str, other: str) -> bool:
-    """Return whether the extreme of a column of type `other` can limit a column of type `kind`."""
-    return kind == other and kind in _KINDS
+@dataclass(frozen=True)
+class RowsOutside:
+    """The rows that the extreme does not count: those for which the filter is not true.
+
+    Attributes:
+        condition: A condition that is true for at least these rows.
+        by_spec: The same on partition values, by spec id, as in `narrow_by_partition`.
+    """
+
+    condition: Expression
+    by_spec: Mapping[int, Expression]
 
 
-def find_extreme_condition(
-    column_id: int, name: str, extreme: str, other_id: int, kind: str, scan: ScanPlan
-) -> Expression:
-    """Return the condition that limits a column by the extreme of another column in all rows of a scan.
+@dataclass(frozen=True)
+class ExtremeLimits:
+    """The limits of an extreme; None if there is none.
+
+    `is_null`: no row has a value, so that no comparison with the extreme is true.
+    """
+
+    low: int | None = None
+    high: int | None = None
+    is_null: bool = False
+
+
+def find_extreme_limits(
+    extreme: str, column: RequestedColumn, scan: ScanPlan, outside: RowsOutside | None
+) -> ExtremeLimits:
+    """Return the limits of the extreme of a column in the rows that meet the filter of a scan.
 
     Args:
-        column_id: The id of the column.
-        name: Its full name.
         extreme: `MINIMUM` or `MAXIMUM`.
-        other_id: The id of the scan's column.
-        kind: The type of both columns.
-        scan: A plan of the other table without a filter.
-
-    Raises:
-        ValueError: The statistics of no file prove that it has a row that is not deleted.
+        column: The column, with integers as bounds.
+        scan: A plan of the filter.
+        outside: The rows that do not count; None if they are not known exactly.
     """
     files = files_at(scan.view, scan.entry_ids)
-    statistics = files.stats(RequestedColumn(other_id, kind))
-    bounds = statistics.bounds("lower" if extreme == MAXIMUM else "upper")
-    assert isinstance(bounds, np.ndarray)
+    statistics = files.stats(column)
+    far = _find_outermost(extreme, files, statistics)
+    if far is None:
+        return ExtremeLimits(is_null=True)
+    near = None if outside is None else _find_nearest(extreme, files, statistics, scan, outside)
+    outer = far[0] if far else None
+    return ExtremeLimits(near, outer) if extreme == MAXIMUM else ExtremeLimits(outer, near)
+
+
+def _find_outermost(extreme: str, files: FoundFiles, statistics: FoundStatistics) -> tuple[int, ...] | None:
+    """Return the bound that no value is beyond.
+
+    Returns:
+        An empty tuple if a file that may have a value has no bound; None if no file has a value.
+    """
     nulls, rows = statistics.counts("null_value_counts"), files.longs("record_count")
-    has_values = np.flatnonzero((bounds != MISSING) & (nulls != MISSING) & (nulls >= 0) & (nulls < rows))
-    ordered = has_values[np.argsort(bounds[has_values], kind="stable")]
-    nearest = (ordered[::-1] if extreme == MAXIMUM else ordered)[:FILES_MAX]
-    deletes = scan.deletes_of(np.sort(scan.entry_ids[nearest]))
-    live = np.sort(nearest)[[not of_file for of_file in deletes]]
+    may_have_values = (nulls == MISSING) | (nulls < 0) | (rows < 0) | (nulls < rows)
+    if not may_have_values.any():
+        return None
+    bounds = _bounds(statistics, "upper" if extreme == MAXIMUM else "lower")[may_have_values]
+    if (bounds == MISSING).any():
+        return ()
+    return (int(bounds.max() if extreme == MAXIMUM else bounds.min()),)
+
+
+def _find_nearest(
+    extreme: str, files: FoundFiles, statistics: FoundStatistics, scan: ScanPlan, outside: RowsOutside
+) -> int | None:
+    """Return the best bound that some value reaches; None if no file is known to have a value that counts."""
+    bounds = _bounds(statistics, "lower" if extreme == MAXIMUM else "upper")
+    nulls, rows = statistics.counts("null_value_counts"), files.longs("record_count")
+    has_values = (bounds != MISSING) & (nulls != MISSING) & (nulls >= 0) & (nulls < rows)
+    if outside.condition != FALSE:
+        selection = Selection.everything(scan.view)
+        narrow_by_partition(selection, outside.by_spec, never)
+        narrow_by_stats(selection, outside.condition, never)
+        has_values &= ~np.isin(scan.entry_ids, selection.entry_ids())
+    positions = np.flatnonzero(has_values)
+    ordered = positions[np.argsort(bounds[positions], kind="stable")]
+    nearest = np.sort((ordered[::-1] if extreme == MAXIMUM else ordered)[:FILES_MAX])
+    live = nearest[[not of_file for of_file in scan.deletes_of(scan.entry_ids[nearest])]]
     if not len(live):
-        raise ValueError("the statistics of its files do not show that any of them has a row that is not deleted")
-    limit = int(bounds[live].max() if extreme == MAXIMUM else bounds[live].min())
-    op = Op.GT_EQ if extreme == MAXIMUM else Op.LT_EQ
-    return Bound(op, column_id, name, kind, IDENTITY, kind, (value_of(Form.INTEGERS, kind, limit),))
+        return None
+    return int(bounds[live].max() if extreme == MAXIMUM else bounds[live].min())
+
+
+def _bounds(statistics: FoundStatistics, side: str) -> Longs:
+    bounds = statistics.bounds(side)
+    assert isinstance(bounds, np.ndarray)
+    return bounds.astype(np.int64, copy=False)
+
+
+def make_extreme_condition(column: ComparedColumn, op: str, other: str, limits: ExtremeLimits) -> Expression:
+    """Return the condition that a column is equal to an extreme, less or greater.
+
+    Args:
+        column: The column.
+        op: The operator: `column op extreme`.
+        other: The type of the extreme.
+        limits: The limits of the extreme.
+
+    Raises:
+        ValueError: The limits give no condition.
+    """
+    if limits.is_null:
+        return FALSE
+    low = limits.low if op in ("=", ">", ">=") else None
+    high = limits.high if op in ("=", "<", "<=") else None
+    if low is None and high is None:
+        raise ValueError("the statistics of its files give no limit")
+    return all_of(
+        *([] if low is None else [limit_condition(column, op if op != "=" else ">=", low, other)]),
+        *([] if high is None else [limit_condition(column, op if op != "=" else "<=", high, other)]),
+    )

@@ -6,8 +6,8 @@ its own key set, so together they admit a superset. Types whose equality differs
 such as floats, give no filter. A join that exceeds its time or limits is skipped, and its outcome reports
 this.
 
-A join on the day, month, year or hour of a column becomes a condition on the column. Alternative joins
-become a disjunction: a row is needed only if it has a partner in one of them.
+A join on the day, month, year or hour of a column becomes a condition on the column, and so does a join by `<`, `>` or
+BETWEEN. Joins that are alternatives become a disjunction: a row is needed only if it has a partner in one of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Expression, all_of, any_of, is_longer
+from seamark.formats.iceberg.expressions.expression import (
+    FALSE,
+    TRUE,
+    Expression,
+    all_of,
+    any_of,
+    is_longer,
+    predicates_of,
+)
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.schema import is_primitive
 from seamark.formats.iceberg.types.transforms import IDENTITY
@@ -28,11 +36,19 @@ from seamark.formats.iceberg.types.types import base_name, canonical_primitive
 from seamark.formats.iceberg.types.values import FLOATS, decimal_scale
 from seamark.formats.index.keys.key_set import KeySet
 from seamark.formats.index.keys.keys import has_keys
+from seamark.formats.protocol.wire import RANGE
 from seamark.metaserver.planner.joins.dimension_columns import DimensionColumn
 from seamark.metaserver.planner.joins.dimensions import DimensionRequest, Dimensions, DimensionSkipped
-from seamark.metaserver.planner.joins.extremes import EXTREMES, find_extreme_condition
+from seamark.metaserver.planner.joins.extremes import (
+    EXTREMES,
+    RowsOutside,
+    find_extreme_limits,
+    make_extreme_condition,
+)
 from seamark.metaserver.planner.joins.like_predicates import AnyLike
 from seamark.metaserver.planner.joins.periods import make_period_condition
+from seamark.metaserver.planner.joins.ranges import ComparedColumn, make_range_condition
+from seamark.metaserver.planner.lookup.lookup import RequestedColumn
 from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
@@ -44,7 +60,7 @@ IN_LOOP_VALUES = 200
 
 
 class Pair(NamedTuple):
-    """A column of the table and the equal column of the other table.
+    """A column of the table that is compared with a column of the other table.
 
     The types are canonical names.
     """
@@ -61,8 +77,12 @@ class RequestedJoin:
     """A join with another table.
 
     Attributes:
-        table: The name of the other table in the request.
-        filter: The filter, bound to the other table's columns.
+        table: Its name in the request.
+        filter: Bound to the other table's columns.
+        operators: With `RANGE`, `MINIMUM` or `MAXIMUM` the operators between the columns of each pair. The pairs of
+            `RANGE` have one column of this table.
+        outside: With `MINIMUM` or `MAXIMUM` a condition, bound to the other table's columns, that is true for at least
+            the rows of which the column does not have the extreme; None if it is not known. Without a filter FALSE.
     """
 
     table: tuple[str, ...]
@@ -74,15 +94,15 @@ class RequestedJoin:
     joins: tuple[RequestedJoin, ...] = ()
     likes: tuple[AnyLike, ...] = ()
     transform: str = IDENTITY
-    """The function of the table's column that equals the other table's column.
-
-    It is a period such as the day (`periods.py`). With `MINIMUM` or `MAXIMUM`, the table's column equals the extreme of
-    the other table's column (`extremes.py`).
-    """
+    """The other table has this period of the table's column (`periods.py`). With `MINIMUM` or `MAXIMUM`, the column is
+    compared with the extreme of the other table's column (`extremes.py`), with `RANGE` with the column itself
+    (`ranges.py`)."""
     any_of: int | None = None
     """The number of a group of alternative joins: a row needs a partner in one join of the group."""
     unless: Expression = FALSE
-    """An expression on this table's columns: rows that may match it need no partner."""
+    """Bound to this table's columns: rows that may match it need no partner."""
+    operators: tuple[str, ...] = ()
+    outside: Expression | None = None
 
     @property
     def is_filter(self) -> bool:
@@ -94,7 +114,7 @@ class JoinOutcome(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=Tru
     """The result of a join.
 
     Attributes:
-        keys: The number of keys; the smallest number if there are several columns. None if the join was skipped.
+        keys: The number of keys or ranges, for several columns the smallest; None if the join was skipped.
     """
 
     table: tuple[str, ...]
@@ -165,8 +185,8 @@ async def _filters_of(dimensions: Dimensions, join: RequestedJoin, until_s: floa
     if join.transform in EXTREMES:
         return await _extreme_of(dimensions, join, until_s)
     nested = await join_filters(dimensions, join.joins, until_s)
-    has_periods = join.transform != IDENTITY
-    pairs = [pair for pair in join.on if has_periods or is_comparable(pair.kind, pair.other_kind)]
+    is_compared, is_range = join.transform == IDENTITY, join.transform == RANGE
+    pairs = [pair for pair in join.on if not is_compared or is_comparable(pair.kind, pair.other_kind)]
     dynamic_filters: tuple[DynamicFilter, ...] = ()
     condition: Expression = TRUE
     try:
@@ -179,11 +199,14 @@ async def _filters_of(dimensions: Dimensions, join: RequestedJoin, until_s: floa
 
         bound_scan = await asyncio.to_thread(bind) if is_longer(join.filter, IN_LOOP_VALUES) else bind()
         columns = tuple(
-            (DimensionColumn(pair.other_id, pair.other_kind), pair.other_kind if has_periods else pair.kind)
+            (DimensionColumn(pair.other_id, pair.other_kind), pair.kind if is_compared or is_range else pair.other_kind)
             for pair in pairs
         )
-        keys = await dimensions.keys(DimensionRequest(bound_scan, join.entry, columns, join.likes), until_s)
-        if has_periods:
+        operators = join.operators if is_range else ()
+        keys = await dimensions.keys(DimensionRequest(bound_scan, join.entry, columns, join.likes, operators), until_s)
+        if is_range:
+            condition = make_range_condition(ComparedColumn(*pairs[0][:3]), *keys)
+        elif not is_compared:
             condition = _period_condition(pairs[0], join.transform, keys[0])
         else:
             dynamic_filters = tuple(
@@ -197,22 +220,34 @@ async def _filters_of(dimensions: Dimensions, join: RequestedJoin, until_s: floa
 
 
 async def _extreme_of(dimensions: Dimensions, join: RequestedJoin, until_s: float) -> JoinFilters:
-    """Return the condition on the column that equals the extreme of the other table's column."""
-    pair = join.on[0]
+    """Return the condition on the column that is compared with the extreme of the other table's column."""
+    pair, op = join.on[0], join.operators[0]
     condition: Expression = TRUE
     try:
-        if join.filter != TRUE or join.joins or join.likes:
-            raise DimensionSkipped("statistics have no extreme for the rows that match a condition")
-        bound_scan = BoundScan.bind(join.metadata, ScanRequest(snapshot_id=join.snapshot_id))
+        if join.joins or join.likes:
+            raise DimensionSkipped("statistics do not state the extreme of the rows that meet joins or LIKE")
+        request = ScanRequest(filter=join.filter, snapshot_id=join.snapshot_id, nan_above=True)
+        bound_scan = BoundScan.bind(join.metadata, request)
 
         def read(scan: ScanPlan) -> Expression:
-            return find_extreme_condition(pair.column_id, pair.name, join.transform, pair.other_id, pair.kind, scan)
+            column = RequestedColumn(pair.other_id, pair.other_kind)
+            limits = find_extreme_limits(join.transform, column, scan, _rows_outside(join))
+            return make_extreme_condition(ComparedColumn(*pair[:3]), op, pair.other_kind, limits)
 
         condition = await dimensions.condition(bound_scan, join.entry, read, until_s)
         outcome = JoinOutcome(join.table, join.snapshot_id, 1, used=True)
     except DimensionSkipped as skipped:
         outcome = JoinOutcome(join.table, join.snapshot_id, None, used=False, reason=skipped.reason)
     return JoinFilters((), (outcome,), condition)
+
+
+def _rows_outside(join: RequestedJoin) -> RowsOutside | None:
+    """Return the rows of the other table of which the column does not have the extreme."""
+    outside = FALSE if join.filter == TRUE else join.outside
+    if outside is None or any(base_name(predicate.kind) in FLOATS for predicate in predicates_of(outside)):
+        return None  # clients differ about NaN, so that neither side of a comparison is sure to have it
+    bound_scan = BoundScan.bind(join.metadata, ScanRequest(filter=outside, snapshot_id=join.snapshot_id))
+    return RowsOutside(bound_scan.bound, bound_scan.partition_filters)
 
 
 def _period_condition(pair: Pair, transform: str, keys: KeySet) -> Expression:

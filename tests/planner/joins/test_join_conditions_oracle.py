@@ -15,7 +15,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from seamark.metaserver.planner.joins import periods
+from seamark.metaserver.planner.joins import periods, ranges
 from tests.api.client import Api
 from tests.planner.lakes.manifests import PartitionField
 from tests.planner.lakes.stars import Col, Row, StarTable
@@ -34,9 +34,9 @@ ARROW = {
 }
 FACT = {"ts": "timestamp", "tz": "timestamptz", "d": "date", "f1": "int", "f2": "long", "c": "int"}
 DIMENSIONS = {
-    "days": {"day": "date", "start": "timestamp", "year": "int", "x": "int"},
-    "one": {"k": "int", "x": "int"},
-    "two": {"k": "long", "x": "int"},
+    "days": {"day": "date", "start": "timestamp", "year": "int", "x": "int", "last": "date", "end": "timestamp"},
+    "one": {"k": "int", "x": "int", "until": "int"},
+    "two": {"k": "long", "x": "int", "until": "long"},
 }
 PERIODS = [
     *((column, "day", "day", f"CAST({column} AS DATE)") for column in ("ts", "tz")),
@@ -44,9 +44,23 @@ PERIODS = [
     *(("ts", unit, "start", f"date_trunc('{unit}', ts)") for unit in ("hour", "day", "month", "year")),
     *((column, "year", "year", f"year({column})") for column in ("ts", "tz", "d")),
 ]
-"""Tuples of column, transform, the other table's column, and the expression in DuckDB."""
-EXTREMES = [("d", "days", "day"), ("ts", "days", "start"), ("f1", "one", "k"), ("c", "one", "k"), ("f2", "two", "k")]
-"""Tuples of a column, the other table and its column."""
+"""Column, transform, the other table's column, and the expression in DuckDB."""
+COMPARED = [
+    *(("d", "days", other) for other in ("day", "start")),
+    *(("ts", "days", other) for other in ("day", "start")),
+    *((column, dimension, "k") for column in ("f1", "f2", "c") for dimension in ("one", "two")),
+]
+"""Column, and the other table with a column that it is compared with."""
+ENDS = {"days": ["last", "end"], "one": ["until"], "two": ["until"]}
+"""Columns that end a range."""
+OPERATORS = ["<", "<=", ">", ">="]
+FILTERS = {
+    "lt": "x < {}",
+    "gt-eq": "x >= {}",
+    "eq": "x = {}",
+    "not-eq": "x IS DISTINCT FROM {}",
+}
+"""Filters as Iceberg and DuckDB have them."""
 
 
 def value(rng: random.Random, kind: str) -> int | None:
@@ -104,13 +118,13 @@ def into_duckdb(con: duckdb.DuckDBPyConnection, name: str, table: StarTable) -> 
 
 
 def join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, Any], str]:
-    """Return a random join as the server receives it, and as a condition in DuckDB."""
+    """Return a join as the server gets it, and as a condition in DuckDB."""
     asked: dict[str, Any]
-    if rng.random() < 0.2:
-        column, dimension, other = rng.choice(EXTREMES)
-        extreme = rng.choice(["min", "max"])
-        asked = {"on": {column: other}, "transform": extreme, "table": ["db", names[dimension]]}
-        return asked, f"{column} = (SELECT {extreme}({other}) FROM {dimension})"
+    shape = rng.random()
+    if shape < 0.25:
+        return extreme_join(rng, names)
+    if shape < 0.5:
+        return range_join(rng, names)
     if rng.random() < 0.5:
         column, transform, other, expression = rng.choice(PERIODS)
         dimension, condition = "days", f"{expression} = o.{other}"
@@ -130,10 +144,42 @@ def join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, Any], str
     return {**asked, "table": ["db", names[dimension]]}, told
 
 
+def extreme_join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, Any], str]:
+    """A filter that is not exact has more rows than the subquery."""
+    column, dimension, other = rng.choice(COMPARED)
+    extreme, op = rng.choice(["min", "max"]), rng.choice(["=", *OPERATORS])
+    asked: dict[str, Any] = {"on": {column: other}, "transform": extreme, "operator": op}
+    rows = dimension
+    if rng.random() < 0.7:
+        kind, value = rng.choice(list(FILTERS)), rng.randint(0, 6)
+        asked |= {"filter": {"type": kind, "term": "x", "value": value}, "exact": rng.random() < 0.7}
+        rows += f" WHERE {FILTERS[kind].format(value)}"
+        if not asked["exact"]:
+            rows += f" AND x >= {rng.randint(0, 4)}"
+    asked["table"] = ["db", names[dimension]]
+    return asked, f"{column} {op} (SELECT {extreme}({other}) FROM {rows})"
+
+
+def range_join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, Any], str]:
+    column, dimension, other = rng.choice(COMPARED)
+    op = rng.choice(OPERATORS)
+    asked: dict[str, Any] = {"on": {column: other}, "transform": "range", "operator": op}
+    condition = f"{column} {op} o.{other}"
+    if op in (">", ">=") and rng.random() < 0.7:
+        end, end_op = rng.choice(ENDS[dimension]), rng.choice(["<", "<="])
+        asked |= {"end": end, "end-operator": end_op}
+        condition += f' AND {column} {end_op} o."{end}"'
+    if rng.random() < 0.7:
+        asked["predicate"] = f"x {rng.choice(['=', '<', '>='])} {rng.randint(0, 6)}"
+        condition += f" AND o.{asked['predicate']}"
+    asked["table"] = ["db", names[dimension]]
+    return asked, f"EXISTS (SELECT 1 FROM {dimension} o WHERE {condition})"
+
+
 def joins(rng: random.Random, names: dict[str, str]) -> tuple[list[dict[str, Any]], str]:
     asked, told = [], []
     for number in range(rng.randint(1, 2)):
-        alternatives = [join(rng, names) for _ in range(rng.choice([1, 2, 3]))]
+        alternatives = [join(rng, names) for _ in range(rng.choice([1, 1, 2, 3]))]
         if len(alternatives) > 1:
             asked += [{**one, "any-of": number} for one, _ in alternatives]
         else:
@@ -145,21 +191,27 @@ def joins(rng: random.Random, names: dict[str, str]) -> tuple[list[dict[str, Any
 async def one_star(seed: str, api: Api, monkeypatch: pytest.MonkeyPatch, seen: Counter[str]) -> None:
     rng = random.Random(seed)
     monkeypatch.setattr(periods, "RANGES_MAX", rng.choice([1, 2, 200]))
+    monkeypatch.setattr(ranges, "RANGES_MAX", rng.choice([1, 2, 200]))
     names = {name: f"{name}_{seed.replace('/', '_')}" for name in ("fact", *DIMENSIONS)}
     fact = await made(rng, api, names["fact"], FACT, 30)
     con = duckdb.connect()
     con.execute("SET TimeZone = 'UTC'")
     into_duckdb(con, "fact", fact)
     for name, columns in DIMENSIONS.items():
-        into_duckdb(con, name, await made(rng, api, names[name], columns, rng.choice([0, 1, 2])))
+        into_duckdb(con, name, await made(rng, api, names[name], columns, rng.choice([0, 1, 2, 5])))
     paths = {file.path: number for number, file in enumerate(fact.data)}
-    for _ in range(12):
+    for _ in range(24):
         asked, told = joins(rng, names)
         answer = await api("POST", f"/api/v1/tables/db/{names['fact']}/explain", {"joins": asked, "files": True})
         assert answer.status == 200, (seed, answer.raw, asked)
-        has_extremes = any(one.get("transform") in ("min", "max") for one in asked)  # A table may have no values.
+        used = {
+            one.get("transform", "equal")
+            for one, outcome in zip(asked, answer.json["joins"], strict=True)
+            if outcome["used"]
+        }
+        has_extremes = any(one.get("transform") in ("min", "max") for one in asked)  # they may have no limit
         assert has_extremes or all(one["used"] for one in answer.json["joins"]), (seed, answer.json["joins"], asked)
-        seen["extremes"] += has_extremes and all(one["used"] for one in answer.json["joins"])
+        seen += Counter(used)
         kept = {paths[one["file-path"]] for one in answer.json["kept"]}
         wanted = {file for (file,) in con.execute(f"SELECT DISTINCT file FROM fact WHERE {told}").fetchall()}
         assert wanted <= kept, f"{seed}: {wanted - kept} are lost\n{asked}\n{told}"
@@ -172,7 +224,7 @@ async def campaign(seed: int, stars: int, folder: Path, monkeypatch: pytest.Monk
         for number in range(stars):
             await one_star(f"{seed}/{number}", Api(server), monkeypatch, seen)
     assert seen["wanted"] > 0
-    assert seen["extremes"] > 0
+    assert all(seen[transform] > 0 for transform in ("min", "max", "range", "day", "equal")), seen
     assert seen["kept"] < 0.9 * seen["files"], seen
 
 
@@ -188,6 +240,44 @@ async def test_plans_keep_the_rows_that_duckdb_joins_in_many_cases(
     await campaign(first_seed() + 1, 60, tmp_path, monkeypatch)
 
 
+async def test_an_extreme_of_some_rows_is_limited_by_files_whose_rows_all_count(tmp_path: Path) -> None:
+    """The greatest `k` with x = 3 is 5, though a file with x from 1 to 6 has greater values."""
+    async with running(tmp_path) as server:
+        api = Api(server)
+        facts = [{**dict.fromkeys(FACT), "c": number} for number in range(10)]
+        fact = await StarTable.create(api, "fact", [Col(number, *one) for number, one in enumerate(FACT.items(), 1)])
+        await fact.commit([fact.file([one]) for one in facts])
+        one = await StarTable.create(
+            api, "one", [Col(number, *each) for number, each in enumerate(DIMENSIONS["one"].items(), 1)]
+        )
+        rows = [[(4, 3), (5, 3)], [(7, 1), (8, 6)], [(2, 3)]]
+        files = [one.file([{"k": k, "x": x, "until": None} for k, x in each]) for each in rows]
+        await one.commit(files)
+
+        async def kept(op: str, extreme: str, value: int, *, exact: bool = True) -> list[int]:
+            asked = {
+                "table": ["db", "one"],
+                "on": {"c": "k"},
+                "transform": extreme,
+                "operator": op,
+                "filter": {"type": "eq", "term": "x", "value": value},
+                "exact": exact,
+            }
+            answer = await api("POST", "/api/v1/tables/db/fact/explain", {"joins": [asked], "files": True})
+            paths = [file.path for file in fact.data]
+            return sorted(paths.index(each["file-path"]) for each in answer.json["kept"])
+
+        assert await kept("=", "max", 3) == [4, 5, 6, 7, 8]
+        assert await kept(">", "max", 3) == [5, 6, 7, 8, 9]
+        assert await kept("<=", "max", 3) == [0, 1, 2, 3, 4, 5, 6, 7, 8]
+        assert await kept("=", "min", 3) == [2]
+        assert await kept("=", "max", 3, exact=False) == [0, 1, 2, 3, 4, 5, 6, 7, 8]
+        assert await kept(">", "max", 3, exact=False) == [*range(10)]
+        assert await kept("<", "max", 9) == []  # null
+        await one.commit(deletes=[one.position_deletes(files[0], [0, 1])])
+        assert await kept("=", "max", 3) == [2, 3, 4, 5, 6, 7, 8]
+
+
 @pytest.mark.parametrize(
     ("join", "told"),
     [
@@ -196,8 +286,16 @@ async def test_plans_keep_the_rows_that_duckdb_joins_in_many_cases(
         ({"on": {"d": "start"}, "transform": "hour"}, "the hour of date is not compared with timestamp"),
         ({"on": {"c": "day"}, "transform": "day"}, "the day of int is not compared with date"),
         ({"on": {"ts": "day", "d": "day"}, "transform": "day"}, "give one pair"),
-        ({"on": {"d": "start"}, "transform": "max"}, "the max of timestamp limits no date"),
+        ({"on": {"d": "x"}, "transform": "max"}, "the max of int limits no date"),
         ({"on": {"d": "day", "ts": "start"}, "transform": "min"}, "give one pair"),
+        ({"on": {"d": "year"}, "transform": "range", "operator": "<"}, "the range of int limits no date"),
+        (
+            {"on": {"tz": "start"}, "transform": "range", "operator": "<"},
+            "the range of timestamp limits no timestamptz",
+        ),
+        ({"on": {"ts": "start"}, "transform": "range"}, "give an operator"),
+        ({"on": {"ts": "start"}, "transform": "range", "operator": "<", "end": "end"}, "the operator > or >="),
+        ({"on": {"ts": "start"}, "operator": "<"}, "give the transform"),
         ({"on": {"ts": "day"}, "transform": "bucket"}, "bucket"),
         ({"on": {"c": "x"}, "unless": {"type": "eq", "term": "none", "value": 1}}, "none"),
     ],
@@ -217,7 +315,7 @@ async def test_unreadable_join_alternative_disables_pruning_by_the_others(tmp_pa
         api, rng = Api(server), random.Random(2)
         fact = await made(rng, api, "fact", FACT, 5)
         days = await made(rng, api, "days", DIMENSIONS["days"], 1)
-        far = days.file([{"day": 2**31 - 1, "start": None, "year": None, "x": 0}])  # DuckDB's infinity.
+        far = days.file([{**dict.fromkeys(DIMENSIONS["days"]), "day": 2**31 - 1, "x": 0}])  # DuckDB's infinity
         await days.commit([far])
         asked = [
             {"table": ["db", "days"], "on": {"ts": "day"}, "transform": "day", "any-of": 1},
@@ -235,7 +333,7 @@ async def test_join_on_years_beyond_four_digits_prunes_no_file(tmp_path: Path) -
         api, rng = Api(server), random.Random(3)
         fact = await made(rng, api, "fact", FACT, 5)
         days = await made(rng, api, "days", DIMENSIONS["days"], 0)
-        await days.commit([days.file([{"day": None, "start": None, "year": 10_000, "x": 0}])])
+        await days.commit([days.file([{**dict.fromkeys(DIMENSIONS["days"]), "year": 10_000, "x": 0}])])
         asked = [{"table": ["db", "days"], "on": {"ts": "year"}, "transform": "year"}]
         answer = await api("POST", "/api/v1/tables/db/fact/explain", {"joins": asked, "files": True})
         assert not answer.json["joins"][0]["used"]
