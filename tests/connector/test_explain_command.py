@@ -151,7 +151,7 @@ def test_a_query_is_refused_with_what_is_wrong(url: str) -> None:
         (("--sql", "SELECT 1 FRM db.t"), 2, "The query is not"),
         (("--sql", "SELECT 1 FROM t"), 2, "has no namespace"),
         (("--sql", "SELECT 1 FROM db.tt"), 1, "Did you mean db.t?"),
-        (("db.t", "SELECT 1 FROM db.t WHERE id = 1"), 2, "give it with --sql"),
+        (("db.t", "SELECT 1 FROM db.t WHERE id = 1"), 2, "set --sql to the query"),
         (("db.t", "WHERE id = 1"), 2, "Send the predicate alone, without SELECT or WHERE"),
     ):
         ended, text = seamark(*arguments, "--url", url)

@@ -112,7 +112,7 @@ def test_a_damaged_index_file_is_quarantined_plans_widen_and_it_is_built_again(c
     assert (code, states(client, kind)) == (1, before), text
     code, text = seamark(client.url, "verify", "db.t", kind)
     assert (code, "wrong: quarantined" in text, path.name in text) == (1, True, True), text
-    assert "1 of 1 indexes are not right" in text
+    assert "1 of 1 indexes are not correct" in text
     assert states(client, kind) == before | {path.name: "quarantined"}
     assert client.index("db.t", kind).lag_files == 2
     code, text = seamark(client.url, "verify", "db.t", kind)
@@ -137,7 +137,7 @@ def test_an_index_file_that_is_gone_is_quarantined_as_the_server_finds_it_gone_t
     path = index_paths(client, "bitmap")[0]
     path.unlink()
     code, text = seamark(client.url, "verify", "db.t")
-    assert (code, "1 of 3 indexes are not right" in text, "rows not counted" in text) == (1, True, True), text
+    assert (code, "1 of 3 indexes are not correct" in text, "rows not counted" in text) == (1, True, True), text
     assert states(client, "bitmap")[path.name] == "quarantined"
 
 

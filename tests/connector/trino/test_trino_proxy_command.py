@@ -61,7 +61,7 @@ def test_a_server_that_is_no_trino_is_not_said_to_be_ready(tmp_path: Path) -> No
             printed = proxy.process.log.read_text()
         other.shutdown()
     assert "there is no answer from Seamark at http" in printed
-    assert f"and what answers at {url} is no Trino" in printed
+    assert f"and the server at {url} is not Trino" in printed
 
 
 def test_an_address_that_is_taken_is_named(tmp_path: Path) -> None:
