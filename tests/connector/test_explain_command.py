@@ -147,7 +147,7 @@ def test_a_query_is_refused_with_what_is_wrong(url: str) -> None:
     for arguments, code, told in (
         ((), 2, "Give a TABLE, or a query with --sql"),
         (("db.t", "--sql", "SELECT 1 FROM db.t"), 2, "Give a TABLE, or a query with --sql"),
-        (("--sql", "SELECT 1 FROM db.t", "--files"), 2, "--sql takes no"),
+        (("--sql", "SELECT 1 FROM db.t", "--files"), 2, "cannot be set with --sql"),
         (("--sql", "SELECT 1 FRM db.t"), 2, "The query is not"),
         (("--sql", "SELECT 1 FROM t"), 2, "has no namespace"),
         (("--sql", "SELECT 1 FROM db.tt"), 1, "Did you mean db.t?"),

@@ -26,7 +26,7 @@ from tests.services.trino_proxy import trino_proxy
         (["--trino", "http://t:1/ui", "--catalog", "lake"], "a scheme, a host and a port"),
         (["--trino", "http://t:1", "--trino", "http://t:1/", "--catalog", "lake"], "none twice"),
         (["--trino", "http://t:1", "--catalog", "lake", "--url", "s:1"], "'s:1' is not the URL of a server"),
-        (["--trino", "http://t:1", "--catalog", "lake", "--tls-cert", __file__], "belong together"),
+        (["--trino", "http://t:1", "--catalog", "lake", "--tls-cert", __file__], "must be set together"),
         (["--trino", "http://t:1", "--catalog", "lake", "--tls-cert", __file__, "--tls-key", __file__], ""),
         (["--trino", "http://t:1", "--catalog", "lake", "--kept-max", "2"], "--kept-max"),
     ],
