@@ -1,8 +1,8 @@
 """`seamark token` and `seamark grant`: manage logins and rights.
 
-They write to the database itself; running servers apply the change to the next request. An account that can open the
-database needs no login, which is how the first admin is created. The audit log records each change as done by `cli:`
-and the account of the operating system.
+The commands write directly to the database; running servers apply a change to the next request. An
+account that can open the database needs no login; this is how the first admin is created. The audit log
+records each change under `cli:` and the account of the operating system.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NAMESPACE = click.option(
     "namespaces",
     multiple=True,
     metavar="A.B",
-    help="Namespace of the role, with everything below; repeatable. Default: the whole catalog. Write a dot "
+    help="Namespace of the role, including everything below it; repeatable. Default: the whole catalog. Write a dot "
     "within a level as \\. (in most shells: '\\.').",
 )
 _where = settings_flags(("home", "database"))
@@ -64,9 +64,11 @@ def grant() -> None:
 
 @token.command("create")
 @click.argument("name")
-@click.option("--role", type=_ROLES, help="The only role of the token; replaces existing grants of its name.")
+@click.option("--role", type=_ROLES, help="The only role of the token; it replaces existing grants of this name.")
 @_NAMESPACE
-@click.option("--expires-in", metavar="TIME", help="E.g. 12h, 30d, 1y. Default: never.")
+@click.option(
+    "--expires-in", metavar="TIME", help="The lifetime, such as 12h, 30d or 1y. Default: the token never expires."
+)
 @json_option
 @_where
 def create(
@@ -217,8 +219,9 @@ def list_grants(principal: str | None, as_json: bool, config: Path | None, **fla
 def _run(config: Path | None, flags: dict[str, Any], work: Work[T], *, creates: bool = True) -> T:
     """Run `work` on the database of the settings; errors become a message and an exit code.
 
-    A home without a database may be the wrong one: without `creates` it is an error, and nothing is created; otherwise
-    a line reports it.
+    Args:
+        creates: Whether a missing database is created, which a line reports. If False, it is an error: the
+            home may be wrong.
     """
     settings = load_settings(flags, config)
     database = sqlite_file(settings)
@@ -268,7 +271,7 @@ async def _audit(store: PointerStore, clock: Clock, action: str, resource: str) 
 def _account() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError, ImportError):  # a container may run with a user id without a name
+    except (KeyError, OSError, ImportError):  # A container may run with a user id that has no name.
         return "unknown"
 
 

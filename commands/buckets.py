@@ -1,7 +1,8 @@
-"""`seamark buckets`: shows the sizes of a table's buckets and the recommended number, and doubles the number.
+"""`seamark buckets`: shows the sizes of a table's buckets and the recommended number, and doubles the
+number.
 
-The server is found like for `seamark explain`. Exit codes: 0 on success, 1 when the server refuses or cannot be
-reached, 2 for invalid arguments, such as a number of buckets that is not a doubling.
+The server is found in the same way as for `seamark explain`. Exit codes: 0 on success, 1 when the server
+refuses or cannot be reached, 2 for invalid arguments, such as a number of buckets that is not a doubling.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from seamark.connector.write.buckets import TARGET_BYTES, BucketSizes, bucket_si
 @click.command()
 @click.argument("table")
 @click.option(
-    "--column", help="Only the buckets of this column. Required for a resize if several columns have buckets."
+    "--column",
+    help="Show or resize only the buckets of this column. Required for a resize if several columns have buckets.",
 )
 @click.option("--resize", "wanted", type=click.IntRange(min=1), metavar="N", help="The new number of buckets.")
 @click.option("--double", is_flag=True, help="Double the number of buckets.")
@@ -38,7 +40,7 @@ from seamark.connector.write.buckets import TARGET_BYTES, BucketSizes, bucket_si
     default=TARGET_BYTES,
     show_default=True,
     metavar="BYTES",
-    help="Target size of a bucket, for the advice.",
+    help="Target size of a bucket, used for the advice.",
 )
 @server_command
 def buckets(

@@ -1,8 +1,9 @@
-"""`seamark index build`: builds the missing part of an index, while writers go on.
+"""`seamark index build`: builds the missing part of an index, while writers continue.
 
-Small builds run in this process; larger builds in Spark, embedded unless `--master` names a cluster. Exit codes: 0 when
-the index covers all files that it can, 1 after a refusal, 2 for invalid arguments, 130 after Ctrl-C, 143 after
-SIGTERM. Ctrl-C and SIGTERM roll the build back; its index files stay, and the next build continues from there.
+Small builds run in this process; larger builds run in Spark, which is embedded unless `--master` names a
+cluster. Exit codes: 0 when the index covers all files that it can cover, 1 after a refusal, 2 for invalid
+arguments, 130 after Ctrl-C, 143 after SIGTERM. Ctrl-C and SIGTERM roll the build back; its index files
+stay, and the next build continues from them.
 """
 
 from __future__ import annotations
@@ -49,22 +50,23 @@ def engine_options(command: Callable[..., None]) -> Callable[..., None]:
         show_default=True,
         envvar="SPARK_MASTER",
         show_envvar=True,
-        help="Spark master: local[N], or the URL of a cluster whose workers have this package.",
+        help="Spark master: local[N], or the URL of a cluster whose workers have this package installed.",
     )(command)
     return click.option(
         "--engine",
         type=click.Choice(ENGINES),
         default="auto",
         show_default=True,
-        help="Reader of the data files: this process, Spark, or (auto) Spark for many files.",
+        help="What reads the data files: this process, Spark, or (auto) Spark if there are many files.",
     )(command)
 
 
 @contextmanager
 def open_workers(engine: str, master: str) -> Iterator[Workers]:
-    """Closed with the block.
+    """Open the workers that read data files, and close them at the end of the block.
 
-    Misconfigured when Spark is requested and not installed.
+    Raises:
+        Misconfigured: Spark is requested but not installed.
     """
     start = partial(start_spark, master)
     workers: Workers = InProcessWorkers()
@@ -86,7 +88,10 @@ def has_spark() -> bool:
 
 
 def start_spark(master: str) -> Workers:
-    """PySpark is an optional dependency, which only this function imports."""
+    """Start Spark.
+
+    PySpark is an optional dependency; only this function imports it.
+    """
     if not has_spark():
         raise Misconfigured("Spark is not installed; run pip install 'seamark[spark]', or use --engine process")
     workers: Workers = importlib.import_module("seamark.connector.spark.index_job").SparkWorkers.start(master)
@@ -95,11 +100,11 @@ def start_spark(master: str) -> Workers:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Within the block, SIGTERM acts like Ctrl-C.
+    """Handle SIGTERM like Ctrl-C within the block.
 
-    Each ends the block with KeyboardInterrupt, and the command, quietly, with the code that shells give to a process
-    that the signal ends. Further signals have no effect: they would interrupt what cleans up. SIGKILL stops
-    immediately.
+    Both end the block with KeyboardInterrupt. The command ends without an error text, with the exit code that
+    shells use for a process that a signal ended. Further signals have no effect, because they would interrupt
+    the clean-up. SIGKILL ends the process immediately.
     """
     received: list[int] = []
 
@@ -116,7 +121,7 @@ def interruptible() -> Iterator[None]:
     except KeyboardInterrupt:
         if not received:
             raise
-        before.clear()  # the process ends now, and further signals have no effect until it has
+        before.clear()  # The process ends now; further signals have no effect until it has ended.
         raise SystemExit(128 + received[0]) from None
     finally:
         for caught, handler in before.items():
@@ -131,7 +136,8 @@ def interruptible() -> Iterator[None]:
 def build_command(client: IndexClient, table: str, name: str | None, engine: str, master: str, as_json: bool) -> None:
     """Build the index NAME of TABLE, or all its indexes, for data files that are not covered.
 
-    Reads only the indexed columns. Writers do not wait; files that they commit during the build are included.
+    Only the indexed columns are read. Writers do not wait; files that they commit during the build are
+    included.
     """
     indexes = client.indexes(table) if name is None else [client.index(table, name)]
     broken = [index for index in indexes if index.health == "broken" and name is None]
@@ -148,7 +154,7 @@ def build_command(client: IndexClient, table: str, name: str | None, engine: str
             try:
                 reports.append(_build(client, table, index_name, workers, as_json=as_json))
             except (OSError, ClusterFailed, TableReplaced, Corrupt) as error:
-                raise click.ClickException(f"Index {index_name} is not built: {error}") from None
+                raise click.ClickException(f"Index {index_name} was not built: {error}") from None
     if as_json:
         print_json([report.json for report in reports])
     if broken:
@@ -171,7 +177,7 @@ def _build(client: IndexClient, table: str, name: str, workers: Workers, *, as_j
         )
     _show_left(report)
     if report.json["state"] != "completed":
-        raise click.ClickException(f"Index {name} is not built: {report.json['reason']}")
+        raise click.ClickException(f"Index {name} was not built: {report.json['reason']}")
     return report
 
 

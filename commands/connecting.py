@@ -28,7 +28,7 @@ from seamark.formats.iceberg.types.near_names import near_names
 from seamark.formats.runtime.decoding import from_json
 
 _NAMES_MAX = 10_000
-"""Names that are compared with one that does not exist."""
+"""The maximum number of names that are compared with a name that does not exist."""
 
 _REFUSED = re.compile(r"No answer from [^ ]+: Connection refused")
 
@@ -38,7 +38,8 @@ Client = TypeVar("Client", bound=SeamarkClient)
 def find_server_url(config: Path | None, flags: dict[str, Any]) -> str:
     """Return the URL of the server with this home.
 
-    Misconfigured when none is running.
+    Raises:
+        Misconfigured: No server is running.
     """
     path = load_settings(flags, config).home / "server.json"
     try:
@@ -46,13 +47,13 @@ def find_server_url(config: Path | None, flags: dict[str, Any]) -> str:
     except (OSError, KeyError, msgspec.DecodeError):
         home = printable(shlex.quote(str(path.parent)))
         raise Misconfigured(
-            f"No server runs from {home}; start one with seamark serve --home {home}, or set --url, or the --home of "
-            "the server"
+            f"No server runs in {home}; start a server with seamark serve --home {home}, set --url, or set --home to "
+            "the home of the server"
         ) from None
 
 
 def to_command_error(error: ClientError, *, has_token: bool) -> click.ClickException:
-    """Return the error of the command for an error of its client, with what to do as far as that is known."""
+    """Return the error of the command for an error of its client, with advice where possible."""
     hint = ""
     if isinstance(error, Unauthenticated) and not has_token:
         hint = "; set --token or the variable SEAMARK_TOKEN"
@@ -100,14 +101,16 @@ def server_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def server_command(command: Callable[..., None]) -> Callable[..., None]:
-    """As `server_options`, with `--json`, which the command receives as `as_json`."""
+    """Add the options of `server_options` and `--json`, which the command receives as `as_json`."""
     return json_option(server_options(command))
 
 
 @contextmanager
 def suggesting(client: SeamarkClient, table: Any = None) -> Iterator[None]:
-    """Within the block, NotFound also says what to do: which command restores or creates what does not exist, or
-    what exists and is spelled like it: like `table`, or like the name in the error.
+    """Add advice to a NotFound error within the block.
+
+    The advice is the command that restores or creates the missing entry, or a similar name. The name is
+    compared with `table`, or with the name in the error.
     """
     try:
         yield
@@ -132,9 +135,9 @@ def suggesting(client: SeamarkClient, table: Any = None) -> Iterator[None]:
 
 
 def _is_other(client: SeamarkClient, what: str, name: str) -> bool:
-    """Return whether what is no table is a view, or the reverse.
+    """Return whether a missing table is a view, or a missing view is a table.
 
-    Never raises.
+    The function never raises.
     """
     if what not in ("Table", "View"):
         return False
@@ -147,10 +150,7 @@ def _is_other(client: SeamarkClient, what: str, name: str) -> bool:
 
 
 def _was_dropped(client: SeamarkClient, name: str) -> bool:
-    """Return whether a table or view of this name can be restored.
-
-    Never raises.
-    """
+    """Return whether a table or view with this name can be restored. The function never raises."""
     try:
         *namespace, last = split_table(name)
         entries = islice(list_dropped_entries(client, tuple(namespace)), _NAMES_MAX)
@@ -165,7 +165,7 @@ def _list_names(client: SeamarkClient, *, view: bool) -> Iterator[str]:
 
 
 def _similar(name: str, names: Iterator[str]) -> str | None:
-    """Never raises."""
+    """Return the most similar of the names, or None. The function never raises."""
     try:
         return next(iter(near_names(name, islice(names, _NAMES_MAX), maximum=1)), None)
     except (ClientError, ValueError):
@@ -173,9 +173,9 @@ def _similar(name: str, names: Iterator[str]) -> str | None:
 
 
 def similar_name(client: SeamarkClient, table: Any) -> str | None:
-    """Return the name of an existing table that is spelled like one that does not exist.
+    """Return the existing table whose name is most similar to a missing table's name, or None.
 
-    Never raises.
+    The function never raises.
     """
     if not isinstance(table, str):
         return None

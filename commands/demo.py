@@ -1,7 +1,8 @@
-"""`seamark demo`: one lookup in a table of many files, before and after an index. Needs no JVM.
+"""`seamark demo`: one lookup in a table of many files, before and after an index is built. No JVM is needed.
 
-A server starts with its defaults in a temporary home. Stock PyIceberg writes the table and asks the lookup; the
-server's table services build the index. The rows before and after must be equal, and equal to those that were written.
+A server starts with its defaults in a temporary home. Unmodified PyIceberg writes the table and makes the
+lookup; the server's table services build the index. The rows before and after must be equal, and equal to
+the rows that were written.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ _CLOCK = SystemClock()
 
 @dataclass(frozen=True)
 class DemoLookup:
-    """The rows of one user: how many files PyIceberg opened for them, and how long planning and reading took."""
+    """The rows of one user, the number of files that PyIceberg opened for them, and the times of planning and
+    reading.
+    """
 
     files: int
     seconds: float
@@ -52,7 +55,12 @@ class DemoLookup:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """`files_with_rows`: the files that hold a row of the answer, which no plan can leave out."""
+    """The result of the demo.
+
+    Attributes:
+        files_with_rows: The number of files that contain a row of the answer; no plan can leave these files
+            out.
+    """
 
     files: int
     files_with_rows: int
@@ -62,19 +70,23 @@ class DemoResult:
 
 
 @click.command()
-@click.option("--files", default=2000, show_default=True, help=f"Data files of the table, at most {FILES_MAX}.")
+@click.option(
+    "--files", default=2000, show_default=True, help=f"Number of data files of the table, at most {FILES_MAX}."
+)
 @click.option("--keep", is_flag=True, help="Keep the server and the table until Ctrl-C.")
 def demo(files: int, keep: bool) -> None:
     """Look one user up in 2,000 files, then again with an index.
 
-    Starts its own server in a temporary folder, writes the table with PyIceberg, and deletes all when it ends. Takes
-    less than a minute.
+    The command starts its own server in a temporary folder, writes the table with PyIceberg, and deletes
+    everything at its end. It takes less than a minute.
     """
     if not 1 <= files <= FILES_MAX:
-        raise click.BadParameter(f"{files} is not between 1 and {FILES_MAX:,}", param_hint="--files")
+        raise click.BadParameter(
+            f"The number of files is {files}; it must be between 1 and {FILES_MAX:,}", param_hint="--files"
+        )
     console = Console()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the server ends as well
-    os.environ["no_proxy"] = "127.0.0.1"  # PyIceberg would ask a proxy for the server
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # The server also ends.
+    os.environ["no_proxy"] = "127.0.0.1"  # Otherwise PyIceberg would connect to the server through a proxy.
     with tempfile.TemporaryDirectory(prefix="seamark-demo-") as folder:
         try:
             _run(Path(folder), files, console, keep=keep)
@@ -99,14 +111,15 @@ def _run(folder: Path, files: int, console: Console, *, keep: bool) -> None:
 
 @contextlib.contextmanager
 def _server(folder: Path) -> Iterator[str]:
-    """Yield the URL of a server with its defaults, which ends with the block.
+    """Start a server with its defaults, yield its URL, and stop it at the end of the block.
 
-    ClickException if it does not start.
+    Raises:
+        ClickException: The server does not start.
     """
     home, log = folder / "home", folder / "server.log"
     argv = [sys.executable, "-c", "from seamark.commands.main import main; main()", "serve"]
     argv += ["--home", str(home), "--host", "127.0.0.1", "--port", "0"]
-    # Settings of another server must not apply to the demo.
+    # The settings of another server must not apply to the demo.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SEAMARK_")}
     with log.open("wb") as output:
         process = subprocess.Popen(  # noqa: S603
@@ -134,9 +147,10 @@ def _url(process: subprocess.Popen[bytes], server_json: Path, log: Path) -> str:
 
 
 def measure(url: str, files: int, progress: Progress) -> DemoResult:
-    """Write the table and look a user up before and after the index.
+    """Write the table, and look a user up before and after the index is built.
 
-    ClickException if an answer is wrong.
+    Raises:
+        ClickException: An answer is wrong.
     """
     events = make_events(files)
     user = int(events["user_id"][len(events) // 2].as_py())
@@ -152,7 +166,7 @@ def measure(url: str, files: int, progress: Progress) -> DemoResult:
             after = look_up(catalog, user)
     for lookup in (before, after):
         if not lookup.rows.equals(expected):
-            raise click.ClickException(f"A lookup returned {len(lookup.rows)} rows; {len(expected)} were written")
+            raise click.ClickException(f"A lookup returned {len(lookup.rows)} rows, but {len(expected)} were written")
     with_rows = len(pc.unique(expected["batch"]))
     return DemoResult(files, with_rows, before, after, build_s)
 
@@ -165,7 +179,7 @@ def _step(progress: Progress, text: str) -> Iterator[None]:
 
 
 def make_events(files: int) -> pa.Table:
-    """500 events for each file, of users in random order: minima and maxima of users prune nothing."""
+    """Return 500 events per file, of users in random order, so that minima and maxima of users prune nothing."""
     rng, count = np.random.default_rng(1), files * ROWS_A_FILE
     pages = pa.array([f"/page/{number}" for number in range(50)])
     return pa.table(
@@ -179,7 +193,7 @@ def make_events(files: int) -> pa.Table:
 
 
 def write(catalog: RestCatalog, events: pa.Table) -> None:
-    """Write a file for each batch, in one append."""
+    """Write one file for each batch, in one append."""
     catalog.create_namespace(NAMESPACE)
     table = catalog.create_table(TABLE, schema=events.schema)
     with table.update_spec() as spec:
@@ -196,9 +210,10 @@ def look_up(catalog: RestCatalog, user: int) -> DemoLookup:
 
 
 def build(catalog: RestCatalog, client: IndexClient, progress: Progress, task: TaskID) -> float:
-    """Define the index by a table property, and wait until the server has built it; return the seconds.
+    """Define the index by a table property, wait until the server has built it, and return the seconds.
 
-    ClickException if that takes minutes.
+    Raises:
+        ClickException: The build takes longer than `BUILD_S`.
     """
     started_s = _CLOCK.monotonic()
     with catalog.load_table(TABLE).transaction() as transaction:

@@ -1,8 +1,8 @@
 """`seamark explain`: shows how the server plans a scan, stage by stage.
 
-A client of the running server, by `--url` or in the `--home` of the server. Exit codes: 0 on success, 1 when the server
-refuses or cannot be reached, 2 for invalid arguments or an invalid predicate, 3 when no part of the predicate could be
-used.
+It is a client of the running server, which is found by `--url` or in the `--home` of the server. Exit
+codes: 0 on success, 1 when the server refuses or cannot be reached, 2 for invalid arguments or an invalid
+predicate, 3 when no part of the predicate could be used.
 """
 
 from __future__ import annotations
@@ -45,16 +45,18 @@ _QUERY = re.compile(r"\s*(select|with)\s", re.IGNORECASE)
     type=click.Choice(("trino", "duckdb")),
     default="trino",
     show_default=True,
-    help="With --sql: whose SQL it is. Spark's is mostly read as Trino's.",
+    help="With --sql: the dialect of the query. Most of Spark's SQL is parsed as Trino's.",
 )
-@click.option("--namespace", default="", metavar="A.B", help="With --sql: the namespace of names without one.")
+@click.option(
+    "--namespace", default="", metavar="A.B", help="With --sql: the namespace of table names without a namespace."
+)
 @click.option(
     "--join",
     "joins",
     type=json.loads,
     multiple=True,
     metavar="JSON",
-    help="A join of the table, as in a request for a plan table; repeatable.",
+    help="A join of the table, in the form of a request for a plan table; repeatable.",
 )
 @click.option("--files", "files", is_flag=True, help="List the remaining files.")
 @click.option(
@@ -109,7 +111,7 @@ def explain(
     if query is not None:
         if joins or files or at != CURRENT:
             raise click.UsageError(
-                "--sql takes no --join, --files, --ref, --snapshot-id and --as-of; they are of a TABLE"
+                "--join, --files, --ref, --snapshot-id and --as-of cannot be set with --sql; set them with a TABLE"
             )
         explained = explain_query(client, query, dialect=dialect, namespace=split_name(namespace) if namespace else ())
         if as_json:
@@ -119,7 +121,7 @@ def explain(
         return
     assert table is not None
     if predicate is not None and _QUERY.match(predicate):
-        raise click.UsageError("The predicate is a whole query; give it with --sql instead of TABLE")
+        raise click.UsageError("The predicate is a whole query; set --sql to the query instead of naming a TABLE")
     explanation = client.explain(table, predicate, at=at, files=files, limit=limit if files else None, joins=joins)
     if as_json:
         print_json(explanation.json)
@@ -130,7 +132,7 @@ def explain(
 
 
 def _show_query(explained: ExplainedQuery) -> None:
-    """Each reference separately, and then one line for all."""
+    """Print each reference separately, and then one line for all references."""
     console = open_console()
     for table in explained.tables:
         console.rule(printable(table.reference), align="left", characters="─")
@@ -149,9 +151,12 @@ def _count_considered(explanation: Explanation) -> int:
 
 
 def _show(table: str, explanation: Explanation, *, is_whole: bool = True) -> None:
-    """`is_whole`: whether the explained predicate is all that the reader checks.
+    """Print an explanation.
 
-    A query may check more.
+    Args:
+        table: The name of the table.
+        explanation: The explanation.
+        is_whole: Whether the reader checks only the explained predicate. A query may check more conditions.
     """
     console = open_console()
     console.print(
@@ -211,7 +216,7 @@ def _show(table: str, explanation: Explanation, *, is_whole: bool = True) -> Non
 
 
 def advice(table: str, explanation: Explanation) -> Iterator[str]:
-    """Yield a sentence for each term that leaves most files, with the command that would help."""
+    """Yield a sentence for each term that prunes few files, with the command that would help."""
     if explanation.files <= 1:
         return
     indexed = {index["name"]: index for index in explanation.indexes}
@@ -219,12 +224,12 @@ def advice(table: str, explanation: Explanation) -> Iterator[str]:
     compared = Counter(term["column"] for term in explanation.terms)
     for term in explanation.terms:
         if term.get("filter", {}).get("type") == "not-null" and compared[term["column"]] > 1:
-            continue  # implied by a comparison, which is reported
+            continue  # A comparison, which is reported, implies this term.
         name, files_in, left = term["column"], term["files-in"], term["files-left"]
         index = indexed.get(term["index"])
         if left <= max(1, files_in // 2) or (index is not None and index["files-removed"]):
             continue
-        # A writer of the table chose the name, and a reader copies the command.
+        # The name must be quoted: a writer of the table chose it, and a reader copies the command.
         compared_term = term.get("filter", {}).get("term")
         function = compared_term.get("transform", IDENTITY) if isinstance(compared_term, dict) else IDENTITY
         column = shlex.quote(format_term(function if is_function(function) else IDENTITY, name))

@@ -1,7 +1,7 @@
 """`seamark index`: defines, lists, pauses and drops a table's indexes through the running server.
 
-The server is found like for `seamark explain`. Exit codes: 0 on success, 1 when the server refuses or cannot be
-reached, 2 for invalid arguments or an invalid definition.
+The server is found in the same way as for `seamark explain`. Exit codes: 0 on success, 1 when the server
+refuses or cannot be reached, 2 for invalid arguments or an invalid definition.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def index() -> None:
 
 
 def _parameter_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command an option for each parameter of an index kind."""
+    """Add an option to a command for each parameter of an index kind."""
     for one in parameters().values():
         about = f"Of {', '.join(kinds_with_parameter(one.name))}: {one.meaning}. Default: {one.default:g}."
         command = click.option(f"--{one.name}", type=float, help=about)(command)
@@ -76,7 +76,7 @@ def _parameter_options(command: Callable[..., None]) -> Callable[..., None]:
     required=True,
     multiple=True,
     metavar="TERM",
-    help="A column or a function of a column: c, a.b, lower(c), bucket[16](c), day(ts). For a record index "
+    help="A column or a function of a column: c, a.b, lower(c), bucket[16](c), day(ts). A record index accepts "
     "several, separated by commas.",
 )
 @_parameter_options
@@ -87,7 +87,7 @@ def create(
 ) -> None:
     """Define an index on TABLE.
 
-    Plans use each index file after it is registered.
+    Plans use an index file after its registration.
     """
     try:
         terms = tuple(part.strip() for given in columns for part in split_arguments(given))
@@ -179,7 +179,7 @@ def drop(client: IndexClient, table: str, name: str, as_json: bool) -> None:
 
 
 def _name_of(kind: str, columns: tuple[str, ...]) -> str:
-    """Return the columns' letters, digits and underscores, and the kind."""
+    """Return a name made of the columns' letters, digits and underscores, and of the kind."""
     words = ["".join(character if character.isalnum() else " " for character in column).split() for column in columns]
     return "_".join([*(word for part in words for word in part if word.isascii()), kind])[:128]
 

@@ -34,7 +34,7 @@ _PROBLEMS_SHOWN = 20
     default=DEFAULT_SAMPLE,
     show_default=True,
     metavar="N",
-    help="Data files to read for each index file.",
+    help="Number of data files to read for each index file.",
 )
 @click.option("--seed", type=int, help="Seed of the sample, to repeat a run.")
 @click.option("--dry-run", is_flag=True, help="Only report problems; do not quarantine.")
@@ -44,9 +44,10 @@ def verify_command(
 ) -> None:
     """Verify the index NAME of TABLE, or all its indexes, against the data.
 
-    Reads each live index file (checksums, counts) and some of its data files (key by key), and compares the row counts
-    of the index with those of the table. Wrong index files are quarantined: plans do not use them, and the next build
-    replaces them. This machine reads the data files, so it needs access to the table's storage.
+    The command reads each live index file (checksums, counts) and some of its data files (key by key), and
+    compares the row counts of the index with those of the table. Wrong index files are quarantined: plans do
+    not use them, and the next build replaces them. This machine reads the data files, so it needs access to
+    the table's storage.
     """
     indexes = client.indexes(table) if name is None else [client.index(table, name)]
     for index in indexes:
@@ -68,7 +69,7 @@ def verify_command(
         print_json([_json(audit) for audit in audits])
     wrong = sum(bool(audit.problems) for audit in audits)
     if wrong:
-        raise click.ClickException(f"{wrong} of {len(names)} indexes are not right")
+        raise click.ClickException(f"{wrong} of {len(names)} indexes are not correct")
 
 
 def _json(audit: Audit) -> dict[str, Any]:
@@ -143,7 +144,7 @@ def _verdict(audit: Audit, verdict: VerificationResult) -> str:
 
 
 def _end_of(location: str) -> str:
-    """Return the build's folder and the file name; the index files of a table share the folder above."""
+    """Return the build's folder and the file name; all index files of a table are below the same folder."""
     return "/".join(location.split("/")[-2:])
 
 

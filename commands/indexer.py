@@ -1,7 +1,8 @@
 """`seamark indexer`: a client process that keeps all indexes built, merged and audited.
 
-Any number may run, and may be killed at any time. Logs go to standard error. Exit codes: 0 when it was stopped
-(SIGTERM, Ctrl-C), or with `--once` when nothing failed; 1 when something failed; 2 for invalid arguments.
+Any number of indexers may run, and they may be killed at any time. Logs go to standard error. Exit codes:
+0 when the process was stopped (SIGTERM, Ctrl-C), or with `--once` when nothing failed; 1 when something
+failed; 2 for invalid arguments.
 """
 
 from __future__ import annotations
@@ -78,11 +79,12 @@ def indexer(
 ) -> None:
     """Keep the indexes of all tables built, until SIGTERM or Ctrl-C.
 
-    Each round indexes new data files of each table and merges small index files. Writers do not wait. If several
-    indexers run, one at a time works on an index.
+    Each round indexes new data files of each table and merges small index files. Writers do not wait. If
+    several indexers run, only one at a time works on an index.
 
-    At the end of a round it verifies index files, the least recently audited index first: checksums, and entries
-    against data files. It quarantines wrong index files and rebuilds them in the next round.
+    At the end of a round, the indexer verifies index files, the least recently audited index first:
+    checksums, and entries against data files. It quarantines wrong index files and rebuilds them in the next
+    round.
     """
     configure_logging(load_settings(flags, config))
     try:

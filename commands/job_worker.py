@@ -1,7 +1,8 @@
 """The worker process of table services: runs the jobs that arrive on standard input (`services/launching/`).
 
-The process has imported everything, and forks a child for each job, because a child restricts itself to the table of
-its job and cannot lift that (`confinement/jobs.py`). It ends with its input, and its child with it.
+The process has imported all modules, and forks a child for each job: a child restricts itself to the
+table of its job, and cannot remove the restriction (`confinement/jobs.py`). When its input ends, the
+process and its child end.
 
 python -m seamark.commands.job_worker <memory limit in bytes>
 """
@@ -42,24 +43,26 @@ from seamark.metaserver.services.launching.launchers import JobAnswer, JobReques
 from seamark.metaserver.settings.settings import Settings
 
 _NICE = 15
-"""About a thirtieth of the CPU that a request gets on a busy machine, so that jobs still end there."""
+"""The niceness of the process: it gets about a thirtieth of the CPU time of a request on a busy machine, so
+that jobs still end.
+"""
 _IO_CLASS_IDLE, _IO_CLASS_SHIFT = 3, 13
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
-"""The number of the system call ioprio_set, which has no function in the C library."""
+"""The number of the system call ioprio_set, for which the C library has no function."""
 _SET_PDEATHSIG = 1
 _MESSAGE_MAX = 1000
 _log = structlog.get_logger("seamark.jobs")
 
 
 def main() -> None:
-    """Until the end of the input.
+    """Run jobs until the end of the input.
 
     Prints of libraries go to standard error, so that they cannot damage an answer.
     """
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     yield_to_requests()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends this process.
     limit = int(sys.argv[1])
     if limit:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
@@ -71,7 +74,7 @@ def main() -> None:
         )
     )
     gc.collect()
-    gc.freeze()  # pages that no child writes are shared
+    gc.freeze()  # Children share the pages that they do not write.
     for line in _lines(sys.stdin.fileno()):
         _run_in_child(from_json(line, JobRequest), answers)
 
@@ -79,17 +82,17 @@ def main() -> None:
 def _lines(descriptor: int) -> Iterator[bytes]:
     """Yield the lines of the input.
 
-    Unbuffered, so that `_run_in_child` sees its end.
+    The input is not buffered, so that `_run_in_child` detects its end.
     """
     with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as source:
         yield from iter(source.readline, b"")
 
 
 def _run_in_child(request: JobRequest, answers: BinaryIO) -> None:
-    """Wait for the child.
+    """Run a job in a child process, and wait for its end.
 
-    If it ends without an answer, this process ends with its code: the server then knows that the job has failed, and
-    starts another worker.
+    If the child ends without an answer, this process ends with the child's exit code. Then the server marks
+    the job as failed and starts another worker.
     """
     with tempfile.TemporaryDirectory(prefix="seamark-job-", ignore_cleanup_errors=True) as scratch:
         parent = os.getpid()
@@ -106,13 +109,13 @@ def _run_in_child(request: JobRequest, answers: BinaryIO) -> None:
 def _await_end(child: int) -> int:
     """Return the exit code of the child, negative for a signal.
 
-    It is killed if the input of this process ends before.
+    If the input of this process ends first, the child is killed.
     """
     handle = os.pidfd_open(child)
     try:
         waiting = select.poll()
         waiting.register(handle, select.POLLIN)
-        waiting.register(sys.stdin.fileno(), 0)  # only for its end: the server sends no job before the answer
+        waiting.register(sys.stdin.fileno(), 0)  # Only its end matters: the server sends no job before the answer.
         while not any(descriptor == handle for descriptor, _ in waiting.poll()):
             os.kill(child, signal.SIGKILL)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -121,14 +124,17 @@ def _await_end(child: int) -> int:
 
 
 def _end_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the parent ends, also if that is killed."""
+    """Have the kernel kill this process when the parent ends, even if the parent is killed."""
     ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def _leave_input() -> None:
-    """Close the input, which has the logins and keys of later jobs: a process that a job starts may outlive it."""
+    """Close the input, which contains the logins and keys of later jobs.
+
+    A process that a job starts may live longer than the job.
+    """
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, sys.stdin.fileno())
     os.close(nothing)
@@ -149,13 +155,15 @@ def _answer(request: JobRequest, answers: BinaryIO, scratch: str) -> NoReturn:
 
 
 def yield_to_requests() -> None:
-    """Lower the priority of this process for CPU and disk, and its number of threads: requests come first.
+    """Lower the priority of this process for CPU and disk, and its number of threads, so that requests have
+    priority.
 
-    SCHED_BATCH: the process interrupts no other that runs when it wakes up. What the system refuses is left out.
+    With SCHED_BATCH, the process does not interrupt a running process when it wakes up. Settings that the
+    system refuses are left out.
 
-    Where Linux groups processes by sessions (sched(7), autogroup), a priority counts only within its session, and
-    sessions share the CPU equally. So the worker has a separate session with a low priority: in that of the server, it
-    would use up the server's share, and requests would wait for other programs.
+    If Linux groups processes by sessions (sched(7), autogroup), a priority applies only within its session,
+    and sessions share the CPU equally. Therefore the worker has a separate session with a low priority. In
+    the session of the server, it would use up the server's share, and requests would wait for other programs.
     """
     os.nice(_NICE)
     if os.getsid(0) == os.getpid():
@@ -171,13 +179,16 @@ def yield_to_requests() -> None:
 def run(
     request: JobRequest, report: Report, runner: BatchRunner | None = None, *, scratch: str | None = None
 ) -> JobAnswer:
-    """Run a job, with the rewrites where `runner` runs them.
+    """Run a job, and return its answer.
 
-    An error of any kind is an answer, because the next job may succeed. `report` receives the progress from time to
-    time.
+    An error of any kind is also an answer, because the next job may succeed.
 
     Args:
-        scratch: This process is for the job alone, and is restricted to its table and this folder for temporary files.
+        request: The job.
+        report: Receives the progress from time to time.
+        runner: Runs the rewrites. None: this process.
+        scratch: If set, this process is for the job only, and is restricted to its table and to this folder
+            for temporary files.
     """
     os.umask(request.umask)
     if request.folders is not None:

@@ -1,4 +1,4 @@
-"""`seamark keys`: replaces the keys that sign access, plan and page tokens, in the database itself."""
+"""`seamark keys`: replaces the keys that sign access, plan and page tokens, directly in the database."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def keys() -> None:
 def renew(as_json: bool, config: Path | None, **flags: Any) -> None:
     """Create new signing keys and delete the old keys: access tokens and running scans and listings end.
 
-    Use it if a key may have leaked or the encryption key is lost. Bearer tokens (seamark token) and tables stay valid;
-    clients log in again automatically. Running servers use the new keys within a minute.
+    Use it if a key may have leaked, or if the encryption key is lost. Bearer tokens (seamark token) and
+    tables stay valid; clients log in again automatically. Running servers use the new keys within a minute.
     """
     settings = load_settings(flags, config)
     try:

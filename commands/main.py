@@ -1,7 +1,7 @@
 """`seamark`: the entry point.
 
-All commands load the same settings; invalid settings end the command with one message and exit code 2. Modules of a
-command are imported when it runs.
+All commands load the same settings; invalid settings end the command with one message and exit code 2.
+The modules of a command are imported when it runs.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from seamark.formats.runtime.lazy_module import LazyModule
 if TYPE_CHECKING:
     from importlib import metadata
 else:
-    metadata = LazyModule("importlib.metadata")  # takes longer than all modules of Seamark
+    metadata = LazyModule("importlib.metadata")  # Its import takes longer than the imports of all modules of Seamark.
 
 _COMMANDS = {
     "serve": DeferredCommand(
-        "seamark.commands.serving.serve:serve", "Start the server and stay until SIGTERM or Ctrl-C.", "server"
+        "seamark.commands.serving.serve:serve", "Run the server until SIGTERM or Ctrl-C.", "server"
     ),
     "demo": DeferredCommand(
         "seamark.commands.demo:demo", "Look one user up in 2,000 files, then again with an index.", "demo"
     ),
-    "token": DeferredCommand("seamark.commands.access:token", "Make, list and revoke bearer tokens.", "server"),
+    "token": DeferredCommand("seamark.commands.access:token", "Create, list and revoke bearer tokens.", "server"),
     "grant": DeferredCommand(
-        "seamark.commands.access:grant", "Give and take roles: reader, writer or admin.", "server"
+        "seamark.commands.access:grant", "Add, list and remove grants: reader, writer or admin.", "server"
     ),
     "keys": DeferredCommand("seamark.commands.keys:keys", "Replace the keys that sign tokens.", "server"),
     "namespace": DeferredCommand(
@@ -71,10 +71,12 @@ _COMMANDS = {
     "explain": DeferredCommand("seamark.commands.explain:explain", "Show how a scan of a table is planned."),
     "sql": DeferredCommand(
         "seamark.commands.sql.command:sql",
-        "Run a statement on the engine that suits it, and print the rows.",
+        "Run an SQL statement on a suitable engine, and print the rows.",
         "duckdb",
     ),
-    "buckets": DeferredCommand("seamark.commands.buckets:buckets", "Show how large a table's buckets are."),
+    "buckets": DeferredCommand(
+        "seamark.commands.buckets:buckets", "Show the sizes of a table's buckets, or resize them."
+    ),
     "index": DeferredCommand("seamark.commands.index:index", "Create, build, verify and list indexes."),
     "indexer": DeferredCommand(
         "seamark.commands.indexer:indexer", "Keep the indexes of all tables built, until SIGTERM or Ctrl-C."
@@ -93,23 +95,23 @@ _COMMANDS = {
     ),
     "advise": DeferredCommand(
         "seamark.commands.maintenance.advise:advise",
-        "Advise by how a table is used: columns that no query reads.",
+        "Recommend changes of a table by its use: columns that no query reads.",
     ),
-    "health": DeferredCommand("seamark.commands.maintenance.health:health", "Show what is wrong with a table."),
-    "services": DeferredCommand("seamark.commands.maintenance.services:services", "List what table services did."),
+    "health": DeferredCommand("seamark.commands.maintenance.health:health", "Show the problems of a table."),
+    "services": DeferredCommand("seamark.commands.maintenance.services:services", "List the jobs of table services."),
     "replicas": DeferredCommand(
         "seamark.commands.maintenance.replicas:replicas", "List the servers that read files through each other."
     ),
     "trino-proxy": DeferredCommand(
         "seamark.commands.trino_proxy:trino_proxy",
-        "Serve Trino's client protocol and prune the files of its queries.",
+        "Run a proxy for Trino's clients that prunes the files of their queries.",
         "trino",
     ),
 }
 
 
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
-"""Of all commands: click passes it on to subcommands."""
+"""The settings of all commands; click passes them on to subcommands."""
 
 
 @click.group(context_settings=_CONTEXT, cls=DeferredGroup, deferred=_COMMANDS)

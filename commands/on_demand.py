@@ -1,6 +1,7 @@
-"""Groups of commands that import a command's module when it runs.
+"""Groups of commands that import a command's module when the command runs.
 
-The server's modules take a second of CPU, and neither `seamark --help` nor `seamark explain` needs them.
+The server's modules take a second of CPU to import, and neither `seamark --help` nor `seamark explain`
+needs them.
 """
 
 from __future__ import annotations
@@ -18,16 +19,21 @@ import click
 @dataclass(frozen=True)
 class DeferredCommand:
     target: str
-    """`module:attribute` of the command."""
+    """The `module:attribute` of the command."""
     help: str
-    """What the list of commands says: the first sentence of the command's own help."""
+    """The text in the list of commands: the first sentence of the command's own help."""
     extra: str | None = None
     """The extra of the distribution that the command needs, as in `pip install 'seamark[server]'`."""
 
     def load(self) -> click.Command:
-        """UsageError naming the extra where one of its libraries is not installed."""
+        """Import the command.
+
+        Raises:
+            UsageError: A library is not installed; the message names the extra that installs it.
+        """
         module, _, attribute = self.target.partition(":")
-        # What imports make stays; to look through all of it for garbage, again and again, takes a sixth of their time.
+        # The objects that an import creates stay in memory. Searching them for garbage repeatedly takes a sixth
+        # of the time.
         collecting = gc.isenabled()
         gc.disable()
         try:
@@ -45,7 +51,9 @@ class DeferredCommand:
 
 
 class DeferredGroup(click.Group):
-    """For `click.group(cls=DeferredGroup, deferred=…)`; commands may also be added as to any group."""
+    """A group for `click.group(cls=DeferredGroup, deferred=…)`. Other commands can also be added, as to any
+    group.
+    """
 
     def __init__(self, *args: Any, deferred: Mapping[str, DeferredCommand], **given: Any) -> None:
         super().__init__(*args, **given)
@@ -62,7 +70,10 @@ class DeferredGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Click compares a name that does not exist with the commands that are loaded; here, with all."""
+        """Return the command of a name, or raise an error that suggests a similar name.
+
+        Click compares the name only with loaded commands; this method compares it with all commands.
+        """
         if args and not args[0].startswith("-") and args[0] not in (names := self.list_commands(ctx)):
             close = get_close_matches(args[0], names, 1)
             hint = f" Did you mean {close[0]}?" if close else ""

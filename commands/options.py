@@ -1,4 +1,6 @@
-"""Options that commands share: every setting as a flag, and one form of refusing invalid settings (exit code 2)."""
+"""Options that commands share: every setting as a flag, and one form of error for invalid settings (exit
+code 2).
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ def address_options(command: Command) -> Command:
 
 
 def settings_flags(names: tuple[str, ...] | None = None) -> Callable[[Command], Command]:
-    """Add `--config` and a flag for each setting (or for `names`) to a command; flags without a value are unset."""
+    """Add `--config` and a flag for each setting (or for `names`) to a command.
+
+    A flag that is not given is left out of the settings.
+    """
 
     def add(command: Command) -> Command:
         for name in reversed(names or tuple(FIELDS)):
@@ -63,7 +68,7 @@ def _none_if_empty(context: click.Context, option: click.Parameter, value: Any) 
 def load_settings(flags: Mapping[str, Any], config: Path | None) -> Settings:
     """Return the settings for a command.
 
-    Exits with code 2 and a message when they are invalid.
+    If they are invalid, the command ends with code 2 and a message.
     """
     try:
         settings = load(flags, os.environ, config)
@@ -79,7 +84,7 @@ def load_settings(flags: Mapping[str, Any], config: Path | None) -> Settings:
 
 
 class Misconfigured(click.ClickException):
-    """A fault in the configuration that the operator must fix."""
+    """An error in the configuration that the operator must fix."""
 
     exit_code = 2
 
@@ -89,9 +94,10 @@ def refuse(error: ConfigError) -> click.ClickException:
 
 
 def parse_duration(text: str, option: str) -> int:
-    """Seconds, of a number with a unit such as `12h`.
+    """Return the seconds of a number with a unit, such as `12h`.
 
-    BadParameter, with the option, for other text.
+    Raises:
+        BadParameter: The text has another form; the message names the option.
     """
     match = _DURATION.match(text)
     if match is None:
@@ -102,9 +108,10 @@ def parse_duration(text: str, option: str) -> int:
 
 
 def parse_time_ms(text: str, option: str) -> int:
-    """Return milliseconds since the epoch, as `parse_as_of`.
+    """Return milliseconds since the epoch, in the same way as `parse_as_of`.
 
-    BadParameter, with the option, for other text.
+    Raises:
+        BadParameter: The text has another form; the message names the option.
     """
     try:
         return parse_as_of(text)
@@ -115,9 +122,10 @@ def parse_time_ms(text: str, option: str) -> int:
 
 
 def parse_size(text: str, option: str) -> int:
-    """Bytes, of a number with a unit such as `512MB`, by powers of 1024.
+    """Return the bytes of a number with a unit, such as `512MB`. Units are powers of 1024.
 
-    BadParameter, with the option, for other text.
+    Raises:
+        BadParameter: The text has another form; the message names the option.
     """
     size_bytes = parse_bytes(text)
     if size_bytes is None:
@@ -126,7 +134,11 @@ def parse_size(text: str, option: str) -> int:
 
 
 def parse_properties(texts: Sequence[str], option: str) -> dict[str, str]:
-    """UsageError for a text that is not NAME=VALUE."""
+    """Return properties from texts of the form NAME=VALUE.
+
+    Raises:
+        UsageError: A text has another form.
+    """
     parsed: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")

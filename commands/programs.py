@@ -1,4 +1,6 @@
-"""The modules that run as separate processes. The server gets their names and does not import them."""
+"""The names of the modules that run as separate processes. The server gets these names and does not import
+the modules.
+"""
 
 from __future__ import annotations
 

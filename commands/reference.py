@@ -1,7 +1,7 @@
 """Generates reference pages: `python -m seamark.commands.reference` in the checkout.
 
-docs/reference/settings.md is generated from `Settings`, docs/reference/openapi.json from the routes. A test compares
-both with the committed files.
+docs/reference/settings.md is generated from `Settings`, docs/reference/openapi.json from the routes. A
+test compares both with the committed files.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ server ignores unknown `SEAMARK_…` variables, because orchestrators set such n
 
 
 def settings_page() -> str:
-    """Return the page on settings, in order of declaration."""
+    """Return the page on settings, in the order of their declaration."""
     parts = [_HEAD]
     for name, field in FIELDS.items():
         metadata = field.metadata

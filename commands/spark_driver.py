@@ -1,4 +1,4 @@
-"""The driver of a job on Spark, which `services/launching/` starts; its argument is the folder of the job."""
+"""The driver of a job on Spark. `services/launching/` starts it; its argument is the folder of the job."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def main() -> None:
     folder = Path(sys.argv[1])
     threading.Thread(target=_end_with_server, args=(folder / ALIVE,), daemon=True).start()
     request = from_json((folder / REQUEST).read_bytes(), JobRequest)
-    (folder / REQUEST).unlink()  # it has keys, and the folder stays if the server is killed
-    # PySpark is an optional dependency, which only this process needs.
+    (folder / REQUEST).unlink()  # The file has keys, and the folder stays if the server is killed.
+    # PySpark is an optional dependency; only this process needs it.
     rewrites = importlib.import_module("seamark.connector.spark.rewrites")
     with rewrites.session_rewrites(request.folders, request.umask, request.storage) as runner:
         answer = run(request, lambda progress: _leave(progress, folder / PROGRESS), runner)
@@ -37,9 +37,11 @@ def _leave(value: JobAnswer | JobProgress, path: Path) -> None:
 
 
 def _end_with_server(pipe: Path) -> None:
-    """The pipe ends when the server stops or dies: then the process ends, even in the middle of a job.
+    """End this process when the pipe ends, even in the middle of a job.
 
-    A plain open would wait for a writer, and never return if the server died while Spark started."""
+    The pipe ends when the server stops or is killed. A plain open would wait for a writer, and never return
+    if the server was killed while Spark started.
+    """
     descriptor = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     os.set_blocking(descriptor, True)
     while os.read(descriptor, 1):

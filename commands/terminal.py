@@ -1,8 +1,9 @@
-"""Safe output of names, paths, values and problems of tables on a terminal.
+r"""Safe output of names, paths, values and problems of tables on a terminal.
 
-A writer of a table chooses its column names, file paths and partition values. A control sequence in them could clear
-the screen, set the window's title or write to the clipboard of the admin who lists the table. Control characters, and
-characters that change the direction of the text, are therefore printed as escapes (`\\x1b`).
+A writer of a table chooses its column names, file paths and partition values. A control sequence in these
+texts could clear the screen, set the window's title or write to the clipboard of the admin who lists the
+table. Therefore control characters, and characters that change the direction of the text, are printed as
+escapes (`\x1b`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 WIDTH = 120
-"""The width when the output is not a terminal."""
+"""The width if the output is not a terminal."""
 _BAR_MIN, _BAR_MAX = 8, 44
 _SINGULAR = {"are": "is", "were": "was", "have": "has", "name": "names"}
 _SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -31,7 +32,7 @@ _BIDI_CONTROLS = frozenset("\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u20
 
 
 def printable(text: str) -> str:
-    """Return the text with escapes instead of characters that a terminal interprets."""
+    """Return the text with escapes in place of characters that a terminal interprets."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(_escape_character(character) if _is_control(character) else character for character in text)
@@ -53,14 +54,16 @@ def say(text: str, *, err: bool = False) -> None:
 
 
 class _PrintableConsole(Console):
-    """Rich converts every text with `render_str`, including cells and titles of tables."""
+    """A console that prints escapes. Rich converts every text with `render_str`, including cells and titles of
+    tables.
+    """
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(printable(text), **options)
 
 
 def open_console(*, stderr: bool = False) -> Console:
-    """Return a console as wide as the terminal, otherwise of a fixed width."""
+    """Return a console with the width of the terminal. If there is no terminal, the width is fixed."""
     terminal = _PrintableConsole(stderr=stderr)
     return terminal if terminal.is_terminal else _PrintableConsole(width=WIDTH, stderr=stderr)
 
@@ -73,9 +76,12 @@ def make_table(
     title: str | None = None,
     framed: bool = True,
 ) -> Table:
-    """`right_aligned`: the columns that are aligned to the right.
+    """Return a table for the console.
 
-    Cells are no markup: names contain brackets.
+    Cells are not interpreted as markup, because names may contain brackets.
+
+    Args:
+        right_aligned: The columns that are aligned to the right.
     """
     table = Table(title=title, title_justify="left")
     if not framed:
@@ -92,7 +98,9 @@ def print_rows(headers: Sequence[str], rows: Iterable[Sequence[str]], *, right_a
 
 
 def print_bars(rows: Sequence[tuple[str, float, str]], console: Console) -> None:
-    """Print a bar for each row (name, length, text after the bar), as long as fits into a line of the console."""
+    """Print a bar for each row (name, length, text after the bar). The longest bar fits into a line of the
+    console.
+    """
     names, texts = max(len(name) for name, _, _ in rows), max(len(text) for _, _, text in rows)
     most = max(length for _, length, _ in rows) or 1
     width = max(_BAR_MIN, min(_BAR_MAX, console.width - names - texts - len("    ")))
@@ -106,9 +114,9 @@ def print_json(value: Any) -> None:
 
 
 def print_result(result: Any, text: str, *, as_json: bool) -> None:
-    """Print what a command has done, as a sentence, or as JSON.
+    """Print the result of a command as a sentence, or as JSON.
 
-    The fields of a dataclass get hyphens, as in the answers of the server.
+    The names of a dataclass's fields get hyphens, as in the answers of the server.
     """
     if not as_json:
         click.echo(printable(text))
@@ -124,8 +132,10 @@ def time_text(epoch_ms: int | None) -> str:
 
 
 def show_count(count: int, noun: str, verb: str = "") -> str:
-    """Return a number of things whose plural ends in s, such as "1 file" or "1,000 files"; with a `verb` that
-    follows it in the plural, such as "were", "1 file was".
+    """Return a number with a noun whose plural ends in s, such as "1 file" or "1,000 files".
+
+    Args:
+        verb: A verb in the plural that follows, such as "were": "1 file was".
     """
     if count == 1:
         return f"1 {noun} {_SINGULAR[verb]}" if verb else f"1 {noun}"
@@ -133,7 +143,9 @@ def show_count(count: int, noun: str, verb: str = "") -> str:
 
 
 def show_size(count: int) -> str:
-    """Return a size in bytes, in a suitable unit of powers of 1024; as the console shows it (`format.js`)."""
+    """Return a size in bytes, in a suitable unit of powers of 1024. The console uses the same form
+    (`format.js`).
+    """
     size, units = float(count), iter(_SIZE_UNITS)
     unit = next(units)
     while size >= 1024 and unit != _SIZE_UNITS[-1]:

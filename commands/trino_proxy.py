@@ -1,7 +1,9 @@
-"""`seamark trino-proxy`: a proxy for Trino's clients that rewrites statements so that Trino reads fewer files.
+"""`seamark trino-proxy`: a proxy for Trino's clients that rewrites statements so that Trino reads fewer
+files.
 
-A client of the running server, found by `--url` or in the `--home` of the server. Logs go to standard error. Exit
-codes: 0 when it was stopped (SIGTERM, Ctrl-C), 1 when it cannot listen, 2 for invalid arguments.
+It is a client of the running server, which is found by `--url` or in the `--home` of the server. Logs go
+to standard error. Exit codes: 0 when it was stopped (SIGTERM, Ctrl-C), 1 when it cannot listen, 2 for
+invalid arguments.
 """
 
 from __future__ import annotations
@@ -34,13 +36,13 @@ from seamark.metaserver.api.http.observability.logs import configure_logging
 
 _ANSWER_S = 2.0
 _INFO_MAX = 10_000
-"""Bytes of an answer that are looked at."""
+"""The maximum number of bytes of an answer that are read."""
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def _limit(name: str, text: str, least: float = 0) -> Callable[[Command], Command]:
-    """Return the option for a limit of `ProxySettings`: of seconds, of bytes, or a number."""
+    """Return the option for a limit of `ProxySettings`: seconds, bytes, or a number."""
     default = getattr(ProxySettings, name)
     kind = click.IntRange(min=int(least)) if isinstance(default, int) else click.FloatRange(min=least)
     unit = "SECONDS" if name.endswith("_s") else "BYTES" if name.endswith("_bytes") else "COUNT"
@@ -50,7 +52,12 @@ def _limit(name: str, text: str, least: float = 0) -> Callable[[Command], Comman
 
 @click.command("trino-proxy")
 @click.option(
-    "--trino", "coordinators", multiple=True, required=True, metavar="URL", help="URL of a coordinator; repeatable."
+    "--trino",
+    "coordinators",
+    multiple=True,
+    required=True,
+    metavar="URL",
+    help="URL of a Trino coordinator; repeatable.",
 )
 @click.option(
     "--catalog",
@@ -58,7 +65,7 @@ def _limit(name: str, text: str, least: float = 0) -> Callable[[Command], Comman
     multiple=True,
     required=True,
     metavar="NAME",
-    help="Trino's name of this Seamark's catalog; repeatable. Statements over other catalogs stay unchanged.",
+    help="Name of this Seamark's catalog in Trino; repeatable. Statements on other catalogs stay unchanged.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
@@ -69,7 +76,7 @@ def _limit(name: str, text: str, least: float = 0) -> Callable[[Command], Comman
     help="Port to listen on; 0 selects a free port.",
 )
 @click.option("--tls-cert", type=_FILE, help="Certificate of this proxy with its chain (PEM); enables https.")
-@click.option("--tls-key", type=_FILE, help="Its key (PEM).")
+@click.option("--tls-key", type=_FILE, help="Key of the certificate (PEM).")
 @click.option(
     "--trino-ca", type=_FILE, help="Authorities of the coordinators' certificates (PEM). Default: the system's."
 )
@@ -93,7 +100,7 @@ def _limit(name: str, text: str, least: float = 0) -> Callable[[Command], Comman
     metavar="MS",
     default=1000 * RewriteLimits().budget_s,
     show_default=True,
-    help="Time limit for the plans of a statement; afterwards the original statement runs.",
+    help="Time limit for the plans of a statement. If it is exceeded, the original statement runs.",
 )
 @click.option(
     "--kept-max",
@@ -101,12 +108,12 @@ def _limit(name: str, text: str, least: float = 0) -> Callable[[Command], Comman
     metavar="SHARE",
     default=RewriteLimits().kept_max,
     show_default=True,
-    help="If a plan keeps a larger share of a table's files, the reference stays unchanged.",
+    help="Maximum share of a table's files in a plan. With a larger share, the reference to the table stays unchanged.",
 )
 @click.option(
     "--trust-time-zone",
     is_flag=True,
-    help="Trino's sql.forced-session-time-zone is not set: times prune in sessions with the zone UTC.",
+    help="Trino's sql.forced-session-time-zone is not set: conditions on times prune in sessions with the zone UTC.",
 )
 @click.option(
     "--plans",
@@ -115,19 +122,20 @@ def _limit(name: str, text: str, least: float = 0) -> Callable[[Command], Comman
     metavar="TEXT",
     default=ProxySettings.plans,
     show_default=True,
-    help="Value of X-Seamark-Plans in Trino's catalogs (iceberg.rest-catalog.http-headers); only they see the plans.",
+    help="Value of X-Seamark-Plans in Trino's catalogs (iceberg.rest-catalog.http-headers); "
+    "only these catalogs see the plans.",
 )
 @click.option(
     "--rules/--no-rules",
     default=ProxySettings.rules,
     show_default=True,
     help="Check each rewritten statement for Trino's row filters and column masks. --no-rules saves this "
-    "request, and lets rewritten statements wait in Trino's queue.",
+    "request, and rewritten statements may wait in Trino's queue.",
 )
 @click.option(
     "--plan-header",
     is_flag=True,
-    help="Send file counts in X-Seamark-Plan, unless access rules are in force for the client.",
+    help="Send file counts in X-Seamark-Plan, unless access rules apply to the client.",
 )
 @click.option(
     "--maintenance",
@@ -135,8 +143,8 @@ def _limit(name: str, text: str, least: float = 0) -> Callable[[Command], Comman
     metavar="COUNT",
     default=ProxySettings.maintenance,
     show_default=True,
-    help="Run ALTER TABLE … MERGE FILES and DROP COLUMNS of clients, at most this number together; --token must be a "
-    "writer's. 0: Trino receives them, and does not know them.",
+    help="Run ALTER TABLE … MERGE FILES and DROP COLUMNS of clients, at most this number at the same time; "
+    "--token must be a writer's. 0: pass them on to Trino, which refuses them.",
 )
 @_limit("lease_s", "Lease of a plan; it must cover the time in Trino's queue.", least=1)
 @_limit("hold_s", "Time in which a rewritten statement that fails before its first row is replaced by the original.")
@@ -222,9 +230,10 @@ def trino_proxy(
 
 
 def _faults(settings: ProxySettings) -> list[str]:
-    """Return the servers behind the proxy that do not answer within `_ANSWER_S`, or are others.
+    """Return texts about the servers behind the proxy that do not answer within `_ANSWER_S`, or are other
+    servers.
 
-    Name resolution has no time limit, therefore each request has a thread.
+    Name resolution has no time limit; therefore each request has its own thread.
     """
     authorities = None if settings.authorities is None else ssl.create_default_context(cafile=settings.authorities)
     servers = {("Trino", url): (f"{url}/v1/info", settings.upstream_tls) for url in settings.trino}
@@ -245,7 +254,7 @@ def _faults(settings: ProxySettings) -> list[str]:
         answer_of = {server: answers.get(server) for server in servers}
     silent = [f"{name} at {url}" for (name, url), answer in answer_of.items() if answer is None]
     other_servers = [
-        f"what answers at {url} is no {name}"
+        f"the server at {url} is not {name}"
         for (name, url), answer in answer_of.items()
         if answer is not None and not answer.is_of(name)
     ]
@@ -257,15 +266,15 @@ class _Answer(NamedTuple):
     body: bytes
 
     def is_of(self, name: str) -> bool:
-        """Return whether a server of that name may have given it.
+        """Return whether the answer may come from a server of that name.
 
-        One before it may answer, such as with 401.
+        A server in front of it may also answer, for example with 401.
         """
         return self.status != 404 and (name != "Trino" or self.status != 200 or b'"nodeVersion"' in self.body)
 
 
 def _answer(url: str, tls: ssl.SSLContext | None) -> _Answer | None:
-    """Return None if no HTTP server answers."""
+    """Return the answer of an HTTP server, or None if no HTTP server answers."""
     try:
         with urllib3.PoolManager(retries=False, timeout=_ANSWER_S, ssl_context=tls) as pool:
             response = pool.request("GET", url, preload_content=False)
@@ -281,13 +290,18 @@ def _tls(certificate: Path | None, key: Path | None) -> Certificate | None:
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:
-        raise ValueError("--tls-cert and --tls-key belong together; set both or neither")
+        raise ValueError("--tls-cert and --tls-key must be set together; set both or neither")
     return Certificate(certificate, key)
 
 
 def _check_plain_http(settings: ProxySettings, host: str, tls: Certificate | None, *, allowed: bool) -> None:
-    """ValueError when passwords or tokens would cross the network unencrypted and that is not allowed; a warning when
-    it is."""
+    """Check that no passwords or tokens cross the network unencrypted.
+
+    If that is allowed, only a warning is logged.
+
+    Raises:
+        ValueError: They would cross the network unencrypted, and that is not allowed.
+    """
     legs = [f"to Trino at {url}" for url in settings.trino if _is_plain(url)]
     if settings.token and _is_plain(settings.seamark):
         legs.append(f"to Seamark at {settings.seamark}")
@@ -308,5 +322,5 @@ def _is_plain(url: str) -> bool:
     parts = urlsplit(url)
     try:
         return parts.scheme == "http" and not is_loopback(parts.hostname or "")
-    except ConfigError:  # a name that cannot be resolved yet is not loopback
+    except ConfigError:  # A name that cannot be resolved yet is not treated as loopback.
         return True

@@ -1,4 +1,4 @@
-"""`seamark connect`: prints a configuration with which an engine reaches the running server.
+"""`seamark connect`: prints a configuration with which an engine connects to the running server.
 
 Exit codes: 0 on success, 1 when the server refuses or cannot be reached, 2 for invalid arguments.
 """
@@ -19,17 +19,17 @@ from seamark.formats.runtime.tls import CA_VARIABLE
 @click.command()
 @click.argument("engine", type=click.Choice(ENGINES))
 @click.option("--catalog", default="sea", show_default=True, help="Name of the catalog in the engine.")
-@click.option("--s3", "on_s3", is_flag=True, help="Tables are in S3, and Trino has its own keys for it.")
+@click.option("--s3", "on_s3", is_flag=True, help="Tables are in S3, and Trino has its own S3 keys.")
 @server_options
 def connect(client: IndexClient, engine: str, catalog: str, on_s3: bool) -> None:
     """Print how ENGINE connects to the server: a command, a script or a file that runs unedited.
 
-    With --token or SEAMARK_TOKEN it takes the token from the variable SEAMARK_TOKEN. With SEAMARK_CA it prints what
-    makes the engine trust that authority.
+    If --token or SEAMARK_TOKEN is set, the configuration reads the token from the variable SEAMARK_TOKEN. If
+    SEAMARK_CA is set, it also contains the settings with which the engine trusts that authority.
     """
     if not catalog.isidentifier() or not catalog.isascii():
         raise click.BadParameter(f"{catalog!r} is not a name; write letters, digits and _", param_hint="--catalog")
-    next(client.namespaces(), None)  # a wrong address is an error here, and not in the engine
+    next(client.namespaces(), None)  # A wrong address must be an error of this command, not of the engine.
     authority = os.environ.get(CA_VARIABLE, "")
     say(connection_text(engine, catalog, client.url, has_token=client.has_token, on_s3=on_s3, authority=authority))
     if client.has_token and TOKEN not in os.environ:

@@ -19,7 +19,9 @@ from seamark.connector.client.names import join_name, split_name, split_table
 class NamedEntries:
     """The tables or the views of a catalog.
 
-    `load` returns Iceberg's metadata. `drop` has a parameter `purge` if `is_purgeable`.
+    Attributes:
+        load: Returns Iceberg's metadata.
+        drop: Drops an entry; it has a parameter `purge` if `is_purgeable`.
     """
 
     noun: str
@@ -31,7 +33,7 @@ class NamedEntries:
 
 
 def add_commands(group: click.Group, kind: NamedEntries) -> None:
-    """Add `list`, `rename` and `drop`.
+    """Add the commands `list`, `rename` and `drop`.
 
     The name of an entry is the argument `table` or `view`.
     """
@@ -57,7 +59,7 @@ def add_commands(group: click.Group, kind: NamedEntries) -> None:
 
     @group.command(
         "rename",
-        help=f"Rename {noun.upper()} to NEW_NAME, which has a namespace too. Files stay where they are.",
+        help=f"Rename {noun.upper()} to NEW_NAME, which includes a namespace. Files are not moved.",
     )
     @click.argument(noun)
     @click.argument("new_name")
@@ -68,7 +70,7 @@ def add_commands(group: click.Group, kind: NamedEntries) -> None:
 
     def drop_command(client: IndexClient, yes: bool, as_json: bool, purge: bool = False, **given: str) -> None:
         name = given[noun]
-        kind.load(client, name)  # a name with a typing error is no question
+        kind.load(client, name)  # If the name does not exist, the command fails without a question.
         if not yes:
             question = f"Drop {name}{' and delete its files after the retention' if purge else ''}?"
             click.confirm(question, abort=True, err=as_json)
@@ -78,9 +80,11 @@ def add_commands(group: click.Group, kind: NamedEntries) -> None:
         text = f"{title} {name} is dropped; seamark undrop {name} restores it{until}"
         print_result({"dropped": list(split_table(name)), "entry": entry}, text, as_json=as_json)
 
-    command: Any = click.option("--yes", "-y", is_flag=True, help="Do not ask.")(server_command(drop_command))
+    command: Any = click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")(
+        server_command(drop_command)
+    )
     if kind.is_purgeable:
-        command = click.option("--purge", is_flag=True, help="Delete its files after the retention.")(command)
+        command = click.option("--purge", is_flag=True, help="Delete its files after the retention time.")(command)
     text = f"Drop {noun.upper()}. `seamark undrop` restores it within the server's retention."
     group.command("drop", help=text)(click.argument(noun)(command))
 
@@ -96,7 +100,10 @@ def print_properties(metadata: Mapping[str, Any]) -> None:
 
 
 def latest_dropped(client: IndexClient, name: str) -> dict[str, Any] | None:
-    """Of its namespace alone: a user may have no right in the others."""
+    """Return the latest dropped entry with this name, or None.
+
+    Only its namespace is searched, because a user may have no right on other namespaces.
+    """
     levels = split_table(name)
     matches = [entry for entry in list_dropped_entries(client, levels[:-1]) if entry["name"] == levels[-1]]
     return max(matches, key=lambda entry: int(entry["dropped-ms"]), default=None)

@@ -1,4 +1,4 @@
-"""Iceberg expressions, as the server sends them in JSON, as text for people: SQL as far as SQL has it."""
+"""Converts Iceberg expressions, in the server's JSON, to text for people: SQL, if SQL can express them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PREFIXES = {"starts-with": "LIKE", "not-starts-with": "NOT LIKE"}
 
 
 def expression_text(expression: Any) -> str:
-    """Of lists of values the first few."""
+    """Return an expression as text. A list of values is shortened to its first values."""
     if not isinstance(expression, Mapping):
         return str(expression).lower()
     kind = str(expression.get("type"))

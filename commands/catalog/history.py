@@ -1,4 +1,4 @@
-"""`seamark snapshot` and `seamark timeline`: what happened to a table, through the running server.
+"""`seamark snapshot` and `seamark timeline`: show what happened to a table, through the running server.
 
 Exit codes: 0 on success, 1 when the server refuses or cannot be reached, 2 for invalid arguments.
 """
@@ -22,7 +22,7 @@ from seamark.connector.client.values import TimelineInstant
 _LIMIT = 20
 _FOLLOW_S = 1.0
 _HIDDEN = ("request-id", "definition-id")
-"""Parts of an instant's summary for machines, which `--json` has."""
+"""Parts of an instant's summary that are for machines; only `--json` prints them."""
 
 
 @click.group()
@@ -32,7 +32,9 @@ def snapshot() -> None:
 
 @snapshot.command("list")
 @click.argument("table")
-@click.option("--limit", type=click.IntRange(min=1), default=_LIMIT, show_default=True, help="Number of snapshots.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=_LIMIT, show_default=True, help="Maximum number of snapshots."
+)
 @server_command
 def list_snapshots(client: IndexClient, table: str, limit: int, as_json: bool) -> None:
     """List the snapshots of TABLE, newest first, with the branches and tags that name them."""
@@ -97,7 +99,7 @@ def show(client: IndexClient, table: str, snapshot: str, as_json: bool) -> None:
 
 
 def _snapshots(client: IndexClient, table: str) -> tuple[list[dict[str, Any]], dict[int, list[str]]]:
-    """Newest first, and the names of branches and tags by snapshot id."""
+    """Return (the snapshots, the newest first; the names of branches and tags by snapshot id)."""
     metadata: dict[str, Any] = msgspec.json.decode(client.load_table(table, history=True).metadata)
     refs: dict[int, list[str]] = {}
     for name, ref in sorted(metadata.get("refs", {}).items()):
@@ -116,10 +118,12 @@ def _count(snapshot: dict[str, Any], name: str) -> str:
 
 @click.command()
 @click.argument("table", required=False)
-@click.option("--limit", type=click.IntRange(min=1), default=_LIMIT, show_default=True, help="Number of instants.")
-@click.option("--action", help="Only this action: commit, create, drop, index, maintenance, …")
-@click.option("--follow", is_flag=True, help="Then print new instants until Ctrl-C.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line, oldest first.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=_LIMIT, show_default=True, help="Maximum number of instants."
+)
+@click.option("--action", help="Show only this action: commit, create, drop, index, maintenance, …")
+@click.option("--follow", is_flag=True, help="Continue to print new instants until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line, the oldest first.")
 @server_options
 def timeline(
     client: IndexClient, table: str | None, limit: int, action: str | None, follow: bool, as_json: bool
@@ -151,9 +155,9 @@ def _row(one: TimelineInstant) -> tuple[str, ...]:
 
 
 def _details(summary: Mapping[str, Any]) -> str:
-    """Return what changed.
+    """Return a text that describes the change of an instant.
 
-    A commit without a snapshot changes properties, schemas or references: its `updates` say which.
+    A commit without a snapshot changes properties, schemas or references; its `updates` are named.
     """
     updates = summary.get("updates")
     if "operation" not in summary and isinstance(updates, list):

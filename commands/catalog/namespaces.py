@@ -57,13 +57,10 @@ def show(client: IndexClient, name: str, as_json: bool) -> None:
 
 @namespace.command()
 @click.argument("name")
-@click.option("--property", "properties", metavar="NAME=VALUE", multiple=True, help="A property; repeatable.")
+@click.option("--property", "properties", metavar="NAME=VALUE", multiple=True, help="Set a property; repeatable.")
 @server_command
 def create(client: IndexClient, name: str, properties: tuple[str, ...], as_json: bool) -> None:
-    """Create the namespace NAME.
-
-    The namespace above it must exist.
-    """
+    """Create the namespace NAME. The namespace above it must exist."""
     create_namespace(client, name, check_properties(parse_properties(properties, "--property")))
     _print_changed(client, name, f"Namespace {name} is created", as_json=as_json)
 

@@ -1,6 +1,6 @@
-"""Properties that a command is about to set: a name or value that no table service reads is refused.
+"""Checks properties before a command sets them: a name or value that no table service can read is refused.
 
-The server takes any property, because engines set what they like, and then ignores it.
+The server accepts any property, because engines set their own properties, and ignores unknown properties.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from seamark.metaserver.services.policy import check_policy, is_policy_property
 def check_properties(properties: dict[str, str]) -> dict[str, str]:
     """Return the properties.
 
-    UsageError if one of the table services is unknown, or has a value of another type.
+    Raises:
+        UsageError: A property of the table services is unknown, or its value has another type.
     """
     wrong = check_policy({name: value for name, value in properties.items() if is_policy_property(name)})
     if wrong is not None:

@@ -1,4 +1,5 @@
-"""`seamark retained`: list and release dropped entries that keep their locations, through the running server.
+"""`seamark retained`: lists and releases dropped entries that keep their locations, through the running
+server.
 
 Exit codes: 0 on success, 1 when the server refuses or cannot be reached, 2 for invalid arguments.
 """
@@ -15,16 +16,16 @@ from seamark.connector.client.catalog import list_retained_entries, purge_droppe
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name, split_name, split_table
 
-_ID = click.option("--id", "entry_id", help="The id of the entry, if several had the name.")
-_YES = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+_ID = click.option("--id", "entry_id", help="The id of the entry, if several entries had the name.")
+_YES = click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 
 
 @click.group()
 def retained() -> None:
     """List and release dropped tables and views that keep their locations.
 
-    They can no longer be restored. Files are left in their locations, which only their last namespace may use. TABLE is
-    the name that the table or view had.
+    These entries can no longer be restored. There are still files in their locations, which only their last
+    namespace may use. TABLE is the name that the table or view had.
     """
 
 
@@ -59,10 +60,7 @@ def list_command(client: IndexClient, namespace: str | None, as_json: bool) -> N
 @_YES
 @server_command
 def release(client: IndexClient, table: str, entry_id: str | None, yes: bool, as_json: bool) -> None:
-    """Let other namespaces use the location of TABLE.
-
-    Its files stay.
-    """
+    """Allow other namespaces to use the location of TABLE. Its files stay."""
     entry = _find_entry(client, table, entry_id)
     if not yes:
         click.confirm(f"Let others use the location of {table} and its files?", abort=True, err=as_json)
@@ -78,7 +76,7 @@ def release(client: IndexClient, table: str, entry_id: str | None, yes: bool, as
 def purge(client: IndexClient, table: str, entry_id: str | None, yes: bool, as_json: bool) -> None:
     """Delete the files that the metadata of TABLE names, and release its location if no file is left.
 
-    The files of a view stay, and its location is released.
+    For a view, the files stay and the location is released.
     """
     entry = _find_entry(client, table, entry_id)
     if not yes:
@@ -92,10 +90,10 @@ def purge(client: IndexClient, table: str, entry_id: str | None, yes: bool, as_j
 
 
 def _find_entry(client: IndexClient, table: str, entry_id: str | None) -> dict[str, Any]:
-    """Return the entry of this name, and of this id if one is given.
+    """Return the entry with this name and, if given, this id.
 
     Raises:
-        click.ClickException: There is no such entry, or there are several.
+        click.ClickException: No entry or several entries match.
     """
     levels = split_table(table)
     entries = [one for one in list_retained_entries(client, levels[:-1]) if one["name"] == levels[-1]]
@@ -103,9 +101,11 @@ def _find_entry(client: IndexClient, table: str, entry_id: str | None) -> dict[s
     if not matches:
         subject = f"{table} with the id {entry_id}" if entry_id is not None else table
         raise click.ClickException(
-            f"No dropped table or view {subject} keeps its location; seamark retained list lists them"
+            f"No dropped table or view {subject} keeps its location; seamark retained list shows the entries"
         )
     if len(matches) > 1:
         ids = ", ".join(str(one["id"]) for one in matches)
-        raise click.ClickException(f"{len(matches)} dropped entries had the name {table}; choose one by --id: {ids}")
+        raise click.ClickException(
+            f"{len(matches)} dropped entries had the name {table}; choose one of them with --id: {ids}"
+        )
     return matches[0]

@@ -1,4 +1,5 @@
-"""`seamark table` and `seamark undrop`: list, show, create, rename, drop and restore tables through the running server.
+"""`seamark table` and `seamark undrop`: list, show, create, rename, drop and restore tables through the
+running server.
 
 Exit codes: 0 on success, 1 when the server refuses or cannot be reached, 2 for invalid arguments.
 """
@@ -50,7 +51,7 @@ _SQL_TYPES = {
     **dict.fromkeys(("decimal", "numeric"), "decimal(9,2)"),
     **{"bigint": "long", "real": "float", "bool": "boolean", "datetime": "timestamp"},
 }
-"""Iceberg's types for the names of other types in SQL."""
+"""SQL name of a type → name of the Iceberg type."""
 
 
 @click.group()
@@ -128,14 +129,18 @@ def _type_text(kind: Any) -> str:
     metavar="NAME:TYPE",
     multiple=True,
     required=True,
-    help="A column with an Iceberg type: id:long, price:decimal(9,2), at:timestamptz. With ! after the type it is "
-    "required. Repeatable.",
+    help="A column with an Iceberg type: id:long, price:decimal(9,2), at:timestamptz. A ! after the type makes the "
+    "column required. Repeatable.",
 )
 @click.option(
-    "--partition", "partition", metavar="TERM", multiple=True, help="c, day(ts), bucket[16](id); repeatable, in order."
+    "--partition",
+    "partition",
+    metavar="TERM",
+    multiple=True,
+    help="A partition field: c, day(ts), bucket[16](id). Repeatable, in order.",
 )
-@click.option("--property", "properties", metavar="NAME=VALUE", multiple=True, help="A property; repeatable.")
-@click.option("--location", help="Default: chosen by the server in its warehouse.")
+@click.option("--property", "properties", metavar="NAME=VALUE", multiple=True, help="Set a property; repeatable.")
+@click.option("--location", help="Location of the table. Default: the server chooses it in its warehouse.")
 @server_command
 def create(
     client: IndexClient,
@@ -146,10 +151,7 @@ def create(
     location: str | None,
     as_json: bool,
 ) -> None:
-    """Create TABLE, empty.
-
-    The namespace must exist.
-    """
+    """Create an empty table TABLE. The namespace must exist."""
     fields = [_field(number, text) for number, text in enumerate(columns, 1)]
     schema = {"type": "struct", "schema-id": 0, "fields": fields}
     table_properties = check_properties(parse_properties(properties, "--property"))
@@ -182,7 +184,9 @@ def _spec(terms: Sequence[str], fields: Sequence[dict[str, Any]]) -> dict[str, A
         except errors.BadRequest as error:
             raise click.UsageError(f"--partition {text!r}: {error.message}") from None
         if column not in ids:
-            raise click.UsageError(f"--partition {text!r}: there is no column {column}; there are {', '.join(ids)}")
+            raise click.UsageError(
+                f"--partition {text!r}: the table has no column {column}; its columns are {', '.join(ids)}"
+            )
         name = column if transform == "identity" else f"{column}_{transform.partition('[')[0]}"
         parts.append({"source-id": ids[column], "transform": transform, "name": name})
     return {"spec-id": 0, "fields": parts}
@@ -206,13 +210,13 @@ def set_properties(
 
 @click.command()
 @click.argument("table", required=False)
-@click.option("--id", "entry_id", help="The id of the dropped entry, if several had the name.")
-@click.option("--to", metavar="NAME", help="Restore it under another name, with its namespace.")
+@click.option("--id", "entry_id", help="The id of the dropped entry, if several entries had the name.")
+@click.option("--to", metavar="NAME", help="Restore it under another name, which includes a namespace.")
 @server_command
 def undrop(client: IndexClient, table: str | None, entry_id: str | None, to: str | None, as_json: bool) -> None:
     """Restore the dropped table or view TABLE; without TABLE, list what can be restored.
 
-    If several had the name, the latest is restored.
+    If several entries had the name, the latest is restored.
     """
     if table is None and entry_id is None:
         _show_dropped(list(list_dropped_entries(client)), as_json=as_json)
@@ -221,7 +225,9 @@ def undrop(client: IndexClient, table: str | None, entry_id: str | None, to: str
         assert table is not None
         entry = latest_dropped(client, table)
         if entry is None:
-            raise click.ClickException(f"No dropped table or view {table} can be restored; seamark undrop lists them")
+            raise click.ClickException(
+                f"No dropped table or view {table} can be restored; seamark undrop lists the entries"
+            )
         entry_id = str(entry["id"])
     try:
         restored = restore_dropped(client, entry_id, to)

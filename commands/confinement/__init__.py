@@ -1,1 +1,3 @@
-"""What worker processes may open: the folders of their tables, and what Python and the system need."""
+"""Restricts the files that worker processes may open: the folders of their tables, and files for Python and
+the system.
+"""

@@ -1,9 +1,9 @@
-"""Restricts the process of one job to its table: the folders of the table, a folder for temporary files, and the hosts
-that the job needs.
+"""Restricts the process of one job to its table: the folders of the table, a temporary folder, and the job's
+hosts.
 
-The data files that a job decodes come from writers, and the process has the rights of the server's account and the keys
-of encrypted files. `confine` refuses other files in our code; Landlock refuses them in the kernel, also if a library
-has a fault.
+The data files that a job decodes come from writers, and the process has the rights of the server's
+account and the keys of encrypted files. `confine` refuses other files in Seamark's code. Landlock refuses
+them in the kernel, even if a library has a fault.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ from seamark.formats.services.services import SERVICES
 from seamark.metaserver.services.launching.launchers import JobRequest
 
 PATHS = ("write.data.path", "write.metadata.path", "write.object-storage.path", "write.folder-storage.path")
-"""Properties that name folders of a table beside its location."""
+"""Properties that name folders of a table in addition to its location."""
 _ALLOWED = "seamark.allowed-locations"
-"""Folders whose files the table may name, although they are not its own; only an admin of the catalog sets it."""
+"""The property with folders whose files the table may name although they do not belong to it; only an admin
+of the catalog can set it.
+"""
 _SET_DUMPABLE, _SET_NO_NEW_PRIVILEGES = 4, 38
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
 _PORTS = {"http": 80, "https": 443}
@@ -41,7 +43,9 @@ _DNS = 53
 
 
 def give_up_privileges() -> None:
-    """Hide the memory of this process, which may have keys, from other processes of its account and core dumps."""
+    """Hide the memory of this process, which may contain keys, from other processes of its account and from core
+    dumps.
+    """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     library = ctypes.CDLL(None)
     for option, value in ((_SET_DUMPABLE, 0), (_SET_NO_NEW_PRIVILEGES, 1)):
@@ -49,17 +53,22 @@ def give_up_privileges() -> None:
 
 
 def confine_job(client: SeamarkClient, request: JobRequest, scratch: str) -> None:
-    """Restrict this process to the files and hosts of a job. `scratch`: the folder of its temporary files.
+    """Restrict this process to the files and hosts of a job.
 
-    The folders of the table are opened without symbolic links below the folders of the warehouse, because a writer
-    could replace them by links to those of other tables.
+    Below the folders of the warehouse, the folders of the table are opened without symbolic links, because a
+    writer could replace them by links to folders of other tables.
+
+    Args:
+        client: A client of the server.
+        request: The job.
+        scratch: The folder of the job's temporary files.
 
     Raises:
         NotFound: The table does not exist.
         PermissionError: A folder of the table is outside the warehouse, or a symbolic link leads to it.
     """
     tempfile.tempdir = scratch
-    if request.service == ACCESS_CHECK:  # it has no table
+    if request.service == ACCESS_CHECK:  # The check has no table.
         loaded, own, other_folders = _load_checked_storage(request.arguments), list[str](), list[str]()
     else:
         loaded = client.load_table((*request.namespace, request.table))
@@ -67,7 +76,7 @@ def confine_job(client: SeamarkClient, request: JobRequest, scratch: str) -> Non
     for folder in own:
         path = Storage().local_path(f"{folder}/x")
         if path is not None:
-            path.make_folder()  # a rule needs a folder that exists
+            path.make_folder()  # A rule needs an existing folder.
     give_up_privileges()
     confine(own, request.folders)
     with open_confined_folders() as writable:
@@ -81,14 +90,14 @@ def confine_job(client: SeamarkClient, request: JobRequest, scratch: str) -> Non
 
 
 def _load_checked_storage(arguments: Mapping[str, Any]) -> EngineTable:
-    """Return the storage that a check of access uses, as that of a table."""
+    """Return the storage that a check of access uses, in the form of a table's storage."""
     endpoint = arguments.get("endpoint", "")
     location = arguments.get("location", "") or ("s3://" if endpoint else "")
     return EngineTable(b"", location, arguments.get("storage") or {"s3.endpoint": endpoint})
 
 
 def _folders_of(client: SeamarkClient, request: JobRequest, loaded: EngineTable) -> tuple[list[str], list[str]]:
-    """Return the local folders of the table, and those that its jobs only read."""
+    """Return (the local folders of the table, the local folders that its jobs only read)."""
     metadata = decode_table(loaded.metadata, loaded.location)
     own = list(local_folders([metadata.location, *(metadata.properties.get(name, "") for name in PATHS)]))
     other_folders = list(local_folders(metadata.properties.get(_ALLOWED, "").split(",")))
@@ -108,7 +117,7 @@ def _list_joined_tables(client: SeamarkClient, request: JobRequest, metadata: Ta
 
 
 def local_folders(locations: Iterable[str]) -> Iterator[str]:
-    """Yield the paths of those of these locations that are local."""
+    """Yield the paths of the locations that are local."""
     for location in locations:
         path = location.strip().removeprefix("file://").removeprefix("file:")
         if path.startswith("/"):
@@ -116,7 +125,9 @@ def local_folders(locations: Iterable[str]) -> Iterator[str]:
 
 
 def _list_named_files(loaded: EngineTable) -> Iterator[str]:
-    """Yield the files that variables name: those of the keys of encrypted files, and those of the storage's library."""
+    """Yield the files that environment variables name: files with keys of encrypted files, and files of the
+    storage's library.
+    """
     for name, value in os.environ.items():
         if name.startswith("SEAMARK_PARQUET_") and os.path.exists(value):
             yield os.path.abspath(value)
@@ -126,7 +137,7 @@ def _list_named_files(loaded: EngineTable) -> Iterator[str]:
 
 
 def _ports(url: str, loaded: EngineTable) -> Iterator[int]:
-    """Yield the ports of this server, of the storage, of proxies, and of names of hosts."""
+    """Yield the ports of this server, of the storage, of proxies, and of name resolution."""
     yield _DNS
     urls = [url, *(os.environ.get(name, "") for name in _PROXIES)]
     storage = client_storage(loaded.location)

@@ -1,9 +1,10 @@
-"""Landlock: the Linux kernel restricts which files this process opens, and what it starts later.
+"""Landlock: the Linux kernel restricts the files that this process opens, and the programs that it starts.
 
-`confine` and DuckDB's settings forbid the same; this also holds if a library has a fault. A kernel without Landlock
-(before 5.13, or switched off) restricts nothing. The only package for it on PyPI is a pre-release, so the three system
-calls are made here. They restrict the calling thread and the threads that it starts later, so they come before DuckDB
-and Arrow start theirs. See linux/landlock.h.
+`confine` and DuckDB's settings forbid the same accesses, but Landlock also works if a library has a
+fault. A kernel without Landlock (before 5.13, or switched off) restricts nothing. The only package for
+Landlock on PyPI is a pre-release, so this module makes the three system calls itself. They restrict the
+calling thread and the threads that it starts later, so they must run before DuckDB and Arrow start their
+threads. See linux/landlock.h.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _ABI, _PATH_BENEATH = 1, 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _CHANGES = sum(1 << bit for bit in range(4, 13)) | _EXECUTE | _WRITE_FILE
-"""Of ABI 1: removes and makes files of all kinds."""
+"""The accesses of ABI 1 that remove or create files of all kinds."""
 _REFER, _TRUNCATE = 1 << 13, 1 << 14
 """Since ABI 2 and ABI 3."""
 _NET_PORT, _BIND_TCP, _CONNECT_TCP = 2, 1 << 0, 1 << 1
 """Since ABI 4."""
 _SCOPED = 1 << 0 | 1 << 1
-"""Since ABI 6: abstract sockets and signals of other processes."""
+"""The scopes since ABI 6: abstract sockets, and signals to other processes."""
 _FILE = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
 """Accesses that a rule for a file may have."""
 _SYSTEM = (
@@ -37,13 +38,13 @@ _SYSTEM = (
     *("/etc/hosts", "/etc/host.conf", "/etc/nsswitch.conf", "/etc/gai.conf", "/etc/services", "/etc/localtime"),
     *("/etc/ld.so.cache", "/etc/mime.types", "/run/systemd/resolve"),
 )
-"""Libraries, names of hosts, certificates and time zones."""
+"""Paths of libraries, name resolution, certificates and time zones."""
 
 
 def forbid_changes() -> bool:
-    """Nothing is written, made, removed or started from now on.
+    """Forbid this process to write, create or remove files, and to start programs.
 
-    False if the kernel has no Landlock.
+    Return False if the kernel has no Landlock.
     """
     abi = _abi()
     handled = _CHANGES | (_REFER if abi >= 2 else 0) | (_TRUNCATE if abi >= 3 else 0)
@@ -64,17 +65,17 @@ def forbid_reads_except(folders: Iterable[str]) -> bool:
 def confine_files(
     *, readable: Iterable[str], writable: Iterable[str], connectable: Iterable[int] | None = None
 ) -> bool:
-    """Confine the files that the process reads and writes from now on.
+    """Restrict the files that the process reads and writes from now on.
 
-    It reads only files below these folders, and those that Python and the system need; it writes, makes and removes
-    only files below `writable`; it starts no program.
+    It reads only files below `readable`, and files that Python and the system need. It writes, creates and
+    removes only files below `writable`. It starts no program. The restriction of ports needs Linux 6.7. Since
+    Linux 6.12, the process also cannot signal other processes.
 
     Return False if the kernel has no Landlock.
 
-    Ports need Linux 6.7; since 6.12, the process signals no other process either.
-
     Args:
-        connectable: The TCP ports of other machines that are reached, and none is listened on; None: all.
+        connectable: The TCP ports to which the process may connect; it may not listen on any port. None: all
+            ports.
     """
     abi = _abi()
     if abi < 1:
@@ -89,27 +90,33 @@ def confine_files(
 
 
 def _system_paths() -> list[str]:
-    """Return what Python and the system read."""
+    """Return the paths that Python and the system read."""
     names = ("SSL_CERT_FILE", "SSL_CERT_DIR", "SEAMARK_CA", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
     variables = (os.environ.get(name) for name in names)
     python = (sys.prefix, sys.base_prefix, *(path for path in sys.path if os.path.isabs(path)))
-    # In a checkout, the packages below `seamark` are links.
+    # In a checkout, the packages below `seamark` are symbolic links.
     packages = [os.path.realpath(entry) for path in seamark.__path__ for entry in os.scandir(path)]
     return [*python, *packages, *filter(None, variables), *_SYSTEM]
 
 
 def _abi() -> int:
-    """Return the version of Landlock; 0 or less if there is none."""
+    """Return the version of Landlock, or 0 or less if the kernel has no Landlock."""
     if sys.platform != "linux":
         return 0
     return int(_call(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_ABI)))
 
 
 def _restrict(handled: int, rights: Mapping[str, int], *, ports: frozenset[int] | None = None, scoped: int = 0) -> bool:
-    """`rights`: the accesses that stay, by file or folder.
+    """Restrict this process, and return True.
+
+    Args:
+        handled: The accesses that are restricted.
+        rights: The accesses that stay allowed, by file or folder.
+        ports: The TCP ports to which the process may connect. None: all ports.
+        scoped: The scopes that are restricted.
 
     Raises:
-        OSError: If the kernel refuses a rule.
+        OSError: The kernel refuses a rule.
     """
     attributes = struct.pack("=Q", handled)
     if ports is not None or scoped:
@@ -117,7 +124,7 @@ def _restrict(handled: int, rights: Mapping[str, int], *, ports: frozenset[int] 
         attributes += struct.pack("=Q", scoped) if scoped else b""
     ruleset = _call(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
     if ruleset < 0:
-        raise OSError(ctypes.get_errno(), "Landlock: no ruleset")
+        raise OSError(ctypes.get_errno(), "Landlock: the kernel creates no ruleset")
     try:
         for path, access in rights.items():
             with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
@@ -125,7 +132,7 @@ def _restrict(handled: int, rights: Mapping[str, int], *, ports: frozenset[int] 
         for port in ports or ():
             _add_rule(ruleset, _NET_PORT, struct.pack("=QQ", _CONNECT_TCP, port), f"port {port}")
         if _call(_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0)) != 0:
-            raise OSError(ctypes.get_errno(), "Landlock: the ruleset is refused")
+            raise OSError(ctypes.get_errno(), "Landlock: the kernel refuses the ruleset")
     finally:
         os.close(ruleset)
     return True
@@ -142,7 +149,7 @@ def _allow(ruleset: int, access: int, path: str) -> None:
 
 def _add_rule(ruleset: int, kind: int, rule: bytes, what: str) -> None:
     if _call(_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(kind), rule, ctypes.c_uint32(0)) != 0:
-        raise OSError(ctypes.get_errno(), f"Landlock: no rule for {what}")
+        raise OSError(ctypes.get_errno(), f"Landlock: the kernel refuses the rule for {what}")
 
 
 def _call(number: int, *arguments: object) -> int:

@@ -1,1 +1,1 @@
-"""Commands that look at this machine: shell completion, and checks of the installation."""
+"""Commands that are about this machine: shell completion, and checks of the installation."""

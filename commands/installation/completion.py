@@ -1,4 +1,4 @@
-"""`seamark completion`: the script with which a shell completes commands, options and their values."""
+"""`seamark completion`: prints the script with which a shell completes commands, options and their values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def completion(context: click.Context, shell: str) -> None:
       seamark completion fish > ~/.config/fish/completions/seamark.fish
     """
     script_class = get_completion_class(shell)
-    assert script_class is not None  # click knows all of SHELLS
+    assert script_class is not None  # click supports all of SHELLS.
     script = script_class(context.find_root().command, {}, "seamark", _VARIABLE)
-    # `source()` of bash would start a bash to compare versions; the script alone needs none.
+    # For bash, `source()` would start a bash to compare versions, which the script alone does not need.
     click.echo(script.source_template % script.source_vars())

@@ -1,6 +1,7 @@
-"""`seamark doctor`: checks this installation, the server and the configurations of engines, and names each fix.
+"""`seamark doctor`: checks this installation, the server and the configurations of engines, and names each
+fix.
 
-Exit codes: 0 if nothing is at fault, 1 if something is, 2 for invalid arguments.
+Exit codes: 0 if there is no fault, 1 if there is a fault, 2 for invalid arguments.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     "--spark",
     "spark",
     metavar="FILE|URL",
-    help="A spark-defaults.conf to check, or a running Spark by the URL of its web interface, http://localhost:4040.",
+    help="A spark-defaults.conf to check, or the URL of the web interface of a running Spark, such as http://localhost:4040.",
 )
 @click.option("--trino", "trino_file", type=_FILE, help="A catalog file of Trino to check.")
 @address_options
@@ -132,7 +133,7 @@ def _run_check(subject: str, check: Callable[[], Iterator[Finding]]) -> list[Fin
 
 
 def check_server(url: str, token: str | None) -> Iterator[Finding]:
-    """Reachable, ready, of the same time, and open to this token."""
+    """Check that the server is reachable and ready, has the same time, and accepts this token."""
     clock = SystemClock()
     try:
         pool = urllib3.PoolManager(retries=False, timeout=TIMEOUT_S, ssl_context=build_client_context())

@@ -1,7 +1,7 @@
-"""Checks of the configurations of engines: does this file, or this running Spark, connect to this server?
+"""Checks of the configurations of engines: whether a file, or a running Spark, connects to this server.
 
-The settings of a running Spark are from the REST API of its web interface (`spark.ui.port`, 4040 by default), which
-hides the values of secrets.
+The settings of a running Spark come from the REST API of its web interface (`spark.ui.port`, 4040 by
+default), which hides the values of secrets.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ RUNTIME_NAME = re.compile(r"iceberg-spark-runtime-(\d+\.\d+)_\d+\.\d+")
 class Finding:
     """The result of one check.
 
-    `fix` says what to do about a problem; it is empty if there is none.
-
     Attributes:
-        is_fault: What was checked does not work without the fix; otherwise the fix is advice.
+        fix: Describes how to fix a problem; empty if there is no problem.
+        is_fault: Whether the checked part does not work without the fix. If False, the fix is advice.
     """
 
     subject: str
@@ -46,13 +45,13 @@ def read_properties(path: Path) -> dict[str, str]:
     """Return keys and values of a properties file, separated by `=`, `:` or white space.
 
     Raises:
-        OSError: If it cannot be read.
-        ValueError: If it cannot be read.
+        OSError: The file cannot be read.
+        ValueError: The file is too large.
     """
     with path.open(encoding="utf-8") as file:
         text = file.read(SIZE_MAX + 1)
     if len(text) > SIZE_MAX:
-        raise ValueError(f"it is larger than {SIZE_MAX:,} characters")
+        raise ValueError(f"it has more than {SIZE_MAX:,} characters")
     settings = {}
     for line in text.splitlines():
         if (stripped := line.strip()) and stripped[0] not in "#!":
@@ -63,9 +62,12 @@ def read_properties(path: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class SparkSetup:
-    """`properties` of a file or of a running application.
+    """The configuration of Spark, from a file or from a running application.
 
-    Of a running one, `version` is Spark's, and `jars` are all entries of its class path.
+    Attributes:
+        properties: The properties.
+        version: The version of a running Spark.
+        jars: All entries of the class path of a running application.
     """
 
     properties: Mapping[str, str]
@@ -74,11 +76,13 @@ class SparkSetup:
 
 
 def read_running_spark(url: str) -> SparkSetup:
-    """Return the configuration of the latest application of the web interface at `url`, such as
-    http://localhost:4040.
+    """Return the configuration of the latest application of a web interface.
+
+    Args:
+        url: The URL of the web interface, such as http://localhost:4040.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: There is no application, or the web interface does not answer.
     """
     base = f"{url.rstrip('/')}/api/v1/applications"
     with urllib3.PoolManager(retries=False, timeout=UI_TIMEOUT_S) as pool:
@@ -92,7 +96,7 @@ def read_running_spark(url: str) -> SparkSetup:
                 tuple(str(entry) for entry, _ in environment["classpathEntries"]),
             )
         except (LookupError, TypeError, ValueError):
-            raise ValueError(f"{base} does not answer as Spark's web interface does") from None
+            raise ValueError(f"{base} does not answer like Spark's web interface") from None
 
 
 def _ui_answer(pool: urllib3.PoolManager, url: str) -> Any:
@@ -113,7 +117,7 @@ def _ui_answer(pool: urllib3.PoolManager, url: str) -> Any:
 
 
 def check_spark(subject: str, setup: SparkSetup, url: str | None) -> Iterator[Finding]:
-    """Iceberg's jar, the session extensions, and every Iceberg catalog."""
+    """Check Iceberg's jar, the session extensions, and every Iceberg catalog."""
     subject, conf = f"Spark, {subject}", setup.properties
     yield from _check_runtime(subject, setup)
     catalogs = [key.removeprefix(_SPARK_CATALOG) for key, value in conf.items() if value == CATALOG_CLASS]
@@ -151,7 +155,7 @@ def _check_runtime(subject: str, setup: SparkSetup) -> Iterator[Finding]:
 
 
 def check_trino(path: Path, url: str | None) -> Iterator[Finding]:
-    """Yield a catalog file of Trino, `etc/catalog/NAME.properties`."""
+    """Check a catalog file of Trino, `etc/catalog/NAME.properties`."""
     subject, properties = f"Trino, {path}", read_properties(path)
     if properties.get("connector.name") != "iceberg":
         text = f"connector.name is {properties.get('connector.name', 'missing')}"
@@ -175,7 +179,7 @@ def check_trino(path: Path, url: str | None) -> Iterator[Finding]:
 def _check_rest(
     subject: str, own: Mapping[str, str], type_key: str, uri_key: str, prefix: str, equals: str, url: str | None
 ) -> Iterator[Finding]:
-    """That a catalog is of type `rest` and has the server's address."""
+    """Check that a catalog has type `rest` and the server's address."""
     if own.get(type_key) != "rest":
         text = f"{prefix}{type_key} is {own.get(type_key, 'missing')}"
         yield Finding(subject, text, f"Set {prefix}{type_key}{equals}rest", is_fault=True)

@@ -1,4 +1,4 @@
-"""The Java installations of this machine: what Spark starts, and a JDK for Trino."""
+"""The Java installations of this machine: the Java that Spark starts, and a JDK for Trino."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _START_S = 20
 
 
 def check_java() -> Iterator[Finding]:
-    """Yield the Java of Spark and of Trino.
+    """Check the Java of Spark and of Trino.
 
-    A variable that names none is a fault; a missing Java is not.
+    A variable that does not name a JDK is a fault; a missing Java is not.
     """
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
@@ -47,10 +47,7 @@ def check_java() -> Iterator[Finding]:
 
 
 def java_version(java: str) -> int | None:
-    """Return the major version of the program `java`.
-
-    None if it does not run.
-    """
+    """Return the major version of the program `java`, or None if it does not run."""
     try:
         done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_START_S)  # noqa: S603
     except (OSError, subprocess.TimeoutExpired):
@@ -60,7 +57,7 @@ def java_version(java: str) -> int | None:
 
 
 def java_25_home() -> Path | None:
-    """Return the home of a JDK 25 or newer: the `JAVA25` variable, else the first below /usr/lib/jvm."""
+    """Return the home of a JDK 25 or newer: from the variable `JAVA25`, or else the first below /usr/lib/jvm."""
     named = os.environ.get("JAVA25")
     homes = [Path(named)] if named else sorted(_JVMS.glob("*"))
     return next((home for home in homes if (_release_version(home) or 0) >= JAVA_TRINO), None)

@@ -1,4 +1,6 @@
-"""Checks of what is installed: Python, the compiled kernels, the libraries of the extras, Iceberg's jar for Spark."""
+"""Checks of the installed software: Python, the compiled kernels, the libraries of the extras, Iceberg's jar
+for Spark.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ INSTALLERS = {
     "dnf": "dnf install gcc python3-devel",
     "zypper": "zypper install gcc python3-devel",
 }
-"""By the program of the system: what installs a C compiler with Python's headers. setup.py has the same."""
+"""Program of the system → the command that installs a C compiler with Python's headers. setup.py has the
+same list.
+"""
 
 
 def check_installation() -> Iterator[Finding]:
@@ -56,7 +60,7 @@ def _compiler_command() -> str:
 
 
 def _check_iceberg_jar() -> Iterator[Finding]:
-    """That PySpark, if it is installed, finds Iceberg without a download, and that both are of one version."""
+    """Check that PySpark, if it is installed, finds Iceberg without a download, and that their versions match."""
     try:
         spark = ".".join(metadata.version("pyspark").split(".")[:2])
     except metadata.PackageNotFoundError:
@@ -74,7 +78,7 @@ def _check_iceberg_jar() -> Iterator[Finding]:
 
 
 def _jar_folders() -> Iterator[Path]:
-    """Yield the folders with jars of Spark, of a checkout, and of Ivy, which keeps what --packages downloads."""
+    """Yield the folders with jars of Spark, of a checkout, and of Ivy, which stores the downloads of --packages."""
     spec = importlib.util.find_spec("pyspark")
     if spec is not None and spec.origin is not None:
         yield Path(spec.origin).parent / "jars"

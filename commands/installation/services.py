@@ -1,4 +1,6 @@
-"""Checks of table services: that a server runs them, that no job failed, and that worker processes reach storage."""
+"""Checks of table services: a server runs them, no job has failed, and worker processes can reach the
+storage.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,15 @@ from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.timeline.instants import MAINTENANCE
 
 _RUNS = 200
-"""Latest runs on all tables that are looked at."""
+"""The number of latest runs, on all tables, that are checked."""
 _SHOWN = 5
 
 
 def check_worker(settings: Settings) -> Iterator[Finding]:
-    """Yield whether a worker process can use a remote warehouse, with the keys that these settings give to jobs."""
+    """Check that a worker process can use a remote warehouse, with the keys that these settings give to jobs."""
     try:
         is_local = parse_location(settings.warehouse_uri()).is_local
-    except ConfigError:  # which the check of the warehouse reports
+    except ConfigError:  # The check of the warehouse reports this error.
         return
     if is_local or settings.services_workers == 0:
         return
@@ -40,7 +42,7 @@ def check_worker(settings: Settings) -> Iterator[Finding]:
 
 
 def check_services(client: SeamarkClient) -> Iterator[Finding]:
-    """Yield whether a server runs table services, and which of their last jobs failed."""
+    """Check that a server runs table services, and that their last jobs did not fail."""
     try:
         state = service_jobs(client).get("services") or {"running": True}
         runs = list(client.timeline(action=MAINTENANCE, newest_first=True, limit=_RUNS))
@@ -69,10 +71,10 @@ def check_services(client: SeamarkClient) -> Iterator[Finding]:
 
 
 def _find_failed_runs(runs: list[TimelineInstant]) -> Iterator[TimelineInstant]:
-    """Yield the last run of each service on each table that failed.
+    """Yield the last run of each service on each table, if it failed.
 
     Args:
-        runs: Newest first.
+        runs: The runs, the newest first.
     """
     seen: set[tuple[str | None, str]] = set()
     for run in runs:
@@ -84,7 +86,10 @@ def _find_failed_runs(runs: list[TimelineInstant]) -> Iterator[TimelineInstant]:
 
 
 def _still_fails(client: SeamarkClient, run: TimelineInstant) -> bool:
-    """Return whether the server counts the run as a problem: not if the table, its index or its policy is gone."""
+    """Return whether the server counts the run as a problem.
+
+    It does not if the table, its index or its policy no longer exists.
+    """
     try:
         problems = client.health((*run.namespace, run.name))["problems"]
     except ClientError:

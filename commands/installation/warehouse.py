@@ -1,4 +1,6 @@
-"""The check of a warehouse: writes an object, reads it and deletes it, as the server would with these settings."""
+"""The check of a warehouse: it writes an object, reads it and deletes it, as the server does with these
+settings.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ _CONTENT = b"Written by seamark doctor. It can be deleted."
 
 
 def check_warehouse(settings: Settings) -> Iterator[Finding]:
-    """Yield a local folder that does not exist yet is not created."""
+    """Check that the warehouse can be written and read. A local folder that does not exist is not created."""
     try:
         root = Warehouse(settings.warehouse_uri(), settings.allowed_locations).roots[0]
     except ConfigError as error:
@@ -50,13 +52,13 @@ def _creatable(folder: Path) -> Finding:
 
 
 async def _probe(settings: Settings, root: str) -> None:
-    """Raise the storage's error."""
+    """Write, read and delete an object. The errors are those of the storage."""
     clock = SystemClock()
     location = f"{root}/seamark-doctor-{clock.uuid4()}"
     async with asyncio.timeout(TIMEOUT_S), open_objects(settings, clock) as objects:
         await objects.create(location, _CONTENT)
         try:
             if await objects.read(location) != _CONTENT:
-                raise RetryLater("an object was read that differs from what was written")
+                raise RetryLater("the object that was read differs from the object that was written")
         finally:
             await objects.delete(location)

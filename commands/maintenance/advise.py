@@ -1,6 +1,7 @@
-"""`seamark advise`: what could be done with a table, by what the server has seen of its use.
+"""`seamark advise`: recommends changes of a table, based on its use that the server has recorded.
 
-Exit codes: 0 on success, also without advice, 1 when the server refuses or cannot be reached, 2 for invalid arguments.
+Exit codes: 0 on success, also without advice, 1 when the server refuses or cannot be reached, 2 for
+invalid arguments.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def advise() -> None:
     type=click.IntRange(1, 3650),
     default=30,
     show_default=True,
-    help="Advise columns that no query has read for this number of days.",
+    help="Report columns that no query has read for this number of days.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the server's answer as JSON.")
 @server_options

@@ -1,7 +1,7 @@
-"""`seamark health`: shows what is wrong with a table, what it costs queries, and what corrects it.
+"""`seamark health`: shows the problems of a table, their costs for queries, and their remedies.
 
-Exit codes: 0 on success, also when there are problems, 1 when the server refuses or cannot be reached, 2 for invalid
-arguments.
+Exit codes: 0 on success, also when there are problems, 1 when the server refuses or cannot be reached, 2
+for invalid arguments.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _of_index(index: Index) -> dict[str, Any]:
 
 
 def _remedy(table: str, problem: dict[str, Any]) -> str:
-    """Return what corrects the problem, and when."""
+    """Return a text about the table service or command that corrects the problem, and its time."""
     service = SERVICES.get(problem.get("service", ""))
     if service is None:
         return ""

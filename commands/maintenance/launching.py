@@ -1,4 +1,4 @@
-"""`--on` of `seamark run`: runs a job on Spark, as the server's table services do."""
+"""The option `--on` of `seamark run`: runs a job on Spark, as the server's table services do."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def launch_options(command: Callable[..., None]) -> Callable[..., None]:
         type=click.Choice((PROCESS, LOCAL, CLUSTER)),
         default=PROCESS,
         show_default=True,
-        help="Where files are rewritten: in this process, by Spark on this machine, or on a cluster.",
+        help="What rewrites the files: this process, Spark on this machine, or Spark on a cluster.",
     )(command)
 
 
@@ -62,7 +62,9 @@ def run_on_spark(
 ) -> RewriteReport:
     """Run a rewriting job by spark-submit.
 
-    Misconfigured without a master or Spark; ClickException if it fails.
+    Raises:
+        Misconfigured: The master or Spark is missing.
+        ClickException: The job fails.
     """
     if on == CLUSTER and not master:
         raise Misconfigured("--on cluster needs --master, such as spark://host:7077")
@@ -93,6 +95,6 @@ def run_on_spark(
 
 
 def _has_environment_file(program: str) -> bool:
-    """Return whether this spark-submit reads a spark-env.sh, which may name a Java that only it finds."""
+    """Return whether this spark-submit reads a spark-env.sh, which may name a Java that no other program finds."""
     folder = os.environ.get("SPARK_CONF_DIR") or Path(program).resolve().parents[1] / "conf"
     return Path(folder, "spark-env.sh").is_file()

@@ -1,5 +1,5 @@
-"""`seamark policy`: lists, shows and changes what the table services do with a table, or with the tables of a
-namespace.
+"""`seamark policy`: lists, shows and changes what the table services do with a table, or with a namespace's
+tables.
 
 Exit codes: 0 on success, 1 when the server refuses or cannot be reached, 2 for invalid arguments.
 """
@@ -25,12 +25,12 @@ from seamark.metaserver.catalog.policies import PREFIXES
 from seamark.metaserver.services.policy import PROPERTIES, check_policy, is_policy_property, similar_properties
 
 _SET_BY_NAMESPACE = click.option(
-    "--namespace", "of_namespace", is_flag=True, help="NAME is a namespace: change it for all its tables."
+    "--namespace", "of_namespace", is_flag=True, help="NAME is a namespace: change the policy of all its tables."
 )
 
 
 class _PolicyGroup(click.Group):
-    """Accepts `policy NAME [--set …] [--unset …]`, the form of earlier versions, too."""
+    """A group that also accepts `policy NAME [--set …] [--unset …]`, the form of earlier versions."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
@@ -40,7 +40,7 @@ class _PolicyGroup(click.Group):
 
 @click.group(cls=_PolicyGroup)
 def policy() -> None:
-    """Lists, shows, sets and drops what table services do with a table.
+    """List, show, set and drop what table services do with a table.
 
     A policy is a set of properties of a table, and of its namespaces, from which it inherits.
     """
@@ -52,12 +52,12 @@ def policy() -> None:
 def list_policies(client: IndexClient, namespace: str | None, as_json: bool) -> None:
     """List what the tables of NAMESPACE, or all tables that you may see, have set or inherit.
 
-    Tables that follow the server's defaults alone are left out. The command makes one request for each table.
+    Tables that follow only the server's defaults are left out. The command makes one request for each table.
     """
     namespaces = client.namespaces() if namespace is None else [split_name(namespace)]
     policies = []
     for name in sorted(name for levels in namespaces for name in client.tables(levels)):
-        with contextlib.suppress(NotFound):  # dropped meanwhile
+        with contextlib.suppress(NotFound):  # The table was dropped in the meantime.
             listed = load_policy(client, name)["properties"]
             if changed := [entry for entry in listed if entry["source"] in ("table", "namespace")]:
                 policies.append((name, changed))
@@ -85,7 +85,7 @@ def show(client: IndexClient, table: str, as_json: bool) -> None:
 @_SET_BY_NAMESPACE
 @server_command
 def set_properties(client: IndexClient, name: str, updates: Sequence[str], of_namespace: bool, as_json: bool) -> None:
-    """Set properties of the policy of the table NAME, or with --namespace of a namespace."""
+    """Set properties of the policy of the table NAME, or with --namespace of the namespace NAME."""
     _apply(client, name, _check_changes(updates, (), "PROPERTY=VALUE"), (), of_namespace, as_json)
 
 
@@ -95,9 +95,10 @@ def set_properties(client: IndexClient, name: str, updates: Sequence[str], of_na
 @_SET_BY_NAMESPACE
 @server_command
 def drop_properties(client: IndexClient, name: str, removals: Sequence[str], of_namespace: bool, as_json: bool) -> None:
-    """Drop properties of the policy of the table NAME, or with --namespace of a namespace; without PROPERTY all.
+    """Drop properties of the policy of the table NAME, or with --namespace of the namespace NAME.
 
-    The table then inherits these properties, or follows the server's defaults.
+    Without PROPERTY, all properties are dropped. The table then inherits these properties, or follows the
+    server's defaults.
     """
     _check_changes((), removals, "PROPERTY=VALUE")
     _apply(client, name, {}, removals or _own_properties(client, name, of_namespace), of_namespace, as_json)
@@ -148,7 +149,7 @@ def _apply(
 
 
 def _own_properties(client: IndexClient, name: str, of_namespace: bool) -> list[str]:
-    """Return the properties of a policy that the table or the namespace itself sets."""
+    """Return the properties of a policy that are set on the table or the namespace itself."""
     if of_namespace:
         return [key for key in namespace_properties(client, name) if is_policy_property(key)]
     return [entry["name"] for entry in load_policy(client, name)["properties"] if entry["source"] == "table"]
@@ -170,9 +171,9 @@ def _check_changes(updates: Sequence[str], removals: Sequence[str], where: str) 
         if not is_policy_property(name):
             near = "" if name.startswith(PREFIXES) else similar_properties(name)
             other = "seamark table set and seamark namespace set change other properties"
-            raise click.UsageError(f"{name!r} is no property of a policy; {f'did you mean {near}?' if near else other}")
+            raise click.UsageError(f"A policy has no property {name!r}; {f'did you mean {near}?' if near else other}")
         if name in changes and name in removals:
-            raise click.UsageError(f"{name!r} is both set and removed; choose one")
+            raise click.UsageError(f"{name!r} is both set and removed; choose one of the two")
     return check_properties(changes)
 
 
@@ -187,13 +188,13 @@ def _row(entry: dict[str, Any]) -> tuple[str, ...]:
         entry["source"] in ("table", "namespace")
         and (wrong := check_policy({entry["name"]: entry["value"]})) is not None
     ):
-        value += f" ({wrong.partition('; ')[2] or wrong})"  # engines write any value
+        value += f" ({wrong.partition('; ')[2] or wrong})"  # Engines may write any value.
     return entry["name"], value, source
 
 
 def _describe_empty(name: str) -> str:
-    """Return what an empty value of a property means.
+    """Return the meaning of an empty value of a property.
 
-    A newer server may have properties that this client does not know.
+    A newer server may have properties that this client does not support.
     """
     return PROPERTIES[name].empty if name in PROPERTIES else "no limit"

@@ -1,4 +1,5 @@
-"""`seamark replicas`: lists the servers on the database of the running server that read files through each other.
+"""`seamark replicas`: lists the servers that share the running server's database and read files through each
+other.
 
 Exit codes: 0 on success, 1 when the server refuses or cannot be reached, 2 for invalid arguments.
 """
@@ -18,7 +19,7 @@ from seamark.connector.client.indexes import IndexClient
 def replicas(client: IndexClient, as_json: bool) -> None:
     """List the replicas with live leases: servers with --peer-address on one database.
 
-    Needs an admin of the whole catalog.
+    Only an admin of the whole catalog can use this command.
     """
     live_replicas = list_replicas(client)
     if as_json:

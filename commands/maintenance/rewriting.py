@@ -1,4 +1,6 @@
-"""What the `seamark run` commands that rewrite data files share: dry run, wait for other jobs, Spark, and report."""
+"""The common part of the `seamark run` commands that rewrite data files: dry run, wait for other jobs,
+Spark, and report.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,13 @@ wait_option = click.option(
     show_default=True,
     metavar="DURATION",
     callback=lambda context, option, text: float(parse_duration(text, "--wait")),
-    help="How long to wait for another job that rewrites files of the same table, such as 30s or 10m.",
+    help="Maximum time to wait for another job that rewrites files of the same table, such as 30s or 10m.",
 )
 
 
 @contextmanager
 def running(refusal: str) -> Iterator[None]:
-    """Within the block, SIGTERM acts like Ctrl-C, and a failure ends the command with `refusal` and the reason."""
+    """Handle SIGTERM like Ctrl-C within the block; a failure ends the command with `refusal` and the reason."""
     with interruptible():
         try:
             yield
@@ -57,11 +59,11 @@ def rewriting_command(
 
     Args:
         group: The group.
-        command_of: The table service whose command it is, or the name of a command of no service. The command of a
-            service that runs on Spark has options for it.
+        command_of: The table service to which the command belongs, or the name of a command without a
+            service. If the service runs on Spark, the command has options for Spark.
         options: The options of the function.
-        refusal: How a failure is reported, with "{table}".
-        verb: What the command does to files.
+        refusal: The text that reports a failure, with "{table}".
+        verb: The verb for the effect of the command on files.
         dry_run_help: The help of the option `--dry-run`.
     """
     service = None if isinstance(command_of, str) else command_of
@@ -83,7 +85,7 @@ def rewriting_command(
         ) -> None:
             with running(refusal.format(table=table)):
                 if on_spark is None or on == PROCESS or dry_run:
-                    # A dry run changes nothing, so other jobs may go on.
+                    # A dry run changes nothing, so other jobs may continue.
                     job = f"seamark run {name}"
                     with nullcontext() if dry_run else rewrite_lease(client, table, job=job, wait_s=wait_s):
                         report = work(client, table, dry_run=dry_run, **arguments)
@@ -94,7 +96,7 @@ def rewriting_command(
             print_result(report, _text(report, table, verb, dry_run=dry_run), as_json=as_json)
             if report.errors:
                 raise click.ClickException(
-                    f"of {table}, {show_count(len(report.errors), 'part', 'are')} not rewritten: {report.errors[0]}"
+                    f"{show_count(len(report.errors), 'part', 'are')} of {table} not rewritten: {report.errors[0]}"
                 )
 
         shared: list[Option] = [click.option("--dry-run", is_flag=True, help=dry_run_help), wait_option]

@@ -17,20 +17,22 @@ from seamark.formats.runtime.errors import SeamarkError
 
 @click.command("rollback-job")
 @click.argument("table")
-@click.option("--snapshot", "snapshot_id", type=int, help="Snapshot of the job. Default: that of the newest job.")
+@click.option(
+    "--snapshot", "snapshot_id", type=int, help="Snapshot of the job. Default: the snapshot of the newest job."
+)
 @click.option("--branch", default=MAIN, show_default=True, help="Branch that the job changed.")
 @server_command
 def rollback_job(client: IndexClient, table: str, snapshot_id: int | None, branch: str, as_json: bool) -> None:
-    """Restore the files that a compaction, a clustering or a split of buckets of TABLE replaced, or the manifests
-    that a job rewrote, in a new snapshot.
+    """Restore the files or manifests of TABLE that a job replaced, in a new snapshot.
 
-    Rows and deletes that writers have committed since stay. If they changed the files of the job, or if the snapshot
-    before the job has expired, the command refuses and nothing changes.
+    The job is a compaction, a clustering, a split of buckets or a rewrite of manifests. Later changes of rows
+    and deletes stay. If they changed the files of the job, or if the snapshot before the job has expired, the
+    command refuses and nothing changes.
     """
     try:
         done = undo_job(client, table, snapshot_id, branch=branch)
     except SeamarkError as error:
-        raise click.ClickException(f"The job on {table} is not rolled back: {error}") from None
+        raise click.ClickException(f"The job on {table} was not rolled back: {error}") from None
     files = f"{show_count(done.files_restored, 'file')} restored, {done.files_removed:,} removed"
     if not done.files_restored and not done.files_removed:
         files = "its files are listed in the manifests of before"

@@ -45,14 +45,16 @@ from seamark.formats.services.services import (
 )
 
 _WHERE = click.option(
-    "--where", metavar="SQL", help="Only the partitions that this condition selects, as day < DATE '2026-01-01'."
+    "--where",
+    metavar="SQL",
+    help="Rewrite only partitions that this condition selects, such as day < DATE '2026-01-01'.",
 )
 _TARGET_SIZE = click.option(
     "--target-size",
     "target_bytes",
     metavar="SIZE",
     callback=lambda context, option, text: None if text is None else parse_size(text, "--target-size"),
-    help="Size of new files, such as 256MB. Default: that of the table.",
+    help="Size of new files, such as 256MB. Default: the size that the table sets.",
 )
 _COLUMNS = click.option(
     "--columns",
@@ -73,7 +75,7 @@ def run() -> None:
 def compact_command(client: IndexClient, table: str, *, dry_run: bool) -> RewriteReport:
     """Merge small data files of TABLE and apply its delete files.
 
-    Rows stay the same. Writers do not wait; files that they change meanwhile are left to the next run.
+    Rows stay the same. Writers do not wait. If they change a file in the meantime, the next run merges it.
     """
     return compact(client, table, dry_run=dry_run)
 
@@ -86,7 +88,7 @@ def merge_files_command(
 ) -> RewriteReport:
     """Merge data files of TABLE, and apply their delete files.
 
-    Large row groups are copied without decoding them, small row groups are encoded together. Rows stay the same.
+    Large row groups are copied without decoding; small row groups are encoded together. Rows stay the same.
     """
     return merge_files(client, table, where=where, target_bytes=target_bytes, dry_run=dry_run)
 
@@ -97,8 +99,8 @@ def drop_columns_command(
 ) -> RewriteReport:
     """Remove the values of columns from data files of TABLE.
 
-    The schema stays; readers see null. The other columns are copied without decoding them. Snapshots that are older
-    keep their files until they expire.
+    The schema stays; readers see null. The other columns are copied without decoding. Older snapshots keep
+    their files until the snapshots expire.
     """
     return drop_columns(client, table, columns, where=where, dry_run=dry_run)
 
@@ -113,8 +115,8 @@ def drop_columns_command(
 def column_ttl_command(client: IndexClient, table: str, *, dry_run: bool) -> RewriteReport:
     """Remove the values of expired columns from old partitions of TABLE.
 
-    The ages are those of the table property seamark.column-ttl.columns. The schema stays; readers see null. The other
-    columns are copied without decoding them.
+    The table property seamark.column-ttl.columns defines the ages. The schema stays; readers see null. The
+    other columns are copied without decoding.
     """
     return expire_columns(client, table, dry_run=dry_run)
 
@@ -133,7 +135,7 @@ def statement_command(client: IndexClient, statement: str, wait_s: float, as_jso
     parsed = parse_statement(statement)
     if parsed is None:
         raise click.UsageError(
-            "STATEMENT is neither ALTER TABLE … MERGE FILES nor ALTER TABLE … PARTITION (…) DROP COLUMNS (…)"
+            "STATEMENT must be ALTER TABLE … MERGE FILES or ALTER TABLE … PARTITION (…) DROP COLUMNS (…)"
         )
     with running("The statement is not done"):
         result = run_statement(client, parsed, utc=True, wait_s=wait_s)
@@ -149,8 +151,8 @@ def statement_command(client: IndexClient, statement: str, wait_s: float, as_jso
 def cluster_command(client: IndexClient, table: str, *, dry_run: bool, full: bool) -> RewriteReport:
     """Sort new rows of TABLE into files by its clustering columns.
 
-    The columns are those of the table property seamark.clustering.columns. Rows stay the same. Writers do not wait;
-    files that they change meanwhile are left to the next run.
+    The table property seamark.clustering.columns defines the columns. Rows stay the same. Writers do not
+    wait. If they change a file in the meantime, the next run sorts it.
     """
     return cluster_incrementally(client, table, full=full, dry_run=dry_run)
 
@@ -159,14 +161,14 @@ def cluster_command(client: IndexClient, table: str, *, dry_run: bool, full: boo
 def split_buckets_command(client: IndexClient, table: str, *, dry_run: bool) -> RewriteReport:
     """Split data files of TABLE that were written before its number of buckets grew.
 
-    Rows stay the same. Writers do not wait; files that they change meanwhile are left to the next run.
+    Rows stay the same. Writers do not wait. If they change a file in the meantime, the next run splits it.
     """
     return split_buckets(client, table, dry_run=dry_run)
 
 
 @run.command(STATISTICS.command)
 @click.argument("table")
-@click.option("--full", is_flag=True, help="Read all files, also those that earlier statistics count.")
+@click.option("--full", is_flag=True, help="Read all files, including files that earlier statistics count.")
 @click.option("--dry-run", is_flag=True, help="Show how much would be read; compute nothing.")
 @server_command
 def statistics_command(client: IndexClient, table: str, full: bool, dry_run: bool, as_json: bool) -> None:
@@ -196,14 +198,14 @@ def statistics_command(client: IndexClient, table: str, full: bool, dry_run: boo
     type=click.IntRange(min=2),
     default=2,
     show_default=True,
-    help="Rewrite from this number of manifests of one partition spec on.",
+    help="Minimum number of manifests of a partition spec that are rewritten.",
 )
 @click.option("--dry-run", is_flag=True, help="Show which manifests would be replaced; commit nothing.")
 @server_command
 def manifests_command(client: IndexClient, table: str, min_count: int, dry_run: bool, as_json: bool) -> None:
     """List the files of TABLE in fewer manifests, sorted by partition.
 
-    Files stay the same. If other commits replace the manifests meanwhile, nothing is changed.
+    Files stay the same. If other commits replace the manifests in the meantime, nothing is changed.
     """
     with running(f"The manifests of {table} are not rewritten"):
         report = rewrite_manifests(client, table, min_count=min_count, dry_run=dry_run)
@@ -241,7 +243,7 @@ def _manifests_text(report: Mapping[str, Any], table: str, *, dry_run: bool) -> 
 @click.option(
     "--retain-last",
     type=click.IntRange(min=1),
-    help="Number of snapshots of each branch that stay. Default: the table property "
+    help="Number of snapshots of each branch to keep. Default: the table property "
     "history.expire.min-snapshots-to-keep, or 1.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be removed; remove nothing.")
@@ -251,8 +253,8 @@ def expire_command(
 ) -> None:
     """Remove expired snapshots of TABLE, and the files that no other snapshot needs.
 
-    Snapshots of branches and tags stay, and those that running plans read. The age of a snapshot counts from the commit
-    that replaced it.
+    Snapshots of branches and tags stay, and snapshots that running plans read. The age of a snapshot is the
+    time since the commit that replaced it.
     """
     older_than_ms = _time_before(older_than)
     with running(f"Snapshots of {table} are not expired"):
@@ -296,8 +298,8 @@ def _expiration_text(totals: ExpirationTotals, table: str, *, dry_run: bool) -> 
 def orphan_files_command(client: IndexClient, table: str, older_than: str | None, dry_run: bool, as_json: bool) -> None:
     """Remove files in the folders of TABLE that no snapshot names.
 
-    Failed and killed writers leave such files, and unfinished uploads to S3, which are aborted. Files in hidden
-    folders, and files that are not Iceberg's, stay.
+    Failed and killed writers leave such files. They also leave unfinished uploads to S3, which are aborted.
+    Files in hidden folders, and files that are not Iceberg's, stay.
     """
     with running(f"The orphan files of {table} are not removed"):
         totals = remove_orphan_files(client, table, older_than_ms=_time_before(older_than), dry_run=dry_run)
@@ -323,19 +325,19 @@ def orphan_files_command(client: IndexClient, table: str, older_than: str | None
 
 
 def _time_before(duration: str | None) -> int | None:
-    """Return the time in milliseconds since the epoch."""
+    """Return the time that is `duration` ago, in milliseconds since the epoch."""
     if duration is None:
         return None
     return max(0, SystemClock().now_ms() - 1000 * parse_duration(duration, "--older-than"))
 
 
 def _add_job_command(service: TableService, help_text: str, idle_text: str) -> None:
-    """Add the command that runs the job of a service as the server does, without further options.
+    """Add a command that runs the job of a service as the server does, without further options.
 
     Args:
         service: The service.
         help_text: The help of the command.
-        idle_text: What the command prints if there was nothing to do, with "{table}".
+        idle_text: The text that the command prints if there was nothing to do, with "{table}".
     """
 
     def run_job(client: IndexClient, table: str, as_json: bool, **arguments: Any) -> None:

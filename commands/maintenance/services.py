@@ -22,14 +22,16 @@ _DEFAULT_LIMIT = 20
 
 @click.command()
 @click.argument("table", required=False)
-@click.option("--limit", type=click.IntRange(min=1), default=_DEFAULT_LIMIT, show_default=True, help="Number of runs.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=_DEFAULT_LIMIT, show_default=True, help="Maximum number of runs."
+)
 @server_command
 def services(client: IndexClient, table: str | None, limit: int, as_json: bool) -> None:
     """List the waiting jobs, the running jobs and the latest runs of table services on TABLE, or on all tables.
 
-    If no server runs table services, the first line says why. Of the waiting jobs the first 50 are listed, the next job
-    last. A job that found nothing to do is not listed after its end, unless it failed before. What waits and the
-    progress of a running job are some seconds old.
+    If no server runs table services, the first line states the reason. The first 50 waiting jobs are listed,
+    the next job last. If a job found nothing to do, its run is not listed, unless the run before failed. The
+    list of waiting jobs and the progress of a running job may be some seconds old.
     """
     listing = service_jobs(client, table)
     jobs, waiting = listing["jobs"], listing.get("waiting", [])

@@ -1,7 +1,9 @@
-"""The route that explains a whole query: for each table the files that its conditions and joins leave, stage by stage.
+"""The route that explains a whole query: for each table, the files that its conditions and joins leave,
+stage by stage.
 
-The query is read by the same analysis as queries of the Trino proxy and of `seamark.duckdb`, so that the answer is what
-they request. Nothing is run. Names in the query without a catalog, or with any, are names of this catalog.
+The analysis is also used for queries of the Trino proxy and of `seamark.duckdb`, so that the answer shows
+the plans that they request. The query does not run. Names in the query are names of this catalog, with or
+without a catalog name.
 """
 
 from __future__ import annotations
@@ -41,9 +43,11 @@ else:
     sql = LazyModule("seamark.formats.iceberg.expressions.sql")
 
 QUERY_MAX = 50_000
-"""Characters. The analysis of a longer text would hold the interpreter for seconds."""
+"""The maximum number of characters of a query. The analysis of a longer text would block the interpreter for
+seconds.
+"""
 TABLES_MAX = 32
-"""References to tables: each is planned without the cache."""
+"""The maximum number of references to tables; each reference is planned without the cache."""
 
 
 class TableExplanation(msgspec.Struct, rename="kebab"):
@@ -96,7 +100,7 @@ class ExplainQueryRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=
 ).takes(ExplainQueryRequest)
 async def explain_query(call: Call, body: ExplainQueryRequest) -> web.Response:
     if len(body.query) > QUERY_MAX:
-        raise BadRequest(f"The query has {len(body.query)} characters; the limit is {QUERY_MAX}")
+        raise BadRequest(f"The query has {len(body.query)} characters; the limit is {QUERY_MAX} characters")
     await load(query_tables, query_notes, joins, rewrites, async_client, sql)
     query = await read_in_turn(call, len(body.query), partial(query_tables.read_query, body.query, body.dialect))
     if len(query.names) > TABLES_MAX:
@@ -124,14 +128,14 @@ async def explain_query(call: Call, body: ExplainQueryRequest) -> web.Response:
             call, body.query, paths[reference.key], loaded[reference.key], reference, asked, notes
         )
         explained.append(plan)
-        notes = {}  # a column that no table has is reported once
+        notes = {}  # A column that no table has is reported only once.
     return web.Response(body=encode_json(ExplainQueryResponse(explained)), content_type="application/json")
 
 
 def _path(parts: tuple[str, ...], default: list[str]) -> tuple[str, ...]:
     """Return the levels of the namespace and the name.
 
-    A catalog, the first of three parts, is left out.
+    If there are three parts, the first is a catalog and is left out.
     """
     namespace = parts[-2].split(".") if len(parts) > 1 else default
     if not namespace:
@@ -140,7 +144,7 @@ def _path(parts: tuple[str, ...], default: list[str]) -> tuple[str, ...]:
 
 
 def _columns(table: LoadedTable) -> dict[str, str] | None:
-    """Types by name in lower case; None if two names differ only in case."""
+    """Return the types of the columns by name in lower case, or None if two names differ only in case."""
     fields = table.metadata.current_schema.fields
     return async_client.column_types([(field.name, msgspec.to_builtins(field.type)) for field in fields])
 
@@ -150,8 +154,9 @@ def _joins(
     paths: Mapping[Hashable, tuple[str, ...]],
     loaded: Mapping[Hashable, LoadedTable],
 ) -> tuple[dict[int, list[JoinSpec]], dict[int, list[str]]]:
-    """Return the joins by which engines' connectors would let the server leave files out, by the number of the
-    reference; and why they request no other joins.
+    """Return (the joins that engines' connectors send to the server, the reasons why they send no other joins).
+
+    Both are by the number of the reference.
     """
     planned_scans = {number: joins.PlannedScan(one.scan, "", paths[one.key]) for number, one in references.items()}
     scans = [(one.scan, loaded[one.key]) for one in references.values()]
@@ -183,10 +188,11 @@ async def _explain_table(
     asked: tuple[list[JoinSpec], list[str]],
     notes: dict[str, str],
 ) -> TableExplanation:
-    """`asked`: joins, and why others are not requested.
+    """Return the explanation of one reference to a table.
 
     Args:
-        notes: Parts of the query that are not used, and why.
+        asked: (the requested joins, the reasons why other joins are not requested).
+        notes: The parts of the query that are not used → the reason.
     """
     scan, metadata = reference.scan, loaded.metadata
     expression: Expression = TRUE

@@ -1,7 +1,8 @@
-"""What a query says that leaves no file out, and why: for the person who wrote it.
+"""Notes about parts of a query that do not leave out files, with the reason, for the user who wrote the
+query.
 
-Engines would refuse some of it, such as a column that does not exist. An explanation must not answer as if it were not
-in the query.
+Engines would refuse some of these parts, such as a column that does not exist. An explanation must report
+them, and not answer as if they were not in the query.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.runtime.errors import BadRequest
 
 NOTES_MAX = 16
-"""Notes of one query. A query may have thousands of conditions."""
+"""The maximum number of notes of one query. A query may have thousands of conditions."""
 _TEXT_MAX = 500
-"""Characters of a condition whose reason is looked for by parsing it."""
+"""The maximum number of characters of a condition that is parsed to find the reason."""
 _NAMES_MAX = 100
-"""Unknown names of a query that are compared with its columns, each of which takes about a millisecond."""
+"""The maximum number of unknown names of a query that are compared with its columns. A comparison takes
+about a millisecond.
+"""
 _SHOWN_MAX = 60
 _MISFIT = "a value of it does not fit the type of the column, and engines convert it differently"
 _HIDDEN = ("$", "_")
-"""How the names of hidden columns of engines begin: `$path`, `_file`."""
+"""Prefixes of the names of hidden columns of engines: `$path`, `_file`."""
 _ENGINES_OWN = frozenset(
     [
         "all",
@@ -48,14 +51,17 @@ _ENGINES_OWN = frozenset(
         "second",
     ]
 )
-"""Words that the parser takes for columns: hidden columns of DuckDB, functions without parentheses, units of time."""
+"""Words that the parser treats as columns: hidden columns of DuckDB, functions without parentheses, units of
+time.
+"""
 
 
 def find_unused_conditions(condition: Condition, schema: Schema, schemas: Iterable[Schema]) -> dict[str, str]:
-    """Return the parts of a conjunction whose literals fit no column, and why; at most NOTES_MAX.
+    """Return the parts of a conjunction whose literals do not fit their column, with the reason; at most
+    NOTES_MAX.
 
     Raises:
-        BadRequest: For an unknown column.
+        BadRequest: A column is unknown.
     """
     known_schemas = list(schemas)
     notes: dict[str, str] = {}
@@ -80,12 +86,15 @@ def _reason(text: str, schema: Schema, schemas: Iterable[Schema]) -> str:
 def find_unknown_columns(
     text: str, dialect: str, tables: Collection[tuple[str, ...]], columns: Collection[str]
 ) -> dict[str, str]:
-    """Return names of columns that neither the tables of a query nor the query itself have, and what may be meant.
+    """Return names of columns that neither the tables of a query nor the query itself define, with a hint.
 
-    Nothing is found if the query reads other tables.
+    If the query reads other tables, the result is empty.
 
     Args:
-        tables: The names of the tables that `columns` belong to, in lower case.
+        text: The query.
+        dialect: The SQL dialect of the query.
+        tables: The names of the tables to which `columns` belong.
+        columns: The names of the columns, in lower case.
     """
     try:
         (tree,) = parse_statements(Dialect.get_or_raise(dialect), text)
@@ -93,7 +102,7 @@ def find_unknown_columns(
         return {}
     if tree is None or not _reads_only(tree, {names[-1].lower() for names in tables}):
         return {}
-    # Names that the query gives, and those in places that are not looked at, such as fields of structs.
+    # Names that the query defines, and names in places that are not checked, such as fields of structs.
     known_names = {one.name.lower() for one in tree.find_all(exp.Identifier) if not isinstance(one.parent, exp.Column)}
     known_names.update(columns)
     ordered = sorted(columns)
@@ -114,7 +123,7 @@ def find_unknown_columns(
             hint = "; write a text in single quotes"
         elif isinstance(column.parent, exp.Predicate):
             hint = ""
-        else:  # it may be a word of the dialect
+        else:  # The name may be a word of the dialect.
             continue
         notes[_shorten(column.name)] = f"no table of the query has such a column{hint}"
         if len(notes) == NOTES_MAX:
@@ -123,7 +132,7 @@ def find_unknown_columns(
 
 
 def _reads_only(tree: exp.Expr, tables: Collection[str]) -> bool:
-    """Return whether the query reads the present state of `tables` and names in WITH alone."""
+    """Return whether the query reads only the current state of `tables`, and names in WITH."""
     named = {cte.alias.lower() for cte in tree.find_all(exp.CTE)}
     return all(
         isinstance(one.this, exp.Identifier)

@@ -1,7 +1,8 @@
-"""The tables of a query in SQL: names first, and then, with the tables' columns, conditions and joins of each.
+"""The tables of a query in SQL: first their names, and then, with the tables' columns, the conditions and
+joins of each.
 
-The analysis is that of the engines' connectors: Trino's statements, and DuckDB's as Trino's. It is pure and knows no
-server.
+The analysis is that of the engines' connectors: Trino's analysis for Trino, and for DuckDB after a
+conversion. It is pure and does not use a server.
 """
 
 from __future__ import annotations
@@ -31,7 +32,13 @@ _NOT_READ = (
 
 
 class TableReference(NamedTuple):
-    """`key`: of the table's name in `Query.names`; `text`: characters [start, end) of the statement."""
+    """A reference to a table in a statement.
+
+    Attributes:
+        key: The key of the table's name in `Query.names`.
+        start: The position of the reference's first character in the statement.
+        end: The position after its last character.
+    """
 
     key: Hashable
     scan: Scan
@@ -40,7 +47,11 @@ class TableReference(NamedTuple):
 
 
 class Query(Protocol):
-    """`names`: by key, the parts of each name of a table, as written or in lower case."""
+    """A query.
+
+    Attributes:
+        names: The parts of each name of a table by key, as written or in lower case.
+    """
 
     @property
     def names(self) -> Mapping[Hashable, tuple[str, ...]]: ...
@@ -48,15 +59,20 @@ class Query(Protocol):
     def references(self, columns: Mapping[Hashable, Columns]) -> dict[int, TableReference]:
         """Return the references to tables, by their numbers in joins.
 
-        `columns` of each table by the key of its name.
+        Args:
+            columns: The columns of each table, by the key of its name.
 
         Raises:
-            BadRequest: For a query that is not read.
+            BadRequest: The query cannot be analysed.
         """
 
 
 def read_query(text: str, dialect: str) -> Query:
-    """BadRequest for a text that is no query."""
+    """Parse a query.
+
+    Raises:
+        BadRequest: The text is not a query, or cannot be analysed.
+    """
     try:
         return _DuckDBQuery(text) if dialect == "duckdb" else _TrinoQuery(text)
     except UnsupportedStatement as why:
@@ -72,8 +88,8 @@ class _TrinoQuery:
             self.names[names] = tuple(part for part in names if part is not None)
 
         self._query = parse_query(text)
-        # `scans_of` asks for each table's columns; `keep` notes the name and gives none. It does not ask for those of
-        # a table at an earlier snapshot.
+        # `scans_of` calls `columns_of` for each table. `keep` records the name and returns no columns. For a
+        # table at an earlier snapshot it is not called.
         for scan in scans_of(self._query, columns_of=keep, utc=True):
             keep((scan.catalog, scan.schema, scan.table))
         if not self.names:
@@ -122,7 +138,7 @@ class _DuckDBQuery:
 
 
 def _not_read(text: str, dialect: str, why: str) -> BadRequest:
-    """With the position, if the text is no SQL."""
+    """Return the error for a query that cannot be analysed. If the text is not SQL, the error has the position."""
     try:
         trees = parse_statements(Dialect.get_or_raise(dialect), text)
     except ParseError as error:
@@ -131,4 +147,4 @@ def _not_read(text: str, dialect: str, why: str) -> BadRequest:
         return BadRequest("The query is not valid SQL, or nested too deeply")
     if not any(trees):
         return BadRequest("The query is not valid SQL: it is empty")
-    return BadRequest(f"The query is not read{f' ({why})' if why else ''}. {_NOT_READ}")
+    return BadRequest(f"The query cannot be analysed{f' ({why})' if why else ''}. {_NOT_READ}")

@@ -40,7 +40,7 @@ def serve(config: Path | None, **flags: Any) -> None:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         where = error.filename or f"the home {settings.home}"
-        raise refuse(ConfigError(f"The disk of {where} is full: free space, then start again")) from None
+        raise refuse(ConfigError(f"The disk of {where} is full: free space, then start the server again")) from None
 
 
 def _serve(settings: Settings) -> None:
@@ -55,7 +55,7 @@ def _serve(settings: Settings) -> None:
 
 
 def _serve_locked(settings: Settings) -> None:
-    open_certificate(settings)  # invalid files are refused before anything starts
+    open_certificate(settings)  # Invalid files are refused before anything starts.
     shared = settings.workers > 1
     sock = bind(settings, shared=shared)
     url, port = url_of(settings, sock), sock.getsockname()[1]

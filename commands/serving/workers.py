@@ -1,8 +1,10 @@
-"""Runs several workers on one port: the supervisor starts them, restarts crashed workers, and forwards signals.
+"""Runs several workers on one port: the supervisor starts them, restarts crashed workers, and forwards
+signals.
 
-Each worker is a new process (spawn instead of fork, which does not preserve threads and event loops) that binds the
-same port with SO_REUSEPORT. The supervisor also binds the port without listening, so that no other process gets it
-between two workers, and `--port 0` means one port for all.
+Each worker is a new process that binds the same port with SO_REUSEPORT. The process is spawned and not
+forked, because a fork does not preserve threads and event loops. The supervisor also binds the port
+without listening. Therefore no other process can get the port between two workers, and with `--port 0`
+all workers use the same port.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from seamark.metaserver.settings.settings import Settings
 
 BACKOFF_S_MAX = 30.0
 STEADY_S = 10.0
-"""A worker that ran for this long did not fail at its start; it is restarted immediately."""
+"""If a worker ran for at least this time, it did not fail at its start, and is restarted immediately."""
 EXIT_CONFIG = 2
 EXIT_FAILED = 1
 
@@ -45,18 +47,18 @@ class _Worker:
     number: int
     process: BaseProcess | None = None
     pipe: Connection | None = None
-    """Sends one message: the worker is ready, or why it could not start."""
+    """Sends one message: the worker is ready, or the reason why it could not start."""
     started_s: float = 0.0
     failures: int = 0
     due_s: float = 0.0
-    """When to start it, by the monotonic clock; used while `process` is None."""
+    """The time of the next start, by the monotonic clock; used while `process` is None."""
 
 
 def supervise(settings: Settings, sock: socket.socket, on_ready: Callable[[], None]) -> None:
     """Run `settings.workers` processes on the port of `sock` until SIGTERM or SIGINT.
 
     Raises:
-        ConfigError: When the first start fails because of the configuration.
+        ConfigError: The first start fails because of the configuration.
     """
     folder = settings.home.absolute() / "metrics"
     shutil.rmtree(folder, ignore_errors=True)
@@ -148,7 +150,7 @@ class Supervisor:
         if message.startswith("config:") and not self._announced:
             raise ConfigError(message.removeprefix("config:"))
         if message == "ready" and not self._announced:
-            # The first worker suffices: the others share the port and will be ready shortly.
+            # One ready worker is enough: the others share the port and will be ready shortly.
             self._announced = True
             self._on_ready()
 

@@ -1,7 +1,7 @@
-"""`seamark sql`: runs a statement on the engine that suits it, and prints the rows.
+"""`seamark sql`: runs a statement on a suitable engine, and prints the rows.
 
-A client of the running server, by `--url` or in the `--home` of the server. Exit codes: 0 on success, 1 when the server
-refuses or cannot be reached, 2 for an invalid statement.
+It is a client of the running server, which is found by `--url` or in the `--home` of the server. Exit
+codes: 0 on success, 1 when the server refuses or cannot be reached, 2 for an invalid statement.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from seamark.connector.sql.rows import json_rows
 from seamark.connector.sql.session import CATALOG, ChosenPlan, Engines, SqlResult, SqlSession
 
 TABLE_ROWS_MAX = 1000
-"""Rows that the format `table` prints; it needs all of them for the widths of its columns."""
+"""The maximum number of rows that the format `table` prints: it needs all rows to compute the widths of its
+columns.
+"""
 
 
 @click.command()
@@ -38,16 +40,19 @@ TABLE_ROWS_MAX = 1000
     "--format",
     "output",
     type=click.Choice(["table", "json", "csv", "arrow"]),
-    help="Format of the rows. json: an object a line; arrow: an IPC stream. Default: table on a terminal, else csv.",
+    help="Format of the rows. json: one object per line; arrow: an IPC stream. "
+    "Default: table on a terminal, otherwise csv.",
 )
-@click.option("--json", "output", flag_value="json", help="The same as --format json.")
-@click.option("--explain", "explains", is_flag=True, help="Show engine, reason, files and bytes; run nothing.")
+@click.option("--json", "output", flag_value="json", help="Equivalent to --format json.")
+@click.option(
+    "--explain", "explains", is_flag=True, help="Show the engine, the reason, the files and the bytes; run nothing."
+)
 @click.option(
     "--engine",
     type=click.Choice([AUTO, *ENGINES]),
     default=AUTO,
     show_default=True,
-    help="The engine. auto: by what the statement does and the bytes that it reads.",
+    help="The engine. auto: chosen by the kind of statement and the bytes that it reads.",
 )
 @click.option(
     "--trino",
@@ -67,10 +72,10 @@ TABLE_ROWS_MAX = 1000
     "large",
     default="1GB",
     show_default=True,
-    help="Size of data files from which a query runs on Trino, if there is one.",
+    help="Size of data files from which on a query runs on Trino, if --trino is set.",
 )
-@click.option("--schema", help="Schema of tables that are named without one.")
-@click.option("--on-s3", is_flag=True, help="Tables are in S3; for statements that write.")
+@click.option("--schema", help="Schema of tables whose names have no schema.")
+@click.option("--on-s3", is_flag=True, help="Tables are in S3; used for statements that write.")
 @click.option("--catalog", default=CATALOG, show_default=True, help="The name of the catalog in statements.")
 @click.option(
     "--url", envvar="SEAMARK_URL", show_envvar=True, help="URL of the server. Default: from --home/server.json."
@@ -196,7 +201,7 @@ def _is_nested(kind: pa.DataType) -> bool:
 
 
 def _flat(schema: pa.Schema) -> pa.Schema:
-    """CSV has texts in place of nested values."""
+    """Return the schema with strings in place of nested types, which CSV cannot represent."""
     return pa.schema([field.with_type(pa.string()) if _is_nested(field.type) else field for field in schema])
 
 

@@ -1,10 +1,10 @@
 """The worker processes of SQL statements (`api/sql/`): a parent, and a child for each statement.
 
-The parent has imported everything, and forks a child in milliseconds; it never sees a statement. A child plans and
-reads tables as a client of the server, with a token that has the rights of the statement's caller, and runs the
-statement in DuckDB. Its environment has no secrets. It writes no file, reads only below the locations of the tables
-that the statement reads, and has a limit for its memory and its processor time. Where the kernel has Landlock, it
-enforces both for files.
+The parent has imported all modules, and forks a child in milliseconds; it never receives a statement. A
+child plans and reads tables as a client of the server, and runs the statement in DuckDB. Its token has
+the rights of the statement's caller, and its environment has no secrets. It writes no file, reads only
+below the locations of the statement's tables, and has a limit for its memory and its processor time. If
+the kernel has Landlock, the kernel also enforces the restrictions of files.
 
 python -m seamark.commands.sql.worker <socket> <memory limit in bytes> <time limit in seconds>
 """
@@ -54,14 +54,14 @@ from seamark.metaserver.api.sql.protocol import (
 
 _NICE = 5
 _IMPORTED_BY_DUCKDB = ("pandas", "pyarrow.dataset", "zoneinfo", "encodings.idna", "_strptime")
-"""When it looks at an object for the first time; here, the parent imports it once."""
+"""Modules that DuckDB imports when it first examines a Python object. The parent imports them once."""
 _FILES_MAX = 1024
 _FLUSH_BYTES = 256 << 10
 _MESSAGE_MAX = 2000
 
 
 class StatementAnswers:
-    """Writes frames, data in large frames."""
+    """Writes the frames of an answer; data are collected into large frames."""
 
     def __init__(self, out: BinaryIO, bytes_max: int) -> None:
         self._out = out
@@ -74,7 +74,11 @@ class StatementAnswers:
         self._frame(kind, content)
 
     def write(self, data: bytes) -> int:
-        """BadRequest beyond the limit of bytes."""
+        """Write data.
+
+        Raises:
+            BadRequest: The answer exceeds the limit of bytes.
+        """
         content = bytes(data)
         self._left -= len(content)
         if self._left < 0:
@@ -99,13 +103,13 @@ class StatementAnswers:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends this process.
     number, memory_bytes, time_s = sys.argv[1:]
     for name in _IMPORTED_BY_DUCKDB:
         with suppress(ImportError):
             importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # pages that no child writes are shared
+    gc.freeze()  # Children share the pages that they do not write.
     with socket.socket(fileno=int(number)) as control:
         WorkerParent(control, memory_bytes=int(memory_bytes), time_s=float(time_s)).serve()
 
@@ -113,8 +117,9 @@ def main() -> None:
 class WorkerParent:
     """Forks children until the server closes the socket, and then ends them.
 
-    `START` comes with two descriptors, the child's input and output, and is answered with the child's id; `KILL` names
-    a child. An id is used again only after this process has waited for its child, so `KILL` never meets another.
+    `START` is sent with two descriptors, the child's input and output; the answer is the child's id. `KILL`
+    names a child. An id can be used again only after this process has waited for its child, so that `KILL`
+    never ends another process.
     """
 
     def __init__(self, control: socket.socket, *, memory_bytes: int, time_s: float) -> None:
@@ -164,7 +169,7 @@ class WorkerParent:
 def _run_child(given: int, taken: int, *, memory_bytes: int, time_s: float) -> None:
     os.setsid()
     os.dup2(given, 0)
-    os.dup2(2, 1)  # prints of libraries are no frames
+    os.dup2(2, 1)  # Prints of libraries must not damage the frames.
     restrict(memory_bytes=memory_bytes, time_s=time_s)
     with os.fdopen(0, "rb", closefd=False) as source, os.fdopen(taken, "wb", closefd=False) as out:
         line = source.readline()
@@ -172,7 +177,7 @@ def _run_child(given: int, taken: int, *, memory_bytes: int, time_s: float) -> N
             request = from_json(line, StatementRequest)
             threading.Thread(target=_end_with_server, args=(source,), daemon=True).start()
             run(request, StatementAnswers(out, request.bytes_max))
-        os._exit(0)  # a thread of DuckDB or Arrow may still run
+        os._exit(0)  # A thread of DuckDB or Arrow may still run.
 
 
 def restrict(*, memory_bytes: int, time_s: float) -> None:
@@ -200,7 +205,7 @@ def _end_with_server(source: BinaryIO) -> None:
 
 
 def run(request: StatementRequest, answers: StatementAnswers) -> None:
-    """Send the answer, or why there is none."""
+    """Send the answer, or the reason why there is no answer."""
     try:
         _run(request, answers)
     except ClientError as error:
@@ -242,16 +247,18 @@ def _run(request: StatementRequest, answers: StatementAnswers) -> None:
 
 
 def _count_mapped_bytes() -> int:
-    """Return what of this process counts for RLIMIT_DATA: the libraries, and address space that allocators reserve."""
+    """Return the bytes of this process that count for RLIMIT_DATA: libraries, and address space that allocators
+    reserve.
+    """
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[5]) * resource.getpagesize()
 
 
 def _confine(tables: list[OpenTable], roots: tuple[str, ...]) -> None:
-    """The rest of the process opens only files below the tables' locations, which are below `roots`.
+    """Restrict this process to files below the tables' locations, which are below `roots`.
 
     Raises:
-        BadRequest: For tables whose storage keys the server does not hand out.
+        BadRequest: The server does not give out the storage keys of a table.
     """
     folders = []
     for table in tables:
@@ -260,8 +267,8 @@ def _confine(tables: list[OpenTable], roots: tuple[str, ...]) -> None:
         storage = client_storage(locations[0])
         if storage is not None and not storage.has_keys(table.storage.properties):
             raise BadRequest(
-                f"The statement cannot read {'.'.join(table.name)}: the server hands out no keys for its storage; an "
-                "operator sets s3_client_access to gateway or static"
+                f"The statement cannot read {'.'.join(table.name)}: the server gives out no keys for its storage; an "
+                "operator can set s3_client_access to gateway or static"
             )
         folders += [location.removeprefix("file://").removeprefix("file:") for location in locations]
     confine((folder for folder in folders if folder.startswith("/")), roots)
@@ -279,10 +286,10 @@ def _head(request: StatementRequest, found: ChosenPlan) -> StatementHead:
 
 
 def _batches(request: StatementRequest, result: SqlResult, seen: dict[str, bool]) -> Iterator[pa.RecordBatch]:
-    """At most `rows_max` rows.
+    """Yield at most `rows_max` rows.
 
     Raises:
-        BadRequest: For more unless the answer may be truncated.
+        BadRequest: There are more rows, and the answer must not be truncated.
     """
     left = request.rows_max
     for batch in result.batches:
@@ -319,7 +326,7 @@ def _write_json(request: StatementRequest, result: SqlResult, plan: StatementPla
 
 
 class _Sink:
-    """A file for Arrow's writer."""
+    """A file object for Arrow's writer."""
 
     closed = False
 
@@ -330,10 +337,10 @@ class _Sink:
         return self._answers.write(data)
 
     def flush(self) -> None:
-        """Frames are sent when they are large."""
+        """Do nothing: frames are sent when they are large."""
 
     def close(self) -> None:
-        """The end is a frame."""
+        """Do nothing: a frame marks the end."""
 
 
 if __name__ == "__main__":

@@ -183,7 +183,10 @@ def test_retained_entries_are_listed_and_released(shop: IndexClient) -> None:
     assert printed(shop, "retained", "list") == []
     refused = call(shop, "retained", "release", "shop.orders")
     assert refused.exit_code == 1
-    assert "No dropped table or view shop.orders keeps its location; seamark retained list lists them" in refused.output
+    assert (
+        "No dropped table or view shop.orders keeps its location; seamark retained list shows the entries"
+        in refused.output
+    )
 
 
 def test_retained_entry_is_chosen_by_id_if_several_have_the_name(shop: IndexClient) -> None:
@@ -193,7 +196,7 @@ def test_retained_entry_is_chosen_by_id_if_several_have_the_name(shop: IndexClie
     first, second = entries = printed(shop, "retained", "list")
     refused = call(shop, "retained", "release", "shop.orders", "--yes")
     assert (
-        f"2 dropped entries had the name shop.orders; choose one by --id: {first['id']}, {second['id']}"
+        f"2 dropped entries had the name shop.orders; choose one of them with --id: {first['id']}, {second['id']}"
         in refused.output
     )
     unknown = call(shop, "retained", "purge", "shop.orders", "--id", "none", "--yes")
@@ -255,7 +258,11 @@ def test_mistake_is_reported_in_one_sentence(shop: IndexClient) -> None:
         (["table", "create", "shop.t", "--column", "id:BIGINT!"], 2, "write long"),
         (["table", "create", "shop.t", "--column", "id:strin"], 2, "write string"),
         (["table", "create", "nowhere.t", "--column", "id:long"], 1, "; seamark namespace create nowhere creates it"),
-        (["table", "create", "shop.t", "--column", "id:long", "--partition", "day(at)"], 2, "there is no column at"),
+        (
+            ["table", "create", "shop.t", "--column", "id:long", "--partition", "day(at)"],
+            2,
+            "the table has no column at",
+        ),
         (["table", "create", "shop.t", "--column", "id:long", "--property", "x"], 2, "write NAME=VALUE"),
         (["table", "create", "shop.orders", "--column", "id:long"], 1, "already exists"),
         (["table", "set", "shop.orders"], 2, "Give PROPERTY=VALUE"),
@@ -330,8 +337,8 @@ def test_policy_is_set_listed_shown_and_dropped(shop: IndexClient) -> None:
     [
         (("set", "shop.orders"), "Missing argument"),
         (("set", "shop.orders", "seamark.compaction.enabled"), "write NAME=VALUE"),
-        (("set", "shop.orders", "owner=ann"), "no property of a policy"),
-        (("drop", "shop.orders", "owner"), "no property of a policy"),
+        (("set", "shop.orders", "owner=ann"), "A policy has no property"),
+        (("drop", "shop.orders", "owner"), "A policy has no property"),
     ],
 )
 def test_invalid_policy_is_refused_before_a_request(client: IndexClient, arguments: tuple[str, ...], said: str) -> None:

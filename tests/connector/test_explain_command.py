@@ -147,11 +147,11 @@ def test_refused_query_is_reported_with_the_reason(url: str) -> None:
     for arguments, code, told in (
         ((), 2, "Give a TABLE, or a query with --sql"),
         (("db.t", "--sql", "SELECT 1 FROM db.t"), 2, "Give a TABLE, or a query with --sql"),
-        (("--sql", "SELECT 1 FROM db.t", "--files"), 2, "--sql takes no"),
+        (("--sql", "SELECT 1 FROM db.t", "--files"), 2, "cannot be set with --sql"),
         (("--sql", "SELECT 1 FRM db.t"), 2, "The query is not"),
         (("--sql", "SELECT 1 FROM t"), 2, "has no namespace"),
         (("--sql", "SELECT 1 FROM db.tt"), 1, "Did you mean db.t?"),
-        (("db.t", "SELECT 1 FROM db.t WHERE id = 1"), 2, "give it with --sql"),
+        (("db.t", "SELECT 1 FROM db.t WHERE id = 1"), 2, "set --sql to the query"),
         (("db.t", "WHERE id = 1"), 2, "Send the predicate alone, without SELECT or WHERE"),
     ):
         ended, text = seamark(*arguments, "--url", url)

@@ -148,7 +148,7 @@ def test_its_rules_reach_all_that_compares_and_configures(folder: Path) -> None:
 
 
 def test_without_an_entry_the_scheme_is_unknown() -> None:
-    with pytest.raises(BadRequest, match="stores on file:// and s3://"):
+    with pytest.raises(BadRequest, match="supports file:// and s3://"):
         parse_location("toy://unknown/a")
     with pytest.raises(ConfigError, match="file:// or s3://"):
         load({"warehouse": "toy://unknown/a"}, {})

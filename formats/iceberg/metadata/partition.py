@@ -89,7 +89,7 @@ UNPARTITIONED = PartitionSpec(0, ())
 
 
 def normalize_spec(spec: PartitionSpecInput) -> PartitionSpec:
-    """Return the client's spec in canonical form; either all fields have ids, or none has.
+    """Return the client's spec in canonical form; either all fields have ids, or no field has an id.
 
     Raises:
         BadRequest: The spec is invalid.

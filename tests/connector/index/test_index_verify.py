@@ -118,7 +118,7 @@ def test_damaged_index_file_is_quarantined_and_built_again(client: IndexClient, 
     assert (code, states(client, kind)) == (1, before), text
     code, text = seamark(client.url, "verify", "db.t", kind)
     assert (code, "wrong: quarantined" in text, path.name in text) == (1, True, True), text
-    assert "1 of 1 indexes are not right" in text
+    assert "1 of 1 indexes are not correct" in text
     assert states(client, kind) == before | {path.name: "quarantined"}
     assert client.index("db.t", kind).lag_files == 2
     code, text = seamark(client.url, "verify", "db.t", kind)
@@ -145,7 +145,7 @@ def test_missing_index_file_is_quarantined_if_the_server_confirms_it(client: Ind
     path = index_paths(client, "bitmap")[0]
     path.unlink()
     code, text = seamark(client.url, "verify", "db.t")
-    assert (code, "1 of 3 indexes are not right" in text, "rows not counted" in text) == (1, True, True), text
+    assert (code, "1 of 3 indexes are not correct" in text, "rows not counted" in text) == (1, True, True), text
     assert states(client, "bitmap")[path.name] == "quarantined"
 
 

@@ -189,7 +189,7 @@ def problems(client: IndexClient) -> list[str]:
         ({COLUMNS: "at: 1d"}, "source of a partition field"),
         ({COLUMNS: "nothing: 1d"}, "There is no column"),
         ({COLUMNS: "payload: soon"}, "must list different columns"),
-        ({COLUMNS: "payload: 1d", TIME_COLUMN: "id"}, "is not partitioned by a day"),
+        ({COLUMNS: "payload: 1d", TIME_COLUMN: "id"}, "is not partitioned by its day"),
     ],
 )
 def test_ttl_policy_that_does_not_fit_the_table_is_refused(

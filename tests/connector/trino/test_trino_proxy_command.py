@@ -26,7 +26,7 @@ from tests.services.trino_proxy import trino_proxy
         (["--trino", "http://t:1/ui", "--catalog", "lake"], "a scheme, a host and a port"),
         (["--trino", "http://t:1", "--trino", "http://t:1/", "--catalog", "lake"], "none twice"),
         (["--trino", "http://t:1", "--catalog", "lake", "--url", "s:1"], "'s:1' is not the URL of a server"),
-        (["--trino", "http://t:1", "--catalog", "lake", "--tls-cert", __file__], "belong together"),
+        (["--trino", "http://t:1", "--catalog", "lake", "--tls-cert", __file__], "must be set together"),
         (["--trino", "http://t:1", "--catalog", "lake", "--tls-cert", __file__, "--tls-key", __file__], ""),
         (["--trino", "http://t:1", "--catalog", "lake", "--kept-max", "2"], "--kept-max"),
     ],
@@ -61,7 +61,7 @@ def test_proxy_reports_a_server_that_is_not_trino(tmp_path: Path) -> None:
             printed = proxy.process.log.read_text()
         other.shutdown()
     assert "there is no answer from Seamark at http" in printed
-    assert f"and what answers at {url} is no Trino" in printed
+    assert f"and the server at {url} is not Trino" in printed
 
 
 def test_error_of_a_used_port_names_the_address(tmp_path: Path) -> None:
