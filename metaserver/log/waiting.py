@@ -1,0 +1,48 @@
+"""Readers that wait for rows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+
+from seamark.metaserver.log.port import Shard
+
+
+class Waiters:
+    """Tasks that wait until one of some shards has rows at or after a position."""
+
+    def __init__(self, watermark: Callable[[Shard], int]) -> None:
+        self._watermark = watermark
+        self._waiters: dict[Shard, set[asyncio.Event]] = {}
+
+    async def wait(self, positions: Mapping[Shard, int], timeout_s: float) -> bool:
+        """Wait until one of the shards has a row at or after its position; return False after `timeout_s`."""
+        if self._is_reached(positions):
+            return True
+        event = asyncio.Event()
+        for shard in positions:
+            self._waiters.setdefault(shard, set()).add(event)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self._is_reached(positions):
+                    event.clear()
+                    await event.wait()
+        except TimeoutError:
+            return False
+        finally:
+            for shard in positions:
+                waiters = self._waiters[shard]
+                waiters.discard(event)
+                if not waiters:
+                    del self._waiters[shard]
+        return True
+
+    def wake(self, shards: Iterable[Shard]) -> None:
+        """Wake the tasks that wait for one of the shards."""
+        if self._waiters:
+            for shard in shards:
+                for event in self._waiters.get(shard, ()):
+                    event.set()
+
+    def _is_reached(self, positions: Mapping[Shard, int]) -> bool:
+        return any(self._watermark(shard) > position for shard, position in positions.items())
