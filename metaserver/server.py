@@ -64,6 +64,7 @@ from seamark.metaserver.index.files.cleaning import Cleaner
 from seamark.metaserver.index.files.indexes import open_indexes
 from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.index.files.usage import Usage
+from seamark.metaserver.log.memory import open_memory_log
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.reachability import report_unreachable
 from seamark.metaserver.objects.router import open_objects
@@ -78,6 +79,8 @@ from seamark.metaserver.services.running import ServicesStatus
 from seamark.metaserver.services.services import open_scheduler
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.open import open_store
+from seamark.metaserver.streams.row_files import ImportedRowFiles
+from seamark.metaserver.streams.streams import open_streams
 from seamark.metaserver.timeline.timeline import open_timeline
 from seamark.metaserver.timeline.webhooks import open_webhooks
 
@@ -150,6 +153,9 @@ async def open_components(
             retention_s=settings.index_retention_s,
         )
         expiration = Expiration(catalog, publisher, planner)
+        commits = await enter(open_commits(catalog, publisher, planner, metrics.commits))
+        log = await enter(open_memory_log(clock))
+        streams = await enter(open_streams(catalog, commits, objects, log, ImportedRowFiles(extensions.row_files)))
         components = ServerComponents(
             settings=settings,
             clock=clock,
@@ -165,7 +171,8 @@ async def open_components(
             database_shares=database_shares,
             planner=planner,
             engine_commits=EngineCommits(catalog, publisher),
-            commits=await enter(open_commits(catalog, publisher, planner, metrics.commits)),
+            commits=commits,
+            streams=streams,
             expiration=expiration,
             orphan_removal=OrphanRemoval(catalog, publisher, planner),
             manifest_rewrite=await enter(open_manifest_rewrite(catalog, publisher, planner)),

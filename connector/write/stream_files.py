@@ -107,7 +107,9 @@ def encode_rows(rows: Sequence[_Slice], metadata: TableMetadata, folder: str | N
         for schema_id, batches in by_schema.items():
             schema = metadata.schema(schema_id)
             if schema is None:
-                raise BadRequest(f"The table has no schema {schema_id} any more, in which rows of its stream are stored")
+                raise BadRequest(
+                    f"The table has no schema {schema_id} any more, in which rows of its stream are stored"
+                )
             target = _target_of(metadata, schema)
             table = pa.Table.from_batches(batches, target.arrow).combine_chunks()
             for batch in table.to_batches():

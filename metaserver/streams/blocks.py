@@ -74,7 +74,9 @@ class ShardBlocks:
             ValueError: If they are not in memory.
         """
         if not self.start <= start <= end <= self.end:
-            raise ValueError(f"rows {start} to {end} of {self._shard} are not in memory: {self.start} to {self.end} are")
+            raise ValueError(
+                f"rows {start} to {end} of {self._shard} are not in memory: {self.start} to {self.end} are"
+            )
         slices = []
         for record in self._records:
             first, last = max(start, record.offset), min(end, record.end)

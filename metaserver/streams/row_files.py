@@ -5,7 +5,9 @@ The implementation is in the connector, which the server does not import (`metas
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -64,6 +66,27 @@ class RowFiles(Protocol):
         Raises:
             BadRequest: If the table has a property that writers do not support.
         """
+
+
+class ImportedRowFiles:
+    """Implements `RowFiles` by the functions of a module, which is imported when they are first needed."""
+
+    def __init__(self, module_name: str) -> None:
+        self._module_name = module_name
+
+    @cached_property
+    def _module(self) -> Any:
+        return importlib.import_module(self._module_name)
+
+    def conform(self, rows: pa.RecordBatch, metadata: TableMetadata) -> pa.RecordBatch:
+        return self._module.conform_rows(rows, metadata)
+
+    def pack(self, rows: pa.RecordBatch, metadata: TableMetadata) -> bytes:
+        packed: bytes = self._module.pack_rows(rows, metadata)
+        return packed
+
+    def encode(self, rows: Sequence[RowSlice], metadata: TableMetadata, folder: str | None) -> list[EncodedFile]:
+        return [EncodedFile(*file) for file in self._module.encode_rows(rows, metadata, folder)]
 
 
 def decode_content_json(file: EncodedFile) -> Any:

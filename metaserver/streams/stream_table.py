@@ -24,7 +24,7 @@ import structlog
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import CommitConflict, CommitUnknown, SeamarkError
-from seamark.metaserver.log.port import Acknowledgement, Batch, Producer, Record, Shard, StreamLog
+from seamark.metaserver.log.port import Acknowledgement, Batch, Record, Shard, StreamLog, StreamProducer
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.operations import FlushedRange
@@ -169,7 +169,7 @@ class StreamTable:
         """Return the files that the next plan may name."""
         return [file for parts in self._parts.values() for part in parts.parts for file in part.files]
 
-    async def append(self, batches: Mapping[int, Batch], producer: Producer | None = None) -> Acknowledgement:
+    async def append(self, batches: Mapping[int, Batch], producer: StreamProducer | None = None) -> Acknowledgement:
         """Append rows to shards, all or none; they are durable on return.
 
         The errors are those of `StreamLog.append`.

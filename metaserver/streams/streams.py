@@ -34,7 +34,7 @@ from seamark.metaserver.catalog.ownership.claims import check_writable
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.commit.changes.group_commit import Commits
 from seamark.metaserver.commit.snapshots.manifests import Manifests
-from seamark.metaserver.log.port import Acknowledgement, Batch, Producer, StreamLog
+from seamark.metaserver.log.port import Acknowledgement, Batch, StreamLog, StreamProducer
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.runtime.background import running
 from seamark.metaserver.store.model import Entry
@@ -79,6 +79,8 @@ class _FlushState:
         self.task: asyncio.Task[None] | None = None
         self.failures = 0
         self.not_before_s = 0.0
+        self.interval_ms: int | None = None
+        """The table's own flush interval, if it has one."""
         self.is_due = False
         """Whether the next look flushes the table, whatever its age."""
 
@@ -147,9 +149,10 @@ class Streams:
         else:
             name, sequence = producer
             tenant = hashlib.sha256(who.encode()).hexdigest()[:16]
-            named = Producer(f"{table.uuid}/{tenant}/{name}", sequence)
+            named = StreamProducer(f"{table.uuid}/{tenant}/{name}", sequence)
             # A producer's rows stay in one shard, which has an order.
             shard = int.from_bytes(hashlib.sha256(named.name.encode()).digest()[:4], "big") % table.shards
+        self._flushes[table.uuid].interval_ms = as_int(loaded.metadata.properties, FLUSH_INTERVAL, 0) or None
         acknowledged = await table.append({shard: Batch(rows, payload)}, named)
         if loaded.metadata.current_snapshot_id is None:
             # Engines do not ask for a plan of a table without a snapshot.
@@ -290,7 +293,8 @@ class Streams:
         oldest_ms = table.oldest_ms
         if oldest_ms is None:  # rows of an earlier process are not in memory before they are needed
             return table.unflushed_rows > 0
-        return now_ms - oldest_ms >= self._context.settings.stream_flush_interval_ms
+        interval_ms = self._flushes[table.uuid].interval_ms
+        return now_ms - oldest_ms >= (interval_ms or self._context.settings.stream_flush_interval_ms)
 
     async def _flush(self, table: StreamTable, state: _FlushState) -> None:
         try:
@@ -331,7 +335,9 @@ def check_stream_table(metadata: TableMetadata, subject: str) -> None:
             f"{subject} has format version {metadata.format_version}; a stream table needs version 2 or 3. Upgrade it"
         )
     if not 1 <= as_int(metadata.properties, SHARDS, 1) <= SHARDS_MAX:
-        raise BadRequest(f"{subject}: {SHARDS} is {metadata.properties[SHARDS]!r}; it is a number from 1 to {SHARDS_MAX}")
+        raise BadRequest(
+            f"{subject}: {SHARDS} is {metadata.properties[SHARDS]!r}; it is a number from 1 to {SHARDS_MAX}"
+        )
 
 
 def _fresh_folder(metadata: TableMetadata) -> str:

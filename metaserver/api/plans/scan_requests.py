@@ -18,6 +18,7 @@ from __future__ import annotations
 import msgspec
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.iceberg.types.schema import Schema, is_primitive
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.planner.answer.content_files import ClientDialect
@@ -61,9 +62,22 @@ class PlanTableScan(msgspec.Struct, rename="kebab"):
     min_rows_requested: int | None = None
     seamark: _Extensions = _Extensions()
 
+    @property
+    def reads_current_state(self) -> bool:
+        """Whether the client reads the table as it is now: no snapshot that it names, and no changes between two."""
+        return (self.snapshot_id, self.start_snapshot_id, self.end_snapshot_id) == (None, None, None)
 
-def pin_request(body: PlanTableScan, metadata: TableMetadata, dialect: ClientDialect) -> PinnedRequest:
+
+def pin_request(
+    body: PlanTableScan, metadata: TableMetadata, dialect: ClientDialect, fresh: Snapshot | None = None
+) -> PinnedRequest:
     """Return the request with an explicit snapshot and distinct stats fields.
+
+    Args:
+        body: The body of the request.
+        metadata: The table's metadata.
+        dialect: How the client reads the answer.
+        fresh: The fresh snapshot that is the current one in `metadata`.
 
     Raises:
         BadRequest: If the request names too many stats fields or an unknown snapshot, or has functions and residuals.
@@ -98,6 +112,7 @@ def pin_request(body: PlanTableScan, metadata: TableMetadata, dialect: ClientDia
         sequence_numbers=extensions.sequence_numbers,
         may_rewrite_files=may_rewrite,
         functions=extensions.functions,
+        fresh=b"" if fresh is None or fresh.snapshot_id != snapshot_id else msgspec.json.encode(fresh),
     )
 
 

@@ -83,6 +83,8 @@ class PinnedRequest(ScanOptions, frozen=True, kw_only=True, array_like=True):
     """The client may write the rows of the files again, so its reader must skip none of them."""
     functions: bool = False
     """The filter may have functions of SQL (`formats/iceberg/types/functions.py`)."""
+    fresh: bytes = b""
+    """The fresh snapshot that is read, as JSON; empty for a snapshot of the table."""
 
     @property
     def has_long_filter(self) -> bool:
