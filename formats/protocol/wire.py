@@ -32,8 +32,8 @@ PLANS_FOLDER = "_seamark/plans"
 FORMER_PLANS_FOLDER = "plans"
 """The same of earlier versions, below the metadata folder."""
 FRESH_FOLDER = "_seamark/fresh"
-"""Folder below a table's location for files with rows of a stream that no commit has added yet. Plans name them, and the
-server deletes them."""
+"""Folder below a table's location for files with rows of a stream that no commit has added yet. Plans name them, and
+the server deletes them."""
 CLOCK_FOLDER = "_seamark/clock"
 """Folder below a table's location for objects by which the server reads the storage's clock, and which it deletes."""
 PLAN_MARK = "~plan~"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from msgspec import UNSET, Raw, structs
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.runtime.errors import BadRequest, NoSuchTable
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.pointers import check_uuid
@@ -18,6 +19,8 @@ from seamark.metaserver.store.model import Entry, EntryKind, RegisteredIndexFile
 from seamark.metaserver.store.operations import FlushedRange
 from seamark.metaserver.streams.row_files import EncodedFile
 
+_FLUSH = "stream-flush"
+"""In the summary of a snapshot: a flush has made it."""
 FLUSHER = Caller(who="seamark-streams", request_id="")
 _FILES_MAX = 1_000_000
 
@@ -58,11 +61,16 @@ class CatalogTables:
             format_version=metadata.format_version,
             read_snapshot_id=UNSET,
             add=[Raw(file.content_file) for file in files],
-            summary={"stream-flush": "true"},
+            summary={_FLUSH: "true"},
         )
         request: ChangeRequest = structs.replace(read_request(body, files_max=_FILES_MAX), flushed=tuple(ranges))
         await self._commits.commit(FLUSHER, entry.namespace, entry.name, request, _without_index_files)
         return entry
+
+
+def is_flush(snapshot: Snapshot) -> bool:
+    """Return whether a flush of a stream has made the snapshot."""
+    return _FLUSH.encode() in bytes(snapshot.summary) and snapshot.summary_map().get(_FLUSH) == "true"
 
 
 async def _without_index_files(_: Entry, __: TableMetadata) -> Sequence[RegisteredIndexFile]:

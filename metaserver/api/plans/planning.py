@@ -23,7 +23,6 @@ from multidict import CIMultiDict
 
 from seamark.cache.memory import MemoryCache
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.index.packing import Longs
 from seamark.formats.protocol.wire import encode_json, is_plan_name, show
 from seamark.formats.runtime.errors import BadRequest, NoSuchPlanId, NoSuchPlanTask
@@ -34,7 +33,7 @@ from seamark.metaserver.api.http.dispatch import Answer, Call, Route
 from seamark.metaserver.api.http.parameters.snapshots import by_schema
 from seamark.metaserver.api.http.render import DELEGATION, access_config
 from seamark.metaserver.api.plans.column_reads import count_plan, count_read
-from seamark.metaserver.api.plans.fresh import load_fresh, with_fresh
+from seamark.metaserver.api.plans.fresh import FreshPlan, load_fresh, with_fresh
 from seamark.metaserver.api.plans.pending import PendingPlans
 from seamark.metaserver.api.plans.scan_requests import PlanTableScan, pin_request
 from seamark.metaserver.catalog.column_usage import ColumnRead
@@ -139,18 +138,18 @@ async def plan_table_scan(call: Call, body: bytes) -> Answer:
         return answer
     entry = await app[POINTERS].entry(namespace, name)
     header = call.headers.get
-    loaded = fresh = None
+    stream: FreshPlan | None = None
     if entry.flushed:
-        loaded, fresh = await load_fresh(call, entry, body)
-        assert loaded.entry is not None
-        entry = loaded.entry
+        stream = await load_fresh(call, entry, body, _dialect_of(call))
+        assert stream.loaded.entry is not None
+        entry = stream.loaded.entry
     # The key contains everything that the answer depends on besides settings; metadata files are immutable. Whether the
     # file still exists is not checked for a cached answer: the client has just loaded the table.
     key = (
         entry.metadata_location,
         entry.uuid,
         entry.index_version,
-        None if fresh is None else fresh.snapshot_id,
+        None if stream is None else (stream.is_live, stream.snapshot and stream.snapshot.snapshot_id),
         namespace,
         name,
         body,
@@ -167,9 +166,11 @@ async def plan_table_scan(call: Call, body: bytes) -> Answer:
         return web.Response(body=cached.body, headers=cached.headers)
     documents = app[COMPONENTS].catalog.documents
     await documents.ensure_exists(entry.metadata_location)
-    if loaded is None:
+    if stream is not None:
+        loaded = stream.loaded
+    else:
         loaded = LoadedTable(entry=entry, metadata=await documents.table(entry.metadata_location))
-    answer, scan_plan, read = await _plan(call, loaded, body, fresh)
+    answer, scan_plan, read = await _plan(call, loaded, body, stream)
     if (
         scan_plan is not None
         and scan_plan.complete
@@ -184,7 +185,7 @@ async def plan_table_scan(call: Call, body: bytes) -> Answer:
 
 
 async def _plan(
-    call: Call, loaded: LoadedTable, data: bytes, fresh: Snapshot | None = None
+    call: Call, loaded: LoadedTable, data: bytes, stream: FreshPlan | None = None
 ) -> tuple[Answer, ScanPlan | None, ColumnRead | None]:
     """Plan the scan that a body requests.
 
@@ -192,14 +193,18 @@ async def _plan(
         call: The call.
         loaded: The table.
         data: The body.
-        fresh: The fresh snapshot that is the current one in `loaded`.
+        stream: What the request reads of a stream table.
 
     Returns:
         The answer; the plan if the answer can be cached; and the read if it is counted.
     """
     body = await call.parse(data, PlanTableScan)
     dialect = _dialect_of(call)
-    scan = _ClientScan(call, loaded, dialect, pin_request(body, loaded.metadata, dialect, fresh))
+    if stream is not None and stream.is_live:
+        body = msgspec.structs.replace(body, snapshot_id=None)
+    scan = _ClientScan(
+        call, loaded, dialect, pin_request(body, loaded.metadata, dialect, None if stream is None else stream.snapshot)
+    )
     # Validates the request before anything is read, also for an empty table.
     bound_scan = await scan.bind()
     if bound_scan.snapshot is None:

@@ -26,7 +26,7 @@ from seamark.metaserver.planner.scan.request import PinnedRequest, find_expired_
 
 STATS_FIELDS_MAX = 10_000
 """The limit for one request; plan tasks carry the names."""
-_FILE = "_file"
+FILE_COLUMN = "_file"
 """The metadata column by which Spark finds the files that a statement rewrites or deletes rows of."""
 _MERGE_ON_READ_COLUMNS = frozenset({"_pos", "_spec_id", "_partition"})
 """The metadata columns that merge-on-read selects beside `_file`; it never writes the other rows of a file."""
@@ -61,11 +61,6 @@ class PlanTableScan(msgspec.Struct, rename="kebab"):
     stats_fields: tuple[str, ...] | None = None
     min_rows_requested: int | None = None
     seamark: _Extensions = _Extensions()
-
-    @property
-    def reads_current_state(self) -> bool:
-        """Whether the client reads the table as it is now: no snapshot that it names, and no changes between two."""
-        return (self.snapshot_id, self.start_snapshot_id, self.end_snapshot_id) == (None, None, None)
 
 
 def pin_request(
@@ -124,7 +119,7 @@ def _read_selection(body: PlanTableScan, metadata: TableMetadata, snapshot_id: i
         that writes all rows of the files again.
     """
     selected = frozenset(body.select or ())
-    if _FILE in selected:
+    if FILE_COLUMN in selected:
         # The modes alone could change between the statement and its plan, the columns alone could be the user's.
         merges_on_read = selected >= _MERGE_ON_READ_COLUMNS and all(
             metadata.properties.get(mode) == "merge-on-read" for mode in _MODE_PROPERTIES
