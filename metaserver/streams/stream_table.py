@@ -15,6 +15,7 @@ The class knows no socket, no database and no file system: it works on ports, so
 from __future__ import annotations
 
 import asyncio
+import heapq
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -312,22 +313,28 @@ class StreamTable:
     def _give_up(self, parts: Sequence[FreshPart]) -> None:
         self._delete_later([file.location for part in parts for file in part.files])
 
-    def _delete_later(self, locations: Sequence[str]) -> None:
-        due_s = self._clock.monotonic() + self._limits.fresh_retention_s
-        self._unneeded += [(due_s, location) for location in locations]
+    def _delete_later(self, locations: Sequence[str], extra_s: float = 0.0) -> None:
+        due_s = self._clock.monotonic() + self._limits.fresh_retention_s + extra_s
+        for location in locations:
+            heapq.heappush(self._unneeded, (due_s, location))
 
     async def clean(self) -> int:
         """Delete files whose time has come; return their number."""
         now_s, deleted = self._clock.monotonic(), 0
         while self._unneeded and self._unneeded[0][0] <= now_s:
             await self._objects.delete(self._unneeded[0][1])
-            self._unneeded.pop(0)
+            heapq.heappop(self._unneeded)
             deleted += 1
         return deleted
 
-    def give_up_files(self, locations: Sequence[str]) -> None:
-        """Delete further files when no running query can need them, such as those of an earlier process."""
-        self._delete_later(locations)
+    def give_up_files(self, locations: Sequence[str], *, extra_s: float = 0.0) -> None:
+        """Delete further files when no running query can need them.
+
+        Args:
+            locations: The files.
+            extra_s: How long further plans may name them.
+        """
+        self._delete_later(locations, extra_s)
 
     def check_invariants(self) -> None:
         """Check, for tests, that rows in memory and fresh files follow the flushed offsets."""

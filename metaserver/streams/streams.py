@@ -57,6 +57,8 @@ _RETRY_MAX_S = 60.0
 _STALE_TRIES = 20
 """Flushes that may overtake one plan request."""
 _CLEAN_S = 5.0
+_OPEN_S = 60.0
+"""Between two looks for tables with rows in the log that are not open, such as restored tables."""
 _log = structlog.get_logger("seamark.streams")
 
 
@@ -70,6 +72,16 @@ class FreshTable(NamedTuple):
 
     loaded: LoadedTable
     snapshot: Snapshot | None
+
+
+class _KeptSnapshot(NamedTuple):
+    """A fresh snapshot, what it was made from, and until when its manifests certainly stay for a query of any length
+    that a new plan begins.
+    """
+
+    key: tuple[object, ...]
+    snapshot: Snapshot
+    until_s: float
 
 
 class _FlushState:
@@ -101,8 +113,8 @@ class Streams:
         self._tables: dict[str, StreamTable] = {}
         self._opening: SingleFlight[str, StreamTable] = SingleFlight()
         self._flushes: dict[str, _FlushState] = {}
-        self._snapshots: dict[str, tuple[tuple[object, ...], Snapshot]] = {}
-        """The last fresh snapshot of each table, with its key."""
+        self._snapshots: dict[str, _KeptSnapshot] = {}
+        """The last fresh snapshot of each table."""
         self._encoding: SingleFlight[tuple[object, ...], Snapshot] = SingleFlight()
         self._next_shard = 0
         self._cleaned_s = 0.0
@@ -191,9 +203,9 @@ class Streams:
     async def _snapshot_of(self, entry: Entry, metadata: TableMetadata, fresh: FreshRows) -> Snapshot:
         locations = tuple(file.location for part in fresh.parts for file in part.files)
         key = (entry.uuid, entry.metadata_location, locations)
-        last = self._snapshots.get(entry.uuid)
-        if last is not None and last[0] == key:
-            return last[1]
+        kept = self._snapshots.get(entry.uuid)
+        if kept is not None and kept.key == key and self._context.clock.monotonic() < kept.until_s:
+            return kept.snapshot
         return await self._encoding.run(key, lambda: self._make_snapshot(entry, metadata, fresh, key))
 
     async def _make_snapshot(
@@ -204,13 +216,14 @@ class Streams:
         folder = _fresh_folder(metadata)
         encoded = await run_encoding(metadata, listed, files, folder, self._context.clock)
         locations = [location for location, _ in encoded.files]
-        table = self._tables[entry.uuid]
+        table, retention_s = self._tables[entry.uuid], self._context.settings.stream_fresh_retention_s
         try:
             await asyncio.gather(*(self._objects.create(location, data) for location, data in encoded.files))
         finally:
-            # Each is named by a few plans; those files stay for running queries.
-            table.give_up_files(locations)
-        self._snapshots[entry.uuid] = (key, encoded.snapshot)
+            # Plans name them for at most as long as a query may run after its plan.
+            table.give_up_files(locations, extra_s=retention_s)
+        until_s = self._context.clock.monotonic() + retention_s
+        self._snapshots[entry.uuid] = _KeptSnapshot(key, encoded.snapshot, until_s)
         return encoded.snapshot
 
     async def _open(self, entry: Entry, metadata: TableMetadata) -> StreamTable:
@@ -243,7 +256,7 @@ class Streams:
                     f"The log has rows of the table {entry.uuid} up to offset {state.watermark}, but rows up to "
                     f"{table.flushed[number]} are in its files: the log was replaced or restored. Restore the right log"
                 )
-        table.give_up_files([info.location async for info in self._objects.list(folder)])
+        table.give_up_files([info.location async for info in self._objects.list(folder)])  # of an earlier process
         self._tables[entry.uuid] = table
         self._flushes.setdefault(entry.uuid, _FlushState())
         return table
@@ -255,19 +268,28 @@ class Streams:
 
     async def run(self) -> None:
         """Flush tables that are due, until cancelled."""
-        await self._open_unflushed()
+        monotonic = self._context.clock.monotonic
+        opened_s = -_OPEN_S
         while True:
+            if monotonic() - opened_s >= _OPEN_S:
+                await self._open_unflushed()
+                opened_s = monotonic()
             await asyncio.sleep(_TICK_S)
             await self.look()
 
     async def _open_unflushed(self) -> None:
-        """Open the tables that have rows in the log of an earlier process."""
-        streams = {shard.stream for shard, state in self._log.shards().items() if state.watermark > state.released}
-        for uuid in sorted(streams):
+        """Open the tables that have rows in the log of an earlier process, and remove streams of purged tables."""
+        unflushed = {shard.stream for shard, state in self._log.shards().items() if state.watermark > state.released}
+        for uuid in sorted({shard.stream for shard in self._log.shards()} - self._tables.keys()):
             try:
-                entry, metadata = await self._stream_tables.load(uuid)
-                await self._open(entry, metadata)
-            except SeamarkError as error:  # dropped, and perhaps restored later
+                if not await self._context.store.names_of(uuid):
+                    await self._log.remove(uuid)
+                elif uuid in unflushed:
+                    entry, metadata = await self._stream_tables.load(uuid)
+                    await self._open(entry, metadata)
+            except NoSuchTable:
+                _log.info("rows of a dropped table wait in the log", table=uuid)
+            except SeamarkError as error:
                 _log.warning("rows of a table wait in the log", table=uuid, error=error.message)
 
     async def look(self) -> None:
@@ -276,7 +298,7 @@ class Streams:
         limit_bytes = self._context.settings.stream_memory_bytes
         largest = max(self._tables.values(), key=lambda table: table.size_bytes, default=None)
         is_crowded = self.size_bytes > limit_bytes // 2
-        for uuid, table in self._tables.items():
+        for uuid, table in list(self._tables.items()):
             state = self._flushes[uuid]
             if state.task is not None or now_s < state.not_before_s:
                 continue
@@ -300,6 +322,8 @@ class Streams:
         try:
             await table.flush()
             state.failures = 0
+        except NoSuchTable:  # its rows wait in the log until it is restored or purged
+            self._close_table(table)
         except SeamarkError as error:
             state.failures += 1
             pause_s = min(_RETRY_MAX_S, _RETRY_S * 2 ** (state.failures - 1))
@@ -311,6 +335,10 @@ class Streams:
             _log.exception("a flush failed unexpectedly", table=table.uuid)
         finally:
             state.task = None
+
+    def _close_table(self, table: StreamTable) -> None:
+        for by_uuid in (self._tables, self._flushes, self._snapshots):
+            by_uuid.pop(table.uuid, None)
 
     async def close(self) -> None:
         """Wait for running flushes."""
