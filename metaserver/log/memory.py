@@ -118,7 +118,7 @@ class MemoryLog:
 
     def _begin_group(self) -> Group:
         now_ms = self._clock.now_ms()
-        self._state.forget(now_ms)
+        self._state.forget(now_ms, now_ms)
         return Group(self._state, now_ms)
 
     def _check_open(self) -> None:

@@ -207,12 +207,17 @@ class LogState:
                 f"and not row {offset}; begin at a snapshot of the table, or at an offset in this range"
             )
 
-    def forget(self, now_ms: int) -> None:
-        """Forget the producers and the removed streams that are older than `keep_ms`."""
+    def forget(self, now_ms: int, oldest_ms: int) -> None:
+        """Forget the producers and the removed streams that are older than `keep_ms`.
+
+        Args:
+            oldest_ms: The time from which the log has entries. The removal of a stream is remembered as long as the log
+                may have rows of it.
+        """
         limit = now_ms - self.keep_ms
         for name in [name for name, each in self.producers.items() if each.time_ms < limit]:
             del self.producers[name]
-        for stream in [stream for stream, time_ms in self.removed.items() if time_ms < limit]:
+        for stream in [stream for stream, time_ms in self.removed.items() if time_ms < min(limit, oldest_ms)]:
             del self.removed[stream]
 
     def summarize(self) -> StateSummary:
