@@ -64,7 +64,6 @@ from seamark.metaserver.index.files.cleaning import Cleaner
 from seamark.metaserver.index.files.indexes import open_indexes
 from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.index.files.usage import Usage
-from seamark.metaserver.log.memory import open_memory_log
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.reachability import report_unreachable
 from seamark.metaserver.objects.router import open_objects
@@ -154,8 +153,7 @@ async def open_components(
         )
         expiration = Expiration(catalog, publisher, planner)
         commits = await enter(open_commits(catalog, publisher, planner, metrics.commits))
-        log = await enter(open_memory_log(clock))
-        streams = await enter(open_streams(catalog, commits, objects, log, ImportedRowFiles(extensions.row_files)))
+        streams = await enter(open_streams(catalog, commits, objects, ImportedRowFiles(extensions.row_files)))
         components = ServerComponents(
             settings=settings,
             clock=clock,

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import NamedTuple
 
 import structlog
@@ -23,6 +23,7 @@ from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.protocol.wire import FRESH_FOLDER
 from seamark.formats.runtime.errors import (
     BadRequest,
+    LogUnavailable,
     NoSuchTable,
     RetryLater,
     SeamarkError,
@@ -35,12 +36,14 @@ from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.commit.changes.group_commit import Commits
 from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.log.port import Acknowledgement, Batch, StreamLog, StreamProducer
+from seamark.metaserver.log.segments import SegmentLimits, open_segment_log
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.runtime.background import running
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.operations import OpenStream
 from seamark.metaserver.streams.catalog_tables import CatalogTables
 from seamark.metaserver.streams.fresh_snapshots import run_encoding, with_fresh_snapshot
+from seamark.metaserver.streams.log_opening import LogSource, open_log_source
 from seamark.metaserver.streams.row_files import RowFiles
 from seamark.metaserver.streams.stream_table import FlushedBefore, FreshRows, StreamLimits, StreamTable
 
@@ -101,12 +104,12 @@ class Streams:
     """Belongs to one event loop; opened by `open_streams`."""
 
     def __init__(
-        self, catalog: Catalog, commits: Commits, objects: ObjectStore, log: StreamLog, row_files: RowFiles
+        self, catalog: Catalog, commits: Commits, objects: ObjectStore, logs: LogSource, row_files: RowFiles
     ) -> None:
         self._context = catalog.context
         self._catalog = catalog
         self._objects = objects
-        self._log = log
+        self._logs = logs
         self.row_files = row_files
         self._stream_tables = CatalogTables(catalog, commits)
         self._manifests = Manifests.of(objects, catalog.context.settings)
@@ -233,6 +236,7 @@ class Streams:
         return await self._opening.run(entry.uuid, lambda: self._make(entry, metadata))
 
     async def _make(self, entry: Entry, metadata: TableMetadata) -> StreamTable:
+        log = await self._logs.open()
         await check_writable(self._context, entry.uuid, metadata)
         if not entry.flushed:
             shards = min(max(1, as_int(metadata.properties, SHARDS, 1)), SHARDS_MAX)
@@ -242,7 +246,7 @@ class Streams:
         folder = _fresh_folder(metadata)
         table = StreamTable(
             entry,
-            self._log,
+            log,
             self._stream_tables,
             self.row_files,
             self._objects,
@@ -250,7 +254,7 @@ class Streams:
             StreamLimits(settings.stream_fresh_interval_ms / 1000, settings.stream_fresh_retention_s),
             fresh_folder=folder,
         )
-        for number, state in ((shard.number, state) for shard, state in self._log.shards(entry.uuid).items()):
+        for number, state in ((shard.number, state) for shard, state in log.shards(entry.uuid).items()):
             if state.watermark < table.flushed.get(number, 0):
                 raise StorageError(
                     f"The log has rows of the table {entry.uuid} up to offset {state.watermark}, but rows up to "
@@ -279,11 +283,14 @@ class Streams:
 
     async def _open_unflushed(self) -> None:
         """Open the tables that have rows in the log of an earlier process, and remove streams of purged tables."""
-        unflushed = {shard.stream for shard, state in self._log.shards().items() if state.watermark > state.released}
-        for uuid in sorted({shard.stream for shard in self._log.shards()} - self._tables.keys()):
+        if not self._logs.exists:
+            return
+        log = await self._logs.open()
+        unflushed = {shard.stream for shard, state in log.shards().items() if state.watermark > state.released}
+        for uuid in sorted({shard.stream for shard in log.shards()} - self._tables.keys()):
             try:
                 if not await self._context.store.names_of(uuid):
-                    await self._log.remove(uuid)
+                    await log.remove(uuid)
                 elif uuid in unflushed:
                     entry, metadata = await self._stream_tables.load(uuid)
                     await self._open(entry, metadata)
@@ -374,12 +381,23 @@ def _fresh_folder(metadata: TableMetadata) -> str:
 
 @asynccontextmanager
 async def open_streams(
-    catalog: Catalog, commits: Commits, objects: ObjectStore, log: StreamLog, row_files: RowFiles
+    catalog: Catalog, commits: Commits, objects: ObjectStore, row_files: RowFiles
 ) -> AsyncIterator[Streams]:
-    """Open the stream tables, and flush them in the background."""
-    streams = Streams(catalog, commits, objects, log, row_files)
-    try:
-        async with running("streams", streams.run):
-            yield streams
-    finally:
-        await streams.close()
+    """Open the stream tables over the log in the home folder, and flush them in the background."""
+    settings, clock = catalog.context.settings, catalog.context.clock
+    folder = settings.home / "streams"
+
+    def open_log() -> AbstractAsyncContextManager[StreamLog]:
+        if settings.workers > 1:
+            raise LogUnavailable(
+                f"This server has {settings.workers} workers, and one process owns the log of streams; set workers to 1"
+            )
+        return open_segment_log(folder, clock, SegmentLimits())
+
+    async with open_log_source(open_log, folder.exists) as logs:
+        streams = Streams(catalog, commits, objects, logs, row_files)
+        try:
+            async with running("streams", streams.run):
+                yield streams
+        finally:
+            await streams.close()
