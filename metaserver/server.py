@@ -78,6 +78,8 @@ from seamark.metaserver.services.running import ServicesStatus
 from seamark.metaserver.services.services import open_scheduler
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.open import open_store
+from seamark.metaserver.streams.row_files import ImportedRowFiles
+from seamark.metaserver.streams.streams import open_streams
 from seamark.metaserver.timeline.timeline import open_timeline
 from seamark.metaserver.timeline.webhooks import open_webhooks
 
@@ -150,6 +152,8 @@ async def open_components(
             retention_s=settings.index_retention_s,
         )
         expiration = Expiration(catalog, publisher, planner)
+        commits = await enter(open_commits(catalog, publisher, planner, metrics.commits))
+        streams = await enter(open_streams(catalog, commits, objects, ImportedRowFiles(extensions.row_files)))
         components = ServerComponents(
             settings=settings,
             clock=clock,
@@ -165,7 +169,8 @@ async def open_components(
             database_shares=database_shares,
             planner=planner,
             engine_commits=EngineCommits(catalog, publisher),
-            commits=await enter(open_commits(catalog, publisher, planner, metrics.commits)),
+            commits=commits,
+            streams=streams,
             expiration=expiration,
             orphan_removal=OrphanRemoval(catalog, publisher, planner),
             manifest_rewrite=await enter(open_manifest_rewrite(catalog, publisher, planner)),

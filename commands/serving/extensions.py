@@ -7,5 +7,9 @@ from seamark.commands.serving import explain_query
 from seamark.metaserver.runtime.extensions import Extensions
 
 EXTENSIONS = Extensions(
-    routes=(explain_query,), job_worker=JOB_WORKER, spark_driver=SPARK_DRIVER, statement_worker=STATEMENT_WORKER
+    routes=(explain_query,),
+    job_worker=JOB_WORKER,
+    spark_driver=SPARK_DRIVER,
+    row_files="seamark.connector.write.stream_files",
+    statement_worker=STATEMENT_WORKER,
 )

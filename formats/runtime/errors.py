@@ -13,10 +13,14 @@
     │   │   ├── NoSuchFunction
     │   │   ├── NoSuchWarehouse
     │   │   ├── NoSuchPlanId
-    │   │   └── NoSuchPlanTask
+    │   │   ├── NoSuchPlanTask
+    │   │   ├── StreamRemoved            the table's rows in the log were removed with the table
+    │   │   └── OffsetOutOfRange         the log no longer has, or does not have yet, the row at an offset
     │   ├── NotAcceptable           406  the requested format cannot represent the answer
     │   ├── AlreadyExists           409
     │   ├── NamespaceNotEmpty       409
+    │   ├── ProducerFenced          409  a later session of the same producer writes
+    │   ├── SequenceGap             409  an append does not follow the last append of its producer
     │   ├── RequestTimeout          408  the body took too long to arrive
     │   ├── TooLarge                413
     │   ├── UnsupportedMediaType    415  the server does not support the body's Content-Encoding
@@ -27,6 +31,8 @@
     ├── RetryLater              503  a limit is reached or a component is unavailable; retry later
     │   ├── TooManyRequests         429  a limit of this client is reached
     │   ├── StorageFull                  a disk or database is full; only an operator can free space
+    │   │   └── LogFull                  the disk of the log is full
+    │   ├── LogUnavailable               the log is closed or has failed
     │   └── CacheDamaged                 a file of the local cache is damaged, and was removed
     ├── StorageError            500  object storage failed, and the client cannot fix it
     │   ├── ObjectMissing                no object exists at the location
@@ -128,6 +134,16 @@ class NoSuchPlanTask(NotFound):
     type = "NoSuchPlanTaskException"
 
 
+class StreamRemoved(NotFound):
+    kind = "stream_removed"
+    type = "StreamRemovedException"
+
+
+class OffsetOutOfRange(NotFound):
+    kind = "offset_out_of_range"
+    type = "OffsetOutOfRangeException"
+
+
 class NotAcceptable(RequestError):
     kind = "not_acceptable"
     code = 406
@@ -144,6 +160,18 @@ class NamespaceNotEmpty(RequestError):
     kind = "namespace_not_empty"
     code = 409
     type = "NamespaceNotEmptyException"
+
+
+class ProducerFenced(RequestError):
+    kind = "producer_fenced"
+    code = 409
+    type = "ProducerFencedException"
+
+
+class SequenceGap(RequestError):
+    kind = "sequence_gap"
+    code = 409
+    type = "OutOfOrderSequenceException"
 
 
 class RequestTimeout(RequestError):
@@ -221,6 +249,14 @@ class StorageFull(RetryLater):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, retry_after_s=10)
+
+
+class LogFull(StorageFull):
+    kind = "log_full"
+
+
+class LogUnavailable(RetryLater):
+    kind = "log_unavailable"
 
 
 class CacheDamaged(RetryLater):

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import as_bool, metadata_folder
-from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER, FORMER_PLANS_FOLDER, INDEX_FOLDER, PLANS_FOLDER, show
+from seamark.formats.protocol.wire import (
+    FORMER_INDEX_FOLDER,
+    FORMER_PLANS_FOLDER,
+    FRESH_FOLDER,
+    INDEX_FOLDER,
+    PLANS_FOLDER,
+    show,
+)
 from seamark.formats.runtime.errors import BadRequest, Corrupt, Forbidden, NotFound, ObjectMissing
 from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.formats.storage.locations import parse_location
@@ -145,7 +152,7 @@ async def reachable_files(context: CatalogContext, uuid: str, metadata_location:
             yield manifest
     base = metadata.location.rstrip("/")
     former_plans = f"{metadata_folder(metadata.location, metadata.properties)}/{FORMER_PLANS_FOLDER}"
-    own_names = (INDEX_FOLDER, FORMER_INDEX_FOLDER, PLANS_FOLDER)
+    own_names = (INDEX_FOLDER, FORMER_INDEX_FOLDER, PLANS_FOLDER, FRESH_FOLDER)
     for folder in (*(f"{base}/{name}" for name in own_names), former_plans):
         if allowed(folder):
             # The listing is completed first, because deletions during a listing could make it skip files.

@@ -23,5 +23,7 @@ class Extensions:
     """The module that runs jobs of table services: `python -m MODULE <memory limit in bytes>`."""
     spark_driver: str
     """The module whose function `main` runs a job inside a Spark driver."""
+    row_files: str
+    """The module that reads and writes rows of streams as files: `conform_rows`, `pack_rows`, `encode_rows`."""
     statement_worker: str
     """The module that runs SQL statements: `python -m MODULE <socket> <memory limit in bytes> <time limit in s>`."""

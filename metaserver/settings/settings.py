@@ -17,12 +17,13 @@ from seamark.formats.storage.storages import STORAGES
 from seamark.metaserver.settings.fleet import FleetSettings, TenantSettings
 from seamark.metaserver.settings.gateway import GatewaySettings
 from seamark.metaserver.settings.services import ServiceSettings, setting
+from seamark.metaserver.settings.streams import StreamSettings
 
 ENVIRONMENT_PREFIX = "SEAMARK_"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(GatewaySettings, ServiceSettings, TenantSettings, FleetSettings):
+class Settings(GatewaySettings, ServiceSettings, StreamSettings, TenantSettings, FleetSettings):
     home: Path = setting(
         Path("seamark-home"),
         "Folder of the server's own files: the SQLite database, its keys and, by default, the warehouse. "

@@ -59,6 +59,14 @@ class Entry(msgspec.Struct, frozen=True):
     index_version: int = 0
     """Rises with each change of the table's registered index files. Set when names are read; 0: there is none, or the
     entry was not read by its name."""
+    flushed: str = ""
+    """The flushed offset of each shard of a stream table, as `shard:offset` separated by commas, in any order. The
+    statement that reads the pointer reads it, so both belong together. Empty for other tables."""
+
+    def flushed_offsets(self) -> dict[int, int]:
+        """Return the flushed offsets by shard."""
+        parts = (part.split(":") for part in self.flushed.split(",") if part)
+        return {int(shard): int(offset) for shard, offset in parts}
 
 
 class DroppedEntry(msgspec.Struct, frozen=True):

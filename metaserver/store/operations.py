@@ -241,6 +241,37 @@ class AdvanceProducer(Operation, frozen=True):
     now_ms: int
 
 
+class OpenStream(Operation, frozen=True):
+    """Make a table a stream table: each shard that has no flushed offset gets the offset 0.
+
+    Raises:
+        NoSuchTable: If no live name refers to the table.
+    """
+
+    uuid: str
+    shards: int
+
+
+class FlushedRange(msgspec.Struct, frozen=True):
+    """The rows of a shard that a flush adds to the table: those at `start` and after it, and before `end`."""
+
+    shard: int
+    start: int
+    end: int
+
+
+class MoveFlushedOffsets(Operation, frozen=True):
+    """Record that the rows of these ranges are in the table's files.
+
+    Raises:
+        CommitConflict: Unless each range starts at the flushed offset of its shard. Another flush was faster.
+        NoSuchTable: If no live name refers to the table.
+    """
+
+    uuid: str
+    ranges: tuple[FlushedRange, ...]
+
+
 class KeepPlanTable(Operation, frozen=True):
     """Stores the plan, unless another has its name: then that plan's lease is extended to the new lease.
 

@@ -147,6 +147,9 @@ class PointerStore(Protocol):
         namespaces or in one: several share its files.
         """
 
+    async def entries_of(self, uuid: str) -> list[Entry]:
+        """Return the live entries of the table with this UUID: one, unless several names refer to the table."""
+
     async def fence(self, lease: str) -> int:
         """Return the fencing number of a lease; 0 if it has never been taken."""
 

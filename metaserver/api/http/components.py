@@ -40,6 +40,7 @@ from seamark.metaserver.services.housekeeping import Housekeeping
 from seamark.metaserver.services.running import ServicesStatus
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.port import PointerStore
+from seamark.metaserver.streams.streams import Streams
 from seamark.metaserver.timeline.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class ServerComponents:
     planner: Planner
     engine_commits: EngineCommits
     commits: Commits
+    streams: Streams
     expiration: Expiration
     orphan_removal: OrphanRemoval
     manifest_rewrite: ManifestRewrite

@@ -33,6 +33,7 @@ from seamark.metaserver.api.http.dispatch import Answer, Call, Route
 from seamark.metaserver.api.http.parameters.snapshots import by_schema
 from seamark.metaserver.api.http.render import DELEGATION, access_config
 from seamark.metaserver.api.plans.column_reads import count_plan, count_read
+from seamark.metaserver.api.plans.fresh import FreshPlan, load_fresh, with_fresh
 from seamark.metaserver.api.plans.pending import PendingPlans
 from seamark.metaserver.api.plans.scan_requests import PlanTableScan, pin_request
 from seamark.metaserver.catalog.column_usage import ColumnRead
@@ -137,12 +138,18 @@ async def plan_table_scan(call: Call, body: bytes) -> Answer:
         return answer
     entry = await app[POINTERS].entry(namespace, name)
     header = call.headers.get
+    stream: FreshPlan | None = None
+    if entry.flushed:
+        stream = await load_fresh(call, entry, body, _dialect_of(call))
+        assert stream.loaded.entry is not None
+        entry = stream.loaded.entry
     # The key contains everything that the answer depends on besides settings; metadata files are immutable. Whether the
     # file still exists is not checked for a cached answer: the client has just loaded the table.
     key = (
         entry.metadata_location,
         entry.uuid,
         entry.index_version,
+        None if stream is None else (stream.is_live, stream.snapshot and stream.snapshot.snapshot_id),
         namespace,
         name,
         body,
@@ -159,8 +166,11 @@ async def plan_table_scan(call: Call, body: bytes) -> Answer:
         return web.Response(body=cached.body, headers=cached.headers)
     documents = app[COMPONENTS].catalog.documents
     await documents.ensure_exists(entry.metadata_location)
-    loaded = LoadedTable(entry=entry, metadata=await documents.table(entry.metadata_location))
-    answer, scan_plan, read = await _plan(call, loaded, body)
+    if stream is not None:
+        loaded = stream.loaded
+    else:
+        loaded = LoadedTable(entry=entry, metadata=await documents.table(entry.metadata_location))
+    answer, scan_plan, read = await _plan(call, loaded, body, stream)
     if (
         scan_plan is not None
         and scan_plan.complete
@@ -174,15 +184,27 @@ async def plan_table_scan(call: Call, body: bytes) -> Answer:
     return answer
 
 
-async def _plan(call: Call, loaded: LoadedTable, data: bytes) -> tuple[Answer, ScanPlan | None, ColumnRead | None]:
+async def _plan(
+    call: Call, loaded: LoadedTable, data: bytes, stream: FreshPlan | None = None
+) -> tuple[Answer, ScanPlan | None, ColumnRead | None]:
     """Plan the scan that a body requests.
+
+    Args:
+        call: The call.
+        loaded: The table.
+        data: The body.
+        stream: What the request reads of a stream table.
 
     Returns:
         The answer; the plan if the answer can be cached; and the read if it is counted.
     """
     body = await call.parse(data, PlanTableScan)
     dialect = _dialect_of(call)
-    scan = _ClientScan(call, loaded, dialect, pin_request(body, loaded.metadata, dialect))
+    if stream is not None and stream.is_live:
+        body = msgspec.structs.replace(body, snapshot_id=None)
+    scan = _ClientScan(
+        call, loaded, dialect, pin_request(body, loaded.metadata, dialect, None if stream is None else stream.snapshot)
+    )
     # Validates the request before anything is read, also for an empty table.
     bound_scan = await scan.bind()
     if bound_scan.snapshot is None:
@@ -208,6 +230,7 @@ async def fetch_planning_result(call: Call) -> Answer:
     loaded = await _load(call)
     plan_id = call.variables["plan_id"]
     request = _open_plan_id(call, plan_id, loaded)
+    loaded = with_fresh(loaded, request)
     if not _has_not_expired(loaded.metadata, request):
         raise NoSuchPlanId(f"The plan's snapshot of {_name_of_table(call)} has expired; plan again")
     scan = _ClientScan(call, loaded, _dialect_of(call), request)
@@ -239,6 +262,7 @@ async def fetch_scan_tasks(call: Call, body: _FetchScanTasks) -> web.StreamRespo
     task = call.app[TOKENS].open_plan_task(body.plan_task, _uuid_of(loaded))
     if task is None:
         raise NoSuchPlanTask(f"The plan task was not issued for {_name_of_table(call)}; plan again")
+    loaded = with_fresh(loaded, task.request)
     if not _has_not_expired(loaded.metadata, task.request):
         raise NoSuchPlanTask(f"The plan task's snapshot of {_name_of_table(call)} has expired; plan again")
     scan = _ClientScan(call, loaded, _dialect_of(call), task.request)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import msgspec
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.iceberg.types.schema import Schema, is_primitive
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.planner.answer.content_files import ClientDialect
@@ -25,7 +26,7 @@ from seamark.metaserver.planner.scan.request import PinnedRequest, find_expired_
 
 STATS_FIELDS_MAX = 10_000
 """The limit for one request; plan tasks carry the names."""
-_FILE = "_file"
+FILE_COLUMN = "_file"
 """The metadata column by which Spark finds the files that a statement rewrites or deletes rows of."""
 _MERGE_ON_READ_COLUMNS = frozenset({"_pos", "_spec_id", "_partition"})
 """The metadata columns that merge-on-read selects beside `_file`; it never writes the other rows of a file."""
@@ -62,8 +63,16 @@ class PlanTableScan(msgspec.Struct, rename="kebab"):
     seamark: _Extensions = _Extensions()
 
 
-def pin_request(body: PlanTableScan, metadata: TableMetadata, dialect: ClientDialect) -> PinnedRequest:
+def pin_request(
+    body: PlanTableScan, metadata: TableMetadata, dialect: ClientDialect, fresh: Snapshot | None = None
+) -> PinnedRequest:
     """Return the request with an explicit snapshot and distinct stats fields.
+
+    Args:
+        body: The body of the request.
+        metadata: The table's metadata.
+        dialect: How the client reads the answer.
+        fresh: The fresh snapshot that is the current one in `metadata`.
 
     Raises:
         BadRequest: If the request names too many stats fields or an unknown snapshot, or has functions and residuals.
@@ -98,6 +107,7 @@ def pin_request(body: PlanTableScan, metadata: TableMetadata, dialect: ClientDia
         sequence_numbers=extensions.sequence_numbers,
         may_rewrite_files=may_rewrite,
         functions=extensions.functions,
+        fresh=b"" if fresh is None or fresh.snapshot_id != snapshot_id else msgspec.json.encode(fresh),
     )
 
 
@@ -109,7 +119,7 @@ def _read_selection(body: PlanTableScan, metadata: TableMetadata, snapshot_id: i
         that writes all rows of the files again.
     """
     selected = frozenset(body.select or ())
-    if _FILE in selected:
+    if FILE_COLUMN in selected:
         # The modes alone could change between the statement and its plan, the columns alone could be the user's.
         merges_on_read = selected >= _MERGE_ON_READ_COLUMNS and all(
             metadata.properties.get(mode) == "merge-on-read" for mode in _MODE_PROPERTIES

@@ -45,6 +45,7 @@ from seamark.metaserver.commit.change_requests.change_body import (
     GivenPartition,
 )
 from seamark.metaserver.commit.change_requests.collision import Collision
+from seamark.metaserver.store.operations import FlushedRange
 
 _OWN_PREFIX = "seamark."
 _OWN_KEYS = frozenset({"operation", "changed-partition-count"})
@@ -68,6 +69,8 @@ class ChangeRequest(ChangeFields, frozen=True, kw_only=True):
     scope_partitions: tuple[GivenPartition, ...] | None
     replace_filter: Expression | None
     replace_written: bool
+    flushed: tuple[FlushedRange, ...] = ()
+    """The rows of a stream that the change adds. No client can send this."""
 
     @property
     def replaces(self) -> bool:

@@ -39,7 +39,14 @@ from seamark.metaserver.objects.cleanup import Cleanup
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.store.lease import SERVICES
 from seamark.metaserver.store.model import Entry, NamespacePath, RegisteredIndexFile
-from seamark.metaserver.store.operations import AdvanceProducer, CheckFence, Operation, ReplaceIndexFiles
+from seamark.metaserver.store.operations import (
+    AdvanceProducer,
+    CheckFence,
+    FlushedRange,
+    MoveFlushedOffsets,
+    Operation,
+    ReplaceIndexFiles,
+)
 from seamark.metaserver.store.port import IdempotencyTaken, LostRace
 
 _log = structlog.get_logger("seamark.commits")
@@ -346,6 +353,7 @@ class Commits:
         """Apply the change on top of the previous changes of the group."""
         await self._check_table(pending, attempt.entry)
         await self._check_fence(pending.request.fence)  # in the transaction it would fail the whole group
+        self._check_flushed(pending.request.flushed, attempt.entry)
         key, producer = pending.caller.idempotency, pending.request.producer
         if key is not None and key.key in attempt.keys:  # a key recorded twice would fail the whole transaction
             attempt.twins.append(pending)
@@ -382,6 +390,13 @@ class Commits:
     async def _check_fence(self, fence: int | None) -> None:
         if fence is not None and fence != await self._context.store.fence(SERVICES):
             raise Collision("fence", "Another replica runs the table services now; this job was stopped")
+
+    @staticmethod
+    def _check_flushed(ranges: Sequence[FlushedRange], entry: Entry) -> None:
+        """Raise Collision if other flushes have moved the offsets: in the transaction it would fail the whole group."""
+        offsets = entry.flushed_offsets()
+        if any(offsets.get(moved.shard) != moved.start for moved in ranges):
+            raise Collision("flush", "Rows of this flush were flushed before; nothing was changed")
 
     async def _check_table(self, pending: PendingChange, entry: Entry) -> None:
         expected = pending.request.table_uuid or pending.uuid
@@ -428,6 +443,8 @@ class Commits:
         if pending.request.producer is not None:
             named = pending.request.producer
             operations.append(AdvanceProducer(pending.uuid, named.id, named.sequence, snapshot_id, now_ms))
+        if pending.request.flushed:
+            operations.append(MoveFlushedOffsets(pending.uuid, pending.request.flushed))
         by_definition: dict[str, list[RegisteredIndexFile]] = {}
         for file in pending.index_files:
             by_definition.setdefault(file.definition, []).append(structs.replace(file, snapshot_id=snapshot_id))

@@ -82,7 +82,9 @@ class PinnedRequest(ScanOptions, frozen=True, kw_only=True, array_like=True):
     may_rewrite_files: bool = False
     """Whether the client may write the rows of the files again. Then its reader must not skip rows."""
     functions: bool = False
-    """Whether the filter may have SQL functions (`formats/iceberg/types/functions.py`)."""
+    """The filter may have functions of SQL (`formats/iceberg/types/functions.py`)."""
+    fresh: bytes = b""
+    """The fresh snapshot that is read, as JSON; empty for a snapshot of the table."""
 
     @property
     def has_long_filter(self) -> bool:

@@ -6,7 +6,7 @@ and the meaning of a missing row is queried afterwards. Under READ COMMITTED tha
 a concurrent writer of the row and checks the condition again on the new row.
 
 The generators are in `names`, `instants`, `records`, `column_reads`, `index_files`, `claims`, `producers`,
-`plan_tables` and `replicas`.
+`plan_tables`, `replicas` and `streams`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from seamark.metaserver.store.sql import (
     producers,
     records,
     replicas,
+    streams,
 )
 from seamark.metaserver.store.sql.statement import Steps
 
@@ -74,6 +75,8 @@ _APPLY: dict[type, Callable[[Any, int], Steps[Any]]] = {
     operations.ReleaseLocations: claims.release,
     operations.CheckRetained: claims.check_retained,
     operations.AdvanceProducer: producers.advance,
+    operations.OpenStream: streams.open_stream,
+    operations.MoveFlushedOffsets: streams.move,
     operations.KeepPlanTable: plan_tables.keep,
     operations.RenewPlanTable: plan_tables.renew,
     operations.LeasePlanSnapshots: plan_tables.lease,

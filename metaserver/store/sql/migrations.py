@@ -170,6 +170,13 @@ _RETAINED = (
     "ALTER TABLE claims ADD COLUMN spelled {text}",
 )
 
+_STREAM_OFFSETS = (
+    # The rows of a shard before `flushed` are in the table's files.
+    """CREATE TABLE stream_offsets (
+        uuid {text} NOT NULL, shard {int} NOT NULL, flushed {int} NOT NULL, PRIMARY KEY (uuid, shard)
+    ) {table}""",
+)
+
 MIGRATIONS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"": _FIRST, "PostgreSQL": _FIRST_POSTGRES},
     {"": _INDEX_FILES},
@@ -182,6 +189,7 @@ MIGRATIONS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"": _COLUMN_READS},
     {"": _LEASE_STATES},
     {"": _RETAINED},
+    {"": _STREAM_OFFSETS},
 )
 """Step n is MIGRATIONS[n - 1]: statements for every database under "", and for one database under its dialect's
 name."""

@@ -119,6 +119,11 @@ def entries(kind: EntryKind, namespace: NamespacePath, after: str | None, limit:
     return _all(NAMED.decode, sql, pack(namespace), kind.value, after or "", limit)
 
 
+def entries_of(uuid: str) -> Steps[list[Entry]]:
+    sql = f"SELECT {NAMED} FROM entries WHERE uuid = $1 ORDER BY namespace, name LIMIT 2"  # noqa: S608
+    return _all(NAMED.decode, sql, uuid)
+
+
 def list_dropped(namespace: NamespacePath | None, after: str | None, limit: int) -> Steps[list[DroppedEntry]]:
     if namespace is None:
         sql = f"SELECT {DROPPED} FROM dropped WHERE id > $1 ORDER BY id LIMIT $2"  # noqa: S608
@@ -394,6 +399,11 @@ _INVARIANTS = (
     (
         "index file without its table's index version",
         "SELECT location FROM index_files WHERE uuid NOT IN (SELECT uuid FROM index_versions)",
+    ),
+    (
+        "flushed offset of a table without a name",
+        "SELECT uuid FROM stream_offsets WHERE uuid NOT IN (SELECT uuid FROM entries) "
+        "AND uuid NOT IN (SELECT uuid FROM dropped)",
     ),
     (
         "producer of a table without a name",

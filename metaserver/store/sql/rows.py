@@ -137,11 +137,14 @@ _instant = partial(
 )
 
 NAMESPACE = StructColumns(Namespace, path=_NAMESPACE, properties=_json("namespace properties"))
-ENTRY: StructColumns[Entry] = _entry(without=("index_version",))
+ENTRY: StructColumns[Entry] = _entry(without=("index_version", "flushed"))
 NAMED: StructColumns[Entry] = _entry(
-    sql={"index_version": "coalesce((SELECT version FROM index_versions WHERE uuid = entries.uuid), 0)"}
+    sql={
+        "index_version": "coalesce((SELECT version FROM index_versions WHERE uuid = entries.uuid), 0)",
+        "flushed": "coalesce((SELECT {join_offsets} FROM stream_offsets WHERE uuid = entries.uuid), '')",
+    }
 )
-"""The columns of entries in reads: with the index version, in the same statement."""
+"""The columns of entries in reads: with the index version and the flushed offsets, in the same statement."""
 DROPPED = f"id, {ENTRY}, purge, dropped_ms, expires_ms, who"
 INSTANT: StructColumns[Instant] = _instant()
 NEW_INSTANT: StructColumns[Instant] = _instant(without=("position",))

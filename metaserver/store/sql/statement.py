@@ -99,6 +99,7 @@ SQLITE = SqlDialect(
         # Above any position: there is one writer at a time, so that no later position is below an existing one.
         "watermark": "':'",
         "each_of_1": "(SELECT value FROM json_each($1))",
+        "join_offsets": "group_concat(shard || ':' || flushed)",
         "clock_ms": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
     },
     placeholder="?",
@@ -132,6 +133,7 @@ POSTGRES = SqlDialect(
             "GROUP BY top)"
         ),
         "each_of_1": "(SELECT jsonb_array_elements_text($1::text::jsonb))",
+        "join_offsets": "string_agg(shard || ':' || flushed, ',')",
         "clock_ms": "(extract(epoch FROM clock_timestamp()) * 1000)::bigint",
     },
     placeholder="$",

@@ -1,0 +1,82 @@
+"""Plans of stream tables: with the rows that were acknowledged and that no commit has added yet.
+
+A plan has fresh rows if the client reads the table as it is now. PyIceberg says so by naming no snapshot. Spark always
+names the snapshot that was current when it loaded the table, also where the user named none. So a plan for the current
+snapshot, or for one that a flush has replaced a moment ago, reads the table as it is now if the client is Java's.
+
+A statement that rewrites or deletes rows of files gets no fresh files: a commit cannot remove rows of them. Their rows
+are flushed first, so that the statement's commit conflicts if it would have changed them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.snapshot import Snapshot
+from seamark.formats.runtime.decoding import from_json
+from seamark.metaserver.api.http.dispatch import Call
+from seamark.metaserver.api.plans.scan_requests import FILE_COLUMN, PlanTableScan
+from seamark.metaserver.catalog.values import LoadedTable
+from seamark.metaserver.planner.answer.content_files import ClientDialect
+from seamark.metaserver.planner.scan.request import PinnedRequest
+from seamark.metaserver.store.model import Entry
+from seamark.metaserver.streams.catalog_tables import is_flush
+from seamark.metaserver.streams.fresh_snapshots import with_fresh_snapshot
+
+REPLACED_MS_MAX = 10_000
+"""A flush that is not older may have come between the client's load of the table and its plan."""
+
+
+class FreshPlan(NamedTuple):
+    """What a plan request of a stream table reads.
+
+    Attributes:
+        loaded: The table; its current snapshot is `snapshot` if there is one.
+        snapshot: The fresh snapshot that the plan reads; None if it reads a snapshot of the table.
+        is_live: Whether the plan reads the current snapshot, whichever the request names.
+    """
+
+    loaded: LoadedTable
+    snapshot: Snapshot | None
+    is_live: bool
+
+
+async def load_fresh(call: Call, entry: Entry, data: bytes, dialect: ClientDialect) -> FreshPlan:
+    """Return what a plan request with this body reads."""
+    body = await call.parse(data, PlanTableScan)
+    metadata = await call.components.catalog.documents.table(entry.metadata_location)
+    if not _is_live(body, metadata, dialect, call.components.clock.now_ms()):
+        return FreshPlan(LoadedTable(entry, metadata), None, False)
+    if dialect.changes_files and FILE_COLUMN in (body.select or ()):
+        await call.components.streams.flush(entry.uuid)
+        return FreshPlan(LoadedTable(entry, metadata), None, False)
+    fresh = await call.components.streams.load_fresh(entry, metadata)
+    return FreshPlan(fresh.loaded, fresh.snapshot, True)
+
+
+def _is_live(body: PlanTableScan, metadata: TableMetadata, dialect: ClientDialect, now_ms: int) -> bool:
+    """Return whether the request reads the table as it is now."""
+    if body.start_snapshot_id is not None or body.end_snapshot_id is not None:
+        return False
+    if body.snapshot_id is None:
+        return True
+    snapshot = metadata.current_snapshot
+    while dialect.changes_files and snapshot is not None:
+        if snapshot.snapshot_id == body.snapshot_id:
+            return True
+        if not is_flush(snapshot) or now_ms - snapshot.timestamp_ms > REPLACED_MS_MAX:
+            return False
+        parent_id = snapshot.parent_snapshot_id
+        snapshot = None if parent_id is None else metadata.snapshot(parent_id)
+    return False
+
+
+def with_fresh(loaded: LoadedTable, request: PinnedRequest) -> LoadedTable:
+    """Return the table with the fresh snapshot that the request reads, if it reads one."""
+    if not request.fresh:
+        return loaded
+    metadata = with_fresh_snapshot(loaded.metadata, from_json(request.fresh, Snapshot))
+    return msgspec.structs.replace(loaded, metadata=metadata)

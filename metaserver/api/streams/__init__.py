@@ -1,0 +1,1 @@
+"""Routes of stream tables."""

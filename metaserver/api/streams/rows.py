@@ -1,0 +1,122 @@
+"""The route that appends rows to a stream table. It answers when the log has the rows durably."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated
+
+import msgspec
+import pyarrow as pa
+
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.protocol.wire import check_changeable, check_name, show
+from seamark.formats.runtime.errors import BadRequest
+from seamark.metaserver.api.formats.arrow_body import read_stream
+from seamark.metaserver.api.http.bodies import QUICK_BYTES
+from seamark.metaserver.api.http.describe import BodySize, Parameter, ResponseSpec, doc
+from seamark.metaserver.api.http.dispatch import Call, Route
+from seamark.metaserver.api.plans.planning import POINTERS
+from seamark.metaserver.catalog.values import LoadedTable
+from seamark.metaserver.streams.rows import RowFormat, decode_objects, format_of, to_batch
+from seamark.metaserver.streams.streams import PRODUCER_CHARACTERS_MAX, check_stream_table
+
+_PARAMETERS = (
+    Parameter(
+        "producer",
+        "query",
+        "A name of the writer, unique among the writers of this principal to this table. With it, a request that is "
+        "repeated with the same sequence adds no rows.",
+        {"type": "string", "maxLength": PRODUCER_CHARACTERS_MAX},
+    ),
+    Parameter(
+        "sequence",
+        "query",
+        "The number of the producer's request: 0, 1, 2, …",
+        {"type": "integer", "minimum": 0},
+    ),
+)
+_SEQUENCE_MAX = 1 << 62
+
+
+class RowPosition(msgspec.Struct, frozen=True):
+    """Where rows are in the log."""
+
+    shard: int
+    offset: Annotated[int, doc("The offset of the first row.")]
+    end: Annotated[int, doc("The offset after the last row.")]
+
+
+class AppendedRows(msgspec.Struct, frozen=True):
+    rows: Annotated[int, doc("The rows of the request, which are durable.")]
+    duplicate: Annotated[bool, doc("Whether an earlier request of the producer had appended them.")]
+    positions: Annotated[list[RowPosition], doc("Empty for an old duplicate.")]
+
+
+@Route(
+    "POST",
+    "/api/v1/tables/{namespace}/{table}/rows",
+    "appendRows",
+    "Appends rows to a stream table, as an Arrow IPC stream, JSON rows or JSON lines; they are durable with the answer",
+    tags=("streams",),
+    parameters=_PARAMETERS,
+    body_size=BodySize.LARGE,
+    answers=(
+        ResponseSpec(200, "The rows are durable, and every later plan has them", AppendedRows),
+        ResponseSpec(400, "The table is no stream table, or a row does not fit it; no row was appended"),
+        ResponseSpec(404, "No such table"),
+        ResponseSpec(409, "The sequence does not follow the producer's last sequence; no row was appended"),
+        ResponseSpec(415, "Another media type"),
+        ResponseSpec(429, "The memory for rows is full; no row was appended"),
+    ),
+).takes_bytes()
+async def append_rows(call: Call, body: bytes) -> AppendedRows:
+    check_changeable(call.name)
+    row_format, producer = format_of(call.content_type), _read_producer(call.query)
+    entry = await call.app[POINTERS].entry(call.namespace, call.name)
+    metadata = await call.components.catalog.documents.table(entry.metadata_location)
+    check_stream_table(metadata, show(call.namespace, call.name))
+    prepare = partial(_prepare, call, body, row_format, metadata)
+    rows, payload = prepare() if len(body) <= QUICK_BYTES else await call.in_turn(prepare)
+    if not rows:
+        return AppendedRows(0, False, [])
+    acknowledged = await call.components.streams.append(
+        LoadedTable(entry, metadata), payload, rows, who=call.principal.name, producer=producer
+    )
+    positions = [RowPosition(place.shard.number, place.offset, place.end) for place in acknowledged.positions]
+    return AppendedRows(rows, acknowledged.duplicate, positions)
+
+
+def _prepare(call: Call, body: bytes, row_format: RowFormat, metadata: TableMetadata) -> tuple[int, bytes]:
+    """Return the number of rows and the rows as a payload of the log."""
+    rows_max, row_files = call.components.settings.stream_rows_limit, call.components.streams.row_files
+    if row_format is RowFormat.ARROW:
+        batches = read_stream(body, "The body", rows_max=rows_max).to_batches()
+    else:
+        batches = [to_batch(decode_objects(body, row_format, rows_max=rows_max), metadata.current_schema)]
+    conformed = [row_files.conform(batch, metadata) for batch in batches if batch.num_rows]
+    if not conformed:
+        return 0, b""
+    batch = conformed[0]
+    if len(conformed) > 1:
+        batch = pa.concat_batches(conformed)
+    return batch.num_rows, row_files.pack(batch, metadata)
+
+
+def _read_producer(query: Mapping[str, str]) -> tuple[str, int] | None:
+    """Return the name of the producer and the number of the request; None without both.
+
+    Raises:
+        BadRequest: If one of them is missing or invalid.
+    """
+    name, number = query.get("producer"), query.get("sequence")
+    if name is None and number is None:
+        return None
+    if name is None or number is None:
+        raise BadRequest(f"The query has no {'producer' if name is None else 'sequence'}; send both, or neither")
+    check_name(name, "producer")
+    if len(name) > PRODUCER_CHARACTERS_MAX:
+        raise BadRequest(f"producer has {len(name)} characters; the limit is {PRODUCER_CHARACTERS_MAX}")
+    if not (number.isascii() and number.isdigit() and len(number) <= 19 and int(number) < _SEQUENCE_MAX):
+        raise BadRequest(f"sequence is {number[:40]!r}; it must be a number from 0 on")
+    return name, int(number)

@@ -1,0 +1,1 @@
+"""A streaming log: durable, ordered batches of rows, before they are in data files."""

@@ -1,0 +1,182 @@
+"""The files of a log: a small port, so that a simulation has a disk that loses and tears writes.
+
+`FolderFiles` is the real disk. All methods block, and are called from threads.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from seamark.formats.runtime.errors import ConfigError
+
+_TEMPORARY = ".new"
+_PARTS_MAX = 512
+"""Buffers of one call of pwritev; Linux takes 1,024."""
+_NO_RESERVE = frozenset((errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL))
+
+
+class LogFile(Protocol):
+    """An open file."""
+
+    def write(self, position: int, parts: Sequence[bytes]) -> None:
+        """Write the parts one after another. An OSError leaves any part of them written."""
+
+    def sync(self) -> None:
+        """Make all writes durable. After an OSError it is unknown what is durable."""
+
+    def truncate(self, size_bytes: int) -> None:
+        """Cut the file."""
+
+    def reserve(self, size_bytes: int) -> None:
+        """Reserve room for this size. The new bytes are zero."""
+
+    def close(self) -> None: ...
+
+
+class LogFiles(Protocol):
+    """One folder of files. Raises OSError for failures of the disk."""
+
+    def names(self) -> list[str]:
+        """Return the names of all complete files."""
+
+    def describe(self, name: str) -> str:
+        """Return the path of a file, for messages."""
+
+    def create(self, name: str, data: bytes, reserve_bytes: int = 0) -> None:
+        """Create a file: it exists with all data, durably, or not at all."""
+
+    def open(self, name: str) -> LogFile: ...
+
+    def read(self, name: str, position: int, length: int) -> bytes:
+        """Return bytes of a file; fewer at its end."""
+
+    def read_whole(self, name: str) -> bytes: ...
+
+    def size_bytes(self, name: str) -> int: ...
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove files durably, in this order. A missing file is no error."""
+
+
+class _OpenFile:
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+    def write(self, position: int, parts: Sequence[bytes]) -> None:
+        for first in range(0, len(parts), _PARTS_MAX):
+            position = _write_all(self._descriptor, position, parts[first : first + _PARTS_MAX])
+
+    def sync(self) -> None:
+        os.fdatasync(self._descriptor)
+
+    def truncate(self, size_bytes: int) -> None:
+        os.ftruncate(self._descriptor, size_bytes)
+
+    def reserve(self, size_bytes: int) -> None:
+        _reserve(self._descriptor, size_bytes)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+class FolderFiles:
+    """The files of a folder, which one process uses at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        """Create the folder if needed, and lock it.
+
+        Raises:
+            ConfigError: If another process uses it.
+        """
+        self.folder = folder
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _sync_folder(folder.parent)
+        self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise ConfigError(f"Another process uses the log in {folder}; stop it first") from None
+        for path in folder.glob(f"*{_TEMPORARY}"):
+            path.unlink()
+
+    def close(self) -> None:
+        """Release the folder."""
+        os.close(self._lock)
+
+    def names(self) -> list[str]:
+        return sorted(name for name in os.listdir(self.folder) if not name.endswith(_TEMPORARY) and name != "lock")
+
+    def describe(self, name: str) -> str:
+        return str(self.folder / name)
+
+    def create(self, name: str, data: bytes, reserve_bytes: int = 0) -> None:
+        path = self.folder / name
+        temporary = self.folder / (name + _TEMPORARY)
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            if reserve_bytes:
+                _reserve(descriptor, reserve_bytes)
+            _write_all(descriptor, 0, (data,))
+            os.fsync(descriptor)
+            temporary.rename(path)
+            _sync_folder(self.folder)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(descriptor)
+
+    def open(self, name: str) -> LogFile:
+        return _OpenFile(self.folder / name)
+
+    def read(self, name: str, position: int, length: int) -> bytes:
+        descriptor = os.open(self.folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            return os.pread(descriptor, length, position)
+        finally:
+            os.close(descriptor)
+
+    def read_whole(self, name: str) -> bytes:
+        return (self.folder / name).read_bytes()
+
+    def size_bytes(self, name: str) -> int:
+        return (self.folder / name).stat().st_size
+
+    def remove(self, names: Sequence[str]) -> None:
+        for name in names:
+            (self.folder / name).unlink(missing_ok=True)
+        _sync_folder(self.folder)
+
+
+def _write_all(descriptor: int, position: int, parts: Sequence[bytes]) -> int:
+    """Write the parts at a position; return the position after them."""
+    size_bytes = sum(map(len, parts))
+    written = os.pwritev(descriptor, parts, position)
+    if written < size_bytes:  # a full disk, a signal, or more than 2 GiB
+        rest = memoryview(b"".join(parts))
+        while written < size_bytes:
+            written += os.pwrite(descriptor, rest[written:], position + written)
+    return position + size_bytes
+
+
+def _reserve(descriptor: int, size_bytes: int) -> None:
+    try:
+        os.posix_fallocate(descriptor, 0, size_bytes)
+    except OSError as error:
+        if error.errno not in _NO_RESERVE:
+            raise
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

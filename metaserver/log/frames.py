@@ -1,0 +1,191 @@
+"""How entries are stored in a segment file: as frames, each with a checksum.
+
+A segment is a sequence of frames, each at a multiple of 8 bytes. A frame has a header of 32 bytes, all little-endian,
+and a body:
+
+    magic   4 bytes   b"SMLG"
+    crc     4 bytes   CRC32C of the number of the segment, the position of the frame, and all that follows
+    body    4 bytes   bytes of the body, without the padding
+    meta    4 bytes   bytes of the body that are the entry in MessagePack; the payloads of its batches follow
+    kind    1 byte    `FrameKind`
+    –       15 bytes  zero
+
+The checksum contains the number and the position, so that bytes of a deleted segment, or a frame inside a payload, are
+never taken for a frame.
+
+The first frame is the head: the state of the log before the segment. After each sync the writer adds a mark, which is
+not synced itself: all before a mark is durable. So a damaged frame before a mark was acknowledged, and the log refuses
+to open. A damaged frame with no mark after it was being written when the process or the machine stopped: it is the end
+of the log.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+import msgspec
+from awscrt.checksums import crc32c
+
+from seamark.formats.runtime.errors import Corrupt
+from seamark.metaserver.log.port import Batch, Shard
+from seamark.metaserver.log.state import AppendEntry, Entry, StateSummary
+
+HEADER_BYTES = 32
+ALIGNMENT_BYTES = 8
+_MAGIC = b"SMLG"
+_HEADER = struct.Struct("<4sIIIB15x")
+_CHECKED = struct.Struct("<IIB15x")
+_PLACE = struct.Struct("<QQ")
+_ENCODER = msgspec.msgpack.Encoder()
+_ENTRY_DECODER = msgspec.msgpack.Decoder(Entry)
+_HEAD_DECODER = msgspec.msgpack.Decoder(StateSummary)
+
+Buffer = bytes | bytearray | memoryview
+
+
+class FrameKind(IntEnum):
+    """What a frame contains."""
+
+    HEAD = 1
+    ENTRY = 2
+    MARK = 3
+
+
+class Frame(NamedTuple):
+    """A whole, undamaged frame in a segment. `end` is the position after it and its padding."""
+
+    position: int
+    end: int
+    kind: FrameKind
+    meta: memoryview
+    payloads: memoryview
+
+    def entry(self) -> Entry:
+        """Return the entry of a frame of the kind ENTRY."""
+        return _ENTRY_DECODER.decode(self.meta)
+
+    def head(self) -> StateSummary:
+        """Return the state of a frame of the kind HEAD."""
+        return _HEAD_DECODER.decode(self.meta)
+
+
+def frame_bytes(meta: bytes, payloads: Sequence[bytes]) -> int:
+    """Return the bytes of a frame with its padding."""
+    return _align(HEADER_BYTES + len(meta) + sum(map(len, payloads)))
+
+
+def encode_meta(content: Entry | StateSummary) -> bytes:
+    """Return an entry or a head in MessagePack."""
+    return _ENCODER.encode(content)
+
+
+def payloads_of(batches: Sequence[Batch]) -> list[bytes]:
+    """Return the parts of the body after the entry."""
+    return [part for batch in batches for part in (batch.payload, batch.kinds) if part]
+
+
+def encode_frame(segment: int, position: int, kind: FrameKind, meta: bytes, payloads: Sequence[bytes]) -> list[bytes]:
+    """Return the parts of a frame, to be written one after another at `position`."""
+    body_bytes = len(meta) + sum(map(len, payloads))
+    crc = crc32c(_CHECKED.pack(body_bytes, len(meta), kind), crc32c(_PLACE.pack(segment, position)))
+    crc = crc32c(meta, crc)
+    for part in payloads:
+        crc = crc32c(part, crc)
+    header = _HEADER.pack(_MAGIC, crc, body_bytes, len(meta), kind)
+    return [header, meta, *payloads, bytes(_align(HEADER_BYTES + body_bytes) - HEADER_BYTES - body_bytes)]
+
+
+def encode_mark(segment: int, position: int) -> bytes:
+    """Return a mark."""
+    return b"".join(encode_frame(segment, position, FrameKind.MARK, b"", ()))
+
+
+def read_frame(segment: int, position: int, buffer: Buffer, start: int = 0) -> Frame | None:
+    """Return the frame at a position of a segment, None if no whole and undamaged frame is there.
+
+    Args:
+        buffer: Bytes of the segment.
+        start: The position of the first of these bytes.
+    """
+    place = position - start
+    if place + HEADER_BYTES > len(buffer):
+        return None
+    magic, crc, body_bytes, meta_bytes, kind = _HEADER.unpack_from(buffer, place)
+    end = place + HEADER_BYTES + body_bytes
+    if magic != _MAGIC or end > len(buffer) or meta_bytes > body_bytes or kind not in _KINDS:
+        return None
+    view = memoryview(buffer)
+    # The checksum covers every byte of the header after it.
+    checked = crc32c(view[place + 8 : end], crc32c(_PLACE.pack(segment, position)))
+    if checked != crc:
+        return None
+    body = view[place + HEADER_BYTES : end]
+    return Frame(
+        position,
+        position + _align(HEADER_BYTES + body_bytes),
+        FrameKind(kind),
+        body[:meta_bytes],
+        body[meta_bytes:],
+    )
+
+
+def read_frames(segment: int, buffer: Buffer) -> Iterator[Frame]:
+    """Yield the frames of a segment, up to the first position without a whole and undamaged frame."""
+    position = 0
+    while (frame := read_frame(segment, position, buffer)) is not None:
+        yield frame
+        position = frame.end
+
+
+def check_tail(segment: int, position: int, buffer: Buffer, name: str) -> None:
+    """Check that the bytes after the last undamaged frame were never acknowledged.
+
+    Args:
+        position: The position after the last undamaged frame.
+        name: The path of the segment, for the message.
+
+    Raises:
+        Corrupt: If there is a mark after `position`.
+    """
+    find = buffer.find if isinstance(buffer, bytes | bytearray) else bytes(buffer).find
+    place = position
+    while (place := find(_MAGIC, place + 1)) >= 0:
+        if place % ALIGNMENT_BYTES:
+            continue
+        frame = read_frame(segment, place, buffer)
+        if frame is not None and frame.kind is FrameKind.MARK:
+            raise damaged(name, position)
+
+
+def damaged(name: str, position: int) -> Corrupt:
+    """Return the error for acknowledged rows that cannot be read."""
+    return Corrupt(
+        f"The log has a damaged record at byte {position} of {name}, and its rows were acknowledged. Nothing was "
+        "changed. Restore this file from a copy, then start again"
+    )
+
+
+def find_batch(entry: AppendEntry, payloads: memoryview, shard: Shard) -> tuple[int, Batch]:
+    """Return the batch of a shard in an append, with the offset of its first row."""
+    place = 0
+    for each in entry.batches:
+        middle, end = place + each.payload_bytes, place + each.size_bytes
+        if each.shard == shard:
+            return each.offset, Batch(each.rows, bytes(payloads[place:middle]), bytes(payloads[middle:end]))
+        place = end
+    raise KeyError(shard)
+
+
+def frame_length(header: bytes) -> int:
+    """Return the bytes of a frame by its header, which may be damaged."""
+    return _align(HEADER_BYTES + int(_HEADER.unpack_from(header)[2]))
+
+
+_KINDS = frozenset(FrameKind)
+
+
+def _align(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -1,0 +1,200 @@
+"""Where the records of each shard are in a segment.
+
+The index of a segment that is complete is stored in a file beside it. That file only saves time: if it is missing or
+damaged, the segment is read instead.
+"""
+
+from __future__ import annotations
+
+import bisect
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+from awscrt.checksums import crc32c
+
+from seamark.metaserver.log.port import Shard
+from seamark.metaserver.log.state import AppendEntry
+
+_VERSION = 1
+_CRC_BYTES = 4
+_RECORD_BYTES = 24
+
+
+class FramePlace(NamedTuple):
+    """Where a frame is in its segment."""
+
+    position: int
+    length: int
+
+
+class ShardIndex:
+    """The records of one shard in one segment, in order.
+
+    `offsets`, `times`, `positions` and `lengths` have one item for each record: the offset of its first row, its time
+    in milliseconds, and where its frame is.
+    """
+
+    __slots__ = ("end", "lengths", "offsets", "positions", "size_bytes", "times")
+
+    def __init__(self) -> None:
+        self.offsets = array("Q")
+        self.times = array("Q")
+        self.positions = array("I")
+        self.lengths = array("I")
+        self.end = 0
+        self.size_bytes = 0
+
+    def add(self, offset: int, end: int, time_ms: int, place: FramePlace, size_bytes: int) -> None:
+        """Add the next record."""
+        self.offsets.append(offset)
+        self.times.append(time_ms)
+        self.positions.append(place.position)
+        self.lengths.append(place.length)
+        self.end = end
+        self.size_bytes += size_bytes
+
+    def places(self, offset: int, *, limit_bytes: int, end: int | None) -> list[FramePlace]:
+        """Return the frames of consecutive records, the first of which contains `offset`.
+
+        At least one, unless `offset` is not in this index.
+        """
+        if offset >= self.end:
+            return []
+        first = max(bisect.bisect_right(self.offsets, offset) - 1, 0)
+        last = len(self.offsets) if end is None else bisect.bisect_left(self.offsets, end)
+        answer: list[FramePlace] = []
+        for place in range(first, last):
+            limit_bytes -= self.lengths[place]
+            if answer and limit_bytes < 0:
+                break
+            answer.append(FramePlace(self.positions[place], self.lengths[place]))
+        return answer
+
+    def offset_at(self, time_ms: int) -> int | None:
+        """Return the offset of the first record at or after a time, None if there is none."""
+        place = bisect.bisect_left(self.times, time_ms)
+        return self.offsets[place] if place < len(self.offsets) else None
+
+    def to_bytes(self) -> bytes:
+        """Return the four arrays."""
+        return b"".join(each.tobytes() for each in (self.offsets, self.times, self.positions, self.lengths))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, end: int) -> ShardIndex:
+        """Return the index of `to_bytes`."""
+        index = cls()
+        count = len(data) // _RECORD_BYTES
+        index.offsets.frombytes(data[: 8 * count])
+        index.times.frombytes(data[8 * count : 16 * count])
+        index.positions.frombytes(data[16 * count : 20 * count])
+        index.lengths.frombytes(data[20 * count :])
+        index.end = end
+        return index
+
+
+class ShardRange(msgspec.Struct, frozen=True, array_like=True):
+    """The rows of one shard in one segment, and which bytes of the index file are its index."""
+
+    stream: str
+    number: int
+    first: int
+    end: int
+    last_time_ms: int
+    size_bytes: int
+    position: int
+    length: int
+
+    @property
+    def shard(self) -> Shard:
+        return Shard(self.stream, self.number)
+
+
+class IndexHeader(msgspec.Struct, frozen=True, array_like=True):
+    """The beginning of an index file.
+
+    Attributes:
+        segment_bytes: The bytes of the segment that are described.
+        segment_crc: The CRC32C of these bytes.
+        body_crc: The CRC32C of the bytes after the header.
+    """
+
+    version: int
+    segment: int
+    segment_bytes: int
+    segment_crc: int
+    body_crc: int
+    ranges: tuple[ShardRange, ...]
+
+
+@dataclass(slots=True)
+class SegmentIndex:
+    """The records of all shards in a segment.
+
+    Attributes:
+        time_ms: The time of the last entry.
+        shards: The index of each shard, in memory.
+    """
+
+    time_ms: int = 0
+    first_time_ms: int = 0
+    shards: dict[Shard, ShardIndex] = field(default_factory=dict)
+
+    def add(self, entry: AppendEntry, place: FramePlace) -> None:
+        """Add the records of an append, one for each of its shards."""
+        self.time_ms = entry.time_ms
+        self.first_time_ms = self.first_time_ms or entry.time_ms
+        for each in entry.batches:
+            index = self.shards.get(each.shard)
+            if index is None:
+                index = self.shards[each.shard] = ShardIndex()
+            index.add(each.offset, each.offset + each.rows, entry.time_ms, place, each.size_bytes)
+
+    def ranges(self) -> dict[Shard, ShardRange]:
+        """Return the rows of each shard, with the bytes that `encode_index` uses."""
+        answer: dict[Shard, ShardRange] = {}
+        position = 0
+        for shard, index in self.shards.items():
+            length = len(index.offsets) * _RECORD_BYTES
+            answer[shard] = ShardRange(
+                *shard, index.offsets[0], index.end, index.times[-1], index.size_bytes, position, length
+            )
+            position += length
+        return answer
+
+
+def encode_index(index: SegmentIndex, segment: int, segment_bytes: int, segment_crc: int) -> bytes:
+    """Return the contents of an index file."""
+    body = b"".join(each.to_bytes() for each in index.shards.values())
+    header = msgspec.msgpack.encode(
+        IndexHeader(_VERSION, segment, segment_bytes, segment_crc, crc32c(body), tuple(index.ranges().values()))
+    )
+    length = len(header).to_bytes(_CRC_BYTES, "little")
+    return b"".join((crc32c(header, crc32c(length)).to_bytes(_CRC_BYTES, "little"), length, header, body))
+
+
+def decode_index(data: bytes, segment: int) -> tuple[IndexHeader, int] | None:
+    """Return the header of an index file and the position of its body, None if the file is damaged."""
+    prefix = 2 * _CRC_BYTES
+    length = int.from_bytes(data[_CRC_BYTES:prefix], "little")
+    if len(data) < prefix + length or crc32c(data[_CRC_BYTES : prefix + length]) != int.from_bytes(
+        data[:_CRC_BYTES], "little"
+    ):
+        return None
+    try:
+        header = msgspec.msgpack.decode(data[prefix : prefix + length], type=IndexHeader)
+    except msgspec.DecodeError:
+        return None
+    start = prefix + length
+    is_valid = header.version == _VERSION and header.segment == segment and crc32c(data[start:]) == header.body_crc
+    return (header, start) if is_valid else None
+
+
+def crc_of(parts: Iterable[bytes]) -> int:
+    """Return the CRC32C of all parts, one after another."""
+    crc = 0
+    for part in parts:
+        crc = crc32c(part, crc)
+    return crc

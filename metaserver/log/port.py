@@ -1,0 +1,294 @@
+"""The port of a streaming log: the durable, ordered sequence of batches of each shard.
+
+A stream is the log of one table, named by the table's UUID, so that a table that is dropped and created again has
+another stream. A shard is a share of the stream's writes. The offset of a row is the number of
+rows before it in its shard.
+
+What every implementation promises:
+
+- `append` returns when all its batches are durable. A batch that was acknowledged survives the loss of every process.
+- The watermark of a shard is the offset after its last durable row. A reader never sees a row at or after it.
+- An append is atomic, also over shards of several tables: the watermarks of one call contain the
+  whole append or nothing of it.
+- Offsets have no gap, and a row never changes its offset. Rows of one producer are in the order of its numbers.
+- An append that is repeated with the same producer and sequence number is stored once, also after a restart.
+
+The log does not interpret payloads. Failures are errors of `seamark.formats.runtime.errors`; `StreamLog` lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple, Protocol
+
+from seamark.formats.runtime.errors import BadRequest, TooLarge
+
+ROWS_MAX = 1 << 24
+"""Rows of one batch."""
+PRODUCER_CHARS_MAX = 200
+
+
+class Shard(NamedTuple):
+    """One shard of a stream."""
+
+    stream: str
+    number: int
+
+
+class RowKind(IntEnum):
+    """What a row does to the row with the same key."""
+
+    INSERT = 0
+    UPDATE = 1
+    """The new row replaces the old."""
+    DELETE = 2
+    """Only the columns of the key are significant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows for one shard.
+
+    Attributes:
+        rows: The number of rows, at least 1.
+        payload: An Arrow IPC stream with one record batch.
+        kinds: One byte for each row, a `RowKind`; empty if all rows are inserts.
+    """
+
+    rows: int
+    payload: bytes
+    kinds: bytes = b""
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.payload) + len(self.kinds)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamProducer:
+    """Who appends, and the number of the append: identifies a repeated append.
+
+    A producer numbers its appends 0, 1, 2, …, over all shards and streams. Each append has to follow the previous
+    append of the same name.
+
+    Attributes:
+        name: Unique in the log. The caller adds what separates tenants, such as the principal.
+        sequence: The number of this append.
+        epoch: The session of the producer. `fence` begins a session, and the log refuses appends of earlier sessions.
+        sparse: Whether numbers may be missing. The log accepts each number after the last, so only a producer that
+            waits for each answer before it sends the next append may set this.
+    """
+
+    name: str
+    sequence: int
+    epoch: int = 0
+    sparse: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StreamProducerState:
+    """The session and the last acknowledged sequence number of a producer; -1 if there is none."""
+
+    epoch: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a batch is: the offset of its first row, and the offset after its last row."""
+
+    shard: Shard
+    offset: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledgement:
+    """The answer to an append.
+
+    Attributes:
+        positions: One for each batch, in the order of the append. Empty if `duplicate` is set and the log no longer
+            has the positions of that append.
+        duplicate: Whether the append was acknowledged before, and this call changed nothing.
+    """
+
+    positions: tuple[Position, ...]
+    duplicate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A stored batch.
+
+    Attributes:
+        offset: The offset of the first row.
+        time_ms: When the log took the batch, by the server's clock. It never decreases within a shard.
+        producer: The name of the producer, "" if the append had none.
+        sequence: The sequence number of the append, -1 if it had no producer.
+    """
+
+    shard: Shard
+    offset: int
+    batch: Batch
+    time_ms: int
+    producer: str = ""
+    sequence: int = -1
+
+    @property
+    def end(self) -> int:
+        """The offset after the last row."""
+        return self.offset + self.batch.rows
+
+
+@dataclass(frozen=True, slots=True)
+class ShardState:
+    """What the log has of a shard.
+
+    Attributes:
+        start: The offset of the first row that can be read.
+        watermark: The offset after the last durable row.
+        released: The offset below which rows are in data files; retention removes only rows below it.
+        size_bytes: An estimate of the bytes from `start` to `watermark`.
+    """
+
+    start: int
+    watermark: int
+    released: int
+    size_bytes: int
+
+
+class StreamLog(Protocol):
+    """Opened and closed by its factory (an async context manager).
+
+    Safe for use by many tasks of one event loop. Every method may raise LogUnavailable: the log is closed, or it has
+    failed and must be opened again.
+    """
+
+    async def append(self, batches: Mapping[Shard, Batch], producer: StreamProducer | None = None) -> Acknowledgement:
+        """Append a batch to each of the shards, atomically. A shard without rows begins at offset 0.
+
+        Batches of appends that overlap in time share one sync. A cancelled append may be stored or not.
+
+        Raises:
+            BadRequest: If `check_append` refuses it.
+            TooLarge: If the append has more bytes than the log stores at once.
+            LogFull: If the disk has no room. Nothing is stored, and the log works again when there is room.
+            TooManyRequests: If too many bytes wait. Nothing is stored.
+            StreamRemoved: If one of the streams was removed.
+            ProducerFenced: If a later session of the producer exists.
+            SequenceGap: If the append does not follow the last append of the producer.
+            CommitUnknown: If the disk failed while the log stored the append. Repeat it with the same sequence number.
+        """
+
+    async def fence(self, name: str) -> StreamProducerState:
+        """Begin a session of a producer and end all earlier sessions, durably.
+
+        Returns:
+            The epoch of the new session and the last acknowledged sequence number. The next append has the number after
+            it.
+        """
+
+    def producer(self, name: str) -> StreamProducerState | None:
+        """Return the state of a producer, None if the log has none."""
+
+    def watermarks(self, shards: Iterable[Shard]) -> dict[Shard, int]:
+        """Return the watermarks at one moment; 0 for a shard without rows.
+
+        An append is below all of its watermarks, or at or above all of them.
+        """
+
+    async def read(self, shard: Shard, offset: int, *, limit_bytes: int, end: int | None = None) -> Sequence[Record]:
+        """Return consecutive records below the watermark; the first contains the row at `offset`.
+
+        The first record may begin before `offset`: the caller leaves out its first rows.
+
+        Args:
+            limit_bytes: The most bytes of payload. At least one record is returned.
+            end: The records begin below this offset, as one of `watermarks` that the reader may not pass.
+
+        Returns:
+            No records if `offset` is the watermark or `end`.
+
+        Raises:
+            OffsetOutOfRange: If the row was removed, or `offset` is after the watermark.
+            Corrupt: If the stored record is damaged.
+        """
+
+    async def wait(self, positions: Mapping[Shard, int], timeout_s: float) -> bool:
+        """Wait until one of the shards has a row at or after its position; return False after `timeout_s`."""
+
+    async def offset_at(self, shard: Shard, time_ms: int) -> int:
+        """Return the offset of the first record that the log took at or after `time_ms`, the watermark if there is
+        none.
+        """
+
+    def shards(self, stream: str | None = None) -> dict[Shard, ShardState]:
+        """Return the shards of one stream or of all streams."""
+
+    async def release(self, offsets: Mapping[Shard, int]) -> None:
+        """Allow retention to remove rows below these offsets: they are in data files.
+
+        An offset below the present one changes nothing. A crash may lose a release, and only delays retention.
+        """
+
+    async def remove(self, stream: str) -> None:
+        """Remove a stream with all rows, durably. For the time of the retention the log refuses appends to it."""
+
+
+def check_append(batches: Mapping[Shard, Batch], producer: StreamProducer | None, *, limit_bytes: int) -> None:
+    """Check that an append can be stored.
+
+    Raises:
+        BadRequest: If it has no batches, or a batch or the producer is invalid.
+        TooLarge: If the batches have more than `limit_bytes`.
+    """
+    if not batches:
+        raise BadRequest("An append has at least one batch")
+    for shard, batch in batches.items():
+        check_batch(shard, batch)
+    size_bytes = sum(batch.size_bytes for batch in batches.values())
+    if size_bytes > limit_bytes:
+        raise TooLarge(f"An append has at most {limit_bytes} bytes, not {size_bytes}; send fewer rows")
+    if producer is not None:
+        check_producer(producer)
+
+
+def check_batch(shard: Shard, batch: Batch) -> None:
+    """Check that a batch can be stored.
+
+    Raises:
+        BadRequest: If not.
+    """
+    if not 1 <= batch.rows <= ROWS_MAX:
+        raise BadRequest(f"A batch has 1 to {ROWS_MAX} rows, not {batch.rows}")
+    if batch.kinds and len(batch.kinds) != batch.rows:
+        raise BadRequest(f"A batch of {batch.rows} rows has {len(batch.kinds)} kinds; give one for each row or none")
+    if batch.kinds and max(batch.kinds) > max(RowKind):
+        raise BadRequest(f"{max(batch.kinds)} is no kind of a row; use 0 (insert), 1 (update) or 2 (delete)")
+    if not shard.stream or not 0 <= shard.number < 1 << 16:
+        raise BadRequest(f"A shard has the name of its stream and a number from 0 to 65535, not {shard!r}")
+
+
+def check_producer(producer: StreamProducer) -> None:
+    """Check the fields of a producer.
+
+    Raises:
+        BadRequest: If one is invalid.
+    """
+    check_producer_name(producer.name)
+    if not 0 <= producer.sequence < 1 << 62:
+        raise BadRequest(f"A sequence number is 0 or greater, not {producer.sequence}")
+    if not 0 <= producer.epoch < 1 << 31:
+        raise BadRequest(f"An epoch is 0 or greater, not {producer.epoch}")
+
+
+def check_producer_name(name: str) -> None:
+    """Check the name of a producer.
+
+    Raises:
+        BadRequest: If it is empty or too long.
+    """
+    if not 1 <= len(name) <= PRODUCER_CHARS_MAX:
+        raise BadRequest(f"The name of a producer has 1 to {PRODUCER_CHARS_MAX} characters, not {len(name)}")

@@ -1,0 +1,261 @@
+"""Opening the files of a log: what is durable, where the log ends, and what may not be missing."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+
+from seamark.formats.runtime.errors import Corrupt
+from seamark.metaserver.log.files import LogFile, LogFiles
+from seamark.metaserver.log.frames import (
+    HEADER_BYTES,
+    Frame,
+    FrameKind,
+    check_tail,
+    damaged,
+    encode_frame,
+    encode_meta,
+    frame_length,
+    read_frame,
+    read_frames,
+)
+from seamark.metaserver.log.index import FramePlace, SegmentIndex
+from seamark.metaserver.log.port import Shard
+from seamark.metaserver.log.segment import INDEX_SUFFIX, SEGMENT_SUFFIX, Segment, segment_name
+from seamark.metaserver.log.state import AppendEntry, LogState, ShardSummary
+
+FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredLog:
+    """An open log.
+
+    Attributes:
+        segments: All segments, oldest first; the last is the active segment.
+        file: The active segment's file.
+        torn_bytes: The bytes after the last whole frame, which were never acknowledged and are gone.
+    """
+
+    state: LogState
+    segments: list[Segment]
+    file: LogFile
+    torn_bytes: int
+
+
+def recover(files: LogFiles, state: LogState, now_ms: int, *, segment_bytes: int) -> RecoveredLog:
+    """Open the log in a folder, or begin one.
+
+    Args:
+        state: An empty state, which gets that of the log.
+
+    Raises:
+        Corrupt: If acknowledged rows are damaged or missing. No file is changed then.
+        OSError: If the disk fails.
+    """
+    numbers = _segment_numbers(files)
+    if not numbers:
+        return _begin(files, state, now_ms, segment_bytes)
+    segments = [_open_segment(files, number, is_last=number == numbers[-1]) for number in numbers]
+    torn_bytes, file = _recover_last(files, segments, state, segment_bytes)
+    try:
+        _restore_starts(files, segments, state)
+        _check_released(files, segments[:-1], state)
+        files.remove([name for name in files.names() if _is_orphan(name, numbers)])
+    except BaseException:
+        file.close()
+        raise
+    return RecoveredLog(state, segments, file, torn_bytes)
+
+
+def _segment_numbers(files: LogFiles) -> list[int]:
+    """Return the numbers of the segments.
+
+    Raises:
+        Corrupt: If one between them is missing.
+    """
+    numbers = sorted(int(name.removesuffix(SEGMENT_SUFFIX)) for name in files.names() if name.endswith(SEGMENT_SUFFIX))
+    for previous, number in pairwise(numbers):
+        if number != previous + 1:
+            raise Corrupt(
+                f"The log has no file {files.describe(segment_name(previous + 1))}, and files before and after it. "
+                "Restore it from a copy, then start again"
+            )
+    return numbers
+
+
+def _begin(files: LogFiles, state: LogState, now_ms: int, segment_bytes: int) -> RecoveredLog:
+    state.time_ms = now_ms
+    segment = create_segment(files, 1, state, segment_bytes=segment_bytes)
+    return RecoveredLog(state, [segment], files.open(segment.name), 0)
+
+
+def create_segment(files: LogFiles, number: int, state: LogState, *, segment_bytes: int) -> Segment:
+    """Create a segment that begins with the state of the log.
+
+    Raises:
+        OSError: If it cannot be created; no file has its name then.
+    """
+    head, time_ms = encode_meta(state.summarize()), state.time_ms
+    return create_segment_file(files, number, head, time_ms, segment_bytes=segment_bytes)
+
+
+def create_segment_file(files: LogFiles, number: int, head: bytes, time_ms: int, *, segment_bytes: int) -> Segment:
+    """Create a segment with an encoded state."""
+    data = b"".join(encode_frame(number, 0, FrameKind.HEAD, head, ()))
+    files.create(segment_name(number), data, reserve_bytes=max(segment_bytes, len(data)))
+    return Segment(number, len(data), time_ms, SegmentIndex())
+
+
+def _open_segment(files: LogFiles, number: int, *, is_last: bool) -> Segment:
+    """Open a segment by its index file, or by its frames if there is none.
+
+    The frames of the last segment are read later.
+    """
+    segment = Segment(number, 0, 0, SegmentIndex())
+    segment.head_time_ms = _read_head(files, segment).head().time_ms
+    if is_last:
+        return segment
+    try:
+        decoded = segment.load_ranges(files)
+    except OSError:
+        decoded = None
+    if decoded is None or decoded[0].segment_bytes > files.size_bytes(segment.name):
+        _scan(files, segment)
+        return segment
+    segment.use_index_file(decoded)
+    return segment
+
+
+def _scan(files: LogFiles, segment: Segment) -> None:
+    """Read the frames of a complete segment without an index file.
+
+    Raises:
+        Corrupt: If one is damaged: all of them were acknowledged. `_check_continuity` notices damage at the end.
+    """
+    assert segment.index is not None
+    data = files.read_whole(segment.name)
+    for frame in read_frames(segment.number, data):
+        _index_frame(segment, frame)
+    check_tail(segment.number, segment.size_bytes, data, files.describe(segment.name))
+
+
+def _index_frame(segment: Segment, frame: Frame) -> None:
+    segment.size_bytes = frame.end
+    if frame.kind is FrameKind.ENTRY and segment.index is not None:
+        entry = frame.entry()
+        if isinstance(entry, AppendEntry):
+            segment.index.add(entry, FramePlace(frame.position, frame.end - frame.position))
+
+
+def _read_head(files: LogFiles, segment: Segment) -> Frame:
+    header = files.read(segment.name, 0, HEADER_BYTES)
+    if len(header) == HEADER_BYTES:
+        frame = read_frame(segment.number, 0, files.read(segment.name, 0, frame_length(header)))
+        if frame is not None and frame.kind is FrameKind.HEAD:
+            return frame
+    raise damaged(files.describe(segment.name), 0)
+
+
+def _recover_last(files: LogFiles, segments: list[Segment], state: LogState, segment_bytes: int) -> tuple[int, LogFile]:
+    """Apply the entries of the last segment, and cut off what follows them.
+
+    Frames after the last mark may be in memory of the kernel only, even after a sync that failed: they are written
+    again before the log says that they are durable.
+    """
+    segment = segments[-1]
+    data = files.read_whole(segment.name)
+    marked = 0
+    for frame in read_frames(segment.number, data):
+        _index_frame(segment, frame)
+        match frame.kind:
+            case FrameKind.HEAD:
+                state.restore(frame.head())
+                _check_continuity(files, segments, state)
+            case FrameKind.ENTRY:
+                state.apply(frame.entry())
+            case FrameKind.MARK:
+                marked = frame.position
+    end = segment.size_bytes
+    check_tail(segment.number, end, data, files.describe(segment.name))
+    torn_bytes = len(data[end:].rstrip(b"\0"))
+    file = files.open(segment.name)
+    with _closed_after_failure(file):
+        if torn_bytes:
+            file.truncate(end)
+        try:
+            file.reserve(max(segment_bytes, end))
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+        file.write(marked, [data[marked:end]])
+        file.sync()
+    return torn_bytes, file
+
+
+@contextmanager
+def _closed_after_failure(file: LogFile) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        file.close()
+        raise
+
+
+def _check_continuity(files: LogFiles, segments: list[Segment], state: LogState) -> None:
+    """Check that the segments before the last end where the last begins.
+
+    Raises:
+        Corrupt: If rows between them are missing.
+    """
+    ends: dict[Shard, int] = {}
+    for segment in segments[:-1]:
+        for shard in segment.shards():
+            first, end = segment.first(shard), segment.end(shard)
+            if shard in state.shards and ends.get(shard, first) != first:
+                raise damaged(files.describe(segment.name), 0)
+            ends[shard] = end or 0
+    for shard, end in ends.items():
+        if shard in state.shards and state.shards[shard].watermark != end:
+            raise damaged(files.describe(segments[-2].name), segments[-2].size_bytes)
+
+
+def _restore_starts(files: LogFiles, segments: list[Segment], state: LogState) -> None:
+    """Determine the first row of each shard that is still there, and the bytes of its rows."""
+    head = _read_head(files, segments[0]).head()
+    starts = {Shard(each.stream, each.number): each.watermark for each in head.shards}
+    for shard, summary in state.shards.items():
+        summary.start = starts.get(shard, 0)
+        summary.size_bytes = 0
+    for segment in segments:
+        for shard in segment.shards():
+            summary_or_none: ShardSummary | None = state.shards.get(shard)
+            if summary_or_none is not None:
+                summary_or_none.size_bytes += segment.rows_bytes(shard)
+
+
+def _check_released(files: LogFiles, segments: list[Segment], state: LogState) -> None:
+    """Check the bytes of the segments with rows that are in no data file yet.
+
+    Other segments are checked when they are read.
+
+    Raises:
+        Corrupt: If they are damaged.
+    """
+    for segment in segments:
+        if segment.index is not None or segment.is_released(state):
+            continue
+        decoded = segment.load_ranges(files)
+        if decoded is None or not segment.is_intact(files, decoded[0].segment_crc):
+            position = 0
+            for frame in read_frames(segment.number, files.read_whole(segment.name)):
+                position = frame.end
+            raise damaged(files.describe(segment.name), position)
+
+
+def _is_orphan(name: str, numbers: list[int]) -> bool:
+    """Return whether a file is the index of a segment that was removed."""
+    return name.endswith(INDEX_SUFFIX) and int(name.removesuffix(INDEX_SUFFIX)) < numbers[0]

@@ -1,0 +1,204 @@
+"""One segment file of a log, and reading records from it."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from seamark.metaserver.log.files import LogFiles
+from seamark.metaserver.log.frames import FrameKind, damaged, find_batch, read_frame
+from seamark.metaserver.log.index import (
+    FramePlace,
+    IndexHeader,
+    SegmentIndex,
+    ShardIndex,
+    ShardRange,
+    crc_of,
+    decode_index,
+    encode_index,
+)
+from seamark.metaserver.log.port import Record, Shard
+from seamark.metaserver.log.state import AppendEntry, LogState
+
+SEGMENT_SUFFIX = ".segment"
+INDEX_SUFFIX = ".index"
+_DIGITS = 20
+_GAP_BYTES_MAX = 32 << 10
+"""Bytes of other shards that are read to avoid another read."""
+_SPAN_BYTES_MAX = 4 << 20
+_CHECK_BYTES = 1 << 20
+
+
+def segment_name(number: int) -> str:
+    """Return the name of a segment file."""
+    return f"{number:0{_DIGITS}}{SEGMENT_SUFFIX}"
+
+
+def index_name(number: int) -> str:
+    """Return the name of the index file of a segment."""
+    return f"{number:0{_DIGITS}}{INDEX_SUFFIX}"
+
+
+@dataclass(slots=True)
+class Segment:
+    """A segment, the active segment included.
+
+    Attributes:
+        size_bytes: The bytes of its frames.
+        head_time_ms: The time of the state in its first frame.
+        index: The places of its records, None if the index file has them.
+        ranges: The rows of each shard, if the index file has the places.
+        body_position: Where the places begin in the index file.
+    """
+
+    number: int
+    size_bytes: int
+    head_time_ms: int
+    index: SegmentIndex | None
+    ranges: dict[Shard, ShardRange] = field(default_factory=dict)
+    body_position: int = 0
+
+    @property
+    def name(self) -> str:
+        return segment_name(self.number)
+
+    def shards(self) -> Iterable[Shard]:
+        """Return the shards that have rows here."""
+        return self.ranges if self.index is None else self.index.shards
+
+    def end(self, shard: Shard) -> int | None:
+        """Return the offset after the last row of a shard, None if it has no rows here."""
+        if self.index is not None:
+            index = self.index.shards.get(shard)
+            return index.end if index is not None else None
+        rows = self.ranges.get(shard)
+        return rows.end if rows is not None else None
+
+    def first(self, shard: Shard) -> int | None:
+        """Return the offset of the first row of a shard, None if it has no rows here."""
+        if self.index is not None:
+            index = self.index.shards.get(shard)
+            return index.offsets[0] if index is not None else None
+        rows = self.ranges.get(shard)
+        return rows.first if rows is not None else None
+
+    def last_time_ms(self, shard: Shard) -> int | None:
+        """Return the time of the last record of a shard, None if it has no rows here."""
+        if self.index is not None:
+            index = self.index.shards.get(shard)
+            return index.times[-1] if index is not None else None
+        rows = self.ranges.get(shard)
+        return rows.last_time_ms if rows is not None else None
+
+    def rows_bytes(self, shard: Shard) -> int:
+        """Return the bytes of a shard's rows."""
+        if self.index is not None:
+            index = self.index.shards.get(shard)
+            return index.size_bytes if index is not None else 0
+        rows = self.ranges.get(shard)
+        return rows.size_bytes if rows is not None else 0
+
+    def time_ms(self) -> int:
+        """Return the time of the last record, that of the head if there are no records."""
+        if self.index is not None:
+            return self.index.time_ms or self.head_time_ms
+        return max((each.last_time_ms for each in self.ranges.values()), default=self.head_time_ms)
+
+    def is_released(self, state: LogState) -> bool:
+        """Return whether retention may remove all rows."""
+        for shard in self.shards():
+            summary = state.shards.get(shard)
+            if summary is not None and (self.end(shard) or 0) > summary.released:
+                return False
+        return True
+
+    def load_index(self, files: LogFiles, shard: Shard) -> ShardIndex:
+        """Return the places of the records of a shard that has rows here.
+
+        Raises:
+            OSError: If the index file cannot be read.
+        """
+        if self.index is not None:
+            return self.index.shards[shard]
+        rows = self.ranges[shard]
+        data = files.read(index_name(self.number), self.body_position + rows.position, rows.length)
+        return ShardIndex.from_bytes(data, rows.end)
+
+    def read_records(self, files: LogFiles, shard: Shard, places: Sequence[FramePlace]) -> list[Record]:
+        """Return the records of a shard at these places.
+
+        Raises:
+            Corrupt: If a record is damaged.
+            OSError: If the segment cannot be read.
+        """
+        return [record for span in _spans(places) for record in self._read_span(files, shard, span)]
+
+    def _read_span(self, files: LogFiles, shard: Shard, places: Sequence[FramePlace]) -> Iterator[Record]:
+        start = places[0].position
+        data = files.read(self.name, start, places[-1].position + places[-1].length - start)
+        for place in places:
+            frame = read_frame(self.number, place.position, data, start)
+            entry = frame.entry() if frame is not None and frame.kind is FrameKind.ENTRY else None
+            if frame is None or not isinstance(entry, AppendEntry):
+                raise damaged(files.describe(self.name), place.position)
+            offset, batch = find_batch(entry, frame.payloads, shard)
+            yield Record(shard, offset, batch, entry.time_ms, entry.producer, entry.sequence)
+
+    def store_index(self, files: LogFiles) -> None:
+        """Write the index file of a complete segment.
+
+        Raises:
+            OSError: If it cannot be written. The index then stays in memory.
+        """
+        assert self.index is not None
+        crc = crc_of(self._slices(files))
+        data = encode_index(self.index, self.number, self.size_bytes, crc)
+        files.create(index_name(self.number), data)
+
+    def load_ranges(self, files: LogFiles) -> tuple[IndexHeader, int] | None:
+        """Return the header of the index file and where the places begin, None if the file is damaged."""
+        return decode_index(files.read_whole(index_name(self.number)), self.number)
+
+    def use_index_file(self, header: tuple[IndexHeader, int] | None) -> None:
+        """Use the index file instead of memory from now on."""
+        if header is not None:
+            self.ranges = {each.shard: each for each in header[0].ranges}
+            self.body_position = header[1]
+            self.size_bytes = header[0].segment_bytes
+            self.index = None
+
+    def is_intact(self, files: LogFiles, crc: int) -> bool:
+        """Return whether the bytes have the checksum of the index file."""
+        return crc_of(self._slices(files)) == crc
+
+    def _slices(self, files: LogFiles) -> Iterator[bytes]:
+        for position in range(0, self.size_bytes, _CHECK_BYTES):
+            yield files.read(self.name, position, min(_CHECK_BYTES, self.size_bytes - position))
+
+
+def find_segment(segments: Sequence[Segment], shard: Shard, offset: int) -> Segment | None:
+    """Return the segment with the row at an offset. Readers mostly want the newest rows, so it looks there first."""
+    for segment in reversed(segments):
+        first = segment.first(shard)
+        if first is not None and first <= offset:
+            return segment if offset < (segment.end(shard) or 0) else None
+    return None
+
+
+def segments_from(segments: Sequence[Segment], time_ms: int) -> Sequence[Segment]:
+    """Return the segments that may have records at or after a time."""
+    return segments[bisect.bisect_left(segments, time_ms, key=Segment.time_ms) :]
+
+
+def _spans(places: Sequence[FramePlace]) -> Iterator[Sequence[FramePlace]]:
+    """Split places into runs that are read at once."""
+    first = 0
+    for number in range(1, len(places) + 1):
+        if number < len(places):
+            previous, current = places[number - 1], places[number]
+            is_near = current.position - previous.position - previous.length <= _GAP_BYTES_MAX
+            if is_near and current.position + current.length - places[first].position <= _SPAN_BYTES_MAX:
+                continue
+        yield places[first:number]
+        first = number

@@ -1,0 +1,502 @@
+"""The embedded log: segment files on the local disk of one server.
+
+All shards of all streams share one sequence of segments, so that many small tables do not need many syncs. One task
+forms groups: all appends that wait become durable by one write and one sync. While the disk syncs, the next group
+gathers.
+
+- A full disk refuses appends at once, stores nothing of them, and the log works again when there is room.
+- After any other failure of a write the state of the disk is unknown. The log refuses everything until it is opened
+  again, and the appends of the group have an unknown outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol, TypeVar, cast
+
+import structlog
+
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import (
+    CommitUnknown,
+    LogFull,
+    LogUnavailable,
+    SeamarkError,
+    TooManyRequests,
+)
+from seamark.metaserver.log.files import FolderFiles, LogFiles
+from seamark.metaserver.log.frames import HEADER_BYTES, encode_meta, frame_bytes, payloads_of
+from seamark.metaserver.log.index import ShardIndex
+from seamark.metaserver.log.port import (
+    Acknowledgement,
+    Batch,
+    Record,
+    Shard,
+    ShardState,
+    StreamProducer,
+    StreamProducerState,
+    check_append,
+    check_producer_name,
+)
+from seamark.metaserver.log.recovery import FULL, RecoveredLog, create_segment_file, recover
+from seamark.metaserver.log.segment import Segment, find_segment, index_name, segments_from
+from seamark.metaserver.log.state import AppendEntry, Group, LogState
+from seamark.metaserver.log.waiting import Waiters
+from seamark.metaserver.log.writer import SegmentWriter
+
+_LOADED_INDEXES_MAX = 256
+"""Shard indexes of complete segments in memory."""
+READERS = 4
+"""Threads that read."""
+
+T = TypeVar("T")
+Answer = Acknowledgement | StreamProducerState | None
+logger = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SegmentLimits:
+    """The limits of a log on the local disk.
+
+    Attributes:
+        segment_bytes: The size at which the next segment begins.
+        append_bytes_max: The most bytes of one append.
+        waiting_bytes_max: The most bytes of appends that wait for the disk.
+        group_bytes_max: The most bytes that are written between two syncs, except for a larger append.
+        retention_ms: The age at which released rows are removed.
+        retention_bytes: The size of all segments above which released rows are removed earlier.
+        drops_unreleased: Whether retention removes rows that are in no data file.
+        producers_max: The most producers that are remembered.
+        trim_interval_s: The time between two runs of the retention.
+    """
+
+    segment_bytes: int = 64 << 20
+    append_bytes_max: int = 64 << 20
+    waiting_bytes_max: int = 256 << 20
+    group_bytes_max: int = 16 << 20
+    retention_ms: int = 7 * 86_400_000
+    retention_bytes: int = 64 << 30
+    drops_unreleased: bool = False
+    producers_max: int = 10_000
+    trim_interval_s: float = 60
+
+
+class DiskRunner(Protocol):
+    """Runs blocking work of the disk."""
+
+    def write(self, work: Callable[[], T]) -> Awaitable[T]:
+        """Run work of the writer: one after another, in the order of the calls."""
+
+    def read(self, work: Callable[[], T]) -> Awaitable[T]:
+        """Run work beside the writer."""
+
+
+class ThreadRunner:
+    """One thread for the writer, and some for readers."""
+
+    def __init__(self, readers: int) -> None:
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="log-writer")
+        self._readers = ThreadPoolExecutor(readers, thread_name_prefix="log-reader")
+
+    def write(self, work: Callable[[], T]) -> Awaitable[T]:
+        return asyncio.get_running_loop().run_in_executor(self._writer, work)
+
+    def read(self, work: Callable[[], T]) -> Awaitable[T]:
+        return asyncio.get_running_loop().run_in_executor(self._readers, work)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._writer.shutdown()
+        self._readers.shutdown()
+
+
+@dataclass(slots=True)
+class _Request:
+    """One waiting call. `admit` adds it to a group and returns its answer."""
+
+    admit: Callable[[Group], Answer]
+    batches: Sequence[Batch]
+    size_bytes: int
+    future: asyncio.Future[Answer]
+
+
+class SegmentLog:
+    """A `StreamLog` in segment files. Use `open_segment_log`."""
+
+    def __init__(
+        self, files: LogFiles, runner: DiskRunner, clock: Clock, limits: SegmentLimits, recovered: RecoveredLog
+    ) -> None:
+        self._files = files
+        self._runner = runner
+        self._clock = clock
+        self._limits = limits
+        self._state = recovered.state
+        self._segments = recovered.segments
+        active = recovered.segments[-1]
+        self._writer = SegmentWriter(active.number, recovered.file, active.size_bytes)
+        self._requests: deque[_Request] = deque()
+        self._waiting_bytes = 0
+        self._wake = asyncio.Event()
+        self._wake_maintenance = asyncio.Event()
+        self._waiters = Waiters(self._state.watermark)
+        self._loaded: OrderedDict[tuple[int, Shard], ShardIndex] = OrderedDict()
+        self._failure: str | None = None
+        self._is_closing = False
+        self.syncs = 0
+        """Groups that were written; for metrics."""
+
+    # -- appending ---------------------------------------------------------------------------------------------------
+
+    async def append(self, batches: Mapping[Shard, Batch], producer: StreamProducer | None = None) -> Acknowledgement:
+        check_append(batches, producer, limit_bytes=self._limits.append_bytes_max)
+        parts = tuple(batches.values())
+        size_bytes = sum(batch.size_bytes for batch in parts)
+        if self._requests and self._waiting_bytes + size_bytes > self._limits.waiting_bytes_max:
+            raise TooManyRequests(
+                f"{self._waiting_bytes} bytes of rows wait for the disk of the log, at most "
+                f"{self._limits.waiting_bytes_max}; send rows more slowly"
+            )
+        answer = await self._request(lambda group: group.append(batches, producer), parts, size_bytes)
+        return cast(Acknowledgement, answer)
+
+    async def fence(self, name: str) -> StreamProducerState:
+        check_producer_name(name)
+        return cast(StreamProducerState, await self._request(lambda group: group.fence(name)))
+
+    async def remove(self, stream: str) -> None:
+        await self._request(lambda group: group.remove(stream))
+
+    async def _request(
+        self, admit: Callable[[Group], Answer], batches: Sequence[Batch] = (), size_bytes: int = 0
+    ) -> Answer:
+        self._check_open()
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._requests.append(_Request(admit, batches, size_bytes, future))
+        self._waiting_bytes += size_bytes
+        self._wake.set()
+        return await future
+
+    async def run(self) -> None:
+        """Write groups until the log is closed or fails; the one task that changes the state."""
+        try:
+            while not self._is_closing:
+                await self._wake.wait()
+                self._wake.clear()
+                if not self._is_closing:  # every task that is ready may append to this group
+                    await asyncio.sleep(0)
+                while self._requests and self._failure is None:
+                    await self._write_group()
+        finally:
+            if self._failure is None:
+                self._failure = "The log is closed, because the server stops; retry later"
+            self._refuse_waiting()
+
+    async def _write_group(self) -> None:
+        group = Group(self._state, self._clock.now_ms())
+        answers: list[tuple[asyncio.Future[Answer], Answer]] = []
+        frames: list[tuple[bytes, Sequence[bytes]]] = []
+        size_bytes = 0
+        while self._requests and (not frames or size_bytes < self._limits.group_bytes_max):
+            request = self._requests.popleft()
+            self._waiting_bytes -= request.size_bytes
+            if request.future.done():  # cancelled
+                continue
+            entries = len(group.entries)
+            try:
+                answers.append((request.future, request.admit(group)))
+            except SeamarkError as error:
+                request.future.set_exception(error)
+                continue
+            if len(group.entries) > entries:
+                meta, payloads = encode_meta(group.entries[-1]), payloads_of(request.batches)
+                frames.append((meta, payloads))
+                size_bytes += frame_bytes(meta, payloads)
+        if not frames or await self._store(group, frames, size_bytes, answers):
+            for future, answer in answers:
+                if not future.done():
+                    future.set_result(answer)
+
+    async def _store(
+        self,
+        group: Group,
+        frames: list[tuple[bytes, Sequence[bytes]]],
+        size_bytes: int,
+        answers: list[tuple[asyncio.Future[Answer], Answer]],
+    ) -> bool:
+        """Make a group durable and apply it. Otherwise refuse its requests and return False."""
+        try:
+            if self._is_too_small(size_bytes) or self._is_too_old():
+                await self._begin_segment(size_bytes)
+            places = await self._runner.write(partial(self._writer.write, frames))
+        except (OSError, LogFull) as error:
+            refusal = error if isinstance(error, LogFull) else self._fail(error)
+            for future, _ in answers:
+                if not future.done():
+                    future.set_exception(refusal)
+            return False
+        self.syncs += 1
+        active = self._segments[-1]
+        active.size_bytes = self._writer.position
+        assert active.index is not None
+        group.apply()
+        for entry, place in zip(group.entries, places, strict=True):
+            if isinstance(entry, AppendEntry):
+                active.index.add(entry, place)
+                self._waiters.wake(each.shard for each in entry.batches)
+        return True
+
+    def _fail(self, error: OSError) -> CommitUnknown:
+        """Refuse all later calls."""
+        self._failure = (
+            f"The disk of the log failed ({error.strerror}), and it is unknown what is durable; restart the server "
+            "when the disk works"
+        )
+        logger.error("log failed", error=str(error))
+        self._refuse_waiting()
+        self._waiters.close()
+        return CommitUnknown(
+            f"The disk of the log failed while it stored the rows ({error.strerror}): they may be stored or not. "
+            "Repeat the request with the same sequence number when the log works again"
+        )
+
+    def _refuse_waiting(self) -> None:
+        while self._requests:
+            request = self._requests.popleft()
+            if not request.future.done():
+                request.future.set_exception(LogUnavailable(self._failure or ""))
+        self._waiting_bytes = 0
+
+    # -- segments ----------------------------------------------------------------------------------------------------
+
+    def _is_too_small(self, size_bytes: int) -> bool:
+        """Return whether the active segment has rows and no room for more."""
+        active = self._segments[-1]
+        has_rows = active.index is not None and bool(active.index.shards)
+        return has_rows and self._writer.position + size_bytes + HEADER_BYTES > self._limits.segment_bytes
+
+    def _is_too_old(self) -> bool:
+        """Return whether the active segment would keep rows beyond their retention."""
+        index = self._segments[-1].index
+        first_ms = index.first_time_ms if index is not None else 0
+        return bool(first_ms) and self._clock.now_ms() - first_ms > self._limits.retention_ms // 2
+
+    async def _begin_segment(self, size_bytes: int) -> None:
+        """Continue in a new segment. After an OSError because of a full disk the active segment is unchanged."""
+        self._state.forget(self._clock.now_ms(), self._segments[0].head_time_ms)
+        head, time_ms = encode_meta(self._state.summarize()), self._state.time_ms
+        number = self._writer.number + 1
+        reserve_bytes = max(self._limits.segment_bytes, len(head) + size_bytes + 4 * HEADER_BYTES)
+        previous = self._writer
+        try:
+            segment = await self._runner.write(
+                partial(create_segment_file, self._files, number, head, time_ms, segment_bytes=reserve_bytes)
+            )
+            file = await self._runner.write(partial(self._files.open, segment.name))
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            raise LogFull(
+                "The disk of the log is full, and no row of the request was stored; make room, then retry"
+            ) from error
+        self._writer = SegmentWriter(number, file, segment.size_bytes)
+        self._segments.append(segment)
+        await self._runner.write(previous.finish)
+        self._wake_maintenance.set()
+
+    async def maintain(self) -> None:
+        """Store the indexes of complete segments and remove old segments, until cancelled."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._limits.trim_interval_s):
+                    await self._wake_maintenance.wait()
+            self._wake_maintenance.clear()
+            try:
+                await self.store_indexes()
+                await self.trim()
+            except OSError as error:  # the segments stay as they are, and the next run tries again
+                logger.warning("log maintenance failed", error=str(error))
+
+    async def store_indexes(self) -> None:
+        """Write the index file of each complete segment that has none.
+
+        Raises:
+            OSError: If the disk is full or fails; the log works without the file.
+        """
+        for segment in self._segments[:-1]:
+            if segment.index is not None:
+                await self._runner.read(partial(segment.store_index, self._files))
+                segment.use_index_file(await self._runner.read(partial(segment.load_ranges, self._files)))
+
+    async def trim(self) -> int:
+        """Remove the oldest segments beyond the retention; return how many.
+
+        It stops at the first segment with rows that are in no data file, unless the limits say otherwise.
+
+        Raises:
+            OSError: If the disk fails.
+        """
+        oldest_ms = self._clock.now_ms() - self._limits.retention_ms
+        total_bytes = sum(segment.size_bytes for segment in self._segments)
+        removed: list[Segment] = []
+        for segment in self._segments[:-1]:
+            if segment.time_ms() >= oldest_ms and total_bytes <= self._limits.retention_bytes:
+                break
+            if not (self._limits.drops_unreleased or segment.is_released(self._state)):
+                break
+            total_bytes -= segment.size_bytes
+            removed.append(segment)
+        for segment in removed:
+            for shard in segment.shards():
+                summary = self._state.shards.get(shard)
+                if summary is not None:
+                    summary.start = max(summary.start, segment.end(shard) or 0)
+                    summary.size_bytes -= segment.rows_bytes(shard)
+        del self._segments[: len(removed)]
+        if removed:
+            names = [name for segment in removed for name in (segment.name, index_name(segment.number))]
+            await self._runner.read(partial(self._files.remove, names))
+        return len(removed)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def producer(self, name: str) -> StreamProducerState | None:
+        self._check_open()
+        return self._state.producer(name)
+
+    def watermarks(self, shards: Iterable[Shard]) -> dict[Shard, int]:
+        self._check_open()
+        return self._state.watermarks(shards)
+
+    async def read(self, shard: Shard, offset: int, *, limit_bytes: int, end: int | None = None) -> Sequence[Record]:
+        self._check_open()
+        self._state.check_readable(shard, offset)
+        segment = find_segment(self._segments, shard, offset)
+        if segment is None or (end is not None and offset >= end):
+            return []
+        try:
+            index = await self._load_index(segment, shard)
+            places = index.places(offset, limit_bytes=limit_bytes, end=end)
+            return await self._runner.read(partial(segment.read_records, self._files, shard, places))
+        except OSError as error:
+            self._state.check_readable(shard, offset)  # retention removed the segment meanwhile
+            raise LogUnavailable(f"The disk of the log failed ({error.strerror}); retry later") from error
+
+    async def _load_index(self, segment: Segment, shard: Shard) -> ShardIndex:
+        if segment.index is not None:
+            return segment.index.shards[shard]
+        key = (segment.number, shard)
+        index = self._loaded.get(key)
+        if index is None:
+            index = self._loaded[key] = await self._runner.read(partial(segment.load_index, self._files, shard))
+            if len(self._loaded) > _LOADED_INDEXES_MAX:
+                self._loaded.popitem(last=False)
+        else:
+            self._loaded.move_to_end(key)
+        return index
+
+    async def wait(self, positions: Mapping[Shard, int], timeout_s: float) -> bool:
+        self._check_open()
+        is_reached = await self._waiters.wait(positions, timeout_s)
+        self._check_open()
+        return is_reached
+
+    async def offset_at(self, shard: Shard, time_ms: int) -> int:
+        self._check_open()
+        for segment in segments_from(self._segments, time_ms):
+            last_ms = segment.last_time_ms(shard)
+            if last_ms is not None and last_ms >= time_ms:
+                try:
+                    offset = (await self._load_index(segment, shard)).offset_at(time_ms)
+                except OSError as error:
+                    raise LogUnavailable(f"The disk of the log failed ({error.strerror}); retry later") from error
+                if offset is not None:
+                    return offset
+        return self._state.watermark(shard)
+
+    def shards(self, stream: str | None = None) -> dict[Shard, ShardState]:
+        self._check_open()
+        return self._state.shard_states(stream)
+
+    async def release(self, offsets: Mapping[Shard, int]) -> None:
+        self._check_open()
+        self._state.release(offsets)
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of all segments; for metrics."""
+        return sum(segment.size_bytes for segment in self._segments)
+
+    # -- opening and closing -----------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Let `run` end after the group that it writes; refuse what waits."""
+        self._is_closing = True
+        self._wake.set()
+        self._waiters.close()
+
+    async def close(self) -> None:
+        """Close the active segment; after `run` has ended."""
+        await self._runner.write(self._writer.close)
+
+    def _check_open(self) -> None:
+        if self._failure is not None:
+            raise LogUnavailable(self._failure)
+
+
+@asynccontextmanager
+async def open_segments(
+    files: LogFiles, runner: DiskRunner, clock: Clock, limits: SegmentLimits
+) -> AsyncIterator[SegmentLog]:
+    """Open a log over files and a runner.
+
+    Raises:
+        Corrupt: If acknowledged rows are damaged or missing.
+        LogUnavailable: If the disk fails.
+    """
+    state = LogState(limits.producers_max, limits.retention_ms)
+    try:
+        recovered = await runner.write(
+            partial(recover, files, state, clock.now_ms(), segment_bytes=limits.segment_bytes)
+        )
+    except OSError as error:
+        raise LogUnavailable(
+            f"The disk of the log does not open it: {error}; correct this, then start again"
+        ) from error
+    if recovered.torn_bytes:
+        logger.warning("log was cut", torn_bytes=recovered.torn_bytes, segment=recovered.segments[-1].name)
+    log = SegmentLog(files, runner, clock, limits, recovered)
+    running = asyncio.create_task(log.run(), name="log-writer")
+    maintaining = asyncio.create_task(log.maintain(), name="log-maintenance")
+    try:
+        yield log
+    finally:
+        log.stop()
+        maintaining.cancel()
+        await asyncio.gather(running, maintaining, return_exceptions=True)
+        await log.close()
+
+
+@asynccontextmanager
+async def open_segment_log(folder: Path, clock: Clock, limits: SegmentLimits) -> AsyncIterator[SegmentLog]:
+    """Open the log in a folder of the local disk, which it creates if needed.
+
+    Raises:
+        ConfigError: If another process uses the folder.
+        Corrupt: If acknowledged rows are damaged or missing.
+        LogUnavailable: If the disk fails.
+    """
+    files = await asyncio.to_thread(FolderFiles, folder)
+    runner = ThreadRunner(READERS)
+    try:
+        async with open_segments(files, runner, clock, limits) as log:
+            yield log
+    finally:
+        await asyncio.to_thread(runner.close)
+        files.close()

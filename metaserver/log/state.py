@@ -1,0 +1,379 @@
+"""What a log has in memory of shards, producers and removed streams: plain values and pure functions.
+
+Every change is an `Entry`. A `Group` admits requests and turns them into entries, which become durable together; then
+`LogState.apply` changes the state. Recovery applies the same entries again, so a restart ends in the same state.
+
+The order of a group is the order of its entries. A request sees the entries before it in its group, although they are
+not durable yet: its own answer is sent only after the whole group is durable, and if the group fails, all its requests
+fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from seamark.formats.runtime.errors import (
+    OffsetOutOfRange,
+    ProducerFenced,
+    SequenceGap,
+    StreamRemoved,
+    TooManyRequests,
+)
+from seamark.metaserver.log.port import (
+    Acknowledgement,
+    Batch,
+    Position,
+    Shard,
+    ShardState,
+    StreamProducer,
+    StreamProducerState,
+)
+
+REMEMBERED_APPENDS = 5
+"""Appends of a producer whose positions a duplicate is answered with."""
+
+
+class BatchEntry(msgspec.Struct, frozen=True, array_like=True):
+    """Where one batch of an append is: its shard, the offset of its first row, and its sizes."""
+
+    stream: str
+    number: int
+    offset: int
+    rows: int
+    payload_bytes: int
+    kinds_bytes: int
+
+    @property
+    def shard(self) -> Shard:
+        return Shard(self.stream, self.number)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.payload_bytes + self.kinds_bytes
+
+
+class AppendEntry(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """One append: all its batches, of one or more shards."""
+
+    time_ms: int
+    batches: tuple[BatchEntry, ...]
+    producer: str = ""
+    epoch: int = 0
+    sequence: int = -1
+
+
+class FenceEntry(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """The beginning of a session of a producer."""
+
+    time_ms: int
+    producer: str
+    epoch: int
+
+
+class RemoveEntry(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """The removal of a stream."""
+
+    time_ms: int
+    stream: str
+
+
+Entry = AppendEntry | FenceEntry | RemoveEntry
+
+
+class ShardSummary(msgspec.Struct, array_like=True):
+    """A shard in the state of a log. The fields are those of `ShardState`."""
+
+    stream: str
+    number: int
+    start: int = 0
+    watermark: int = 0
+    released: int = 0
+    size_bytes: int = 0
+
+
+class AppendSummary(msgspec.Struct, frozen=True, array_like=True):
+    """The positions of an append that a producer may repeat: stream, shard number, offset and end of each batch."""
+
+    sequence: int
+    positions: tuple[tuple[str, int, int, int], ...]
+
+    def acknowledge(self) -> Acknowledgement:
+        """Return the answer to a repeated append."""
+        positions = tuple(Position(Shard(stream, number), first, end) for stream, number, first, end in self.positions)
+        return Acknowledgement(positions, duplicate=True)
+
+
+class ProducerSummary(msgspec.Struct, frozen=True, array_like=True):
+    """A producer in the state of a log."""
+
+    epoch: int
+    sequence: int
+    time_ms: int
+    appends: tuple[AppendSummary, ...] = ()
+    """The last appends, oldest first, at most `REMEMBERED_APPENDS`."""
+
+
+class StateSummary(msgspec.Struct, array_like=True):
+    """The state of a log at the beginning of a segment."""
+
+    time_ms: int
+    shards: list[ShardSummary]
+    producers: dict[str, ProducerSummary]
+    removed: dict[str, int]
+    """The removed streams, with the time of the removal."""
+
+
+@dataclass(slots=True)
+class LogState:
+    """The state of a log after a number of entries.
+
+    Attributes:
+        producers_max: The most producers. A new producer is refused beyond it.
+        keep_ms: How long a producer without appends and a removed stream are remembered.
+        time_ms: The time of the last entry; times never decrease.
+    """
+
+    producers_max: int
+    keep_ms: int
+    time_ms: int = 0
+    shards: dict[Shard, ShardSummary] = field(default_factory=dict)
+    producers: dict[str, ProducerSummary] = field(default_factory=dict)
+    removed: dict[str, int] = field(default_factory=dict)
+
+    def apply(self, entry: Entry) -> None:
+        """Change the state by an entry that is durable."""
+        self.time_ms = max(self.time_ms, entry.time_ms)
+        match entry:
+            case AppendEntry():
+                for batch in entry.batches:
+                    summary = self.shards.get(batch.shard)
+                    if summary is None:
+                        summary = self.shards[batch.shard] = ShardSummary(batch.stream, batch.number)
+                    summary.watermark = batch.offset + batch.rows
+                    summary.size_bytes += batch.size_bytes
+                if entry.producer:
+                    self.producers[entry.producer] = follow(self.producers.get(entry.producer), entry)
+            case FenceEntry():
+                previous = self.producers.get(entry.producer)
+                self.producers[entry.producer] = begin_session(previous, entry)
+            case RemoveEntry():
+                self.removed[entry.stream] = entry.time_ms
+                for shard in [shard for shard in self.shards if shard.stream == entry.stream]:
+                    del self.shards[shard]
+
+    def watermarks(self, shards: Iterable[Shard]) -> dict[Shard, int]:
+        """Return the watermarks; 0 for a shard without rows."""
+        return {shard: self.watermark(shard) for shard in shards}
+
+    def watermark(self, shard: Shard) -> int:
+        """Return the watermark of a shard."""
+        summary = self.shards.get(shard)
+        return summary.watermark if summary is not None else 0
+
+    def shard_states(self, stream: str | None) -> dict[Shard, ShardState]:
+        """Return the shards of one stream or of all streams."""
+        return {
+            shard: ShardState(each.start, each.watermark, each.released, each.size_bytes)
+            for shard, each in self.shards.items()
+            if stream is None or shard.stream == stream
+        }
+
+    def producer(self, name: str) -> StreamProducerState | None:
+        """Return the session and the last sequence number of a producer."""
+        summary = self.producers.get(name)
+        return StreamProducerState(summary.epoch, summary.sequence) if summary is not None else None
+
+    def release(self, offsets: Mapping[Shard, int]) -> None:
+        """Move the released offsets forward, never beyond the watermark."""
+        for shard, offset in offsets.items():
+            summary = self.shards.get(shard)
+            if summary is not None:
+                summary.released = max(summary.released, min(offset, summary.watermark))
+
+    def check_readable(self, shard: Shard, offset: int) -> None:
+        """Check that a reader can begin at an offset.
+
+        Raises:
+            OffsetOutOfRange: If not.
+        """
+        summary = self.shards.get(shard)
+        start, watermark = (summary.start, summary.watermark) if summary is not None else (0, 0)
+        if not start <= offset <= watermark:
+            raise OffsetOutOfRange(
+                f"The log has the rows {start} to {watermark} of shard {shard.number} of stream {shard.stream}, "
+                f"and not row {offset}; begin at a snapshot of the table, or at an offset in this range"
+            )
+
+    def forget(self, now_ms: int, oldest_ms: int) -> None:
+        """Forget the producers and the removed streams that are older than `keep_ms`.
+
+        Args:
+            oldest_ms: The time from which the log has entries. The removal of a stream is remembered as long as the log
+                may have rows of it.
+        """
+        limit = now_ms - self.keep_ms
+        for name in [name for name, each in self.producers.items() if each.time_ms < limit]:
+            del self.producers[name]
+        for stream in [stream for stream, time_ms in self.removed.items() if time_ms < min(limit, oldest_ms)]:
+            del self.removed[stream]
+
+    def summarize(self) -> StateSummary:
+        """Return the state for storage."""
+        return StateSummary(self.time_ms, list(self.shards.values()), self.producers, self.removed)
+
+    def restore(self, summary: StateSummary) -> None:
+        """Take over a stored state."""
+        self.time_ms = summary.time_ms
+        self.shards = {Shard(each.stream, each.number): each for each in summary.shards}
+        self.producers = summary.producers
+        self.removed = summary.removed
+
+    def check_invariants(self) -> None:
+        """Check what holds after every step; for tests."""
+        for shard, each in self.shards.items():
+            assert shard == (each.stream, each.number)
+            assert 0 <= each.start <= each.watermark, each
+            assert 0 <= each.released <= each.watermark, each
+            assert shard.stream not in self.removed, shard
+        for name, producer in self.producers.items():
+            numbers = [append.sequence for append in producer.appends]
+            assert numbers == sorted(set(numbers)), (name, numbers)
+            assert not numbers or numbers[-1] == producer.sequence, (name, numbers)
+
+
+def follow(previous: ProducerSummary | None, entry: AppendEntry) -> ProducerSummary:
+    """Return the state of a producer after one of its appends."""
+    positions = tuple((batch.stream, batch.number, batch.offset, batch.offset + batch.rows) for batch in entry.batches)
+    earlier = previous.appends if previous is not None else ()
+    appends = (*earlier, AppendSummary(entry.sequence, positions))[-REMEMBERED_APPENDS:]
+    return ProducerSummary(entry.epoch, entry.sequence, entry.time_ms, appends)
+
+
+def begin_session(previous: ProducerSummary | None, entry: FenceEntry) -> ProducerSummary:
+    """Return the state of a producer after the beginning of a session."""
+    if previous is None:
+        return ProducerSummary(entry.epoch, -1, entry.time_ms)
+    return ProducerSummary(entry.epoch, previous.sequence, entry.time_ms, previous.appends)
+
+
+class Group:
+    """Requests that become durable together.
+
+    Each method admits one request: it returns the answer to send once the group is durable, and may add an entry to
+    `entries`. A request that is refused adds nothing.
+    """
+
+    def __init__(self, state: LogState, now_ms: int) -> None:
+        self._state = state
+        self._ends: dict[Shard, int] = {}
+        self._producers: dict[str, ProducerSummary] = {}
+        self._removed: set[str] = set()
+        self._new_producers = 0
+        self.time_ms = max(state.time_ms, now_ms)
+        self.entries: list[Entry] = []
+
+    def append(self, batches: Mapping[Shard, Batch], producer: StreamProducer | None) -> Acknowledgement:
+        """Admit an append.
+
+        Raises:
+            StreamRemoved: If one of the streams was removed.
+            ProducerFenced: If a later session of the producer exists.
+            SequenceGap: If the append does not follow the last append of the producer.
+            TooManyRequests: For a new producer, if there are too many.
+        """
+        if producer is not None:
+            duplicate = self._check_sequence(producer)
+            if duplicate is not None:
+                return duplicate
+        for shard in batches:
+            if shard.stream in self._removed or shard.stream in self._state.removed:
+                raise StreamRemoved(f"The stream {shard.stream} was removed with its table; load the table again")
+        entry = AppendEntry(
+            self.time_ms,
+            tuple(
+                BatchEntry(
+                    shard.stream, shard.number, self._end(shard), batch.rows, len(batch.payload), len(batch.kinds)
+                )
+                for shard, batch in batches.items()
+            ),
+            *((producer.name, producer.epoch, producer.sequence) if producer is not None else ()),
+        )
+        self.entries.append(entry)
+        for each in entry.batches:
+            self._ends[each.shard] = each.offset + each.rows
+        if producer is not None:
+            self._set_producer(producer.name, follow(self._producer(producer.name), entry))
+        return Acknowledgement(
+            tuple(Position(each.shard, each.offset, each.offset + each.rows) for each in entry.batches)
+        )
+
+    def fence(self, name: str) -> StreamProducerState:
+        """Admit the beginning of a session.
+
+        Raises:
+            TooManyRequests: For a new producer, if there are too many.
+        """
+        previous = self._producer(name)
+        self._check_room(name, previous)
+        entry = FenceEntry(self.time_ms, name, previous.epoch + 1 if previous is not None else 1)
+        self.entries.append(entry)
+        current = begin_session(previous, entry)
+        self._set_producer(name, current)
+        return StreamProducerState(current.epoch, current.sequence)
+
+    def remove(self, stream: str) -> None:
+        """Admit the removal of a stream."""
+        if stream in self._removed or stream in self._state.removed:
+            return
+        self.entries.append(RemoveEntry(self.time_ms, stream))
+        self._removed.add(stream)
+
+    def apply(self) -> None:
+        """Change the state: the group is durable."""
+        for entry in self.entries:
+            self._state.apply(entry)
+
+    def _end(self, shard: Shard) -> int:
+        end = self._ends.get(shard)
+        return end if end is not None else self._state.watermark(shard)
+
+    def _producer(self, name: str) -> ProducerSummary | None:
+        return self._producers.get(name) or self._state.producers.get(name)
+
+    def _set_producer(self, name: str, summary: ProducerSummary) -> None:
+        self._new_producers += self._producer(name) is None
+        self._producers[name] = summary
+
+    def _check_room(self, name: str, previous: ProducerSummary | None) -> None:
+        if previous is None and len(self._state.producers) + self._new_producers >= self._state.producers_max:
+            raise TooManyRequests(
+                f"The log has {self._state.producers_max} producers already, and {name!r} is new; use fewer names of "
+                "producers, or raise the limit"
+            )
+
+    def _check_sequence(self, producer: StreamProducer) -> Acknowledgement | None:
+        """Return the first answer if the append is a repetition, None if it is the next append."""
+        previous = self._producer(producer.name)
+        self._check_room(producer.name, previous)
+        last = previous.sequence if previous is not None else -1
+        if previous is not None and producer.epoch < previous.epoch:
+            raise ProducerFenced(
+                f"A later session of the producer {producer.name!r} writes: this is epoch {producer.epoch}, and the "
+                f"last is epoch {previous.epoch}. Stop this writer, or begin a new session"
+            )
+        if producer.epoch > (previous.epoch if previous is not None else 0):
+            raise ProducerFenced(
+                f"The log has no session with epoch {producer.epoch} of the producer {producer.name!r}; begin a session"
+            )
+        if previous is not None and producer.sequence <= last:
+            repeated = (each.acknowledge() for each in previous.appends if each.sequence == producer.sequence)
+            return next(repeated, Acknowledgement((), duplicate=True))
+        if producer.sequence != last + 1 and not producer.sparse:
+            raise SequenceGap(
+                f"The append {producer.sequence} of the producer {producer.name!r} does not follow its last append, "
+                f"{last}; send append {last + 1} first"
+            )
+        return None

@@ -1,0 +1,75 @@
+"""The writing side of the active segment. All methods block and are called from one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from seamark.formats.runtime.errors import LogFull
+from seamark.metaserver.log.files import LogFile
+from seamark.metaserver.log.frames import FrameKind, encode_frame, encode_mark
+from seamark.metaserver.log.index import FramePlace
+from seamark.metaserver.log.recovery import FULL
+
+_JOINED_BYTES_MAX = 1 << 20
+"""Small frames are joined: one write of many parts costs more than the copy."""
+
+
+class SegmentWriter:
+    """Appends groups of frames to one segment.
+
+    Attributes:
+        position: The position after the last durable frame and its mark.
+    """
+
+    def __init__(self, number: int, file: LogFile, position: int) -> None:
+        self.number = number
+        self.position = position
+        self._file = file
+
+    def write(self, frames: Sequence[tuple[bytes, Sequence[bytes]]]) -> list[FramePlace]:
+        """Write frames, given as entry and payloads, and make them durable together.
+
+        Raises:
+            LogFull: If the disk is full. Nothing of the frames is left.
+            OSError: If the disk failed. It is unknown what is durable.
+        """
+        position = self.position
+        parts: list[bytes] = []
+        places: list[FramePlace] = []
+        for meta, payloads in frames:
+            frame = encode_frame(self.number, position, FrameKind.ENTRY, meta, payloads)
+            length = sum(map(len, frame))
+            places.append(FramePlace(position, length))
+            parts += frame
+            position += length
+        if position - self.position <= _JOINED_BYTES_MAX:
+            parts = [b"".join(parts)]
+        try:
+            self._file.write(self.position, parts)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            # A crash must not bring back frames that were refused: the cut is durable before the answer.
+            self._file.truncate(self.position)
+            self._file.sync()
+            raise LogFull(
+                "The disk of the log is full, and no row of the request was stored; make room, then retry"
+            ) from error
+        self._file.sync()
+        self.position = position
+        mark = encode_mark(self.number, position)
+        with suppress(OSError):  # the next frame is written over it
+            self._file.write(position, [mark])
+            self.position += len(mark)
+        return places
+
+    def finish(self) -> None:
+        """Close a complete segment and return the room that it does not need."""
+        with suppress(OSError):
+            self._file.truncate(self.position)
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()

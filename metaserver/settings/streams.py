@@ -1,0 +1,37 @@
+"""Settings of stream tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from seamark.metaserver.settings.services import setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamSettings:
+    stream_memory_bytes: int = setting(
+        256 << 20,
+        "Memory for rows of stream tables that are not flushed. From half of it on, the largest table is flushed at "
+        "once; at the limit, writers get 429.",
+        minimum=1 << 20,
+    )
+    stream_flush_interval_ms: int = setting(
+        10_000,
+        "Age of the oldest row of a stream table at which its rows are flushed into data files. The table property "
+        "seamark.stream.flush-interval-ms overrides it.",
+        minimum=100,
+        maximum=86_400_000,
+    )
+    stream_fresh_interval_ms: int = setting(
+        100,
+        "The shortest time between two writes of fresh files of a stream table. A reader that comes earlier waits for "
+        "the next write.",
+        minimum=0,
+        maximum=60_000,
+    )
+    stream_fresh_retention_s: int = setting(
+        3600,
+        "Seconds that fresh files stay after the last plan that may name them, for running queries.",
+        minimum=1,
+    )
+    stream_rows_limit: int = setting(100_000, "Rows of one request to a stream table.", minimum=1, maximum=1 << 24)

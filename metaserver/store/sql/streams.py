@@ -1,0 +1,32 @@
+"""Operations on the flushed offsets of stream tables, a row for each shard."""
+
+from __future__ import annotations
+
+from seamark.formats.runtime.errors import CommitConflict
+from seamark.metaserver.store import operations
+from seamark.metaserver.store.sql.by_uuid import hold_table
+from seamark.metaserver.store.sql.statement import Steps, StoreStatement
+
+
+def open_stream(op: operations.OpenStream, now_ms: int) -> Steps[None]:
+    yield from hold_table(op.uuid)
+    for shard in range(op.shards):
+        yield StoreStatement(
+            "INSERT INTO stream_offsets (uuid, shard, flushed) VALUES ($1, $2, 0) ON CONFLICT (uuid, shard) DO NOTHING",
+            (op.uuid, shard),
+        )
+
+
+def move(op: operations.MoveFlushedOffsets, now_ms: int) -> Steps[None]:
+    yield from hold_table(op.uuid)
+    # The order of shards keeps two replicas from waiting for each other.
+    for moved in sorted(op.ranges, key=lambda moved: moved.shard):
+        rows = yield StoreStatement(
+            "UPDATE stream_offsets SET flushed = $4 WHERE uuid = $1 AND shard = $2 AND flushed = $3 RETURNING 1",
+            (op.uuid, moved.shard, moved.start, moved.end),
+        )
+        if not rows:
+            raise CommitConflict(
+                f"Rows of shard {moved.shard} from offset {moved.start} on were flushed before, or the table has no "
+                "such shard; nothing was changed"
+            )

@@ -1,0 +1,108 @@
+"""The rows of one shard in memory: those that are durable in the log and not yet in the table's files.
+
+The log is the truth. `catch_up` brings the rows up to a watermark: from what the appends of this process have offered,
+and else from the log. So rows in memory are always a gapless range that begins at the flushed offset, whoever appended
+them, and a start of the server needs no recovery of its own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from seamark.metaserver.log.port import Record, Shard, StreamLog
+from seamark.metaserver.streams.row_files import RowSlice
+
+READ_BYTES = 4 << 20
+"""Bytes that `catch_up` reads from the log at a time."""
+
+
+class ShardBlocks:
+    """Belongs to one event loop.
+
+    Attributes:
+        start: The offset of the first row in memory: the flushed offset.
+        end: The offset after the last row in memory.
+        size_bytes: Bytes of all rows, including those that wait for earlier rows.
+        oldest_ms: When the log took the oldest row; None without rows.
+    """
+
+    def __init__(self, log: StreamLog, shard: Shard, flushed: int) -> None:
+        self._log = log
+        self._shard = shard
+        self.start = self.end = flushed
+        self._records: deque[Record] = deque()
+        """Ascending and without a gap, from the record with `start` on."""
+        self._early: dict[int, Record] = {}
+        """Durable records after `end`, by offset: earlier rows are not offered yet."""
+        self.size_bytes = 0
+
+    @property
+    def oldest_ms(self) -> int | None:
+        return self._records[0].time_ms if self._records else None
+
+    def offer(self, record: Record) -> None:
+        """Add a record that was just acknowledged."""
+        if record.offset < self.end or record.offset in self._early:
+            return
+        self._early[record.offset] = record
+        self.size_bytes += record.batch.size_bytes
+        self._take_early()
+
+    async def catch_up(self, watermark: int) -> None:
+        """Bring the rows in memory up to `watermark`, an offset that the log has reached."""
+        while self.end < watermark:
+            records = await self._log.read(self._shard, self.end, limit_bytes=READ_BYTES, end=watermark)
+            for record in records:
+                # Another call, or an append, may have added it meanwhile.
+                if record.offset <= self.end < record.end:
+                    self._records.append(record)
+                    self.size_bytes += record.batch.size_bytes
+                    self.end = record.end
+            self._take_early()
+
+    def _take_early(self) -> None:
+        while (record := self._early.pop(self.end, None)) is not None:
+            self._records.append(record)
+            self.end = record.end
+        for offset in [offset for offset in self._early if offset < self.end]:
+            self.size_bytes -= self._early.pop(offset).batch.size_bytes
+
+    def slices(self, start: int, end: int) -> list[RowSlice]:
+        """Return the rows from `start` to before `end`, in the order of the log.
+
+        Raises:
+            ValueError: If they are not in memory.
+        """
+        if not self.start <= start <= end <= self.end:
+            raise ValueError(
+                f"rows {start} to {end} of {self._shard} are not in memory: {self.start} to {self.end} are"
+            )
+        slices = []
+        for record in self._records:
+            first, last = max(start, record.offset), min(end, record.end)
+            if first < last:
+                slices.append(RowSlice(record.batch.payload, first - record.offset, last - first))
+        return slices
+
+    def release(self, flushed: int) -> None:
+        """Remove the rows before `flushed`, which are in the table's files."""
+        if flushed <= self.start:
+            return
+        while self._records and self._records[0].end <= flushed:
+            self.size_bytes -= self._records.popleft().batch.size_bytes
+        self.start = flushed
+        if flushed > self.end:  # another process has flushed rows that were not in memory
+            self.end = flushed
+            self._take_early()
+
+    def check_invariants(self) -> None:
+        """Check, for tests, that the rows are a gapless range and that their bytes are counted."""
+        at = self._records[0].offset if self._records else self.start
+        assert at <= self.start, (at, self.start)
+        for record in self._records:
+            assert record.offset == at, (record.offset, at)
+            at = record.end
+        assert at == self.end or not self._records, (at, self.end)
+        assert all(offset > self.end for offset in self._early)
+        records = (*self._records, *self._early.values())
+        assert self.size_bytes == sum(record.batch.size_bytes for record in records)

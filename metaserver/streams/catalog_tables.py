@@ -1,0 +1,77 @@
+"""The tables of the catalog, as stream tables use them: loads and commits by the UUID, under whatever name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import UNSET, Raw, structs
+
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.snapshot import Snapshot
+from seamark.formats.runtime.errors import BadRequest, NoSuchTable
+from seamark.metaserver.catalog.catalog import Catalog
+from seamark.metaserver.catalog.pointers import check_uuid
+from seamark.metaserver.catalog.values import Caller
+from seamark.metaserver.commit.change_requests.change import ChangeRequest, read_request
+from seamark.metaserver.commit.change_requests.change_body import APPEND, ChangeBody
+from seamark.metaserver.commit.changes.group_commit import Commits
+from seamark.metaserver.store.model import Entry, EntryKind, RegisteredIndexFile
+from seamark.metaserver.store.operations import FlushedRange
+from seamark.metaserver.streams.row_files import EncodedFile
+
+_FLUSH = "stream-flush"
+"""In the summary of a snapshot: a flush has made it."""
+FLUSHER = Caller(who="seamark-streams", request_id="")
+_FILES_MAX = 1_000_000
+
+
+class CatalogTables:
+    """Implements `StreamTables`."""
+
+    def __init__(self, catalog: Catalog, commits: Commits) -> None:
+        self._context = catalog.context
+        self._commits = commits
+
+    async def load(self, uuid: str) -> tuple[Entry, TableMetadata]:
+        """Return the table, with the flushed offsets that belong to its pointer.
+
+        Raises:
+            NoSuchTable: If no name refers to the table.
+            BadRequest: If several names do: only one of their pointers would get the rows.
+        """
+        entries = await self._context.store.entries_of(uuid)
+        tables = [entry for entry in entries if entry.kind is EntryKind.TABLE]
+        if not tables:
+            raise NoSuchTable(f"No table has the uuid {uuid}")
+        if len(tables) > 1:
+            raise BadRequest(
+                f"Several names refer to the table {uuid}, so it cannot be a stream table; unregister all but one"
+            )
+        metadata = await self._context.documents.table(tables[0].metadata_location)
+        check_uuid(tables[0], metadata)
+        return tables[0], metadata
+
+    async def commit(
+        self, entry: Entry, metadata: TableMetadata, files: Sequence[EncodedFile], ranges: Sequence[FlushedRange]
+    ) -> Entry:
+        """Add stored files to the table and move the flushed offsets, in one transaction; return the new pointer."""
+        body = ChangeBody(
+            table_uuid=entry.uuid,
+            operation=APPEND,
+            format_version=metadata.format_version,
+            read_snapshot_id=UNSET,
+            add=[Raw(file.content_file) for file in files],
+            summary={_FLUSH: "true"},
+        )
+        request: ChangeRequest = structs.replace(read_request(body, files_max=_FILES_MAX), flushed=tuple(ranges))
+        await self._commits.commit(FLUSHER, entry.namespace, entry.name, request, _without_index_files)
+        return entry
+
+
+def is_flush(snapshot: Snapshot) -> bool:
+    """Return whether a flush of a stream has made the snapshot."""
+    return _FLUSH.encode() in bytes(snapshot.summary) and snapshot.summary_map().get(_FLUSH) == "true"
+
+
+async def _without_index_files(_: Entry, __: TableMetadata) -> Sequence[RegisteredIndexFile]:
+    return ()

@@ -1,0 +1,103 @@
+"""The fresh files of one shard: which ranges of offsets they have, which to write next, and which to remove. Pure.
+
+A part is a range of offsets and the fresh files that have exactly its rows. The parts of a shard follow each other
+without a gap. A new part replaces small parts before it, as in a log-structured merge: so a plan names few files, and
+each row is written a few times. No part crosses the end of a running flush, because after the flush such a part would
+repeat rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from seamark.metaserver.streams.row_files import EncodedFile
+
+MERGED_ROWS_MAX = 1_000_000
+"""Rows of parts that a new part replaces."""
+_MERGE_RATIO = 2
+"""A new part replaces the part before it unless that one has more than this number of times its rows."""
+
+
+class FreshPart(msgspec.Struct, frozen=True):
+    """Fresh files with the rows of a shard from `start` to before `end`, without their data."""
+
+    shard: int
+    start: int
+    end: int
+    files: tuple[EncodedFile, ...]
+
+
+class OffsetRange(msgspec.Struct, frozen=True):
+    """Rows that one part is to have."""
+
+    start: int
+    end: int
+
+
+class FreshParts:
+    """The parts of one shard, ascending."""
+
+    def __init__(self) -> None:
+        self.parts: tuple[FreshPart, ...] = ()
+
+    def covered(self, flushed: int) -> int:
+        """Return the offset after the last row of the parts; `flushed` without parts."""
+        return self.parts[-1].end if self.parts else flushed
+
+    def drop_flushed(self, flushed: int) -> list[FreshPart]:
+        """Remove and return the parts with rows before `flushed`, which are in the table's files.
+
+        A part that crosses the offset is removed too: another process has flushed a part of it. The parts after a
+        removed part stay only if they still follow `flushed` without a gap.
+        """
+        kept = tuple(part for part in self.parts if part.start >= flushed)
+        if kept and kept[0].start != flushed:
+            kept = ()
+        dropped = [part for part in self.parts if part not in kept]
+        self.parts = kept
+        return dropped
+
+    def choose_ranges(self, flushed: int, end: int, cut: int | None) -> list[OffsetRange]:
+        """Return the ranges of the parts to write so that the parts reach `end`, ascending.
+
+        Args:
+            flushed: The flushed offset of the shard.
+            end: The offset that the parts have to reach.
+            cut: The end of the running flush, if one runs.
+        """
+        covered = self.covered(flushed)
+        if covered >= end:
+            return []
+        if cut is not None and covered < cut < end:
+            return [self._merge(OffsetRange(covered, cut), None), OffsetRange(cut, end)]
+        return [self._merge(OffsetRange(covered, end), cut)]
+
+    def _merge(self, added: OffsetRange, cut: int | None) -> OffsetRange:
+        """Extend a range over the small parts before it."""
+        start = added.start
+        for part in reversed(self.parts):
+            rows = added.end - start
+            if part.end - part.start > _MERGE_RATIO * rows or added.end - part.start > MERGED_ROWS_MAX:
+                break
+            if cut is not None and part.start < cut <= start:
+                break
+            start = part.start
+        return OffsetRange(start, added.end)
+
+    def replace(self, written: Sequence[FreshPart]) -> list[FreshPart]:
+        """Add written parts; return the parts that they replace."""
+        first = written[0].start
+        kept = tuple(part for part in self.parts if part.end <= first)
+        replaced = [part for part in self.parts if part.end > first]
+        self.parts = (*kept, *written)
+        return replaced
+
+    def check_invariants(self) -> None:
+        """Check, for tests, that the parts follow each other without a gap."""
+        for before, after in zip(self.parts, self.parts[1:], strict=False):
+            assert before.end == after.start, (before, after)
+        assert all(part.start < part.end for part in self.parts)
+        for part in self.parts:
+            assert sum(file.rows for file in part.files) == part.end - part.start

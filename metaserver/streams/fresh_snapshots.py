@@ -1,0 +1,126 @@
+"""Fresh snapshots: the snapshot of a pointer with the fresh files of its stream, as a manifest list in the storage.
+
+A fresh snapshot is no snapshot of the table: no metadata file has it. It has the manifests of the current snapshot, and
+one more for each partition spec of the fresh files, which are added files with the next sequence number. So plans treat
+fresh rows as those of any other snapshot: by statistics, residuals, indexes, deletes and row ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from seamark.formats.iceberg.manifests.content_file import decode_content_file
+from seamark.formats.iceberg.manifests.manifest import ManifestFile
+from seamark.formats.iceberg.manifests.writer import (
+    ADDED,
+    DATA_MANIFEST,
+    ManifestEntry,
+    assign_first_row_ids,
+    write_manifest,
+    write_manifest_list,
+)
+from seamark.formats.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
+from seamark.formats.iceberg.metadata.snapshot import MAIN, Snapshot, SnapshotRef
+from seamark.formats.runtime.clock import Clock
+from seamark.metaserver.streams.row_files import EncodedFile, decode_content_json
+
+_ID_MIN = 1 << 32
+"""Trino reads smaller numbers as `integer`, and a version must be a `bigint`."""
+
+
+class EncodedSnapshot(NamedTuple):
+    """A fresh snapshot, and the files to store before a plan names it."""
+
+    snapshot: Snapshot
+    files: tuple[tuple[str, bytes], ...]
+
+
+def encode_fresh_snapshot(
+    metadata: TableMetadata,
+    listed: Sequence[ManifestFile],
+    files: Sequence[EncodedFile],
+    *,
+    folder: str,
+    clock: Clock,
+) -> EncodedSnapshot:
+    """Return the current snapshot of a table with fresh files.
+
+    Args:
+        metadata: The table's metadata.
+        listed: The manifests of its current snapshot.
+        files: The fresh files.
+        folder: Where the manifests are to be stored.
+        clock: The clock.
+    """
+    current = metadata.current_snapshot
+    snapshot_id = _ID_MIN | int.from_bytes(clock.random_bytes(8), "big") & (1 << 62) - 1
+    sequence_number = metadata.last_sequence_number + 1
+    by_spec: defaultdict[int, list[ManifestEntry]] = defaultdict(list)
+    for file in files:
+        content = decode_content_file(decode_content_json(file), metadata)
+        by_spec[content.spec_id].append(ManifestEntry(ADDED, snapshot_id, None, None, content))
+    name = f"{folder}/{clock.uuid7()}"
+    stored: list[tuple[str, bytes]] = []
+    manifests = list(listed)
+    for spec_id, entries in sorted(by_spec.items()):
+        written = write_manifest(entries, metadata=metadata, spec_id=spec_id, content=DATA_MANIFEST)
+        path = f"{name}-m{spec_id}.avro"
+        stored.append((path, written.data))
+        manifests.append(written.described(path, snapshot_id=snapshot_id, sequence_number=sequence_number))
+    first_row_id = added_rows = None
+    if metadata.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION:
+        first_row_id = metadata.next_row_id
+        manifests, end = assign_first_row_ids(manifests, first_row_id)
+        added_rows = end - first_row_id
+    location = f"{name}-snap.avro"
+    manifest_list = write_manifest_list(
+        manifests,
+        format_version=metadata.format_version,
+        snapshot_id=snapshot_id,
+        parent_snapshot_id=metadata.current_snapshot_id,
+        sequence_number=sequence_number,
+    )
+    stored.append((location, manifest_list))
+    snapshot = Snapshot(
+        snapshot_id=snapshot_id,
+        timestamp_ms=max(clock.now_ms(), metadata.last_updated_ms, 0 if current is None else current.timestamp_ms),
+        sequence_number=sequence_number,
+        parent_snapshot_id=metadata.current_snapshot_id,
+        summary=msgspec.Raw(msgspec.json.encode({"operation": "append"})),
+        manifest_list=location,
+        schema_id=metadata.current_schema_id,
+        first_row_id=first_row_id,
+        added_rows=added_rows,
+    )
+    return EncodedSnapshot(snapshot, tuple(stored))
+
+
+def with_fresh_snapshot(metadata: TableMetadata, snapshot: Snapshot) -> TableMetadata:
+    """Return the metadata with the fresh snapshot as the current one."""
+    main = metadata.refs.get(MAIN, SnapshotRef(snapshot.snapshot_id, "branch"))
+    return msgspec.structs.replace(
+        metadata,
+        current_snapshot_id=snapshot.snapshot_id,
+        snapshots=(*metadata.snapshots, snapshot),
+        refs={**metadata.refs, MAIN: msgspec.structs.replace(main, snapshot_id=snapshot.snapshot_id)},
+        last_sequence_number=max(metadata.last_sequence_number, snapshot.sequence_number),
+        next_row_id=metadata.next_row_id + (snapshot.added_rows or 0),
+    )
+
+
+async def run_encoding(
+    metadata: TableMetadata, listed: Sequence[ManifestFile], files: Sequence[EncodedFile], folder: str, clock: Clock
+) -> EncodedSnapshot:
+    """Encode in a thread if there are many manifests or files."""
+    if len(listed) + len(files) <= _IN_LOOP_ENTRIES_MAX:
+        return encode_fresh_snapshot(metadata, listed, files, folder=folder, clock=clock)
+    return await asyncio.to_thread(encode_fresh_snapshot, metadata, listed, files, folder=folder, clock=clock)
+
+
+_IN_LOOP_ENTRIES_MAX = 50
+"""Larger numbers of entries are encoded in a thread."""

@@ -1,0 +1,193 @@
+"""Reads the rows of a request: an Arrow IPC stream, JSON rows or JSON lines, as a record batch. Pure.
+
+JSON values have the form of Iceberg's JSON of single values (Iceberg spec, Appendix D): dates and times as ISO 8601,
+decimals, and long integers beyond 2^53, as strings or numbers, binary values as hexadecimal digits, structs as objects
+with names. A value that does not fit its column is refused with its row, its column and the value; no value is rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from seamark.formats.iceberg.expressions.arrow import arrow_array, to_row_type
+from seamark.formats.iceberg.types.schema import Field, ListType, MapType, Schema, StructType, Type
+from seamark.formats.iceberg.types.values import decode_json as decode_value
+from seamark.formats.runtime.errors import BadRequest, TooLarge, UnsupportedMediaType
+
+_SHOWN_CHARACTERS = 100
+_PLAIN = {"string": str, "long": int, "boolean": bool}
+"""Types whose JSON values are Arrow's values."""
+_LONG = 1 << 63
+
+
+class RowFormat(Enum):
+    """The format of a body, by its media type."""
+
+    ARROW = ("application/vnd.apache.arrow.stream",)
+    JSON = ("application/json",)
+    LINES = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
+
+
+def format_of(content_type: str) -> RowFormat:
+    """Return the format of a media type.
+
+    Raises:
+        UnsupportedMediaType: For another type.
+    """
+    for row_format in RowFormat:
+        if content_type in row_format.value:
+            return row_format
+    types = ", ".join(name for row_format in RowFormat for name in row_format.value)
+    raise UnsupportedMediaType(f"The Content-Type is {content_type[:100]!r}; rows are sent as one of {types}")
+
+
+def decode_objects(body: bytes, row_format: RowFormat, *, rows_max: int) -> list[dict[str, Any]]:
+    """Return the objects of JSON rows (an array, or an object with the array `rows`) or of JSON lines.
+
+    Raises:
+        BadRequest: For other JSON.
+        TooLarge: For more than `rows_max` rows.
+    """
+    try:
+        if row_format is RowFormat.LINES:
+            rows: Any = msgspec.json.decode_lines(body) if hasattr(msgspec.json, "decode_lines") else _LINES(body)
+        else:
+            rows = msgspec.json.decode(body)
+            if isinstance(rows, dict) and set(rows) == {"rows"}:
+                rows = rows["rows"]
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise BadRequest(f"The rows are not valid JSON: {error}") from None
+    if not isinstance(rows, list):
+        raise BadRequest('The body has to be an array of objects, or an object with the array "rows"')
+    if len(rows) > rows_max:
+        raise TooLarge(f"The body has {len(rows):,} rows; the limit is {rows_max:,} rows. Send several requests")
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise BadRequest(f"Row {number} is {_show(row)}, and not an object with the columns")
+    return rows
+
+
+_LINES = msgspec.json.Decoder().decode_lines
+
+
+def to_batch(rows: Sequence[dict[str, Any]], schema: Schema) -> pa.RecordBatch:
+    """Return JSON rows as a batch with the columns that occur in them.
+
+    A column that no row has is not in the batch. In a row without a column that other rows have, it is null.
+
+    Raises:
+        BadRequest: For an unknown column or a value that does not fit, with the row.
+    """
+    names: set[str] = set().union(*rows) if rows else set()
+    fields = [field for field in schema.fields if field.name in names]
+    if unknown := sorted(names - {field.name for field in fields}):
+        number = next(number for number, row in enumerate(rows) if unknown[0] in row)
+        columns = ", ".join(field.name for field in schema.fields)
+        raise BadRequest(
+            f"Row {number} has the column {unknown[0][:_SHOWN_CHARACTERS]!r}, which the table does not have; "
+            f"it has {columns[:500]}"
+        )
+    arrays = [_to_array([row.get(field.name) for row in rows], field.type, field.name) for field in fields]
+    return pa.RecordBatch.from_arrays(arrays, names=[field.name for field in fields])
+
+
+def _to_array(values: list[Any], kind: Type, path: str) -> pa.Array:
+    """Return JSON values as an array of the type.
+
+    Raises:
+        BadRequest: For a value that does not fit, with its row.
+    """
+    plain = _PLAIN.get(kind) if isinstance(kind, str) else None
+    if plain is not None and set(map(type, values)) <= {plain, type(None)}:
+        try:
+            return pa.array(values, to_row_type(kind))
+        except (pa.ArrowException, OverflowError, UnicodeEncodeError):
+            pass  # the slower way below finds the row
+    try:
+        if not isinstance(kind, str):
+            nested = _nested_converter(kind)
+            converted = [_convert(nested, value, number, path, kind) for number, value in enumerate(values)]
+            return pa.array(converted, to_row_type(kind))
+        return arrow_array(kind, [_convert(_converter(kind), value, n, path, kind) for n, value in enumerate(values)])
+    except (ValueError, pa.ArrowException) as error:
+        raise BadRequest(f"Column {path}: {str(error)[:300]}") from None
+
+
+def _convert(convert: Callable[[Any], Any], value: Any, row: int, path: str, kind: Type) -> Any:
+    try:
+        return convert(value)
+    except (ValueError, TypeError, OverflowError) as error:
+        why = f": {error}" if str(error) else ""
+        shown = kind if isinstance(kind, str) else "its type"
+        raise BadRequest(
+            f"Row {row}, column {path}: the value {_show(value)} is not a valid {shown}{why[:200]}"
+        ) from None
+
+
+def _converter(kind: str) -> Callable[[Any], Any]:
+    def convert(value: Any) -> Any:
+        if kind.startswith("decimal") and isinstance(value, int) and not isinstance(value, bool):
+            value = str(value)
+        elif kind == "long" and isinstance(value, str) and value.lstrip("-").isdigit() and len(value) <= 20:
+            value = int(value)
+        elif kind in ("timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns") and isinstance(value, str):
+            value = value.replace(" ", "T", 1)
+            if value.endswith(("Z", "z")):
+                value = value[:-1] + "+00:00"
+        decoded = decode_value(kind, value)
+        if isinstance(decoded, str):
+            decoded.encode()  # JSON may have half of a surrogate pair
+        return decoded
+
+    return convert
+
+
+def _nested_converter(kind: Type) -> Callable[[Any], Any]:
+    """Return a function from JSON to the Python value that pyarrow converts to the type."""
+    if isinstance(kind, StructType):
+        children = [(field, _nested_converter(field.type)) for field in kind.fields]
+        return lambda value: None if value is None else _struct(value, children)
+    if isinstance(kind, ListType):
+        element = _nested_converter(kind.element)
+        return lambda value: None if value is None else [element(item) for item in _require(value, list)]
+    if isinstance(kind, MapType):
+        key, item = _nested_converter(kind.key), _nested_converter(kind.value)
+        return lambda value: None if value is None else _map(value, key, item)
+    convert, arrow_kind = _converter(kind), kind
+
+    def primitive(value: Any) -> Any:
+        # Arrow's own value of the type, such as a datetime or a Decimal.
+        return arrow_array(arrow_kind, [convert(value)])[0].as_py()
+
+    return convert if kind in _PLAIN else primitive
+
+
+def _struct(value: Any, children: Sequence[tuple[Field, Callable[[Any], Any]]]) -> dict[str, Any]:
+    fields = _require(value, dict)
+    if unknown := fields.keys() - {field.name for field, _ in children}:
+        raise ValueError(f"there is no field {sorted(unknown)[0]!r}")
+    return {field.name: convert(fields.get(field.name)) for field, convert in children}
+
+
+def _map(value: Any, key: Callable[[Any], Any], item: Callable[[Any], Any]) -> list[tuple[Any, Any]]:
+    """Return the entries of a map: an object whose names are the keys, or Iceberg's object with `keys` and `values`."""
+    entries = _require(value, dict)
+    if set(entries) == {"keys", "values"} and all(isinstance(part, list) for part in entries.values()):
+        return [(key(one), item(other)) for one, other in zip(entries["keys"], entries["values"], strict=True)]
+    return [(key(one), item(other)) for one, other in entries.items()]
+
+
+def _require(value: Any, kind: type) -> Any:
+    if not isinstance(value, kind):
+        raise ValueError(f"it is no {'array' if kind is list else 'object'}")
+    return value
+
+
+def _show(value: Any) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"

@@ -1,0 +1,350 @@
+"""The protocol of one stream table: append → rows in memory → fresh files → flush → release.
+
+The rules:
+
+- A row is acknowledged when the log has it. Rows in memory and fresh files only make durable rows readable.
+- A reader gets the files of a pointer, and the fresh rows from the flushed offsets that belong to this pointer up to
+  watermarks of one moment. So a flush neither hides nor repeats a row, and a reader sees each append whole.
+- A flush adds files with the rows from the flushed offset to `cut`, and moves the flushed offset from the former to the
+  latter, in one transaction. Whoever flushes, each row is added once.
+- Rows leave the memory, and fresh files are given up, only after the flushed offset has passed them.
+
+The class knows no socket, no database and no file system: it works on ports, so that a simulation runs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import structlog
+
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import CommitConflict, CommitUnknown, SeamarkError
+from seamark.metaserver.log.port import Acknowledgement, Batch, Record, Shard, StreamLog, StreamProducer
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.store.model import Entry
+from seamark.metaserver.store.operations import FlushedRange
+from seamark.metaserver.streams.blocks import ShardBlocks
+from seamark.metaserver.streams.fresh_parts import FreshPart, FreshParts
+from seamark.metaserver.streams.row_files import EncodedFile, RowFiles, RowSlice
+
+_log = structlog.get_logger("seamark.streams")
+
+
+class FlushedBefore(CommitConflict):
+    """The pointer that a reader has is older than the rows in memory: it has to read the pointer again."""
+
+
+class StreamTables(Protocol):
+    """The port to the tables of the catalog."""
+
+    async def load(self, uuid: str) -> tuple[Entry, TableMetadata]:
+        """Return the table, with the flushed offsets that belong to its pointer.
+
+        Raises:
+            NoSuchTable: If no name refers to the table.
+        """
+
+    async def commit(
+        self, entry: Entry, metadata: TableMetadata, files: Sequence[EncodedFile], ranges: Sequence[FlushedRange]
+    ) -> Entry:
+        """Add stored files to the table and move the flushed offsets, in one transaction; return the new pointer.
+
+        Raises:
+            CommitConflict: Nothing was committed: the offsets have moved, or the table has changed.
+            CommitUnknown: The outcome is unknown.
+        """
+
+
+class StreamLimits(NamedTuple):
+    """Limits of one stream table.
+
+    Attributes:
+        fresh_interval_s: The least time between two times that fresh files are written.
+        fresh_retention_s: How long fresh files stay after no plan names them any more, for running queries.
+    """
+
+    fresh_interval_s: float
+    fresh_retention_s: float
+
+
+class FreshRows(NamedTuple):
+    """The rows that a plan adds to the files of a pointer.
+
+    Attributes:
+        parts: Their files, in the order of shards and offsets.
+        offsets: The offset after the last row, by shard.
+    """
+
+    parts: tuple[FreshPart, ...]
+    offsets: Mapping[int, int]
+
+
+RunInThread = Callable[[Callable[[], list[EncodedFile]]], Awaitable[list[EncodedFile]]]
+
+
+class StreamTable:
+    """Belongs to one event loop."""
+
+    def __init__(
+        self,
+        entry: Entry,
+        log: StreamLog,
+        tables: StreamTables,
+        files: RowFiles,
+        objects: ObjectStore,
+        clock: Clock,
+        limits: StreamLimits,
+        *,
+        fresh_folder: str,
+        run_in_thread: RunInThread = asyncio.to_thread,
+    ) -> None:
+        """Open the table as its pointer says.
+
+        Args:
+            entry: The pointer, with the flushed offset of each shard.
+            log: The log.
+            tables: The tables of the catalog.
+            files: Encodes rows.
+            objects: The storage.
+            clock: The clock.
+            limits: The limits.
+            fresh_folder: The location of the folder for fresh files.
+            run_in_thread: Runs the encoding of rows.
+        """
+        self.uuid = entry.uuid
+        self._log = log
+        self._tables = tables
+        self._files = files
+        self._objects = objects
+        self._clock = clock
+        self._limits = limits
+        self._fresh_folder = fresh_folder
+        self._run_in_thread = run_in_thread
+        self._flushed = entry.flushed_offsets()
+        self._blocks = {
+            number: ShardBlocks(log, Shard(self.uuid, number), offset) for number, offset in self._flushed.items()
+        }
+        self._parts = {number: FreshParts() for number in self._flushed}
+        self._cut: Mapping[int, int] = {}
+        self._written_s = -limits.fresh_interval_s
+        self._fresh_lock, self._flush_lock = asyncio.Lock(), asyncio.Lock()
+        self._unneeded: list[tuple[float, str]] = []
+        """Locations of files that no plan names any more, and when they are deleted."""
+        self.appending_bytes = 0
+
+    @property
+    def shards(self) -> int:
+        return len(self._blocks)
+
+    @property
+    def flushed(self) -> Mapping[int, int]:
+        """The highest flushed offset of each shard that this object knows."""
+        return self._flushed
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of rows in memory."""
+        return self.appending_bytes + sum(blocks.size_bytes for blocks in self._blocks.values())
+
+    @property
+    def oldest_ms(self) -> int | None:
+        """When the log took the oldest row that is not flushed; None without such rows."""
+        return min((blocks.oldest_ms for blocks in self._blocks.values() if blocks.oldest_ms is not None), default=None)
+
+    @property
+    def unflushed_rows(self) -> int:
+        return sum(mark - self._flushed[number] for number, mark in self.watermarks().items())
+
+    def watermarks(self) -> dict[int, int]:
+        """Return the offset after the last durable row of each shard, at one moment."""
+        marks = self._log.watermarks([Shard(self.uuid, number) for number in self._blocks])
+        return {shard.number: max(mark, self._flushed[shard.number]) for shard, mark in marks.items()}
+
+    def fresh_files(self) -> list[EncodedFile]:
+        """Return the files that the next plan may name."""
+        return [file for parts in self._parts.values() for part in parts.parts for file in part.files]
+
+    async def append(self, batches: Mapping[int, Batch], producer: StreamProducer | None = None) -> Acknowledgement:
+        """Append rows to shards, all or none; they are durable on return.
+
+        The errors are those of `StreamLog.append`.
+        """
+        size_bytes = sum(batch.size_bytes for batch in batches.values())
+        self.appending_bytes += size_bytes
+        try:
+            acknowledged = await self._log.append(
+                {Shard(self.uuid, number): batch for number, batch in batches.items()}, producer
+            )
+        finally:
+            self.appending_bytes -= size_bytes
+        if not acknowledged.duplicate:
+            now_ms = self._clock.now_ms()
+            for position in acknowledged.positions:
+                number = position.shard.number
+                self._blocks[number].offer(Record(position.shard, position.offset, batches[number], now_ms))
+        return acknowledged
+
+    async def fresh(self, flushed: Mapping[int, int]) -> FreshRows:
+        """Return fresh files with all rows that were acknowledged before the call and that a pointer lacks.
+
+        Files are written at most once in `fresh_interval_s`, for all readers. A reader who comes earlier waits, and
+        never gets older rows than those that it has acknowledged itself.
+
+        Args:
+            flushed: The flushed offsets that belong to the reader's pointer.
+
+        Raises:
+            FlushedBefore: If a later flush has removed rows from memory. Read the pointer again.
+        """
+        asked = self.watermarks()
+        async with self._fresh_lock:
+            self._observe(flushed)
+            if any(self._covered(number) < max(mark, self._flushed[number]) for number, mark in asked.items()):
+                pause_s = self._written_s + self._limits.fresh_interval_s - self._clock.monotonic()
+                if pause_s > 0:
+                    await asyncio.sleep(pause_s)
+                    self._observe(flushed)
+                await self._write_parts(self.watermarks())
+            self._observe(flushed)  # a flush may have ended meanwhile
+            parts = tuple(part for number in sorted(self._parts) for part in self._parts[number].parts)
+            return FreshRows(parts, {number: self._covered(number) for number in self._parts})
+
+    def _covered(self, number: int) -> int:
+        return self._parts[number].covered(self._flushed[number])
+
+    def _observe(self, flushed: Mapping[int, int]) -> None:
+        """Follow flushes of other processes; raise FlushedBefore for a pointer before the last flush."""
+        if any(flushed.get(number, 0) < offset for number, offset in self._flushed.items()):
+            raise FlushedBefore("The table was flushed meanwhile; read its pointer again")
+        self._advance(flushed)
+
+    async def _write_parts(self, marks: Mapping[int, int]) -> None:
+        """Write the fresh files that are missing up to these offsets."""
+        _, metadata = await self._tables.load(self.uuid)
+        self._written_s = self._clock.monotonic()
+        for number, mark in marks.items():
+            blocks, parts = self._blocks[number], self._parts[number]
+            await blocks.catch_up(mark)
+            written: list[FreshPart] = []
+            try:
+                for chosen in parts.choose_ranges(blocks.start, mark, self._cut.get(number)):
+                    files = await self._store(blocks.slices(chosen.start, chosen.end), metadata, self._fresh_folder)
+                    written.append(FreshPart(number, chosen.start, chosen.end, tuple(map(_without_data, files))))
+            finally:
+                # Those before a failure are the beginning of what was chosen, and are as good as if all were written.
+                if written and written[0].start >= blocks.start:
+                    self._give_up(parts.replace(written))
+                else:  # a flush has ended meanwhile
+                    self._give_up(written)
+
+    async def _store(
+        self, rows: Sequence[RowSlice], metadata: TableMetadata, folder: str | None
+    ) -> Sequence[EncodedFile]:
+        """Encode the rows and store their files; after an error, the files are deleted later."""
+        files = await self._run_in_thread(partial(self._files.encode, rows, metadata, folder))
+        stored = await asyncio.gather(
+            *(self._objects.create(file.location, file.data) for file in files), return_exceptions=True
+        )
+        errors = [error for error in stored if isinstance(error, BaseException)]
+        if errors:
+            self._delete_later([file.location for file in files])
+            raise errors[0]
+        return files
+
+    async def flush(self) -> int:
+        """Add the rows in memory to the table's files; return their number.
+
+        Raises:
+            CommitConflict: Nothing was committed. The next flush tries again.
+            CommitUnknown: The outcome is unknown. The next flush finds it out.
+        """
+        async with self._flush_lock:
+            entry, metadata = await self._tables.load(self.uuid)
+            self._advance(entry.flushed_offsets())
+            cut = self.watermarks()
+            ranges = [
+                FlushedRange(number, self._flushed[number], mark)
+                for number, mark in sorted(cut.items())
+                if mark > self._flushed[number]
+            ]
+            if not ranges:
+                return 0
+            self._cut = cut
+            try:
+                for moved in ranges:
+                    await self._blocks[moved.shard].catch_up(moved.end)
+                rows = [rows for moved in ranges for rows in self._blocks[moved.shard].slices(moved.start, moved.end)]
+                files = await self._store(rows, metadata, None)
+                try:
+                    entry = await self._tables.commit(entry, metadata, files, ranges)
+                except CommitUnknown:
+                    raise  # its files may be live
+                except SeamarkError:
+                    self._delete_later([file.location for file in files])
+                    raise
+            finally:
+                self._cut = {}
+            self._advance({moved.shard: moved.end for moved in ranges})
+            await self._release()
+            return sum(moved.end - moved.start for moved in ranges)
+
+    async def _release(self) -> None:
+        """Allow the log to remove flushed rows; a failure only delays that."""
+        try:
+            await self._log.release({Shard(self.uuid, number): offset for number, offset in self._flushed.items()})
+        except SeamarkError as error:
+            _log.warning("the log did not release flushed rows", table=self.uuid, error=error.message)
+
+    def _advance(self, flushed: Mapping[int, int]) -> None:
+        """Give up rows and fresh files that are in the table's files now."""
+        for number, offset in flushed.items():
+            if offset <= self._flushed.get(number, offset):
+                continue
+            self._flushed[number] = offset
+            self._blocks[number].release(offset)
+            self._give_up(self._parts[number].drop_flushed(offset))
+
+    def _give_up(self, parts: Sequence[FreshPart]) -> None:
+        self._delete_later([file.location for part in parts for file in part.files])
+
+    def _delete_later(self, locations: Sequence[str], extra_s: float = 0.0) -> None:
+        due_s = self._clock.monotonic() + self._limits.fresh_retention_s + extra_s
+        for location in locations:
+            heapq.heappush(self._unneeded, (due_s, location))
+
+    async def clean(self) -> int:
+        """Delete files whose time has come; return their number."""
+        now_s, deleted = self._clock.monotonic(), 0
+        while self._unneeded and self._unneeded[0][0] <= now_s:
+            await self._objects.delete(self._unneeded[0][1])
+            heapq.heappop(self._unneeded)
+            deleted += 1
+        return deleted
+
+    def give_up_files(self, locations: Sequence[str], *, extra_s: float = 0.0) -> None:
+        """Delete further files when no running query can need them.
+
+        Args:
+            locations: The files.
+            extra_s: How long further plans may name them.
+        """
+        self._delete_later(locations, extra_s)
+
+    def check_invariants(self) -> None:
+        """Check, for tests, that rows in memory and fresh files follow the flushed offsets."""
+        for number, flushed in self._flushed.items():
+            self._blocks[number].check_invariants()
+            self._parts[number].check_invariants()
+            assert self._blocks[number].start == flushed
+            parts = self._parts[number].parts
+            assert not parts or parts[0].start == flushed
+
+
+def _without_data(file: EncodedFile) -> EncodedFile:
+    return EncodedFile(file.location, b"", file.content_file, file.rows)

@@ -1,0 +1,403 @@
+"""The stream tables of a server: opens them, limits their memory, and flushes them.
+
+One task watches all tables and starts a flush of each table that is due, in a task of its own, so that a slow table
+holds up no other. The memory for rows is one limit for all tables: from half of it on, the largest table is flushed at
+once; at the limit, appends are refused until flushes have made room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import NamedTuple
+
+import structlog
+
+from seamark.cache.single_flight import SingleFlight
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.properties import as_bool, as_int
+from seamark.formats.iceberg.metadata.snapshot import Snapshot
+from seamark.formats.protocol.wire import FRESH_FOLDER
+from seamark.formats.runtime.errors import (
+    BadRequest,
+    LogUnavailable,
+    NoSuchTable,
+    RetryLater,
+    SeamarkError,
+    StorageError,
+    TooManyRequests,
+)
+from seamark.metaserver.catalog.catalog import Catalog
+from seamark.metaserver.catalog.ownership.claims import check_writable
+from seamark.metaserver.catalog.values import LoadedTable
+from seamark.metaserver.commit.changes.group_commit import Commits
+from seamark.metaserver.commit.snapshots.manifests import Manifests
+from seamark.metaserver.log.port import Acknowledgement, Batch, StreamLog, StreamProducer
+from seamark.metaserver.log.segments import SegmentLimits, open_segment_log
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.runtime.background import running
+from seamark.metaserver.store.model import Entry
+from seamark.metaserver.store.operations import OpenStream
+from seamark.metaserver.streams.catalog_tables import CatalogTables
+from seamark.metaserver.streams.fresh_snapshots import run_encoding, with_fresh_snapshot
+from seamark.metaserver.streams.log_opening import LogSource, open_log_source
+from seamark.metaserver.streams.row_files import RowFiles
+from seamark.metaserver.streams.stream_table import FlushedBefore, FreshRows, StreamLimits, StreamTable
+
+ENABLED, SHARDS = "seamark.stream.enabled", "seamark.stream.shards"
+FLUSH_INTERVAL = "seamark.stream.flush-interval-ms"
+SHARDS_MAX = 64
+PRODUCER_CHARACTERS_MAX = 100
+_FORMAT_VERSION_MIN = 2
+_TICK_S = 0.1
+"""Between two looks at which tables are due."""
+_RETRY_S = 1.0
+"""After a flush that failed; doubled with each further failure."""
+_RETRY_MAX_S = 60.0
+_STALE_TRIES = 20
+"""Flushes that may overtake one plan request."""
+_CLEAN_S = 5.0
+_OPEN_S = 60.0
+"""Between two looks for tables with rows in the log that are not open, such as restored tables."""
+_log = structlog.get_logger("seamark.streams")
+
+
+class FreshTable(NamedTuple):
+    """A table with its fresh rows.
+
+    Attributes:
+        loaded: The pointer, and the metadata whose current snapshot has the fresh files.
+        snapshot: The fresh snapshot; None if the pointer has all rows.
+    """
+
+    loaded: LoadedTable
+    snapshot: Snapshot | None
+
+
+class _KeptSnapshot(NamedTuple):
+    """A fresh snapshot, what it was made from, and until when its manifests certainly stay for a query of any length
+    that a new plan begins.
+    """
+
+    key: tuple[object, ...]
+    snapshot: Snapshot
+    until_s: float
+
+
+class _FlushState:
+    """When a table was flushed, and whether it is being flushed."""
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self.failures = 0
+        self.not_before_s = 0.0
+        self.interval_ms: int | None = None
+        """The table's own flush interval, if it has one."""
+        self.is_due = False
+        """Whether the next look flushes the table, whatever its age."""
+
+
+class Streams:
+    """Belongs to one event loop; opened by `open_streams`."""
+
+    def __init__(
+        self, catalog: Catalog, commits: Commits, objects: ObjectStore, logs: LogSource, row_files: RowFiles
+    ) -> None:
+        self._context = catalog.context
+        self._catalog = catalog
+        self._objects = objects
+        self._logs = logs
+        self.row_files = row_files
+        self._stream_tables = CatalogTables(catalog, commits)
+        self._manifests = Manifests.of(objects, catalog.context.settings)
+        self._tables: dict[str, StreamTable] = {}
+        self._opening: SingleFlight[str, StreamTable] = SingleFlight()
+        self._flushes: dict[str, _FlushState] = {}
+        self._snapshots: dict[str, _KeptSnapshot] = {}
+        """The last fresh snapshot of each table."""
+        self._encoding: SingleFlight[tuple[object, ...], Snapshot] = SingleFlight()
+        self._next_shard = 0
+        self._cleaned_s = 0.0
+
+    @property
+    def tables(self) -> Mapping[str, StreamTable]:
+        """The open tables, by UUID."""
+        return self._tables
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of rows that are not flushed."""
+        return sum(table.size_bytes for table in self._tables.values())
+
+    async def append(
+        self, loaded: LoadedTable, payload: bytes, rows: int, *, who: str, producer: tuple[str, int] | None
+    ) -> Acknowledgement:
+        """Append packed rows to a shard of the table; they are durable on return.
+
+        Args:
+            loaded: The table, which `check_stream_table` accepts.
+            payload: The rows, from `RowFiles.pack`.
+            rows: Their number.
+            who: The principal, whose producers have names of their own.
+            producer: The name of the producer, and the number of this append.
+
+        Raises:
+            TooManyRequests: If the memory for rows is full.
+            SequenceGap: If the number does not follow the producer's last number.
+        """
+        assert loaded.entry is not None
+        table = await self._open(loaded.entry, loaded.metadata)
+        limit_bytes = self._context.settings.stream_memory_bytes
+        if self.size_bytes + len(payload) > limit_bytes:
+            raise TooManyRequests(
+                f"The rows that wait for a flush take {self.size_bytes:,} bytes of {limit_bytes:,} "
+                "(stream_memory_bytes); send the rows again later",
+                1,
+            )
+        named = None
+        if producer is None:
+            self._next_shard = (self._next_shard + 1) % table.shards
+            shard = self._next_shard
+        else:
+            name, sequence = producer
+            tenant = hashlib.sha256(who.encode()).hexdigest()[:16]
+            named = StreamProducer(f"{table.uuid}/{tenant}/{name}", sequence)
+            # A producer's rows stay in one shard, which has an order.
+            shard = int.from_bytes(hashlib.sha256(named.name.encode()).digest()[:4], "big") % table.shards
+        self._flushes[table.uuid].interval_ms = as_int(loaded.metadata.properties, FLUSH_INTERVAL, 0) or None
+        acknowledged = await table.append({shard: Batch(rows, payload)}, named)
+        if loaded.metadata.current_snapshot_id is None:
+            # Engines do not ask for a plan of a table without a snapshot.
+            self._flushes[table.uuid].is_due = True
+        return acknowledged
+
+    async def load_fresh(self, entry: Entry, metadata: TableMetadata | None = None) -> FreshTable:
+        """Return the table with all rows that were acknowledged before the call.
+
+        Args:
+            entry: A recent pointer of the table, which has flushed offsets.
+            metadata: The metadata of that pointer, if the caller has it.
+
+        Raises:
+            NoSuchTable: If the table was dropped meanwhile.
+        """
+        documents = self._context.documents
+        for _ in range(_STALE_TRIES):
+            if metadata is None:
+                metadata = await documents.table(entry.metadata_location)
+            table = await self._open(entry, metadata)
+            try:
+                fresh = await table.fresh(entry.flushed_offsets())
+            except FlushedBefore:
+                namespace, name, uuid = entry.namespace, entry.name, entry.uuid
+                entry, metadata = await self._catalog.tables.entry(namespace, name), None
+                if entry.uuid != uuid:
+                    raise NoSuchTable("The name refers to another table now; load the table again") from None
+                continue
+            if not fresh.parts:
+                return FreshTable(LoadedTable(entry, metadata), None)
+            snapshot = await self._snapshot_of(entry, metadata, fresh)
+            return FreshTable(LoadedTable(entry, with_fresh_snapshot(metadata, snapshot)), snapshot)
+        raise RetryLater("The table was flushed again and again while the plan was made; try again")
+
+    async def _snapshot_of(self, entry: Entry, metadata: TableMetadata, fresh: FreshRows) -> Snapshot:
+        locations = tuple(file.location for part in fresh.parts for file in part.files)
+        key = (entry.uuid, entry.metadata_location, locations)
+        kept = self._snapshots.get(entry.uuid)
+        if kept is not None and kept.key == key and self._context.clock.monotonic() < kept.until_s:
+            return kept.snapshot
+        return await self._encoding.run(key, lambda: self._make_snapshot(entry, metadata, fresh, key))
+
+    async def _make_snapshot(
+        self, entry: Entry, metadata: TableMetadata, fresh: FreshRows, key: tuple[object, ...]
+    ) -> Snapshot:
+        listed = await self._manifests.read_list(metadata.current_snapshot)
+        files = [file for part in fresh.parts for file in part.files]
+        folder = _fresh_folder(metadata)
+        encoded = await run_encoding(metadata, listed, files, folder, self._context.clock)
+        locations = [location for location, _ in encoded.files]
+        table, retention_s = self._tables[entry.uuid], self._context.settings.stream_fresh_retention_s
+        try:
+            await asyncio.gather(*(self._objects.create(location, data) for location, data in encoded.files))
+        finally:
+            # Plans name them for at most as long as a query may run after its plan.
+            table.give_up_files(locations, extra_s=retention_s)
+        until_s = self._context.clock.monotonic() + retention_s
+        self._snapshots[entry.uuid] = _KeptSnapshot(key, encoded.snapshot, until_s)
+        return encoded.snapshot
+
+    async def _open(self, entry: Entry, metadata: TableMetadata) -> StreamTable:
+        table = self._tables.get(entry.uuid)
+        if table is not None:
+            return table
+        return await self._opening.run(entry.uuid, lambda: self._make(entry, metadata))
+
+    async def _make(self, entry: Entry, metadata: TableMetadata) -> StreamTable:
+        log = await self._logs.open()
+        await check_writable(self._context, entry.uuid, metadata)
+        if not entry.flushed:
+            shards = min(max(1, as_int(metadata.properties, SHARDS, 1)), SHARDS_MAX)
+            await self._context.store.transact([OpenStream(entry.uuid, shards)])
+        entry, metadata = await self._stream_tables.load(entry.uuid)
+        settings = self._context.settings
+        folder = _fresh_folder(metadata)
+        table = StreamTable(
+            entry,
+            log,
+            self._stream_tables,
+            self.row_files,
+            self._objects,
+            self._context.clock,
+            StreamLimits(settings.stream_fresh_interval_ms / 1000, settings.stream_fresh_retention_s),
+            fresh_folder=folder,
+        )
+        for number, state in ((shard.number, state) for shard, state in log.shards(entry.uuid).items()):
+            if state.watermark < table.flushed.get(number, 0):
+                raise StorageError(
+                    f"The log has rows of the table {entry.uuid} up to offset {state.watermark}, but rows up to "
+                    f"{table.flushed[number]} are in its files: the log was replaced or restored. Restore the right log"
+                )
+        table.give_up_files([info.location async for info in self._objects.list(folder)])  # of an earlier process
+        self._tables[entry.uuid] = table
+        self._flushes.setdefault(entry.uuid, _FlushState())
+        return table
+
+    async def flush(self, uuid: str) -> int:
+        """Flush a table now; return the number of rows."""
+        entry, metadata = await self._stream_tables.load(uuid)
+        return await (await self._open(entry, metadata)).flush()
+
+    async def run(self) -> None:
+        """Flush tables that are due, until cancelled."""
+        monotonic = self._context.clock.monotonic
+        opened_s = -_OPEN_S
+        while True:
+            if monotonic() - opened_s >= _OPEN_S:
+                await self._open_unflushed()
+                opened_s = monotonic()
+            await asyncio.sleep(_TICK_S)
+            await self.look()
+
+    async def _open_unflushed(self) -> None:
+        """Open the tables that have rows in the log of an earlier process, and remove streams of purged tables."""
+        if not self._logs.exists:
+            return
+        log = await self._logs.open()
+        unflushed = {shard.stream for shard, state in log.shards().items() if state.watermark > state.released}
+        for uuid in sorted({shard.stream for shard in log.shards()} - self._tables.keys()):
+            try:
+                if not await self._context.store.names_of(uuid):
+                    await log.remove(uuid)
+                elif uuid in unflushed:
+                    entry, metadata = await self._stream_tables.load(uuid)
+                    await self._open(entry, metadata)
+            except NoSuchTable:
+                _log.info("rows of a dropped table wait in the log", table=uuid)
+            except SeamarkError as error:
+                _log.warning("rows of a table wait in the log", table=uuid, error=error.message)
+
+    async def look(self) -> None:
+        """Start the flushes that are due, and delete files that are no longer needed."""
+        now_s, now_ms = self._context.clock.monotonic(), self._context.clock.now_ms()
+        limit_bytes = self._context.settings.stream_memory_bytes
+        largest = max(self._tables.values(), key=lambda table: table.size_bytes, default=None)
+        is_crowded = self.size_bytes > limit_bytes // 2
+        for uuid, table in list(self._tables.items()):
+            state = self._flushes[uuid]
+            if state.task is not None or now_s < state.not_before_s:
+                continue
+            if state.is_due or (is_crowded and table is largest) or self._is_old(table, now_ms):
+                state.is_due = False
+                state.task = asyncio.create_task(self._flush(table, state), name=f"flush {uuid}")
+        if now_s - self._cleaned_s >= _CLEAN_S:
+            self._cleaned_s = now_s
+            for table in list(self._tables.values()):
+                with contextlib.suppress(SeamarkError):  # a later round tries again
+                    await table.clean()
+
+    def _is_old(self, table: StreamTable, now_ms: int) -> bool:
+        oldest_ms = table.oldest_ms
+        if oldest_ms is None:  # rows of an earlier process are not in memory before they are needed
+            return table.unflushed_rows > 0
+        interval_ms = self._flushes[table.uuid].interval_ms
+        return now_ms - oldest_ms >= (interval_ms or self._context.settings.stream_flush_interval_ms)
+
+    async def _flush(self, table: StreamTable, state: _FlushState) -> None:
+        try:
+            await table.flush()
+            state.failures = 0
+        except NoSuchTable:  # its rows wait in the log until it is restored or purged
+            self._close_table(table)
+        except SeamarkError as error:
+            state.failures += 1
+            pause_s = min(_RETRY_MAX_S, _RETRY_S * 2 ** (state.failures - 1))
+            state.not_before_s = self._context.clock.monotonic() + pause_s
+            _log.warning("a flush failed; it is tried again", table=table.uuid, error=error.message, pause_s=pause_s)
+        except Exception:  # noqa: BLE001  a bug of one table must not end the flushes of all
+            state.failures += 1
+            state.not_before_s = self._context.clock.monotonic() + _RETRY_MAX_S
+            _log.exception("a flush failed unexpectedly", table=table.uuid)
+        finally:
+            state.task = None
+
+    def _close_table(self, table: StreamTable) -> None:
+        for by_uuid in (self._tables, self._flushes, self._snapshots):
+            by_uuid.pop(table.uuid, None)
+
+    async def close(self) -> None:
+        """Wait for running flushes."""
+        tasks = [state.task for state in self._flushes.values() if state.task is not None]
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def is_stream_table(metadata: TableMetadata) -> bool:
+    return as_bool(metadata.properties, ENABLED, False)
+
+
+def check_stream_table(metadata: TableMetadata, subject: str) -> None:
+    """Check that rows can be appended to the table.
+
+    Raises:
+        BadRequest: If not, with the reason.
+    """
+    if not is_stream_table(metadata):
+        raise BadRequest(f"{subject} is not a stream table; set its property {ENABLED} to true")
+    if metadata.format_version < _FORMAT_VERSION_MIN:
+        raise BadRequest(
+            f"{subject} has format version {metadata.format_version}; a stream table needs version 2 or 3. Upgrade it"
+        )
+    if not 1 <= as_int(metadata.properties, SHARDS, 1) <= SHARDS_MAX:
+        raise BadRequest(
+            f"{subject}: {SHARDS} is {metadata.properties[SHARDS]!r}; it is a number from 1 to {SHARDS_MAX}"
+        )
+
+
+def _fresh_folder(metadata: TableMetadata) -> str:
+    return f"{metadata.location.rstrip('/')}/{FRESH_FOLDER}"
+
+
+@asynccontextmanager
+async def open_streams(
+    catalog: Catalog, commits: Commits, objects: ObjectStore, row_files: RowFiles
+) -> AsyncIterator[Streams]:
+    """Open the stream tables over the log in the home folder, and flush them in the background."""
+    settings, clock = catalog.context.settings, catalog.context.clock
+    folder = settings.home / "streams"
+
+    def open_log() -> AbstractAsyncContextManager[StreamLog]:
+        if settings.workers > 1:
+            raise LogUnavailable(
+                f"This server has {settings.workers} workers, and one process owns the log of streams; set workers to 1"
+            )
+        return open_segment_log(folder, clock, SegmentLimits())
+
+    async with open_log_source(open_log, folder.exists) as logs:
+        streams = Streams(catalog, commits, objects, logs, row_files)
+        try:
+            async with running("streams", streams.run):
+                yield streams
+        finally:
+            await streams.close()

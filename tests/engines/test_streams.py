@@ -1,0 +1,64 @@
+"""Stock Spark reads rows of a stream table that no commit has added, and each row once across flushes."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.engines.conftest import rows
+from tests.services.seamark import Seamark
+from tests.services.spark import new_catalog
+from tests.waits import block_until
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+NEVER = 3_600_000
+PROPERTIES = "TBLPROPERTIES ('seamark.stream.enabled'='true')"
+
+
+class Stream:
+    """A server, and a Spark whose scans the server plans."""
+
+    def __init__(self, server: Seamark, spark: SparkSession) -> None:
+        self.server = server
+        self._spark = spark
+        self._catalog = new_catalog(spark, server.base_url)
+
+    def sql(self, statement: str) -> list[tuple[Any, ...]]:
+        return rows(self._spark.sql(statement.replace("{db}", f"{self._catalog}.db")))
+
+    def post(self, table: str, *sent: dict[str, Any]) -> None:
+        url = f"{self.server.base_url}/api/v1/tables/db/{table}/rows"
+        request = urllib.request.Request(url, json.dumps(sent).encode(), {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert json.load(answer)["rows"] == len(sent)
+
+
+@pytest.fixture
+def stream(spark: SparkSession, tmp_path: Path) -> Iterator[Stream]:
+    with Seamark(tmp_path, env={"SEAMARK_STREAM_FLUSH_INTERVAL_MS": str(NEVER)}) as server:
+        stream = Stream(server, spark)
+        stream.sql("CREATE NAMESPACE {db}")
+        yield stream
+
+
+def test_spark_reads_rows_before_their_commit(stream: Stream) -> None:
+    stream.sql(
+        "CREATE TABLE {db}.t (id bigint, name string, day date) USING iceberg PARTITIONED BY (day) "
+        + PROPERTIES
+    )
+    stream.post("t", {"id": 1, "name": "a", "day": "2026-01-01"})
+    block_until(lambda: stream.sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)])
+    stream.post("t", {"id": 2, "name": "b", "day": "2026-01-01"}, {"id": 3, "name": None, "day": "2026-01-02"})
+    assert stream.sql("SELECT id, name FROM {db}.t ORDER BY id") == [(1, "a"), (2, "b"), (3, None)]
+    stream.post("t", {"id": 4, "day": "2026-01-02"})
+    assert stream.sql("SELECT count(*), min(id), max(id) FROM {db}.t") == [(4, 1, 4)]
+    assert stream.sql("SELECT id FROM {db}.t WHERE day = DATE '2026-01-02' ORDER BY id") == [(3,), (4,)]
+    assert stream.sql("SELECT id FROM {db}.t WHERE id > 3") == [(4,)]
+    assert stream.sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)]

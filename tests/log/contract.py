@@ -1,0 +1,213 @@
+"""What every StreamLog promises: inherited by the tests of each implementation.
+
+A subclass gives the fixture `log`, an open and empty log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from seamark.formats.runtime.errors import (
+    BadRequest,
+    OffsetOutOfRange,
+    ProducerFenced,
+    SequenceGap,
+    StreamRemoved,
+    TooLarge,
+)
+from seamark.metaserver.log.port import Batch, Position, Record, Shard, StreamLog, StreamProducer, StreamProducerState
+
+A, B, OTHER = Shard("table-1", 0), Shard("table-1", 1), Shard("table-2", 0)
+LIMIT_BYTES = 1 << 30
+
+
+def batch(text: str, rows: int = 1) -> Batch:
+    return Batch(rows, text.encode())
+
+
+async def read_all(log: StreamLog, shard: Shard, offset: int = 0) -> list[Record]:
+    """Return all records of a shard, read in small steps."""
+    records: list[Record] = []
+    while answer := await log.read(shard, offset, limit_bytes=100):
+        records += answer
+        offset = answer[-1].end
+    return records
+
+
+async def texts(log: StreamLog, shard: Shard) -> list[str]:
+    return [record.batch.payload.decode() for record in await read_all(log, shard)]
+
+
+class StreamLogContract:
+    async def test_an_appended_batch_is_read_back(self, log: StreamLog) -> None:
+        stored = Batch(3, b"\0payload\xff" * 1000, bytes((0, 1, 2)))
+        answer = await log.append({A: stored}, StreamProducer("p", 0))
+        assert answer.positions == (Position(A, 0, 3),)
+        assert not answer.duplicate
+        (record,) = await log.read(A, 0, limit_bytes=1)
+        assert (record.shard, record.offset, record.end, record.batch) == (A, 0, 3, stored)
+        assert (record.producer, record.sequence) == ("p", 0)
+
+    async def test_offsets_count_the_rows_of_each_shard(self, log: StreamLog) -> None:
+        for number, rows in enumerate((5, 1, 7)):
+            await log.append({A: batch(f"a{number}", rows)})
+            await log.append({B: batch(f"b{number}", 2)})
+        assert log.watermarks([A, B, OTHER]) == {A: 13, B: 6, OTHER: 0}
+        assert [record.offset for record in await read_all(log, A)] == [0, 5, 6]
+        assert await texts(log, B) == ["b0", "b1", "b2"]
+
+    async def test_a_read_begins_with_the_record_that_contains_the_offset(self, log: StreamLog) -> None:
+        for number in range(4):
+            await log.append({A: batch(str(number), 10)})
+        assert [record.offset for record in await log.read(A, 15, limit_bytes=LIMIT_BYTES)] == [10, 20, 30]
+        assert [record.offset for record in await log.read(A, 20, limit_bytes=LIMIT_BYTES)] == [20, 30]
+        assert [record.offset for record in await log.read(A, 9, limit_bytes=LIMIT_BYTES, end=20)] == [0, 10]
+        assert [record.offset for record in await log.read(A, 0, limit_bytes=0)] == [0]
+        assert list(await log.read(A, 40, limit_bytes=LIMIT_BYTES)) == []
+        with pytest.raises(OffsetOutOfRange, match="row 41"):
+            await log.read(A, 41, limit_bytes=LIMIT_BYTES)
+        with pytest.raises(OffsetOutOfRange, match="row 1"):
+            await log.read(OTHER, 1, limit_bytes=LIMIT_BYTES)
+
+    async def test_appends_that_overlap_are_all_stored_once_and_in_order_of_their_task(self, log: StreamLog) -> None:
+        async def write(number: int) -> list[Position]:
+            return [
+                (await log.append({A: batch(f"{number}-{place}", 1 + place % 3)})).positions[0] for place in range(20)
+            ]
+
+        positions = [each for one in await asyncio.gather(*map(write, range(8))) for each in one]
+        records = await read_all(log, A)
+        assert {(each.offset, each.end) for each in records} == {(each.offset, each.end) for each in positions}
+        assert [each.offset for each in records[1:]] == [each.end for each in records[:-1]]
+        for number in range(8):
+            stored = [each for each in await texts(log, A) if each.startswith(f"{number}-")]
+            assert stored == [f"{number}-{place}" for place in range(20)]
+
+    async def test_an_append_to_several_shards_is_seen_whole_or_not_at_all(self, log: StreamLog) -> None:
+        seen: set[tuple[int, int]] = set()
+
+        async def watch() -> None:
+            while True:
+                marks = log.watermarks([A, OTHER])
+                seen.add((marks[A], marks[OTHER]))
+                await asyncio.sleep(0)
+
+        watcher = asyncio.ensure_future(watch())
+        for number in range(20):
+            await log.append({A: batch(f"a{number}"), OTHER: batch(f"b{number}", 2)})
+        watcher.cancel()
+        assert all(second == 2 * first for first, second in seen), seen
+
+    async def test_a_repeated_append_gets_the_first_answer_and_is_stored_once(self, log: StreamLog) -> None:
+        first = await log.append({A: batch("x", 4), B: batch("y")}, StreamProducer("p", 0))
+        second = await log.append({A: batch("x", 4), B: batch("y")}, StreamProducer("p", 0))
+        assert second.duplicate
+        assert second.positions == first.positions
+        for sequence in range(1, 30):
+            await log.append({A: batch(str(sequence))}, StreamProducer("p", sequence))
+        assert (await log.append({A: batch("x", 4)}, StreamProducer("p", 0))).duplicate
+        assert log.watermarks([A]) == {A: 33}
+
+    async def test_a_repetition_of_an_append_that_still_waits_is_stored_once(self, log: StreamLog) -> None:
+        answers = await asyncio.gather(*(log.append({A: batch("x", 4)}, StreamProducer("p", 0)) for _ in range(5)))
+        assert [each.duplicate for each in answers] == [False, True, True, True, True]
+        assert {each.positions for each in answers} == {(Position(A, 0, 4),)}
+        assert log.watermarks([A]) == {A: 4}
+
+    async def test_appends_of_a_producer_that_overlap_keep_their_order(self, log: StreamLog) -> None:
+        await asyncio.gather(*(log.append({A: batch(str(place))}, StreamProducer("p", place)) for place in range(50)))
+        assert await texts(log, A) == [str(place) for place in range(50)]
+
+    async def test_a_missing_append_of_a_producer_is_noticed(self, log: StreamLog) -> None:
+        with pytest.raises(SequenceGap, match="send append 0 first"):
+            await log.append({A: batch("x")}, StreamProducer("p", 1))
+        await log.append({A: batch("x")}, StreamProducer("p", 0))
+        with pytest.raises(SequenceGap, match="send append 1 first"):
+            await log.append({A: batch("x")}, StreamProducer("p", 2))
+        assert (await log.append({A: batch("x")}, StreamProducer("p", 7, sparse=True))).positions[0].offset == 1
+        assert (await log.append({A: batch("x")}, StreamProducer("p", 7, sparse=True))).duplicate
+        assert log.watermarks([A]) == {A: 2}
+
+    async def test_an_earlier_session_of_a_producer_is_refused(self, log: StreamLog) -> None:
+        assert log.producer("p") is None
+        await log.append({A: batch("0")}, StreamProducer("p", 0))
+        assert await log.fence("p") == StreamProducerState(1, 0)
+        assert await log.fence("p") == StreamProducerState(2, 0)
+        for epoch in (0, 1):
+            with pytest.raises(ProducerFenced, match="epoch 2"):
+                await log.append({A: batch("1")}, StreamProducer("p", 1, epoch))
+        with pytest.raises(ProducerFenced, match="epoch 3"):
+            await log.append({A: batch("1")}, StreamProducer("p", 1, 3))
+        await log.append({A: batch("1")}, StreamProducer("p", 1, 2))
+        assert log.producer("p") == StreamProducerState(2, 1)
+        assert await texts(log, A) == ["0", "1"]
+
+    async def test_one_task_waits_for_rows_of_several_shards(self, log: StreamLog) -> None:
+        await log.append({A: batch("x", 3)})
+        assert await log.wait({A: 2, B: 0}, 0.01)
+        assert not await log.wait({A: 3, B: 0}, 0.01)
+        waiting = asyncio.ensure_future(log.wait({A: 3, B: 0}, 60))
+        await asyncio.sleep(0)
+        await log.append({B: batch("y")})
+        assert await waiting
+
+    async def test_a_shard_is_read_from_a_time(self, log: StreamLog) -> None:
+        for number in range(3):
+            await log.append({A: batch(str(number), 2)})
+            await asyncio.sleep(0.002)
+        records = await read_all(log, A)
+        for record in records:
+            same = [each.offset for each in records if each.time_ms >= record.time_ms]
+            assert await log.offset_at(A, record.time_ms) == same[0]
+        assert await log.offset_at(A, 0) == 0
+        assert await log.offset_at(A, records[-1].time_ms + 1) == 6
+        assert await log.offset_at(B, 0) == 0
+
+    async def test_a_removed_stream_has_no_rows_and_takes_none(self, log: StreamLog) -> None:
+        await log.append({A: batch("x"), B: batch("y"), OTHER: batch("z")})
+        await log.remove(A.stream)
+        await log.remove(A.stream)
+        assert set(log.shards()) == {OTHER}
+        with pytest.raises(StreamRemoved, match=A.stream):
+            await log.append({OTHER: batch("z"), B: batch("y")})
+        with pytest.raises(OffsetOutOfRange):
+            await log.read(A, 1, limit_bytes=LIMIT_BYTES)
+        assert await texts(log, OTHER) == ["z"]
+
+    async def test_shards_are_listed_with_their_state(self, log: StreamLog) -> None:
+        await log.append({A: batch("x" * 100, 4), OTHER: batch("z")})
+        await log.release({A: 3, OTHER: 99})
+        await log.release({A: 2})
+        states = log.shards()
+        assert set(states) == {A, OTHER}
+        assert set(log.shards(OTHER.stream)) == {OTHER}
+        assert (states[A].start, states[A].watermark, states[A].released) == (0, 4, 3)
+        assert states[OTHER].released == 1
+        assert states[A].size_bytes >= 100
+
+    async def test_what_cannot_be_stored_is_refused(self, log: StreamLog) -> None:
+        refused = [
+            ({}, None, "at least one batch"),
+            ({A: Batch(0, b"x")}, None, "not 0"),
+            ({A: Batch(2, b"x", b"\0")}, None, "1 kinds"),
+            ({A: Batch(1, b"x", b"\3")}, None, "3 is no kind"),
+            ({Shard("", 0): batch("x")}, None, "name of its stream"),
+            ({Shard("t", 65536): batch("x")}, None, "65535"),
+            ({A: batch("x")}, StreamProducer("", 0), "0"),
+            ({A: batch("x")}, StreamProducer("p" * 201, 0), "201"),
+            ({A: batch("x")}, StreamProducer("p", -1), "-1"),
+            ({A: batch("x")}, StreamProducer("p", 0, -1), "-1"),
+        ]
+        for batches, producer, message in refused:
+            with pytest.raises(BadRequest, match=message):
+                await log.append(batches, producer)
+        with pytest.raises(BadRequest):
+            await log.fence("")
+        assert log.shards() == {}
+
+    async def test_an_append_that_is_too_large_is_refused(self, log: StreamLog) -> None:
+        with pytest.raises(TooLarge, match="send fewer rows"):
+            await log.append({A: Batch(1, bytes(65 << 20))})
+        assert log.watermarks([A]) == {A: 0}

@@ -1,0 +1,47 @@
+"""The log in memory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import LogUnavailable, OffsetOutOfRange, TooManyRequests
+from seamark.metaserver.log.memory import MemoryLog, open_memory_log
+from seamark.metaserver.log.port import StreamProducer
+from tests.log.contract import LIMIT_BYTES, A, StreamLogContract, batch
+
+
+class TestMemoryLog(StreamLogContract):
+    @pytest.fixture
+    async def log(self) -> AsyncIterator[MemoryLog]:
+        async with open_memory_log(SystemClock()) as log:
+            yield log
+
+
+async def test_released_rows_are_trimmed() -> None:
+    async with open_memory_log(SystemClock()) as log:
+        for text in "abc":
+            await log.append({A: batch(text, 10)})
+        await log.release({A: 25})
+        log.trim()
+        assert [each.offset for each in await log.read(A, 20, limit_bytes=LIMIT_BYTES)] == [20]
+        with pytest.raises(OffsetOutOfRange, match="has the rows 20 to 30"):
+            await log.read(A, 19, limit_bytes=LIMIT_BYTES)
+
+
+async def test_too_many_producers_are_refused() -> None:
+    async with open_memory_log(SystemClock(), producers_max=2) as log:
+        for name in ("p", "q"):
+            await log.append({A: batch(name)}, StreamProducer(name, 0))
+        with pytest.raises(TooManyRequests, match="'r' is new"):
+            await log.append({A: batch("r")}, StreamProducer("r", 0))
+        await log.append({A: batch("p")}, StreamProducer("p", 1))
+
+
+async def test_a_closed_log_refuses() -> None:
+    async with open_memory_log(SystemClock()) as log:
+        pass
+    with pytest.raises(LogUnavailable):
+        await log.append({A: batch("x")})
