@@ -41,8 +41,10 @@ PLANS_FOLDER = "_seamark/plans"
 FORMER_PLANS_FOLDER = "plans"
 """The folder of plan tables' files in earlier versions, below the metadata folder."""
 FRESH_FOLDER = "_seamark/fresh"
-"""The folder below a table's location for files with rows of a stream that no commit has added yet. Plans name them, and
-the server deletes them."""
+"""The folder below a table's location for files with rows of a stream that no commit has added yet.
+
+Plans name these files, and the server deletes them.
+"""
 CLOCK_FOLDER = "_seamark/clock"
 """The folder below a table's location for objects with which the server reads the storage's clock. The
 server deletes them.
