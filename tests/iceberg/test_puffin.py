@@ -168,7 +168,7 @@ def test_what_is_no_puffin_file_is_refused_by_name(raw: bytes, message: str) -> 
 def test_a_blob_outside_of_the_blobs_is_refused(offset: int, length: int) -> None:
     blob = {"type": "t", "fields": [], "snapshot-id": 1, "sequence-number": 1, "offset": offset, "length": length}
     raw = with_footer(b"12345", json.dumps({"blobs": [blob]}).encode())
-    with pytest.raises(Corrupt, match="claims"):
+    with pytest.raises(Corrupt, match="states"):
         read_footer(raw, len(raw), "a")
 
 

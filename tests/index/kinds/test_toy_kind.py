@@ -83,7 +83,7 @@ def test_what_is_left_has_every_row(client: IndexClient) -> None:
 
 def test_the_server_checks_its_parameters_and_columns(client: IndexClient) -> None:
     for kind, given in ((SIGNATURE.name, {"width": 4.0}), (SIGNATURE.name, {"fpp": 0.1}), ("bloom", {"width": 64.0})):
-        with pytest.raises(Refused, match=r"from 8 to 65536|accepts"):
+        with pytest.raises(Refused, match=r"between 8 and 65536|accepts"):
             client.put_index("db.t", "other", kind=kind, columns=["id"], **given)
     with pytest.raises(Refused, match="is on one column"):
         client.put_index("db.t", "other", kind=SIGNATURE.name, columns=["id", "country"])
