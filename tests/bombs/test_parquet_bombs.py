@@ -339,7 +339,7 @@ def test_a_deletion_vector_of_runs_of_billions_of_rows_is_not_listed(tmp_path: P
     path = vector(tmp_path / "v", bitmap)
     assert path.stat().st_size < 4 * MIB
     size, told = peak_of(as_vector, path, str(1 << 34))
-    assert "beyond the memory limit" in told
+    assert "exceed the memory limit" in told
     assert size < LIMIT
 
 

@@ -168,7 +168,7 @@ def test_file_that_is_not_puffin_is_rejected_by_name(raw: bytes, message: str) -
 def test_blob_outside_the_blob_section_is_rejected(offset: int, length: int) -> None:
     blob = {"type": "t", "fields": [], "snapshot-id": 1, "sequence-number": 1, "offset": offset, "length": length}
     raw = with_footer(b"12345", json.dumps({"blobs": [blob]}).encode())
-    with pytest.raises(Corrupt, match="claims"):
+    with pytest.raises(Corrupt, match="states"):
         read_footer(raw, len(raw), "a")
 
 

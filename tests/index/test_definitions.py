@@ -137,7 +137,7 @@ def test_no_property_makes_reading_fail(text: str) -> None:
 def test_name_that_the_api_cannot_address_is_a_problem() -> None:
     read = read_definitions(table({"seamark.index.": "bitmap(id)", "seamark.index.a/b": "bitmap(id)"}))
     assert set(read.problems) == {"", "a/b"}
-    with pytest.raises(BadRequest, match="the table's partition spec makes"):
+    with pytest.raises(BadRequest, match="the table's partition spec defines"):
         define("bucket:id", "bitmap", ["id"], FIRST)
 
 
