@@ -77,7 +77,7 @@ def check(settings: Settings) -> None:
     if bool(settings.s3_access_key_id) != bool(settings.s3_secret_access_key):
         raise ConfigError("s3_access_key_id and s3_secret_access_key must be set together: set both or neither")
     if settings.s3_client_access == "static" and not settings.s3_access_key_id:
-        raise ConfigError("s3_client_access = 'static' sends clients the s3_access_key_id and secret: set both keys")
+        raise ConfigError("s3_client_access = 'static' needs s3_access_key_id and s3_secret_access_key: set them")
     if settings.s3_client_access == "gateway" and not (settings.gateway_port or settings.gateway_url):
         raise ConfigError("s3_client_access = 'gateway' sends clients keys for the objects gateway: set gateway_port")
     if urlsplit(settings.gateway_url).path.strip("/"):
