@@ -48,7 +48,7 @@ def test_properties_and_settings_of_a_service_follow_its_declaration(service: Ta
     assert set(service.steered_by) <= SERVICES.keys() - {service.name}
 
 
-def test_properties_that_steer_a_job_name_their_author() -> None:
+def test_each_service_lists_the_properties_that_steer_its_jobs() -> None:
     assert steering_prefixes("compaction") == ("seamark.compaction.", "seamark.clustering.")
     assert steering_prefixes("expiration") == ("seamark.expiration.", "history.expire.")
     assert steering_prefixes("indexing") == ("seamark.index.",)
