@@ -1,1 +1,1 @@
-"""Tests; importable, so that they share the service starters in `tests.services`."""
+"""Tests; a package, so that they share the service starters in `tests.services`."""

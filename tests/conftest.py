@@ -1,10 +1,10 @@
-"""Shared fixtures are written beside what they start, in `tests/services/fixtures.py`."""
+"""Load the plugins. Shared fixtures are beside the services that they start, in `tests/services/fixtures.py`."""
 
 import os
 import sys
 
-# Containers are often told to keep no bytecode. Then every run, and every server that a test starts, compiles all of
-# our modules anew: half of what either costs.
+# Containers often disable bytecode. Then every run, and every server that a test starts, compiles all of our modules
+# again, which is half of the cost of either.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

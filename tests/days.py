@@ -1,4 +1,4 @@
-"""Tests whose server has the system clock, and that count in days."""
+"""The current day, for tests whose server uses the system clock and counts days."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ _DAY_S = 86_400
 
 
 def lasting_today(for_s: int = 120) -> date:
-    """Today in UTC, and so for `for_s` seconds: shortly before midnight this waits for the next day."""
+    """Return today in UTC, such that it stays today for `for_s` seconds: shortly before midnight, wait for the
+    next day.
+    """
     left_s = _DAY_S - time.time() % _DAY_S
     if left_s < for_s:
         time.sleep(left_s + 1)

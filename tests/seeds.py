@@ -1,10 +1,10 @@
-"""Where a random test begins: at one place in every ordinary run, somewhere new where tests explore.
+"""Seeds of random tests: the same in every ordinary run, and a new one when tests explore.
 
-`make test` judges a change, so it must not depend on luck: its random tests draw the same numbers each time.
-`make test-all` sets TEST_EXPLORE=1 and looks for what nobody has seen yet. Such a run draws one seed for all its
-processes: some names of tests contain it, and pytest-xdist stops where two processes collect different names. A test
-says the seed it began with. TEST_EXPLORE=1 and that number in TEST_SEED (or in the variable that the test names) repeat
-it; without TEST_EXPLORE a test may take fewer rounds.
+`make test` checks a change, so its result must not depend on chance: its random tests use the same numbers each time.
+`make test-all` sets TEST_EXPLORE=1 and searches for new failures. This run uses one random seed for all its processes,
+because some names of tests contain it, and pytest-xdist stops if two processes collect different names. A test prints
+its first seed. TEST_EXPLORE=1 and that number in TEST_SEED (or in the variable that the test names) repeat it; without
+TEST_EXPLORE a test may take fewer rounds.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def seeds_by_version(
 ) -> list[ParameterSet]:
     """Return parameters `("seed", "version")`: each seed with each format version.
 
-    The versions take turns: each of the first `fast` seeds, or each seed, has one version in the fast tier.
+    In the fast tier each of the first `fast` seeds, or each seed, has one version; the versions alternate.
     """
     numbered = list(enumerate(seeds))
     last = len(numbered) if fast is None else fast
@@ -51,9 +51,9 @@ def seeds_by_version(
 
 
 def examples(number: int, judged: int | None = None) -> int:
-    """Of a random test: `number` where tests explore.
+    """Return the number of examples of a random test: `number` when tests explore.
 
-    An ordinary run draws the same examples each time, so it takes `judged` of them, or a third.
+    An ordinary run uses the same examples each time, so it takes `judged` of them, or a third.
     """
     if EXPLORING:
         return number
@@ -61,14 +61,15 @@ def examples(number: int, judged: int | None = None) -> int:
 
 
 def quick(values: Iterable[Any], fast: int) -> list[ParameterSet]:
-    """Return the values as parameters of a test, of which the first `fast` are in the fast tier."""
+    """Return the values as parameters of a test; only the first `fast` are in the fast tier."""
     return [pytest.param(value, marks=[] if place < fast else pytest.mark.slow) for place, value in enumerate(values)]
 
 
 def settle() -> None:
-    """The same for Hypothesis, and an exploring run draws its seed here, before pytest-xdist starts processes.
+    """Configure Hypothesis in the same way, and choose the seed of an exploring run before pytest-xdist starts
+    processes.
 
-    No deadlines, nor one for the first ten examples: how long they took on a busy machine is no property of the code.
+    There are no deadlines, because durations on a busy machine say nothing about the code.
     """
     first_seed()
     patient: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}

@@ -1,4 +1,4 @@
-"""Waits for a condition instead of a time: a test that sleeps and hopes fails on a busy machine."""
+"""Waits for a condition instead of a time: a test that sleeps for a fixed time fails on a busy machine."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable
 
 PATIENCE_S = 60.0
-"""What hangs is known after so long; what works is done much earlier, on a busy machine too."""
+"""The time after which a wait fails. Successful waits end much earlier, even on a busy machine."""
 
 
 async def until(holds: Callable[[], object], within_s: float = PATIENCE_S) -> None:
     """Wait until `holds()` is true.
 
     Raises:
-        AssertionError: When it is not within `within_s`.
+        AssertionError: The condition was not true within `within_s`.
     """
     deadline_s = time.monotonic() + within_s
     while not holds():
@@ -23,8 +23,9 @@ async def until(holds: Callable[[], object], within_s: float = PATIENCE_S) -> No
 
 
 def block_until(holds: Callable[[], object], within_s: float = PATIENCE_S) -> None:
-    """`until` for code without an event loop, which often asks a server: ever less often, since each question takes
-    CPU time from what it waits for.
+    """Wait like `until`, for code without an event loop.
+
+    The pauses grow, because each check, often a request, takes CPU time from the process that it waits for.
     """
     deadline_s, pause_s = time.monotonic() + within_s, 0.02
     while not holds():
@@ -34,7 +35,7 @@ def block_until(holds: Callable[[], object], within_s: float = PATIENCE_S) -> No
 
 
 def becomes_true(holds: Callable[[], object], within_s: float = PATIENCE_S) -> bool:
-    """Return whether `holds()` is true within the time, as `block_until` waits for it."""
+    """Return whether `holds()` becomes true within the time, waiting like `block_until`."""
     try:
         block_until(holds, within_s)
     except AssertionError:

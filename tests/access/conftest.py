@@ -1,4 +1,4 @@
-"""A real SQLite store and a clock that stands still until it is moved."""
+"""A real SQLite store, and a clock that only a test advances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An OIDC issuer on a real port: discovery document, JWK set, keys that rotate, and ways to misbehave."""
+"""An OIDC issuer on a real port: discovery document, JWK set, rotating keys, and configurable misbehaviour."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from seamark.metaserver.settings.settings import Settings
 AnyKey = RSAKey | ECKey | OKPKey
 AUDIENCE = "seamark-test"
 _RSA = [RSAKey.generate_key(2048, {"kid": f"rsa-{number}"}) for number in range(2)]
-"""Made once: RSA keys take their time."""
+"""Created once, because RSA keys take time."""
 
 
 def rsa_key(number: int = 0) -> RSAKey:
@@ -52,7 +52,7 @@ class LocalIssuer:
         return Settings(**{"auth": "oidc", "oidc_issuer": self.url, "oidc_audience": AUDIENCE, **given})
 
     def claims(self, **given: Any) -> dict[str, Any]:
-        """Good ones, but for `given`; None leaves a claim out."""
+        """Return valid claims, changed by `given`; None removes a claim."""
         now_s = self.clock.now_ms() // 1000
         all_claims = {
             "iss": self.url, "aud": AUDIENCE, "sub": "ann", "iat": now_s, "nbf": now_s, "exp": now_s + 300, **given,
@@ -96,6 +96,6 @@ async def local_issuer(clock: Clock) -> AsyncIterator[LocalIssuer]:
 
 
 def forged(header: dict[str, Any], claims: dict[str, Any], signature: bytes = b"") -> str:
-    """Any three parts at all."""
+    """Return a token of any three parts."""
     parts = (json.dumps(header).encode(), json.dumps(claims).encode(), signature)
     return ".".join(base64.urlsafe_b64encode(part).rstrip(b"=").decode() for part in parts)

@@ -1,4 +1,4 @@
-"""Keyrings of fixed keys, for what signs and verifies with one."""
+"""Keyrings with fixed keys, for code that signs and verifies."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from seamark.metaserver.access.keyring import Keyring, SigningKey
 
 
 def fixed_keyring(letter: bytes = b"s", clock: Clock | None = None) -> Keyring:
-    """Return one key, the same for the same letter."""
+    """Return a keyring of one key, the same for the same letter."""
     return Keyring([SigningKey(letter * 8, 0, letter * 32)], clock or SimulatedClock(1))

@@ -1,4 +1,4 @@
-"""Administration over HTTP: tokens, grants and the audit log, each for those whose they are."""
+"""Tests of administration over HTTP: tokens, grants and the audit log, each for the users who may see them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Administered:
         self.secrets = secrets
 
     async def call(self, who: str, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        """Return (status, JSON or None)."""
+        """Send a request, and return (status, JSON or None)."""
         secret = self.secrets.get(who, who)
         async with self.server.http.request(
             method, self.server.url + path, json=body, headers={"Authorization": f"Bearer {secret}"}
@@ -33,7 +33,9 @@ class Administered:
 
 @pytest.fixture
 async def administered(tmp_path: Path) -> AsyncIterator[Administered]:
-    """root is an admin of everything, ns an admin of the namespace a, bob a writer of everything."""
+    """Open a server where root is an admin of the catalog, ns an admin of namespace `a`, and bob a writer of
+    the catalog.
+    """
     clock, secrets = SystemClock(), {}
     async with open_store(some_settings(tmp_path).database_url(), clock=clock) as store:
         for name, grant in (("root", Grant("root", "admin")), ("ns", Grant("ns", "admin", ("a",)))):
@@ -43,7 +45,7 @@ async def administered(tmp_path: Path) -> AsyncIterator[Administered]:
         yield Administered(server, secrets)
 
 
-async def test_a_token_is_made_used_listed_and_revoked(administered: Administered) -> None:
+async def test_token_is_created_used_listed_and_revoked(administered: Administered) -> None:
     body = {"name": "new", "expires-in-s": 60, "grants": [{"role": "reader", "namespace": ["db"]}]}
     status, made = await administered.call("root", "POST", "/api/v1/tokens", body)
     assert status == 201
@@ -63,7 +65,7 @@ async def test_a_token_is_made_used_listed_and_revoked(administered: Administere
     assert shown["live"] is False
 
 
-async def test_listings_come_in_pages_that_miss_and_double_nothing(administered: Administered) -> None:
+async def test_pages_of_listings_have_every_item_once(administered: Administered) -> None:
     for number in range(4):
         await administered.call(
             "root", "POST", "/api/v1/tokens", {"name": f"t{number}", "grants": [{"role": "reader"}]}
@@ -97,7 +99,7 @@ async def test_grants_take_effect_with_the_next_request(administered: Administer
     assert (await administered.call("bob", "GET", "/v1/namespaces/db"))[0] == 403
 
 
-async def test_an_admin_of_a_namespace_gives_and_sees_grants_there_and_nowhere_else(
+async def test_admin_of_a_namespace_gives_and_sees_grants_only_there(
     administered: Administered,
 ) -> None:
     async def put(namespace: list[str]) -> int:
@@ -116,7 +118,7 @@ async def test_an_admin_of_a_namespace_gives_and_sees_grants_there_and_nowhere_e
 
 
 @pytest.mark.parametrize("who", ["ns", "bob"])
-async def test_tokens_and_the_audit_log_are_for_admins_of_everything(administered: Administered, who: str) -> None:
+async def test_only_admins_of_the_catalog_use_tokens_and_the_audit_log(administered: Administered, who: str) -> None:
     for method, path in (
         ("GET", "/api/v1/tokens"),
         ("POST", "/api/v1/tokens"),
@@ -128,7 +130,7 @@ async def test_tokens_and_the_audit_log_are_for_admins_of_everything(administere
         assert f"{who} may not" in body["error"]["message"]
 
 
-async def test_the_audit_log_tells_who_did_what(administered: Administered) -> None:
+async def test_audit_log_records_who_did_what(administered: Administered) -> None:
     await administered.call("bob", "GET", "/api/v1/tokens")
     await administered.call("root", "PUT", "/api/v1/grants", {"principal": "x", "role": "reader"})
     await administered.server.components.audit.flush()
@@ -139,7 +141,7 @@ async def test_the_audit_log_tells_who_did_what(administered: Administered) -> N
     ]
 
 
-async def test_nonsense_is_a_400_that_says_what_is_wrong(administered: Administered) -> None:
+async def test_invalid_request_is_a_400_with_the_reason(administered: Administered) -> None:
     cases: list[tuple[str, str, Any]] = [
         ("POST", "/api/v1/tokens", None),
         ("POST", "/api/v1/tokens", []),
@@ -187,8 +189,8 @@ class LoggedIn(Api):
         return await super().__call__(method, path, body, headers=headers, **options)
 
 
-async def test_the_view_of_a_plan_is_of_the_principal_that_asks_first(administered: Administered) -> None:
-    """By which the planner evicts, at its budget, those of a principal with more than half of it."""
+async def test_view_of_a_plan_belongs_to_the_principal_that_asks_first(administered: Administered) -> None:
+    """The planner evicts views of a principal with more than half of its budget."""
     root, bob = LoggedIn(administered, "root"), LoggedIn(administered, "bob")
     await root.table()
     await append(root, "t", [file_of("file:///t/data/0.parquet", 0, 9)], snapshot_id=1)

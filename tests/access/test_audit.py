@@ -1,4 +1,4 @@
-"""The audit log: what is kept, what is never lost, and how it ends."""
+"""Tests of the audit log: what it records, what it never loses, and its shutdown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from seamark.metaserver.store.port import PointerStore
 
 
 class Moody:
-    """A store whose transactions wait for the gate, and fail as often as told, before or after they happen."""
+    """A store whose transactions wait for the gate, and fail a given number of times, before or after their
+    execution.
+    """
 
     def __init__(self, store: PointerStore) -> None:
         self.store = store
@@ -56,7 +58,7 @@ async def kept(store: PointerStore) -> list[AuditRecord]:
     return await store.audit(None, 100_000)
 
 
-async def test_changes_and_refusals_are_kept_and_reads_are_not(store: PointerStore, clock: SimulatedClock) -> None:
+async def test_changes_and_refusals_are_recorded_and_reads_are_not(store: PointerStore, clock: SimulatedClock) -> None:
     async with open_audit(store, clock) as audit:
         await record(audit, "createTable", 200)
         await record(audit, "updateTable", 409, kind="commit_conflict")
@@ -75,13 +77,13 @@ async def test_changes_and_refusals_are_kept_and_reads_are_not(store: PointerSto
     assert outcome_of(304, None) == "allowed"
 
 
-async def test_reads_are_kept_where_that_is_asked_for(store: PointerStore, clock: SimulatedClock) -> None:
+async def test_reads_are_recorded_if_the_setting_enables_it(store: PointerStore, clock: SimulatedClock) -> None:
     async with open_audit(store, clock, reads=True) as audit:
         await record(audit, "loadTable", 200)
     assert [one.action for one in await kept(store)] == ["loadTable"]
 
 
-async def test_records_are_written_in_batches(moody: Any, clock: SimulatedClock) -> None:
+async def test_audit_records_are_written_in_batches(moody: Any, clock: SimulatedClock) -> None:
     moody.gate.clear()
     async with open_audit(moody, clock, batch=10) as audit:
         for number in range(35):
@@ -94,7 +96,7 @@ async def test_records_are_written_in_batches(moody: Any, clock: SimulatedClock)
     assert [one.request_id for one in await kept(moody.store)] == [str(number) for number in range(35)]
 
 
-async def test_changes_and_refusals_wait_for_room_and_reads_give_way(moody: Any, clock: SimulatedClock) -> None:
+async def test_changes_and_refusals_wait_for_space_and_reads_are_dropped(moody: Any, clock: SimulatedClock) -> None:
     moody.gate.clear()
     async with open_audit(moody, clock, reads=True, capacity=5, batch=5) as audit:
         waiters = [asyncio.create_task(record(audit, "createTable")) for _ in range(30)]
@@ -109,7 +111,7 @@ async def test_changes_and_refusals_wait_for_room_and_reads_give_way(moody: Any,
     assert len(await kept(moody.store)) == 60
 
 
-async def test_a_database_that_fails_loses_and_doubles_nothing(moody: Any, clock: SimulatedClock) -> None:
+async def test_failing_database_loses_and_duplicates_no_audit_record(moody: Any, clock: SimulatedClock) -> None:
     moody.failures = ["before", "after", "before", "after", "after"]
     async with open_audit(moody, clock, batch=3) as audit:
         for number in range(9):
@@ -118,7 +120,7 @@ async def test_a_database_that_fails_loses_and_doubles_nothing(moody: Any, clock
     assert audit.dropped == 0
 
 
-async def test_closing_does_not_wait_for_ever_and_says_what_is_lost(moody: Any, clock: SimulatedClock) -> None:
+async def test_closing_has_a_time_limit_and_reports_lost_records(moody: Any, clock: SimulatedClock) -> None:
     moody.gate.clear()
     with structlog.testing.capture_logs() as logs:
         async with open_audit(moody, clock, batch=4, close_timeout_s=0.05) as audit:
@@ -128,7 +130,7 @@ async def test_closing_does_not_wait_for_ever_and_says_what_is_lost(moody: Any, 
     assert [log["records"] for log in logs] == [7]
 
 
-async def test_any_text_of_a_request_can_be_kept(store: PointerStore, clock: SimulatedClock) -> None:
+async def test_any_text_of_a_request_can_be_recorded(store: PointerStore, clock: SimulatedClock) -> None:
     async with open_audit(store, clock) as audit:
         await record(audit, resource="/v1/\x00\udcff\ud800é" + "x" * 5000, who="\x00")
     [one] = await kept(store)
@@ -136,7 +138,7 @@ async def test_any_text_of_a_request_can_be_kept(store: PointerStore, clock: Sim
     assert len(one.resource) == 1024
 
 
-async def test_of_a_strangers_refusals_the_first_are_written_and_the_rest_is_counted(
+async def test_first_refusals_of_an_unknown_client_are_recorded_and_the_rest_is_counted(
     store: PointerStore, clock: SimulatedClock
 ) -> None:
     async with open_audit(store, clock) as audit:
@@ -153,7 +155,7 @@ async def test_of_a_strangers_refusals_the_first_are_written_and_the_rest_is_cou
     assert [one.action for one in found if one.remote == "10.0.0.8"] == ["loadTable"]
 
 
-async def test_a_new_minute_writes_anew(store: PointerStore, clock: SimulatedClock) -> None:
+async def test_limit_of_recorded_refusals_restarts_each_minute(store: PointerStore, clock: SimulatedClock) -> None:
     async with open_audit(store, clock) as audit:
         for _ in range(3):
             for _ in range(100):
@@ -163,7 +165,7 @@ async def test_a_new_minute_writes_anew(store: PointerStore, clock: SimulatedClo
     assert (actions.count("loadTable"), actions.count(REFUSED)) == (60, 3)
 
 
-async def test_strangers_of_a_thousand_addresses_are_bounded_together(
+async def test_unknown_clients_of_a_thousand_addresses_share_a_limit(
     store: PointerStore, clock: SimulatedClock
 ) -> None:
     async with open_audit(store, clock) as audit:
@@ -175,9 +177,7 @@ async def test_strangers_of_a_thousand_addresses_are_bounded_together(
     assert told + sum(one.action == "loadTable" for one in found) == 30_000
 
 
-async def test_what_a_principal_did_is_written_however_many_strangers_are_refused(
-    moody: Any, clock: SimulatedClock
-) -> None:
+async def test_actions_of_principals_are_recorded_during_a_flood_of_refusals(moody: Any, clock: SimulatedClock) -> None:
     moody.gate.clear()
     async with open_audit(moody, clock, capacity=5, batch=5) as audit:
         for number in range(1000):
@@ -189,7 +189,7 @@ async def test_what_a_principal_did_is_written_however_many_strangers_are_refuse
     assert sum(one.who == "ann" for one in await kept(moody.store)) == 700
 
 
-async def test_a_principals_own_refusals_are_bounded_and_none_is_forgotten(
+async def test_refusals_of_a_principal_are_limited_and_the_rest_is_counted(
     store: PointerStore, clock: SimulatedClock
 ) -> None:
     async with open_audit(store, clock) as audit:

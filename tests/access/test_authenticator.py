@@ -1,4 +1,4 @@
-"""Who is believed in which mode, and that what is taken away is gone at once."""
+"""Tests of which logins each mode accepts, and that revocations take effect at once."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def refused(authenticator: Authenticator, token: str, why: str) -> None:
         await authenticator.authenticate(bearer(token), None)
 
 
-async def test_a_request_with_two_logins_has_none(opened: Open, store: PointerStore, clock: SimulatedClock) -> None:
+async def test_request_with_two_logins_is_rejected(opened: Open, store: PointerStore, clock: SimulatedClock) -> None:
     authenticator = await opened()
     headers = CIMultiDict[str]()
     for name in ("ann", "bob"):
@@ -60,7 +60,7 @@ async def test_a_request_with_two_logins_has_none(opened: Open, store: PointerSt
         await authenticator.authenticate(CIMultiDictProxy(headers), None)
 
 
-async def test_without_logins_everybody_is_an_admin(opened: Open) -> None:
+async def test_everyone_is_an_admin_without_logins(opened: Open) -> None:
     authenticator = await opened(auth="none")
     for headers in ({}, {"Authorization": "Bearer anything"}, {"Host": "localhost:8181"}):
         principal = await authenticator.authenticate(headers, "127.0.0.1")
@@ -68,7 +68,7 @@ async def test_without_logins_everybody_is_an_admin(opened: Open) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost:1", "[::1]:8181", "x.localhost", "127.9.9.9:80", "LOCALHOST"])
-async def test_without_logins_this_machine_is_served_by_its_names(opened: Open, host: str) -> None:
+async def test_server_without_logins_accepts_the_names_of_this_machine(opened: Open, host: str) -> None:
     authenticator = await opened(auth="none")
     await authenticator.authenticate({"Host": host}, "127.0.0.1")
     await authenticator.authenticate({"Host": host, "Origin": f"http://{host}"}, "::1")
@@ -90,27 +90,27 @@ async def test_without_logins_this_machine_is_served_by_its_names(opened: Open, 
         {"Origin": "http://localhost.evil.example"},
     ],
 )
-async def test_without_logins_a_browser_from_elsewhere_is_refused(opened: Open, headers: dict[str, str]) -> None:
+async def test_server_without_logins_rejects_browsers_from_other_sites(opened: Open, headers: dict[str, str]) -> None:
     with pytest.raises(Forbidden, match="configure auth"):
         await (await opened(auth="none")).authenticate(headers, "127.0.0.1")
 
 
-async def test_without_logins_another_machine_is_refused(opened: Open) -> None:
+async def test_server_without_logins_rejects_other_machines(opened: Open) -> None:
     for remote in ("10.0.0.1", "::ffff:10.0.0.1", "2001:db8::1", "nonsense"):
         with pytest.raises(Forbidden, match="own machine"):
             await (await opened(auth="none")).authenticate({}, remote)
 
 
 @pytest.mark.parametrize("auth", ["token", "token+oidc"])
-async def test_a_server_with_logins_takes_nobody_for_a_local_client(auth: str, opened: Open) -> None:
-    """The middleware asks an open server alone, without a coroutine."""
+async def test_server_with_logins_treats_no_client_as_local(auth: str, opened: Open) -> None:
+    """The middleware checks an open server only, without a coroutine."""
     authenticator = await opened(auth=auth, oidc_issuer="https://issuer.example", oidc_audience="a")
     assert not authenticator.open
     with pytest.raises(RuntimeError, match="requires logins"):
         authenticator.identify_local({}, "127.0.0.1")
 
 
-async def test_a_token_names_its_principal_with_its_grants_as_they_are_now(
+async def test_token_identifies_its_principal_with_current_grants(
     opened: Open, store: PointerStore, clock: SimulatedClock
 ) -> None:
     secret = await create_token(store, clock, "ann", None, [Grant("ann", "reader", ("a",))])
@@ -140,21 +140,23 @@ async def test_a_token_names_its_principal_with_its_grants_as_they_are_now(
         ("Bearer None", "has no token: it sends 'None', as PyIceberg does; set token or credential"),
     ],
 )
-async def test_missing_and_unknown_logins_say_what_to_send(opened: Open, header: str | None, why: str) -> None:
+async def test_error_of_a_missing_or_unknown_login_says_what_to_send(
+    opened: Open, header: str | None, why: str
+) -> None:
     headers = {} if header is None else {"Authorization": header}
     with pytest.raises(Unauthenticated, match=why):
         await (await opened()).authenticate(headers, None)
 
 
 @pytest.mark.parametrize("scheme", ["bearer", "BEARER", "Bearer "])
-async def test_the_scheme_is_read_in_any_case(
+async def test_authentication_scheme_is_read_in_any_case(
     opened: Open, store: PointerStore, clock: SimulatedClock, scheme: str
 ) -> None:
     secret = await create_token(store, clock, "ann", None, None)
     await (await opened()).authenticate({"Authorization": f"{scheme} {secret}"}, None)
 
 
-async def test_a_token_ends_on_every_replica_with_its_revocation(
+async def test_revoked_token_is_rejected_on_every_replica(
     opened: Open, store: PointerStore, clock: SimulatedClock, tmp_path: Path
 ) -> None:
     secret = await create_token(store, clock, "ann", None, None)
@@ -170,11 +172,11 @@ async def test_a_token_ends_on_every_replica_with_its_revocation(
     for shown in (secret, issued):
         await refused(authenticator, shown, "ann was revoked")
     await create_token(store, clock, "ann", None, [Grant("ann", "admin")])
-    for shown in (secret, issued):  # the new token of that name does not revive them
+    for shown in (secret, issued):  # The new token of that name does not revive them.
         await refused(authenticator, shown, "ann was revoked")
 
 
-async def test_a_token_ends_when_it_expires_and_what_was_issued_from_it_not_later(
+async def test_expired_token_and_tokens_issued_from_it_are_rejected(
     opened: Open, store: PointerStore, clock: SimulatedClock
 ) -> None:
     secret = await create_token(store, clock, "ann", 100, None)
@@ -190,7 +192,7 @@ async def test_a_token_ends_when_it_expires_and_what_was_issued_from_it_not_late
     await refused(authenticator, secret, "expired")
 
 
-async def test_an_issued_token_lives_as_long_as_the_setting_says(
+async def test_issued_token_lives_as_long_as_the_setting_says(
     opened: Open, store: PointerStore, clock: SimulatedClock
 ) -> None:
     secret = await create_token(store, clock, "ann", None, [Grant("ann", "writer")])
@@ -204,7 +206,7 @@ async def test_an_issued_token_lives_as_long_as_the_setting_says(
     await refused(authenticator, issued, "expired")
 
 
-async def test_an_issued_token_that_was_not_signed_by_us_is_refused(
+async def test_issued_token_with_a_foreign_signature_is_rejected(
     opened: Open, store: PointerStore, clock: SimulatedClock
 ) -> None:
     secret = await create_token(store, clock, "ann", None, None)
@@ -223,7 +225,7 @@ async def test_an_issued_token_that_was_not_signed_by_us_is_refused(
     await refused(authenticator, f"{head}.{body}.{signature[:-8]}", "signature")
 
 
-async def test_what_we_sign_for_another_purpose_is_no_access_token(
+async def test_signature_for_another_purpose_is_not_an_access_token(
     opened: Open, store: PointerStore, clock: SimulatedClock
 ) -> None:
     secret = await create_token(store, clock, "ann", None, None)
@@ -239,12 +241,14 @@ async def test_what_we_sign_for_another_purpose_is_no_access_token(
         await refused(authenticator, jwt.encode({"alg": "HS256", **unknown}, claims, key), "does not have")
 
 
-async def test_a_token_issued_to_anybody_opens_nothing_once_logins_are_asked_for(opened: Open) -> None:
+async def test_token_issued_without_logins_is_rejected_once_logins_are_required(opened: Open) -> None:
     issued, _ = (await opened(auth="none")).issuer.issue(None)
     await refused(await opened(), issued, "required no login")
 
 
-async def test_each_mode_believes_its_own_kinds_only(opened: Open, store: PointerStore, clock: SimulatedClock) -> None:
+async def test_each_mode_accepts_only_its_own_kinds_of_login(
+    opened: Open, store: PointerStore, clock: SimulatedClock
+) -> None:
     secret = await create_token(store, clock, "ann", None, None)
     async with local_issuer(clock) as issuer:
         issuer.publish(rsa_key())
@@ -258,12 +262,12 @@ async def test_each_mode_believes_its_own_kinds_only(opened: Open, store: Pointe
         await refused(oidc, issued, "only tokens of its OIDC issuer")
         for shown, name in ((secret, "ann"), (issued, "ann"), (foreign, "oidc:ann")):
             assert (await both.authenticate(bearer(shown), None)).name == name
-        # our issuer's name, its own key: not ours to believe
+        # Our issuer's name with its own key: such a token is not ours to accept.
         await refused(both, issuer.token(rsa_key(), iss=ISSUER), "signed with HS256")
 
 
 @pytest.mark.parametrize(("behind_s", "believed"), [(1, True), (30, True), (31, False)])
-async def test_a_replica_whose_clock_is_behind_believes_a_new_token(
+async def test_replica_with_a_slow_clock_accepts_a_new_token(
     store: PointerStore, clock: SimulatedClock, behind_s: int, believed: bool
 ) -> None:
     secret = await create_token(store, clock, "ann", None, None)

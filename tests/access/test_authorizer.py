@@ -1,4 +1,4 @@
-"""Roles and scopes: against a brute-force model, and against every route there is."""
+"""Tests of roles and scopes, compared with a brute-force model and checked for every route."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def rights(held: list[Grant]) -> set[tuple[str, NamespacePath]]:
 
 
 @given(grants, st.sampled_from(sorted(RULES)), st.sampled_from(PATHS))
-def test_what_is_allowed_is_what_the_grants_write_out(
+def test_allowed_operations_equal_those_of_the_model(
     held: list[Grant], operation: str, namespace: NamespacePath
 ) -> None:
     principal, rule, model = Principal("p", tuple(held)), RULES[operation], rights(held)
@@ -71,18 +71,14 @@ def test_what_is_allowed_is_what_the_grants_write_out(
 
 
 @given(grants, st.sampled_from(PATHS))
-def test_a_namespace_is_visible_exactly_where_something_on_its_line_is_granted(
-    held: list[Grant], namespace: NamespacePath
-) -> None:
+def test_namespace_is_visible_exactly_if_a_grant_is_on_its_path(held: list[Grant], namespace: NamespacePath) -> None:
     model = rights(held)
     expected = any(("reader", path) in model and path[: len(namespace)] == namespace for path in PATHS)
     assert AUTHORIZER.visible(Principal("p", tuple(held)), namespace) is expected
 
 
 @given(grants, st.sampled_from(PATHS))
-def test_the_visible_children_are_those_that_are_visible_one_by_one(
-    held: list[Grant], namespace: NamespacePath
-) -> None:
+def test_visible_children_equal_those_checked_one_by_one(held: list[Grant], namespace: NamespacePath) -> None:
     principal = Principal("p", tuple(held))
     for parent in (namespace, namespace[:-1], ()):
         names = AUTHORIZER.visible_children(principal, parent)
@@ -98,7 +94,7 @@ def test_more_grants_never_allow_less(
         assert AUTHORIZER.allows(Principal("p", (*held, *more)), operation, namespace)
 
 
-def test_every_route_that_needs_a_login_has_a_rule_of_its_own() -> None:
+def test_every_route_that_needs_a_login_has_a_rule() -> None:
     app = web.Application()
     add_routes(app, EXTENSIONS)
     described = [description_of(route.handler) for route in app.router.routes()]
@@ -106,21 +102,21 @@ def test_every_route_that_needs_a_login_has_a_rule_of_its_own() -> None:
     assert needed == set(RULES)
 
 
-def test_an_operation_without_a_rule_is_an_admins_of_everything() -> None:
+def test_operation_without_a_rule_requires_a_catalog_admin() -> None:
     AUTHORIZER.require(ANONYMOUS, "newThing", ("a",))
     with pytest.raises(Forbidden):
         AUTHORIZER.require(Principal("p", (Grant("p", "admin", ("a",)), Grant("p", "writer"))), "newThing", ("a",))
     assert changes("newThing")
 
 
-def test_what_changes_something_is_told_from_what_reads() -> None:
+def test_changing_operations_are_distinguished_from_reads() -> None:
     for operation in ("createTable", "updateTable", "dropTable", "purgeDropped", "createToken", "addGrant", "undrop"):
         assert changes(operation), operation
     for operation in ("loadTable", "listTables", "getConfig", "metrics", "signRequest", "listTokens", "listAudit"):
         assert not changes(operation), operation
 
 
-def test_a_refusal_names_who_what_where_and_the_command_that_would_allow_it() -> None:
+def test_refusal_names_who_what_where_and_the_command_that_would_allow_it() -> None:
     with pytest.raises(Forbidden) as caught:
         AUTHORIZER.require(Principal("ann"), "createTable", ("a b", "c.d"))
     assert caught.value.message == (
@@ -136,18 +132,18 @@ def test_a_refusal_names_who_what_where_and_the_command_that_would_allow_it() ->
 # Names and scopes as text --------------------------------------------------------------------------------------------
 
 levels = st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_size=8).filter(
-    lambda name: name not in (".", "..")  # no names of anything
+    lambda name: name not in (".", "..")  # These are not namespace names.
 )
 
 
 @given(st.lists(levels, min_size=1, max_size=4).map(tuple))
-def test_any_namespace_can_be_written_and_read_back(path: NamespacePath) -> None:
+def test_any_namespace_survives_as_text_of_a_scope(path: NamespacePath) -> None:
     assert parse_path(show_path(path)) == path
     assert parse_role(f"writer:{show_path(path)}") == (Role.WRITER, path)
 
 
 @pytest.mark.parametrize("text", ["", ".", "a.", ".a", "a..b", "a\\", "a\\b", "\\", "a\x00", "a\x1fb", "x" * 256])
-def test_a_scope_that_is_not_well_formed_is_refused_rather_than_widened(text: str) -> None:
+def test_malformed_scope_is_rejected_rather_than_widened(text: str) -> None:
     with pytest.raises(BadRequest):
         parse_path(text)
     with pytest.raises(BadRequest):
@@ -155,19 +151,19 @@ def test_a_scope_that_is_not_well_formed_is_refused_rather_than_widened(text: st
 
 
 @pytest.mark.parametrize("text", ["", "Reader", "reader ", "root", " admin", "reader;a", "*"])
-def test_only_the_three_roles_are_roles(text: str) -> None:
+def test_only_the_three_role_names_are_accepted(text: str) -> None:
     with pytest.raises(BadRequest, match="reader, writer, admin"):
         parse_role(text)
 
 
 @pytest.mark.parametrize("name", ["oidc:ann", "a:b", "", "anonymous", "-x", "a b", "a\n", "é", "x" * 129, "a/b", "a+b"])
-def test_a_token_cannot_be_called_what_would_be_mistaken(name: str) -> None:
+def test_ambiguous_token_names_are_rejected(name: str) -> None:
     with pytest.raises(BadRequest):
         check_token_name(name)
 
 
 @pytest.mark.parametrize("name", ["oidc:", "oidc:a\nb", "other:ann", "anonymous", "OIDC:ann"])
-def test_grants_go_to_names_that_somebody_can_have(name: str) -> None:
+def test_grants_require_a_possible_principal_name(name: str) -> None:
     with pytest.raises(BadRequest):
         make_grant(name, "reader", ())
     assert check_principal_name("oidc:auth0|5 f:g") == "oidc:auth0|5 f:g"

@@ -1,4 +1,4 @@
-"""`seamark token` and `seamark grant`, as an operator types them."""
+"""Tests of `seamark token` and `seamark grant`, as an operator types them."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def audited(home: Path) -> list[AuditRecord]:
     return asyncio.run(read())
 
 
-def test_the_first_admin_is_made_in_a_home_that_is_not_there_yet(tmp_path: Path) -> None:
+def test_first_admin_can_be_created_in_a_new_home(tmp_path: Path) -> None:
     home = tmp_path / "new"
     done = seamark(home, "token", "create", "admin", "--role", "admin")
     assert done.exit_code == 0
-    secret = done.stdout.strip()  # alone on standard output, for scripts
+    secret = done.stdout.strip()  # Alone on standard output, for scripts
     assert who_is(home, secret) == Principal("admin", (Grant("admin", "admin"),), "token")
     assert "admin on the whole catalog" in done.stderr
     assert secret not in done.stderr
@@ -57,7 +57,7 @@ def test_the_first_admin_is_made_in_a_home_that_is_not_there_yet(tmp_path: Path)
     assert new not in seamark(home, "token", "create", "ann").stderr
 
 
-def test_a_list_in_a_home_that_is_not_there_creates_nothing(tmp_path: Path) -> None:
+def test_listing_in_a_missing_home_creates_nothing(tmp_path: Path) -> None:
     home = tmp_path / "new"
     for arguments in (
         ("token", "list"),
@@ -75,14 +75,14 @@ def test_a_list_in_a_home_that_is_not_there_creates_nothing(tmp_path: Path) -> N
     assert seamark(home, "token", "list", "--json").stdout == "[]\n"
 
 
-def test_a_grant_to_a_token_that_is_not_there_says_so(tmp_path: Path) -> None:
+def test_grant_to_a_missing_token_prints_a_note(tmp_path: Path) -> None:
     assert "no token ann yet: seamark token create ann" in seamark(tmp_path, "grant", "add", "ann", "reader").stderr
     seamark(tmp_path, "token", "create", "ann")
     for principal in ("ann", "oidc:bob"):
         assert "no token" not in seamark(tmp_path, "grant", "add", principal, "writer").stderr
 
 
-def test_a_role_can_be_for_namespaces_and_a_time(tmp_path: Path) -> None:
+def test_role_can_be_limited_to_namespaces_and_a_time(tmp_path: Path) -> None:
     options = ("--role", "writer", "--namespace", "a.b", "--namespace", r"c\.d", "--expires-in", "3d")
     secret = seamark(tmp_path, "token", "create", "ann", *options).stdout.strip()
     grants = (Grant("ann", "writer", ("a", "b")), Grant("ann", "writer", ("c.d",)))
@@ -95,7 +95,7 @@ def test_a_role_can_be_for_namespaces_and_a_time(tmp_path: Path) -> None:
     assert [line.split() for line in shown[1:]] == [["ann", "writer", "a.b"], ["ann", "writer", r"c\.d"]]
 
 
-def test_a_revoked_token_is_refused_and_can_be_replaced(tmp_path: Path) -> None:
+def test_revoked_token_is_rejected_and_can_be_replaced(tmp_path: Path) -> None:
     old = seamark(tmp_path, "token", "create", "ann", "--role", "reader").stdout.strip()
     assert seamark(tmp_path, "token", "create", "ann").exit_code == 1
     assert seamark(tmp_path, "token", "revoke", "ann").exit_code == 0
@@ -105,7 +105,7 @@ def test_a_revoked_token_is_refused_and_can_be_replaced(tmp_path: Path) -> None:
     assert who_is(tmp_path, new).grants == (Grant("ann", "reader"),)
 
 
-def test_grants_are_given_and_taken(tmp_path: Path) -> None:
+def test_grants_are_given_and_removed(tmp_path: Path) -> None:
     assert seamark(tmp_path, "grant", "add", "oidc:bob", "writer", "--namespace", "a").exit_code == 0
     assert "oidc:bob" in seamark(tmp_path, "grant", "list", "oidc:bob").stdout
     assert "oidc:bob" not in seamark(tmp_path, "grant", "list", "ann").stdout
@@ -116,7 +116,7 @@ def test_grants_are_given_and_taken(tmp_path: Path) -> None:
     assert "oidc:bob" not in seamark(tmp_path, "grant", "list").stdout
 
 
-def test_what_operators_do_is_audited(tmp_path: Path) -> None:
+def test_operators_commands_are_audited(tmp_path: Path) -> None:
     seamark(tmp_path, "token", "create", "ann", "--role", "reader")
     seamark(tmp_path, "grant", "add", "ann", "writer", "--namespace", "a")
     seamark(tmp_path, "token", "revoke", "ann")
@@ -144,7 +144,7 @@ def test_what_operators_do_is_audited(tmp_path: Path) -> None:
         (("token", "list", "--database", "mysql://x"), 2, "sqlite"),
     ],
 )
-def test_mistakes_are_told_in_one_message(tmp_path: Path, arguments: tuple[str, ...], code: int, says: str) -> None:
+def test_mistakes_are_reported_in_one_message(tmp_path: Path, arguments: tuple[str, ...], code: int, says: str) -> None:
     done = seamark(tmp_path, *arguments)
     assert done.exit_code == code
     assert any(part in done.stderr for part in says.split("|")), done.stderr

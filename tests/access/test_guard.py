@@ -1,4 +1,4 @@
-"""A server does not start as an open door, nor as one without a key; and says what to type."""
+"""Tests that a server does not start without required logins or usable tokens, and prints the command that helps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_loopback_needs_no_login(host: str) -> None:
 @pytest.mark.parametrize(
     "host", ["0.0.0.0", "::", "", "0", "::0", "192.0.2.1", "2001:db8::1", "::ffff:192.0.2.1", "::ffff:0.0.0.0", "10.1"]
 )
-def test_anything_else_without_a_login_is_refused_with_the_commands_that_mend_it(host: str) -> None:
+def test_other_address_without_logins_is_rejected_with_the_commands_that_help(host: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check_binding(Settings(host=host, home=Path("/srv/sea mark"), port=80))
     shown = host or "''"
@@ -35,7 +35,7 @@ def test_anything_else_without_a_login_is_refused_with_the_commands_that_mend_it
         check_binding(Settings(host=host, auth=auth))
 
 
-def test_a_host_name_counts_by_all_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_name_counts_by_all_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     def resolve(*addresses: str) -> None:
         found = [(2, 1, 6, "", (address, 0)) for address in addresses]
         monkeypatch.setattr("seamark.metaserver.access.guard.socket.getaddrinfo", lambda *_, **__: found)
@@ -49,18 +49,18 @@ def test_a_host_name_counts_by_all_its_addresses(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "x" * 300, "a..b"])
-def test_a_host_that_does_not_resolve_is_named(host: str) -> None:
+def test_unresolvable_host_is_named_in_the_error(host: str) -> None:
     with pytest.raises(ConfigError, match="Cannot resolve"):
         check_binding(Settings(host=host))
 
 
-def test_zones_and_nonsense_are_no_loopback() -> None:
+def test_zones_and_invalid_addresses_do_not_count_as_loopback() -> None:
     assert is_loopback_address("::1%lo")
     for text in ("fe80::1%eth0", "", "localhost", "127.0.0.1.evil", "127.0.0.1/8"):
         assert not is_loopback_address(text)
 
 
-async def test_only_tokens_and_no_live_one_is_refused_with_the_command(
+async def test_token_mode_without_a_live_token_is_rejected_with_the_command(
     store: PointerStore, clock: SimulatedClock
 ) -> None:
     settings = Settings(auth="token", home=Path("/srv/x"), database="postgresql://u:secret@db/x")
@@ -75,7 +75,7 @@ async def test_only_tokens_and_no_live_one_is_refused_with_the_command(
         await check_logins(Settings(auth=auth), store, clock)
 
 
-async def test_oidc_users_who_may_do_nothing_are_worth_a_warning(store: PointerStore, clock: SimulatedClock) -> None:
+async def test_oidc_users_without_any_right_cause_a_warning(store: PointerStore, clock: SimulatedClock) -> None:
     with structlog.testing.capture_logs() as logs:
         await check_logins(Settings(auth="oidc"), store, clock)
         await check_logins(Settings(auth="oidc", oidc_roles_claim="roles"), store, clock)

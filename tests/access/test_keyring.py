@@ -1,4 +1,4 @@
-"""The signing keys: useless in a copy of the database, shared by replicas, replaced by age."""
+"""Tests of the signing keys: useless in a copy of the database, shared by replicas, rotated by age."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def stored_bytes(folder: Path) -> bytes:
     return b"".join(path.read_bytes() for path in folder.glob("seamark.db*"))
 
 
-async def test_a_copy_of_database_and_log_holds_no_key(
+async def test_copy_of_database_and_log_has_no_usable_key(
     tmp_path: Path, store: PointerStore, clock: SimulatedClock
 ) -> None:
     settings = some_settings(tmp_path)
@@ -51,7 +51,7 @@ async def test_a_copy_of_database_and_log_holds_no_key(
         assert key.hex().encode() not in taken
 
 
-async def test_a_server_with_a_stolen_database_and_no_key_file_cannot_sign(
+async def test_server_with_a_stolen_database_and_no_key_file_cannot_sign(
     tmp_path: Path, store: PointerStore, clock: SimulatedClock
 ) -> None:
     async with open_keyring(some_settings(tmp_path), store, clock):
@@ -71,7 +71,7 @@ async def test_a_server_with_a_stolen_database_and_no_key_file_cannot_sign(
                 pass
 
 
-async def test_replicas_with_one_key_verify_what_the_others_signed(
+async def test_replicas_with_one_key_verify_each_others_signatures(
     tmp_path: Path, store: PointerStore, clock: SimulatedClock
 ) -> None:
     key = make_key(clock)
@@ -83,7 +83,7 @@ async def test_replicas_with_one_key_verify_what_the_others_signed(
     assert not any((settings.home / KEY_FILE_NAME).exists() for settings in homes)
 
 
-async def test_a_new_key_is_known_to_all_before_it_signs_and_the_old_one_outlives_its_tokens(
+async def test_new_key_is_published_before_it_signs_and_the_old_one_outlives_its_tokens(
     tmp_path: Path, store: PointerStore, clock: SimulatedClock
 ) -> None:
     settings = some_settings(tmp_path, signing_key_rotation_s=7 * DAY_S)
@@ -91,7 +91,7 @@ async def test_a_new_key_is_known_to_all_before_it_signs_and_the_old_one_outlive
         first, _ = one.signing("x")
         clock.advance(7 * DAY_S * 1000)
         await one.refresh()
-        assert one.signing("x")[0] == first  # published, not yet used
+        assert one.signing("x")[0] == first  # Published, not yet used
         await two.refresh()
         assert len(two.keys) == len(one.keys) == 2
         clock.advance(int(PUBLISHED_S * 1000))
@@ -108,7 +108,7 @@ async def test_a_new_key_is_known_to_all_before_it_signs_and_the_old_one_outlive
         assert one.verifying("x", second) == key
 
 
-async def test_an_access_token_outlives_the_rotation_of_its_key(
+async def test_access_token_outlives_the_rotation_of_its_key(
     tmp_path: Path, store: PointerStore, clock: SimulatedClock
 ) -> None:
     settings = some_settings(tmp_path, signing_key_rotation_s=3600, oauth_token_ttl_s=3 * DAY_S)
@@ -123,7 +123,7 @@ async def test_an_access_token_outlives_the_rotation_of_its_key(
         assert len(keyring.keys) < 3 * 24 + 5
 
 
-async def test_renewing_ends_all_that_was_signed_also_where_the_encryption_key_is_lost(
+async def test_renewing_keys_invalidates_all_signatures_even_without_the_encryption_key(
     tmp_path: Path, store: PointerStore, clock: SimulatedClock
 ) -> None:
     settings = some_settings(tmp_path)
@@ -136,7 +136,7 @@ async def test_renewing_ends_all_that_was_signed_also_where_the_encryption_key_i
         assert keyring.signing("x")[0] != before
 
 
-async def test_the_encryption_key_is_replaced_by_naming_the_new_one_first(
+async def test_encryption_key_is_replaced_by_listing_the_new_one_first(
     tmp_path: Path, store: PointerStore, clock: SimulatedClock
 ) -> None:
     old, new = make_key(clock), make_key(clock)
@@ -155,7 +155,7 @@ def key_file(tmp_path: Path, clock: SimulatedClock) -> Path:
     return path
 
 
-async def test_a_key_file_that_others_can_read_is_refused(
+async def test_key_file_that_others_can_read_is_rejected(
     tmp_path: Path, key_file: Path, store: PointerStore, clock: SimulatedClock
 ) -> None:
     key_file.chmod(0o644)
@@ -165,7 +165,7 @@ async def test_a_key_file_that_others_can_read_is_refused(
 
 
 @pytest.mark.parametrize("content", ["", "# nothing\n", "not base64!", "c2hvcnQ=", "\x00\xff"])
-async def test_a_key_file_that_holds_no_key_is_refused_with_how_to_make_one(
+async def test_key_file_without_a_key_is_rejected_with_how_to_create_one(
     tmp_path: Path, key_file: Path, store: PointerStore, clock: SimulatedClock, content: str
 ) -> None:
     key_file.write_text(content)
@@ -174,15 +174,13 @@ async def test_a_key_file_that_holds_no_key_is_refused_with_how_to_make_one(
             pass
 
 
-async def test_keys_of_a_database_from_before_encryption_sign_nothing_any_more(
-    tmp_path: Path, clock: SimulatedClock
-) -> None:
+async def test_unencrypted_keys_of_an_older_database_sign_nothing(tmp_path: Path, clock: SimulatedClock) -> None:
     url = f"sqlite:///{tmp_path / 'seamark.db'}"
     async with open_store(url, clock=clock):
         pass
     with sqlite3.connect(tmp_path / "seamark.db") as old:
         (step,) = (number for number, one in enumerate(MIGRATIONS) if "DELETE FROM secrets" in one.get("", ()))
-        for table in ("replicas", "column_reads", "retained"):  # of later steps
+        for table in ("replicas", "column_reads", "retained"):  # Of later steps
             old.execute(f"DROP TABLE {table}")
         old.execute("ALTER TABLE leases DROP COLUMN state")
         old.execute("ALTER TABLE claims DROP COLUMN spelled")
@@ -196,7 +194,7 @@ async def test_keys_of_a_database_from_before_encryption_sign_nothing_any_more(
         assert await store.secret(SECRET_NAME) is not None
 
 
-def test_a_page_token_tells_nothing_of_the_name_that_it_is_about() -> None:
+def test_page_token_does_not_reveal_the_name_in_it() -> None:
     pages = PageTokens(fixed_keyring(), SimulatedClock(1))
     tokens = [pages.encode(name) for name in ("secret-project", "a", "b" * 60)]
     assert len({len(token) for token in tokens}) == 1
@@ -205,12 +203,12 @@ def test_a_page_token_tells_nothing_of_the_name_that_it_is_about() -> None:
 
 
 @pytest.mark.parametrize("token", ["AA", "c2VjcmV0", "!", "A" * 200, "ÿ", "%00"])
-def test_a_page_token_that_was_made_up_is_refused(token: str) -> None:
+def test_invented_page_token_is_rejected(token: str) -> None:
     with pytest.raises(BadRequest, match="start again without it"):
         PageTokens(fixed_keyring(), SimulatedClock(1)).decode(token)
 
 
-def test_a_page_token_of_another_server_or_changed_is_refused() -> None:
+def test_changed_page_token_or_one_of_another_server_is_rejected() -> None:
     pages = PageTokens(fixed_keyring(), SimulatedClock(1))
     token = pages.encode("name")
     changed = token[:-2] + ("AA" if token[-2:] != "AA" else "BB")

@@ -1,4 +1,4 @@
-"""The OAuth token endpoint over a real server, as clients of the field use it."""
+"""Tests of the OAuth token endpoint on a real server, as existing clients use it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def ask(server: Running, form: dict[str, str], headers: dict[str, str] | N
 
 
 async def name_of(server: Running, token: str) -> str | None:
-    """Return who the server says that is, by what it puts into the audit; None where it refuses."""
+    """Return the principal of a token, by the audit log, or None if the server rejects the token."""
     headers = {"Authorization": f"Bearer {token}"}
     async with server.http.get(f"{server.url}/v1/config", headers=headers) as answer:
         if answer.status != 200:
@@ -65,7 +65,7 @@ def scoped_exchange(subject: str, **given: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("way", ["form", "basic", "secret only", "basic secret only"])
-async def test_client_credentials_give_a_token(server: Running, secrets: dict[str, str], way: str) -> None:
+async def test_client_credentials_return_a_token(server: Running, secrets: dict[str, str], way: str) -> None:
     form = {"grant_type": "client_credentials", "scope": "catalog"}
     headers = {}
     if way == "form":
@@ -83,7 +83,7 @@ async def test_client_credentials_give_a_token(server: Running, secrets: dict[st
     assert await name_of(server, body["access_token"]) == "ann"
 
 
-async def test_what_was_issued_ends_with_the_token_it_was_made_from(server: Running, secrets: dict[str, str]) -> None:
+async def test_issued_token_ends_with_the_token_it_was_made_from(server: Running, secrets: dict[str, str]) -> None:
     _, body = await ask(server, {"grant_type": "client_credentials", "client_secret": secrets["bob"]})
     _, refreshed = await ask(server, scoped_exchange(body["access_token"]))
     await revoke_token(server.components.store, server.components.clock, "bob")
@@ -93,7 +93,7 @@ async def test_what_was_issued_ends_with_the_token_it_was_made_from(server: Runn
     assert (status, refusal["error"]) == (400, "invalid_grant")
 
 
-async def test_java_clients_refresh_by_exchange(server: Running, secrets: dict[str, str]) -> None:
+async def test_java_clients_refresh_by_token_exchange(server: Running, secrets: dict[str, str]) -> None:
     _, first = await ask(server, {"grant_type": "client_credentials", "client_secret": secrets["ann"]})
     bearer = {"Authorization": f"Bearer {first['access_token']}"}
     status, second = await ask(server, scoped_exchange(first["access_token"]), bearer)
@@ -101,18 +101,18 @@ async def test_java_clients_refresh_by_exchange(server: Running, secrets: dict[s
     assert second["issued_token_type"] == ACCESS_TOKEN
     assert second["access_token"] != first["access_token"]
     assert await name_of(server, second["access_token"]) == "ann"
-    # a bearer token given as `token` is exchanged as it is
+    # A bearer token given as `token` is exchanged unchanged.
     status, third = await ask(server, scoped_exchange(secrets["ann"]))
     assert await name_of(server, third["access_token"]) == "ann"
 
 
-async def test_an_expired_token_is_refreshed_with_the_credentials_of_its_holder_only(
+async def test_expired_token_is_refreshed_only_with_its_holders_credentials(
     tmp_path: Path, secrets: dict[str, str]
 ) -> None:
     async with running(tmp_path, auth="token") as server:
         token = (await server.components.authenticator.login(secrets["ann"])).token
         issuer = server.components.authenticator.issuer
-        issuer._ttl_s = -60  # issued a minute after its end
+        issuer._ttl_s = -60  # Issued a minute after its end
         expired, _ = issuer.issue(token)
         issuer._ttl_s = 600
         assert await name_of(server, expired) is None
@@ -127,7 +127,7 @@ async def test_an_expired_token_is_refreshed_with_the_credentials_of_its_holder_
         assert (status, body["error"]) == (401, "invalid_client")
 
 
-async def test_refusals_are_in_oauths_form(server: Running) -> None:
+async def test_errors_have_oauths_form(server: Running) -> None:
     cases: list[tuple[dict[str, str], int, str]] = [
         ({}, 400, "unsupported_grant_type"),
         ({"grant_type": "password"}, 400, "unsupported_grant_type"),
@@ -150,14 +150,14 @@ async def test_refusals_are_in_oauths_form(server: Running) -> None:
         assert body["error_description"], form
 
 
-async def test_a_secret_under_another_name_is_refused(server: Running, secrets: dict[str, str]) -> None:
+async def test_secret_under_another_name_is_rejected(server: Running, secrets: dict[str, str]) -> None:
     form = {"grant_type": "client_credentials", "client_id": "bob", "client_secret": secrets["ann"]}
     assert (await ask(server, form))[0] == 401
     status, body = await ask(server, form | {"client_id": "ann"}, basic(f"bob:{secrets['bob']}"))
     assert (status, body["error"]) == (400, "invalid_request")
 
 
-async def test_bodies_that_are_no_form_are_refused(server: Running) -> None:
+async def test_bodies_that_are_not_forms_are_rejected(server: Running) -> None:
     cases: list[tuple[bytes, str | None, str]] = [
         (b'{"grant_type": "client_credentials"}', "application/json", "invalid_request"),
         (b"grant_type=client_credentials&grant_type=x", None, "invalid_request"),
@@ -175,12 +175,12 @@ async def test_bodies_that_are_no_form_are_refused(server: Running) -> None:
 
 
 @pytest.mark.parametrize("header", ["Basic", "Basic !!!", "Basic /////w==", "Basic eA"])
-async def test_basic_credentials_that_are_none_are_refused(server: Running, header: str) -> None:
+async def test_invalid_basic_credentials_are_rejected(server: Running, header: str) -> None:
     status, body = await ask(server, {"grant_type": "client_credentials"}, {"Authorization": header})
     assert (status, body["error"]) == (401, "invalid_client")
 
 
-async def test_without_logins_clients_that_insist_get_a_token(tmp_path: Path) -> None:
+async def test_server_without_logins_issues_a_token_on_request(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         for form in (
             {"grant_type": "client_credentials", "client_id": "any", "client_secret": "thing"},
@@ -194,7 +194,7 @@ async def test_without_logins_clients_that_insist_get_a_token(tmp_path: Path) ->
         assert (await ask(server, {"grant_type": "x"}))[0] == 400
 
 
-async def test_a_token_of_the_oidc_issuer_comes_back_with_the_time_it_has_left(tmp_path: Path) -> None:
+async def test_token_of_the_oidc_issuer_is_returned_with_its_remaining_time(tmp_path: Path) -> None:
     async with local_issuer(SystemClock()) as issuer:
         issuer.publish(rsa_key())
         given: dict[str, Any] = {"oidc_issuer": issuer.url, "oidc_audience": AUDIENCE}
@@ -207,7 +207,7 @@ async def test_a_token_of_the_oidc_issuer_comes_back_with_the_time_it_has_left(t
             assert (status, body["error"]) == (400, "invalid_grant")
 
 
-async def test_the_endpoint_is_among_those_that_clients_are_told_of(server: Running, secrets: dict[str, str]) -> None:
+async def test_token_endpoint_is_listed_for_clients(server: Running, secrets: dict[str, str]) -> None:
     _, config = await server.get("/v1/config", headers={"Authorization": f"Bearer {secrets['ann']}"})
     assert "POST /v1/oauth/tokens" in config["endpoints"]
 
@@ -227,7 +227,7 @@ async def test_pyiceberg_logs_in_with_a_credential(server: Running, secrets: dic
         await asyncio.to_thread(use, "ann:wrong")
 
 
-async def test_an_access_token_alone_prolongs_no_login(tmp_path: Path, secrets: dict[str, str]) -> None:
+async def test_access_token_alone_does_not_extend_a_login(tmp_path: Path, secrets: dict[str, str]) -> None:
     clock = LateClock()
     async with running(tmp_path, clock=clock, auth="token", oauth_token_ttl_s=3600) as server:
         form = {"grant_type": "client_credentials", "client_secret": secrets["ann"]}
@@ -241,17 +241,17 @@ async def test_an_access_token_alone_prolongs_no_login(tmp_path: Path, secrets: 
         clock.ahead_ms += 1_200_000
         status, answer = await ask(server, exchange(token), {"Authorization": f"Bearer {token}"})
         assert (status, answer["error"]) == (400, "invalid_grant")
-        # With the secret beside it, as Java clients send it then, the same token gives a full new one.
+        # With the secret, which Java clients then send too, the same token gives a full new one.
         status, answer = await ask(server, exchange(token), basic(f"ann:{secrets['ann']}"))
         assert (status, answer["expires_in"]) == (200, 3600)
 
 
-async def test_a_bearer_token_exchanged_comes_back_as_it_is(server: Running, secrets: dict[str, str]) -> None:
+async def test_exchanged_bearer_token_is_returned_unchanged(server: Running, secrets: dict[str, str]) -> None:
     status, answer = await ask(server, exchange(secrets["ann"]), {"Authorization": f"Bearer {secrets['ann']}"})
     assert (status, answer["access_token"], answer["expires_in"]) == (200, secrets["ann"], 600)
 
 
-async def test_what_was_prolonged_ends_with_the_secret(server: Running, secrets: dict[str, str]) -> None:
+async def test_extended_login_ends_with_its_secret(server: Running, secrets: dict[str, str]) -> None:
     form = {"grant_type": "client_credentials", "client_secret": secrets["bob"]}
     token = (await ask(server, form))[1]["access_token"]
     token = (await ask(server, exchange(token)))[1]["access_token"]

@@ -1,4 +1,4 @@
-"""OIDC against a real issuer over HTTP: who is believed, who is not, and keys that come and go."""
+"""Tests of OIDC with a real issuer over HTTP: accepted and rejected tokens, and rotating keys."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def issuer(clock: SimulatedClock) -> AsyncIterator[LocalIssuer]:
 
 @pytest.fixture
 async def opened(issuer: LocalIssuer, store: PointerStore, clock: SimulatedClock) -> AsyncIterator[Open]:
-    """`await opened(**settings)`: an authenticator that believes the issuer."""
+    """Yield `await opened(**settings)`, which returns an authenticator that trusts the issuer."""
     async with AsyncExitStack() as stack:
 
         async def make(**given: Any) -> Authenticator:
@@ -59,12 +59,12 @@ async def refused(authenticator: Authenticator, token: str, why: str) -> None:
         await login(authenticator, token)
 
 
-async def test_a_subject_is_named_with_a_prefix_that_no_token_can_have(issuer: LocalIssuer, opened: Open) -> None:
+async def test_subject_has_a_prefix_that_no_token_name_can_have(issuer: LocalIssuer, opened: Open) -> None:
     principal = await login(await opened(), issuer.token(rsa_key(), sub="admin"))
     assert (principal.name, principal.via, principal.grants) == ("oidc:admin", "oidc", ())
 
 
-async def test_every_kind_of_key_is_believed_with_its_own_algorithm(issuer: LocalIssuer, opened: Open) -> None:
+async def test_every_kind_of_key_is_accepted_with_its_own_algorithm(issuer: LocalIssuer, opened: Open) -> None:
     elliptic, edwards = ec_key(), okp_key()
     issuer.publish(rsa_key(), elliptic, edwards)
     authenticator = await opened()
@@ -73,8 +73,8 @@ async def test_every_kind_of_key_is_believed_with_its_own_algorithm(issuer: Loca
     assert issuer.fetches == 1
 
 
-@pytest.mark.filterwarnings("ignore:EdDSA is deprecated")  # the test's signing side
-async def test_eddsa_by_its_old_name_is_believed_too(issuer: LocalIssuer, opened: Open) -> None:
+@pytest.mark.filterwarnings("ignore:EdDSA is deprecated")  # The test's signing side
+async def test_old_name_of_eddsa_is_accepted_too(issuer: LocalIssuer, opened: Open) -> None:
     edwards = okp_key()
     issuer.publish(edwards)
     assert (await login(await opened(), issuer.token(edwards, "EdDSA"))).name == "oidc:ann"
@@ -125,15 +125,15 @@ async def test_another_claim_can_name_the_principal(issuer: LocalIssuer, opened:
         ({"sub": None}, "has no name"),
     ],
 )
-async def test_wrong_claims_are_refused(issuer: LocalIssuer, opened: Open, claims: dict[str, Any], why: str) -> None:
+async def test_wrong_claims_are_rejected(issuer: LocalIssuer, opened: Open, claims: dict[str, Any], why: str) -> None:
     await refused(await opened(), issuer.token(rsa_key(), **claims), why)
 
 
-async def test_an_audience_among_others_is_enough(issuer: LocalIssuer, opened: Open) -> None:
+async def test_one_matching_audience_is_sufficient(issuer: LocalIssuer, opened: Open) -> None:
     await login(await opened(), issuer.token(rsa_key(), aud=["another", AUDIENCE]))
 
 
-async def test_times_are_kept_to_the_second_with_a_small_leeway(
+async def test_times_are_checked_to_the_second_with_a_small_leeway(
     issuer: LocalIssuer, opened: Open, clock: SimulatedClock
 ) -> None:
     authenticator = await opened()
@@ -148,7 +148,7 @@ async def test_times_are_kept_to_the_second_with_a_small_leeway(
     await refused(authenticator, token, "expired")
 
 
-async def test_no_signature_at_all_is_refused(issuer: LocalIssuer, opened: Open) -> None:
+async def test_token_without_a_signature_is_rejected(issuer: LocalIssuer, opened: Open) -> None:
     authenticator = await opened()
     for algorithm in ("none", "None", "NONE", "", None, 5):
         await refused(authenticator, forged({"alg": algorithm, "kid": "rsa-0"}, issuer.claims()), "must be signed with")
@@ -156,7 +156,7 @@ async def test_no_signature_at_all_is_refused(issuer: LocalIssuer, opened: Open)
     await refused(authenticator, forged({"alg": "RS256", "kid": "rsa-0"}, issuer.claims()), "signature")
 
 
-async def test_hmac_keyed_with_the_public_key_is_refused(issuer: LocalIssuer, opened: Open) -> None:
+async def test_hmac_with_the_public_key_is_rejected(issuer: LocalIssuer, opened: Open) -> None:
     authenticator = await opened()
     public = rsa_key().as_pem(private=False)
     for algorithm in ("HS256", "RS256"):
@@ -166,7 +166,7 @@ async def test_hmac_keyed_with_the_public_key_is_refused(issuer: LocalIssuer, op
         await refused(authenticator, token, "must be signed with RS256" if algorithm == "HS256" else "signature")
 
 
-async def test_an_algorithm_that_is_not_its_keys_is_refused(issuer: LocalIssuer, opened: Open) -> None:
+async def test_algorithm_that_does_not_belong_to_the_key_is_rejected(issuer: LocalIssuer, opened: Open) -> None:
     elliptic = ec_key()
     issuer.publish(rsa_key(), elliptic)
     authenticator = await opened()
@@ -176,29 +176,29 @@ async def test_an_algorithm_that_is_not_its_keys_is_refused(issuer: LocalIssuer,
     await refused(authenticator, issuer.token(rsa_key(), "PS256"), "must be signed with RS256")
 
 
-async def test_another_key_under_a_known_kid_is_refused(issuer: LocalIssuer, opened: Open) -> None:
+async def test_another_key_under_a_known_kid_is_rejected(issuer: LocalIssuer, opened: Open) -> None:
     await refused(await opened(), issuer.token(rsa_key(1), header={"kid": "rsa-0"}), "signature")
 
 
-async def test_a_changed_claim_breaks_the_signature(issuer: LocalIssuer, opened: Open) -> None:
+async def test_changed_claim_invalidates_the_signature(issuer: LocalIssuer, opened: Open) -> None:
     head, _, signature = issuer.token(rsa_key()).split(".")
     claims = forged({}, issuer.claims(sub="root")).split(".")[1]
     await refused(await opened(), f"{head}.{claims}.{signature}", "signature")
 
 
-async def test_keys_within_the_token_itself_are_not_looked_at(issuer: LocalIssuer, opened: Open) -> None:
+async def test_keys_within_the_token_itself_are_ignored(issuer: LocalIssuer, opened: Open) -> None:
     mine = rsa_key(1)
     header = {"kid": None, "jwk": mine.as_dict(private=False), "jku": f"{issuer.url}/keys"}
     await refused(await opened(), issuer.token(mine, header=header), "signature")
 
 
-async def test_extensions_that_must_be_understood_are_refused(issuer: LocalIssuer, opened: Open) -> None:
+async def test_critical_extensions_are_rejected(issuer: LocalIssuer, opened: Open) -> None:
     authenticator = await opened()
     for header in ({"crit": ["b64"], "b64": False}, {"crit": ["exp"]}, {"b64": False}):
         await refused(authenticator, forged({"alg": "RS256", "kid": "rsa-0", **header}, issuer.claims()), "extension")
 
 
-async def test_unknown_header_fields_of_real_issuers_are_let_be(issuer: LocalIssuer, opened: Open) -> None:
+async def test_unknown_header_fields_of_real_issuers_are_ignored(issuer: LocalIssuer, opened: Open) -> None:
     header = {"typ": "at+jwt", "x5t": "abc", "nonce": "n", "pi.atm": "1", "x5c": ["A" * 2000]}
     await login(await opened(), issuer.token(rsa_key(), header=header))
 
@@ -210,12 +210,14 @@ async def test_unknown_header_fields_of_real_issuers_are_let_be(issuer: LocalIss
         "e+/.e30.x", "\x00.\x00.\x00", "e30.e30", " . . ", "eyJ9.eyJ9.x", "e.e.e", "W1tbW1tb.e30.x",
     ],
 )  # fmt: skip
-async def test_nonsense_is_refused_and_never_asks_the_issuer(issuer: LocalIssuer, opened: Open, token: str) -> None:
+async def test_malformed_token_is_rejected_without_a_request_to_the_issuer(
+    issuer: LocalIssuer, opened: Open, token: str
+) -> None:
     await refused(await opened(), token, "token")
     assert issuer.fetches == 0
 
 
-async def test_a_huge_token_is_refused_unread(issuer: LocalIssuer, opened: Open) -> None:
+async def test_huge_token_is_rejected_without_being_parsed(issuer: LocalIssuer, opened: Open) -> None:
     authenticator = await opened()
     await refused(authenticator, issuer.token(rsa_key(), padding="x" * LENGTH_MAX), "the limit")
     await refused(authenticator, "a" * LENGTH_MAX + ".b.c", "the limit")
@@ -227,7 +229,7 @@ async def test_a_huge_token_is_refused_unread(issuer: LocalIssuer, opened: Open)
 # Keys ----------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_new_key_is_found_when_its_first_token_comes(
+async def test_new_key_is_fetched_when_its_first_token_arrives(
     issuer: LocalIssuer, opened: Open, clock: SimulatedClock
 ) -> None:
     authenticator = await opened()
@@ -239,7 +241,7 @@ async def test_a_new_key_is_found_when_its_first_token_comes(
     assert issuer.fetches == 2
 
 
-async def test_unknown_keys_cause_one_fetch_a_minute_however_many_they_are(
+async def test_unknown_keys_cause_at_most_one_fetch_a_minute(
     issuer: LocalIssuer, opened: Open, clock: SimulatedClock
 ) -> None:
     authenticator = await opened()
@@ -252,15 +254,13 @@ async def test_unknown_keys_cause_one_fetch_a_minute_however_many_they_are(
         unknown = [forged({"alg": "RS256", "kid": f"{round_of}-{number}"}, issuer.claims()) for number in range(30)]
 
 
-async def test_the_first_tokens_share_one_fetch(issuer: LocalIssuer, opened: Open) -> None:
+async def test_first_tokens_share_one_fetch(issuer: LocalIssuer, opened: Open) -> None:
     authenticator = await opened()
     await asyncio.gather(*(login(authenticator, issuer.token(rsa_key())) for _ in range(20)))
     assert (issuer.discoveries, issuer.fetches) == (1, 1)
 
 
-async def test_a_withdrawn_key_is_not_believed_for_long(
-    issuer: LocalIssuer, opened: Open, clock: SimulatedClock
-) -> None:
+async def test_withdrawn_key_is_soon_rejected(issuer: LocalIssuer, opened: Open, clock: SimulatedClock) -> None:
     authenticator = await opened()
     await login(authenticator, issuer.token(rsa_key(0)))
     issuer.publish(rsa_key(1))
@@ -268,7 +268,7 @@ async def test_a_withdrawn_key_is_not_believed_for_long(
     await refused(authenticator, issuer.token(rsa_key(0)), "does not publish")
 
 
-async def test_an_issuer_that_fails_does_not_lock_out_those_whose_keys_are_known(
+async def test_failing_issuer_does_not_lock_out_users_with_known_keys(
     issuer: LocalIssuer, opened: Open, clock: SimulatedClock
 ) -> None:
     authenticator = await opened()
@@ -281,7 +281,7 @@ async def test_an_issuer_that_fails_does_not_lock_out_those_whose_keys_are_known
     clock.advance(int(room.RETRY_S * 1000))
     await login(authenticator, issuer.token(rsa_key()))
     assert issuer.fetches == 3
-    with pytest.raises(RetryLater):  # may be signed with a new key that we cannot read
+    with pytest.raises(RetryLater):  # May be signed with a new key that we cannot read.
         await login(authenticator, issuer.token(rsa_key(1)))
     clock.advance(int(room.STALE_S * 1000))
     with pytest.raises(RetryLater):
@@ -305,7 +305,7 @@ async def test_an_issuer_that_fails_does_not_lock_out_those_whose_keys_are_known
     ],
     ids=["500", "redirect", "html", "list", "number", "empty", "no-keys", "huge"],
 )
-async def test_an_issuer_without_usable_keys_is_a_503(
+async def test_issuer_without_usable_keys_is_a_503(
     issuer: LocalIssuer, opened: Open, answer: web.StreamResponse
 ) -> None:
     issuer.broken = answer
@@ -314,7 +314,7 @@ async def test_an_issuer_without_usable_keys_is_a_503(
     assert caught.value.retry_after_s >= 1
 
 
-async def test_an_issuer_that_is_away_is_a_503(opened: Open, issuer: LocalIssuer, unused_tcp_port: int) -> None:
+async def test_unavailable_issuer_is_a_503(opened: Open, issuer: LocalIssuer, unused_tcp_port: int) -> None:
     gone = f"http://127.0.0.1:{unused_tcp_port}"
     with pytest.raises(RetryLater):
         await login(await opened(oidc_issuer=gone), issuer.token(rsa_key(), iss=gone))
@@ -323,7 +323,7 @@ async def test_an_issuer_that_is_away_is_a_503(opened: Open, issuer: LocalIssuer
 @pytest.mark.parametrize(
     "discovery", [{"issuer": "https://else.example"}, {"jwks_uri": 7}, {"jwks_uri": "file:///etc/passwd"}]
 )
-async def test_a_discovery_document_that_is_not_of_the_issuer_is_not_followed(
+async def test_discovery_document_of_another_issuer_is_rejected(
     issuer: LocalIssuer, opened: Open, discovery: dict[str, Any]
 ) -> None:
     issuer.discovery = discovery
@@ -332,12 +332,12 @@ async def test_a_discovery_document_that_is_not_of_the_issuer_is_not_followed(
     assert issuer.fetches == 0
 
 
-async def test_the_configured_url_of_keys_needs_no_discovery(issuer: LocalIssuer, opened: Open) -> None:
+async def test_configured_jwks_url_needs_no_discovery(issuer: LocalIssuer, opened: Open) -> None:
     await login(await opened(oidc_jwks_url=f"{issuer.url}/keys"), issuer.token(rsa_key()))
     assert issuer.discoveries == 0
 
 
-async def test_a_token_without_a_kid_is_checked_where_there_is_one_key_only(
+async def test_token_without_a_kid_is_checked_only_if_there_is_one_key(
     issuer: LocalIssuer, opened: Open, clock: SimulatedClock
 ) -> None:
     authenticator = await opened()
@@ -349,7 +349,7 @@ async def test_a_token_without_a_kid_is_checked_where_there_is_one_key_only(
     await refused(authenticator, forged({"alg": "RS256", "kid": 7}, issuer.claims()), "kid")
 
 
-def test_only_public_keys_for_our_algorithms_are_taken_from_a_set() -> None:
+def test_only_public_keys_for_our_algorithms_are_used() -> None:
     rsa = rsa_key().as_dict(private=False)
     small = RSAKey.generate_key(2048).as_dict(private=False) | {"kid": "small", "n": rsa["n"][:171]}
     document = {

@@ -1,4 +1,4 @@
-"""Pages of a listing tell nothing about what the reader may not see."""
+"""Tests that pages of a listing reveal nothing that the reader may not see."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from seamark.metaserver.store.sql.generator_store import GeneratorStore
 from tests.server.rig import running
 
 
-async def test_no_page_or_token_tells_of_namespaces_that_one_may_not_see(tmp_path: Path) -> None:
+async def test_pages_and_tokens_reveal_no_hidden_namespaces(tmp_path: Path) -> None:
     async with running(tmp_path) as admin:
         for number in range(10):
             await admin.components.store.transact([CreateNamespace(path=(f"hidden-{number:02}",), properties={})])
@@ -32,13 +32,11 @@ async def test_no_page_or_token_tells_of_namespaces_that_one_may_not_see(tmp_pat
             if token is not None:
                 assert b"hidden" not in base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
                 assert b"db" not in base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
-        # Neither a name nor how many there are: pages hold what is visible, one after the other.
+        # Neither their names nor their number: pages have the visible ones, one after another.
         assert pages == [[["db"]], [["zoo"]]]
 
 
-async def test_a_page_takes_no_work_for_namespaces_that_one_may_not_see(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_page_needs_no_work_for_hidden_namespaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(tmp_path) as admin:
         paths = [
             *((f"hidden-{number:04}",) for number in range(300)),

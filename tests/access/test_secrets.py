@@ -1,4 +1,4 @@
-"""No secret comes out where it should not: logs, representations, audit, answers, files."""
+"""Tests that no secret appears where it must not: logs, representations, audit, answers, files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from seamark.metaserver.store.open import open_store
 from tests.server.rig import running, some_settings
 
 
-async def test_no_token_comes_out_in_logs_audit_answers_or_files(
+async def test_no_token_appears_in_logs_audit_answers_or_files(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")

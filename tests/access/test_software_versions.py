@@ -1,4 +1,4 @@
-"""No answer of the server tells the version of its software."""
+"""Tests that no answer of the server reveals the version of its software."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tests.server.rig import Running, running
 
 REPO = Path(__file__).resolve().parents[2]
 PASSED_ON = {"connector/trino/protocol/forwarder.py"}
-"""Its headers are those of another server's answer."""
+"""Answers whose headers come from another server."""
 
 
 def test_each_streamed_answer_names_the_server() -> None:
-    """The middleware names it in the others. aiohttp would add its version and that of Python."""
+    """The middleware sets the header in other answers. aiohttp would add its version and that of Python."""
     streamed = 0
     for package in ("commands", "metaserver", "connector"):
         for path in (REPO / package).rglob("*.py"):

@@ -1,4 +1,4 @@
-"""Attacks of somebody who has a copy of the database, on a running server."""
+"""Attacks on a running server by someone with a copy of the database."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def secret(tmp_path: Path) -> str:
         return await create_token(store, clock, "root", None, [Grant("root", "admin")])
 
 
-def test_a_token_signed_with_anything_in_a_copy_of_the_database_is_refused(
+def test_token_signed_with_any_content_of_a_database_copy_is_rejected(
     secret: str, start_seamark: Callable[..., Seamark]
 ) -> None:
     session = requests.Session()

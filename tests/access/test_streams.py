@@ -1,4 +1,4 @@
-"""Answers that stay open end with the login and the rights that they were opened with."""
+"""Tests that open answers end with the login and the rights with which they began."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ async def take_grant(store: PointerStore) -> None:
 
 
 async def read_on(answer: aiohttp.ClientResponse) -> bytes:
-    """Until the server ends it."""
+    """Read until the server ends the answer."""
     return await asyncio.wait_for(answer.content.read(), 60)
 
 
 @pytest.mark.parametrize(("end", "said"), [(revoke, b"was revoked"), (take_grant, b"may not listTableTimeline")])
 @pytest.mark.parametrize("quiet", [True, False])
-async def test_an_event_stream_ends_with_the_token_or_the_right_and_delivers_nothing_after(
+async def test_event_stream_ends_with_the_token_or_the_right_and_delivers_nothing_after(
     server: Running, secret: str, end: object, said: bytes, quiet: bool
 ) -> None:
     assert callable(end)
@@ -69,7 +69,7 @@ async def test_an_event_stream_ends_with_the_token_or_the_right_and_delivers_not
     assert said in rest
 
 
-async def test_an_event_stream_ends_when_its_access_token_expires(tmp_path: Path, secret: str) -> None:
+async def test_event_stream_ends_when_its_access_token_expires(tmp_path: Path, secret: str) -> None:
     clock = LateClock()
     async with running(tmp_path, clock=clock, auth="token", rights_recheck_s=0.2, oauth_token_ttl_s=60) as server:
         await server.record()
@@ -82,7 +82,7 @@ async def test_an_event_stream_ends_when_its_access_token_expires(tmp_path: Path
             assert b"has expired" in await read_on(answer)
 
 
-async def test_a_long_poll_tells_nothing_once_its_token_is_revoked(server: Running, secret: str) -> None:
+async def test_long_poll_reveals_nothing_once_its_token_is_revoked(server: Running, secret: str) -> None:
     headers = {"Authorization": f"Bearer {secret}"}
 
     async def poll() -> tuple[int, bytes]:
@@ -99,9 +99,7 @@ async def test_a_long_poll_tells_nothing_once_its_token_is_revoked(server: Runni
     assert b"secret-action" not in body
 
 
-async def test_what_happens_to_a_table_in_a_namespace_that_one_may_not_read_is_not_told(
-    server: Running, secret: str
-) -> None:
+async def test_events_of_a_table_in_a_hidden_namespace_are_not_sent(server: Running, secret: str) -> None:
     entry = Entry(EntryKind.TABLE, ("db",), "t", "uuid-of-t", "file:///m", None, 1, 0, 0)
     await server.components.store.transact([CreateNamespace(path=("hidden",), properties={}), CreateEntry(entry)])
     await server.record(namespace=("hidden",), action="moved-here")

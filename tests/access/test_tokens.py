@@ -1,4 +1,4 @@
-"""Tokens of this server: what is stored, how they end, and what a new one of an old name may do."""
+"""Tests of this server's tokens: what is stored, how they end, and a new token with an old name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from seamark.metaserver.store.operations import SaveGrant
 from seamark.metaserver.store.port import PointerStore
 
 
-async def test_only_the_digest_is_stored(store: PointerStore, clock: SimulatedClock, tmp_path: Path) -> None:
+async def test_only_the_digest_of_a_token_is_stored(store: PointerStore, clock: SimulatedClock, tmp_path: Path) -> None:
     secret = await create_token(store, clock, "ann", 60, [Grant("ann", "reader", ("a",))])
     assert secret.startswith("smk_")
     assert len(secret) == 4 + 43
@@ -29,22 +29,24 @@ async def test_only_the_digest_is_stored(store: PointerStore, clock: SimulatedCl
         assert secret[4:].encode() not in file.read_bytes()
 
 
-async def test_no_two_secrets_are_alike(store: PointerStore) -> None:
+async def test_secrets_are_unique(store: PointerStore) -> None:
     secrets = [await create_token(store, SystemClock(), f"t{number}", None, None) for number in range(50)]
     assert len(set(secrets)) == 50
 
 
-async def test_a_name_has_one_live_token(store: PointerStore, clock: SimulatedClock) -> None:
+async def test_name_has_at_most_one_live_token(store: PointerStore, clock: SimulatedClock) -> None:
     await create_token(store, clock, "ann", 60, None)
     with pytest.raises(AlreadyExists):
         await create_token(store, clock, "ann", None, [Grant("ann", "admin")])
-    assert await store.grants("ann") == []  # nothing of the refused one stays
+    assert await store.grants("ann") == []  # Nothing of the rejected token is left.
     clock.advance(60_000)
     await create_token(store, clock, "ann", None, None)
     assert [token.name for token in await live_tokens(store, clock)] == ["ann"]
 
 
-async def test_of_many_who_create_one_name_one_succeeds(store: PointerStore, clock: SimulatedClock) -> None:
+async def test_only_one_of_many_concurrent_creations_of_a_name_succeeds(
+    store: PointerStore, clock: SimulatedClock
+) -> None:
     async def attempt() -> bool:
         try:
             await create_token(store, clock, "ann", None, [])
@@ -55,7 +57,7 @@ async def test_of_many_who_create_one_name_one_succeeds(store: PointerStore, clo
     assert sum(await asyncio.gather(*(attempt() for _ in range(20)))) == 1
 
 
-async def test_given_grants_replace_those_of_the_name_and_none_given_keeps_them(
+async def test_given_grants_replace_those_of_the_name_and_none_given_keep_them(
     store: PointerStore, clock: SimulatedClock
 ) -> None:
     await store.transact([SaveGrant(Grant("ann", "admin")), SaveGrant(Grant("bob", "admin"))])
@@ -70,7 +72,7 @@ async def test_given_grants_replace_those_of_the_name_and_none_given_keeps_them(
     assert await store.grants("bob") == [Grant("bob", "admin")]
 
 
-async def test_what_cannot_be_revoked_says_so(store: PointerStore, clock: SimulatedClock) -> None:
+async def test_token_that_cannot_be_revoked_is_reported(store: PointerStore, clock: SimulatedClock) -> None:
     with pytest.raises(NotFound, match="ann"):
         await revoke_token(store, clock, "ann")
     await create_token(store, clock, "ann", 1, None)
@@ -80,7 +82,7 @@ async def test_what_cannot_be_revoked_says_so(store: PointerStore, clock: Simula
 
 
 @pytest.mark.parametrize("ttl_s", [0, -1, 10**18])
-async def test_a_lifetime_that_cannot_be_is_refused(store: PointerStore, clock: SimulatedClock, ttl_s: int) -> None:
+async def test_impossible_lifetime_is_rejected(store: PointerStore, clock: SimulatedClock, ttl_s: int) -> None:
     with pytest.raises(BadRequest, match="seconds"):
         await create_token(store, clock, "ann", ttl_s, None)
     assert await store.tokens() == []
@@ -89,7 +91,7 @@ async def test_a_lifetime_that_cannot_be_is_refused(store: PointerStore, clock: 
 @pytest.mark.parametrize(
     "grant", [Grant("ann", "root"), Grant("ann", "reader", ("",)), Grant("ann", "reader", ("\x00",))]
 )
-async def test_a_grant_that_cannot_be_leaves_no_token(store: PointerStore, clock: SimulatedClock, grant: Grant) -> None:
+async def test_impossible_grant_leaves_no_token(store: PointerStore, clock: SimulatedClock, grant: Grant) -> None:
     with pytest.raises(BadRequest):
         await create_token(store, clock, "ann", None, [grant])
     assert await store.tokens() == []

@@ -1,1 +1,1 @@
-"""That the benchmark's data are what the benchmark says, and that its reports say what was measured."""
+"""Tests that the benchmark's data follow its definition, and that its reports show what was measured."""

@@ -1,4 +1,4 @@
-"""Each attack for a moment: the good client is answered all the while, and memory stays within the budgets."""
+"""Tests of each attack for a short time: the good client is always answered, and memory stays within the budgets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.attacks.run import run
 
 
 @pytest.mark.slow
-async def test_no_attack_fails_a_request_of_a_good_client_or_takes_the_memory(tmp_path: Path) -> None:
+async def test_no_attack_fails_a_request_of_a_good_client_or_exceeds_the_memory(tmp_path: Path) -> None:
     report = await run(tmp_path, quick=True)
     measured = {(row.case, row.measure): row for row in report.rows}
     for attack in ATTACKS:

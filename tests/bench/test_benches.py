@@ -1,4 +1,4 @@
-"""Each bench runs to its table against real servers, and no request of Seamark's fails in it."""
+"""Tests that each bench runs to its table against real servers, and that no request of Seamark fails in it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.services.process import REPO
     ("module", "name"),
     [*(("planning", name) for name in PLANNING), *(("index", name) for name in INDEX), ("structure", "flows")],
 )
-def test_a_bench_of_planning_or_indexes_runs_to_its_table(module: str, name: str) -> None:
+def test_bench_of_planning_or_indexes_runs_to_its_table(module: str, name: str) -> None:
     argv = [sys.executable, "-m", f"bench.{module}.run", "--quick", name]
     done = subprocess.run(argv, env={**os.environ}, cwd=REPO, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -29,19 +29,19 @@ def test_a_bench_of_planning_or_indexes_runs_to_its_table(module: str, name: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BENCHES)
-def test_a_bench_makes_the_rows_that_the_readme_claims_and_seamark_fails_no_request(name: str) -> None:
+def test_bench_makes_the_rows_that_the_readme_claims_and_no_request_fails(name: str) -> None:
     argv = [sys.executable, "-m", "bench.run", "--quick", name]
     done = subprocess.run(argv, env={**os.environ}, cwd=REPO, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "seamark failed" not in done.stdout
     assert "seamark-pg failed" not in done.stdout
     for case, measure in readme.CLAIMS[name]:
-        if "10,000 tables" not in case:  # a quick run makes fewer
+        if "10,000 tables" not in case:  # A quick run makes fewer rows.
             assert case in done.stdout
             assert measure in done.stdout
 
 
-def test_an_unknown_bench_is_refused_with_the_names_there_are() -> None:
+def test_unknown_bench_is_rejected_with_the_list_of_benches() -> None:
     argv = [sys.executable, "-m", "bench.run", "speed"]
     done = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2

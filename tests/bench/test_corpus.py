@@ -1,4 +1,4 @@
-"""The queries of the corpus read fewer files in DuckDB, and give the same rows."""
+"""Tests that the corpus queries read fewer files in DuckDB with equal rows."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from bench.corpus.run import EVERY, NEEDED, PEER, queries, run
 from bench.report import OURS
 
 
-def test_the_corpus_has_each_query_once() -> None:
+def test_corpus_has_each_query_once() -> None:
     asked = queries()
     assert len({one.title for one in asked}) == len(asked)
     assert any(f"all: {len(asked)} queries" == case for case, _ in readme.CORPUS_CLAIMS["corpus"])
 
 
-def test_no_file_can_be_left_out_of_those_that_are_needed(tmp_path: Path) -> None:
+def test_needed_files_cannot_be_pruned(tmp_path: Path) -> None:
     facts, days = [], []
     with duckdb.connect() as con:
         for number in range(8):
@@ -48,14 +48,14 @@ def test_no_file_can_be_left_out_of_those_that_are_needed(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("wanted", [set(), {0}, {39}, {2, 3, 26}, set(range(40)), set(range(5, 33))])
-def test_files_are_left_out_until_each_is_needed(wanted: set[int]) -> None:
+def test_files_are_pruned_until_each_is_needed(wanted: set[int]) -> None:
     assert fewest(range(40), lambda kept: wanted <= set(kept)) == wanted
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_queries_read_fewer_files_than_by_duckdb_alone(tmp_path: Path) -> None:
-    report = asyncio.run(run(tmp_path, quick=True))  # raises AnswersDiffer
+def test_queries_read_fewer_files_than_duckdb_alone(tmp_path: Path) -> None:
+    report = asyncio.run(run(tmp_path, quick=True))  # Raises AnswersDiffer.
     rows = {(row.case, row.measure): row for row in report.rows}
     assert set(readme.CORPUS_CLAIMS["corpus"]) <= rows.keys()
     for one in queries():

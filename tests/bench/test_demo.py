@@ -1,4 +1,4 @@
-"""`make demo` ends in its table on a small scale, keeps the server when asked, and names what is wrong."""
+"""Tests of `make demo` on a small scale: it ends with its table, keeps the server on request, and reports mistakes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.services.process import REPO, http_ok
 
 
 def demo(**env: str) -> subprocess.CompletedProcess[str]:
-    """Return a process of its own, as `make demo` starts it: the tests' JVM is not its."""
+    """Run the demo in a separate process, as `make demo` starts it, without the tests' JVM."""
     argv = [sys.executable, "-m", "bench.demo"]
     java = {"JDK_JAVA_OPTIONS": " ".join(SHORT_LIVED)}
     small = {"SCALE": "0.01", "FILES": "30", "ROUNDS": "1", "TRINO": "0", "COLUMNS": "100"}
@@ -41,13 +41,13 @@ def demo(**env: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "env", [{"SCALE": "big"}, {"SCALE": "0"}, {"SCALE": "-1"}, {"FILES": "0"}, {"FILES": "1.5"}, {"SCALE": "nan"}]
 )
-def test_a_senseless_setting_is_refused_with_its_name(env: dict[str, str]) -> None:
+def test_invalid_setting_is_rejected_with_its_name(env: dict[str, str]) -> None:
     with pytest.raises(DemoFailed, match=next(iter(env))):
         Options.read(env)
 
 
-def test_settings_left_empty_take_their_defaults() -> None:
-    """`make demo` passes SCALE and KEEP through, empty when they are not given."""
+def test_empty_settings_use_their_defaults() -> None:
+    """`make demo` passes SCALE and KEEP, which are empty if they are not given."""
     assert Options.read({"SCALE": "", "KEEP": "", "FILES": ""}) == Options()
     assert Options.read({"KEEP": "1"}).keep
     assert not Options.read({"KEEP": "0"}).keep
@@ -55,14 +55,14 @@ def test_settings_left_empty_take_their_defaults() -> None:
     assert not Options.read({"TRINO": "0"}).trino
 
 
-def test_a_folder_that_is_not_the_demos_is_never_emptied(tmp_path: Path) -> None:
+def test_folder_of_something_else_is_never_emptied(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("x")
     with pytest.raises(DemoFailed, match="DEMO_HOME"), home(Options(keep=True, home=tmp_path)):
         pass
     assert (tmp_path / "precious").exists()
 
 
-def test_the_spark_command_carries_the_settings_that_the_tests_use() -> None:
+def test_spark_command_has_the_settings_that_the_tests_use() -> None:
     text = connect.spark("http://127.0.0.1:1", [Path("/jars/iceberg.jar")], "ssb.lineorder")
     for key, value in catalog_conf(connect.CATALOG, "http://127.0.0.1:1").items():
         assert f"--conf {key}={value}" in text
@@ -73,9 +73,7 @@ HEAD = ["stock", "plans", "layout", "bound", *("stock", "plans", "layout") * 2]
 
 
 def _shown(width: int, scale: float) -> str:
-    """Return the screens of both acts, `width` characters wide, with figures `scale` times those of the default
-    scale.
-    """
+    """Return the screens of both acts, `width` characters wide, with figures of `scale` times the default scale."""
     console = Console(width=width, file=io.StringIO())
     queries = [Query(name, int(388 * scale)) for name in QUERIES]
     for query in queries:
@@ -89,7 +87,7 @@ def _shown(width: int, scale: float) -> str:
 
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("scale", [0.01, 1, 2.5])
-def test_the_screens_fit_into_a_terminal_and_cut_nothing(width: int, scale: float) -> None:
+def test_screens_fit_a_terminal_without_truncation(width: int, scale: float) -> None:
     lines = _shown(width, scale).splitlines()
     assert max(map(len, lines)) <= width
     assert not any("…" in line for line in lines)
@@ -99,16 +97,16 @@ def test_the_screens_fit_into_a_terminal_and_cut_nothing(width: int, scale: floa
     assert all(re.fullmatch(r"  \S.* █+ +[\d,]+( +[\d.]+ s)?", line) for line in bars), "each bar is one line"
 
 
-def test_figures_of_a_large_scale_are_not_cut() -> None:
+def test_figures_of_a_large_scale_are_not_truncated() -> None:
     shown = _shown(80, 2500)
     assert "…" not in shown
     assert "1,000,000" in shown
 
 
-@pytest.mark.slow  # more than 100 s of CPU time; test_first_act.py has `seamark demo`
+@pytest.mark.slow  # More than 100 s of CPU time; test_first_act.py tests `seamark demo`.
 @pytest.mark.spark
 @pytest.mark.timeout(900)
-def test_the_demo_ends_in_right_answers_and_fewer_files_and_a_kept_server_answers_the_printed_snippets(
+def test_demo_gives_right_answers_from_fewer_files_and_a_kept_server_runs_the_printed_snippets(
     tmp_path: Path,
 ) -> None:
     kept_home = tmp_path / "kept"
@@ -138,7 +136,7 @@ def test_the_demo_ends_in_right_answers_and_fewer_files_and_a_kept_server_answer
 
 
 def check_table(printed: str) -> None:
-    """Files of the facts, as Spark wrote them and in Seamark's layout."""
+    """Check the table of fact files, as Spark wrote them and in Seamark's layout."""
     found = re.findall(r"^ ?(Q\d\.\d)" + r" +(\d+)" * 4 + r" +[\d.]+" * 6 + r" *$", printed, re.MULTILINE)
     rows = {name: tuple(map(int, counts)) for name, *counts in found}
     assert list(rows) == list(QUERIES), printed
@@ -152,7 +150,7 @@ def check_table(printed: str) -> None:
 
 
 def check_report(page: str) -> None:
-    """It loads nothing, and shows both layouts by each attribute."""
+    """Check that the page loads no other file, and shows both layouts by each attribute."""
     assert not re.search(r"(src|href)=|url\(|@import|<script", page)
     root = ElementTree.fromstring(page.partition("<body>")[2].join(["<body>", ""]).partition("</body>")[0] + "</body>")
     pictures = root.findall(".//{http://www.w3.org/2000/svg}svg")

@@ -1,4 +1,4 @@
-"""The demo's second engine: Trino is asked the same queries, and its answers are checked, too."""
+"""Tests of the demo's second engine: Trino runs the same queries, and its answers are checked too."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.services.needs import NEEDS_TRINO
 pytestmark = [*NEEDS_TRINO, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def test_the_demo_asks_trino_too(tmp_path: Path) -> None:
-    # Trino's jvm.config chooses its garbage collector; a JVM with a second one does not start.
+def test_demo_runs_the_queries_on_trino_too(tmp_path: Path) -> None:
+    # Trino's jvm.config chooses a garbage collector; a JVM with a second one does not start.
     done = demo(TRINO="1", DEMO_REPORT=str(tmp_path / "demo.html"), JDK_JAVA_OPTIONS="-XX:TieredStopAtLevel=1")
     assert done.returncode == 0, done.stdout + done.stderr
     check_table(done.stdout)

@@ -1,4 +1,4 @@
-"""`seamark demo`: its lookups return the rows that were written, its index leaves files out, and nothing stays."""
+"""Tests of `seamark demo`: lookups return the written rows, the index prunes files, and no file or process is left."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ ARGV = [sys.executable, "-c", "from seamark.commands.main import main; main()", 
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """With the settings of another server, which are not for the demo's."""
+    """Return the environment with the settings of another server, which the demo must not use."""
     others = {"SEAMARK_DATABASE": "postgresql://nobody@127.0.0.1:1/none", "SEAMARK_AUTH": "token"}
     return {**os.environ, "TMPDIR": str(folder), "COLUMNS": "120", "http_proxy": "http://127.0.0.1:1", **others}
 
 
-def test_a_lookup_opens_fewer_files_with_the_index(tmp_path: Path) -> None:
+def test_lookup_opens_fewer_files_with_the_index(tmp_path: Path) -> None:
     done = subprocess.run(
         [*ARGV, "--files", "60"], env=environment(tmp_path), cwd=REPO, capture_output=True, text=True, timeout=120
     )
@@ -47,7 +47,7 @@ def test_a_lookup_opens_fewer_files_with_the_index(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_ends_with_its_server(tmp_path: Path) -> None:
+def test_demo_ends_with_its_server(tmp_path: Path) -> None:
     argv = [*ARGV, "--files", "3", "--keep"]
     with subprocess.Popen(argv, env=environment(tmp_path), cwd=REPO, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -59,7 +59,7 @@ def test_it_ends_with_its_server(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_wrong_answer_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_answer_fails_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = demo.write
 
     def write_less(catalog: RestCatalog, events: pa.Table) -> None:
@@ -74,14 +74,14 @@ def test_a_wrong_answer_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("files", ["0", "-1", "20001", "many"])
-def test_a_senseless_number_of_files_is_refused(files: str) -> None:
+def test_invalid_number_of_files_is_rejected(files: str) -> None:
     done = CliRunner().invoke(cli, ["demo", "--files", files])
     assert done.exit_code == 2
     assert "--files" in done.output
 
 
-def test_a_server_that_does_not_start_is_an_error_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "START_S", 3600.0)  # it is not waited for: a test has less time
+def test_server_that_does_not_start_is_an_error_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "START_S", 3600.0)  # It is not awaited, because a test has less time.
     (tmp_path / "home").write_text("a file is in the way")
     with pytest.raises(click.ClickException, match="did not start") as failed, demo._server(tmp_path):
         pass

@@ -1,4 +1,4 @@
-"""The figures of the page about fleets are those that the simulation finds."""
+"""Tests that the figures on the page about fleets are those of the simulation."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from bench.fleet.arithmetic import PAGE, Fleet, figures, replaced_figures, share
 
 
 @pytest.mark.slow
-def test_the_figures_on_the_page_are_those_of_the_simulation() -> None:
+def test_figures_on_the_page_equal_those_of_the_simulation() -> None:
     page = PAGE.read_text()
     assert replaced_figures(page, figures()) == page
 
 
-def test_a_replica_that_joins_or_leaves_moves_about_its_share() -> None:
+def test_replica_that_joins_or_leaves_moves_about_its_share() -> None:
     fleet = Fleet(replicas=20)
     found = shares(fleet, keys=8000)
     assert 0.75 < found.least < 1 < found.most < 1.25

@@ -1,4 +1,4 @@
-"""Generated tables are Iceberg tables: read with fastavro, PyIceberg and Java, their statistics are what they claim."""
+"""Tests that generated tables are valid Iceberg tables with right statistics, for fastavro, PyIceberg and Java."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from bench.planning.tables import Table, table
 from tests.services.process import REPO
 
 FILES = 2500
-"""Two full manifests and a half, over two days."""
+"""Two full manifests and a half, over two days"""
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def made(cache: Path) -> Table:
 
 @pytest.fixture(scope="module")
 def entries(made: Table) -> list[dict[str, Any]]:
-    """All entries by file order, read by fastavro, maps as dictionaries."""
+    """Return all entries in file order, as fastavro reads them, with maps as dictionaries."""
     found = []
     for path in sorted((made.folder / "metadata").glob("*-m0.avro")):
         with path.open("rb") as file:
@@ -62,7 +62,7 @@ def entries(made: Table) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "value", [0, 1, -1, 63, 64, -64, -65, 8191, 8192, 2**31 - 1, -(2**31), 2**62, 2**63 - 1, -(2**63)]
 )
-def test_a_varint_is_avros(value: int) -> None:
+def test_varint_has_avros_encoding(value: int) -> None:
     read = fastavro.schemaless_reader(io.BytesIO(ragged.varint_bytes(value)), "long", None)
     assert read == value
 
@@ -70,7 +70,7 @@ def test_a_varint_is_avros(value: int) -> None:
 @pytest.mark.parametrize(
     "value", [0, 1, -1, 127, 128, -128, -129, 32767, 32768, 10**9, -(10**9), 2**55, -(2**55), 2**63 - 1]
 )
-def test_a_decimal_bound_has_the_fewest_bytes(value: int) -> None:
+def test_decimal_bound_has_the_fewest_bytes(value: int) -> None:
     cells = ragged.unscaled_decimal(np.array([value], np.int64))
     got = cells.matrix[cells.mask()].tobytes()
     assert int.from_bytes(got, "big", signed=True) == value
@@ -81,7 +81,7 @@ def _fits(value: int, size: int) -> bool:
     return -(1 << (8 * size - 1)) <= value < 1 << (8 * size - 1)
 
 
-def test_numbers_too_wide_for_their_digits_are_refused() -> None:
+def test_numbers_too_wide_for_their_digits_are_rejected() -> None:
     with pytest.raises(ValueError, match="3 digits"):
         ragged.digits(np.array([1000], np.int64), 3)
 
@@ -94,7 +94,7 @@ def test_planners_that_keep_different_files_are_not_compared() -> None:
 
 
 @pytest.mark.parametrize(("files", "options"), [(0, {}), (10, {"column_count": 3}), (10, {"files_per_day": 100})])
-def test_an_impossible_table_is_refused(files: int, options: dict[str, int], tmp_path: Path) -> None:
+def test_impossible_table_is_rejected(files: int, options: dict[str, int], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a table has"):
         table(files, cache=tmp_path, **options)
 
@@ -130,7 +130,7 @@ def test_lower_bounds_are_not_above_upper_bounds_in_any_type(made: Table, entrie
                 upper = from_bytes(field.field_type, entry["upper_bounds"][field.field_id])
                 assert lower <= upper, (field.name, lower, upper)
                 if field.field_type == StringType():
-                    assert len(lower) <= 16  # where writers cut text
+                    assert len(lower) <= 16  # The length at which writers truncate text
                 if isinstance(lower, Decimal):
                     assert abs(lower) < Decimal(10) ** 10
     assert kinds == {
@@ -178,13 +178,13 @@ def test_partitions_paths_and_summaries_agree_with_the_day_column(made: Table, e
         assert [low, high] == [(end - datetime.date(1970, 1, 1)).days for end in (min(days), max(days))]
 
 
-def test_the_spec_buckets_a_long_as_the_peers_do(made: Table) -> None:
+def test_spec_buckets_a_long_like_other_implementations(made: Table) -> None:
     spec = StaticTable.from_metadata(made.metadata_location).spec()
     assert [str(field.transform) for field in spec.fields] == ["identity", "bucket[16]"]
-    assert BucketTransform(16).transform(LongType())(34) == 3  # spec, appendix B: hash 2017239379
+    assert BucketTransform(16).transform(LongType())(34) == 3  # Spec, appendix B: hash 2017239379
 
 
-def test_a_kept_table_is_not_made_again_and_a_moved_one_is(made: Table, cache: Path, tmp_path: Path) -> None:
+def test_existing_table_is_reused_unless_it_was_moved(made: Table, cache: Path, tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in made.folder.rglob("*")}
     steps: list[int] = []
     assert table(FILES, cache=cache, progress=lambda done, of: steps.append(done)) == made
@@ -198,7 +198,7 @@ def test_a_kept_table_is_not_made_again_and_a_moved_one_is(made: Table, cache: P
     assert again.folder == moved
 
 
-def test_the_same_table_has_the_same_statistics_wherever_it_lies(
+def test_same_table_has_the_same_statistics_at_any_location(
     made: Table, entries: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     again = table(FILES, cache=tmp_path)
@@ -216,7 +216,7 @@ def _first_manifest(made: Table) -> str:
         return Path(list(fastavro.reader(file))[-1]["manifest_path"]).name
 
 
-def test_an_interrupted_table_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_interrupted_table_leaves_no_file(tmp_path: Path) -> None:
     def interrupt(done: int, of: int) -> None:
         raise KeyboardInterrupt
 
@@ -225,7 +225,7 @@ def test_an_interrupted_table_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_wider_table_repeats_the_columns_under_names_of_their_own(tmp_path: Path) -> None:
+def test_wider_table_repeats_the_columns_under_new_names(tmp_path: Path) -> None:
     wide = table(100, column_count=100, files_per_day=16, cache=tmp_path, workers=1)
     schema = StaticTable.from_metadata(wide.metadata_location).schema()
     assert len(schema.fields) == 100
@@ -235,7 +235,7 @@ def test_a_wider_table_repeats_the_columns_under_names_of_their_own(tmp_path: Pa
     assert plan.files == 16
 
 
-@pytest.mark.slow  # starts a JVM of its own; both planners are compared with ours in tests/planner/ too
+@pytest.mark.slow  # This starts a separate JVM; tests/planner/ compares both planners with ours too.
 def test_pyiceberg_and_java_keep_the_same_files_by_every_filter(made: Table, tmp_path: Path) -> None:
     python = PyIcebergPlanner(made.metadata_location)
     with java_planner(made.metadata_location, FILES, tmp_path / "java.log") as java:
@@ -251,7 +251,7 @@ def test_pyiceberg_and_java_keep_the_same_files_by_every_filter(made: Table, tmp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BENCHES)
-def test_a_bench_of_planning_runs_to_its_table(name: str) -> None:
+def test_bench_of_planning_runs_to_its_table(name: str) -> None:
     argv = [sys.executable, "-m", "bench.planning.run", "--quick", name]
     done = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -259,7 +259,7 @@ def test_a_bench_of_planning_runs_to_its_table(name: str) -> None:
     assert "seamark failed" not in done.stdout
 
 
-def test_an_unknown_bench_of_planning_is_refused_with_the_names_there_are() -> None:
+def test_unknown_bench_of_planning_is_rejected_with_the_list_of_benches() -> None:
     argv = [sys.executable, "-m", "bench.planning.run", "speed"]
     done = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2

@@ -1,4 +1,6 @@
-"""Reports say what was measured: ratios in one direction, goals, failures; the README shows them and no others."""
+"""Tests that reports show what was measured: ratios, goals and failures; the README shows these figures and no
+others.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,13 @@ from bench.run import BENCHES
 MACHINE = {"cpu": "c", "cores": 2, "memory_gb": 1, "when": "now", "python": "3", "commit": "abc"}
 
 
-def test_a_ratio_above_one_is_better_in_either_direction() -> None:
+def test_ratio_above_one_is_better_in_either_direction() -> None:
     assert Row("x", "p50", "ms", {"seamark": 2.0, "fixture": 10.0}).ratio() == 5.0
     assert Row("x", "rate", "/s", {"seamark": 10.0, "fixture": 2.0}, lower_is_better=False).ratio() == 5.0
     assert Row("x", "rate", "/s", {"seamark": 10.0}).ratio() is None
 
 
-def test_a_goal_is_met_or_missed_in_words() -> None:
+def test_report_says_whether_a_goal_is_met_or_missed() -> None:
     report = Report("b", "Why?", machine=MACHINE)
     report.rows = [
         Row("fast", "p50", "ms", {"seamark": 4.0, "fixture": 8.0}, goal=5.0),
@@ -37,7 +39,7 @@ def test_a_goal_is_met_or_missed_in_words() -> None:
     assert "| slow | p50 | 1.33× | 6.00 ms | 8.00 ms | 5.00 ms: missed |" in text
 
 
-def test_failed_requests_are_said_aloud() -> None:
+def test_report_names_failed_requests() -> None:
     report = Report("b", "Why?")
     good = Sample([1.0], Counter({200: 1}), elapsed_s=1.0)
     bad = Sample([1.0], Counter({200: 1, 500: 2}), ["GET: 500 b'oh'"], 2, 1.0)
@@ -45,7 +47,7 @@ def test_failed_requests_are_said_aloud() -> None:
     assert report.notes == ["load: fixture failed 2 of 4 requests, such as GET: 500 b'oh'"]
 
 
-def test_a_report_survives_being_saved(tmp_path: Path) -> None:
+def test_report_is_equal_after_saving_and_loading(tmp_path: Path) -> None:
     report = Report("b", "Why?", [Row("x", "p50", "ms", {"seamark": 1.0}, goal=2.0)], {"floor": "0"}, ["n"], MACHINE)
     report.save(tmp_path)
     assert Report.load("b", tmp_path) == report
@@ -65,14 +67,14 @@ def test_only_the_marked_section_of_the_readme_is_filled() -> None:
         readme.filled(f"{readme.END}\n{readme.BEGIN}", "new\n")
 
 
-def test_the_pages_show_what_the_results_say() -> None:
+def test_pages_show_the_figures_of_the_results() -> None:
     for page, content in ((readme.README, readme.headlines()), (readme.PAGE, readme.section())):
         text = page.read_text()
         assert readme.filled(text, content) == text, "run `python -m bench.readme`"
     assert PICTURE.read_text() == readme.picture(), "run `python -m bench.readme`"
 
 
-def test_the_picture_has_a_bar_for_each_ratio_that_begins_at_the_peer() -> None:
+def test_picture_has_a_bar_for_each_ratio_that_begins_at_the_peer() -> None:
     drawn = ElementTree.fromstring(ratio_bars([("a < b", "100×"), ("slower", "0.100×"), ("equal", "1.00×")]))
     svg = "{http://www.w3.org/2000/svg}"
     bars = [(one.get("class"), float(one.get("x")), float(one.get("width"))) for one in drawn.iter(f"{svg}rect")]
@@ -84,11 +86,11 @@ def test_the_picture_has_a_bar_for_each_ratio_that_begins_at_the_peer() -> None:
     assert "a < b" in [text.text for text in drawn.iter(f"{svg}text")]
 
 
-def test_a_headline_of_the_readme_is_a_row_of_its_bench() -> None:
+def test_headline_of_the_readme_is_a_row_of_its_bench() -> None:
     assert len(readme.headlines().splitlines()) == 2 + len(readme.HEADLINES)
 
 
-def test_every_claim_of_the_readme_names_a_row_that_its_bench_makes() -> None:
+def test_every_claim_of_the_readme_names_a_row_of_its_bench() -> None:
     assert set(readme.CLAIMS) == set(BENCHES)
     for name in BENCHES:
         if (RESULTS / f"{name}.json").exists():
@@ -96,7 +98,7 @@ def test_every_claim_of_the_readme_names_a_row_that_its_bench_makes() -> None:
             assert set(readme.CLAIMS[name]) <= made
 
 
-def test_the_tree_has_the_counts_that_the_polaris_benchmarks_give() -> None:
+def test_namespace_tree_has_the_counts_of_the_polaris_benchmarks() -> None:
     """N-ary tree of width N and depth D: (N^D - 1)/(N - 1) namespaces, N^(D-1) leaves."""
     made = tree("NS_0", width=3, depth=4, tables=5, views=2)
     assert len(set(made.namespaces)) == (3**4 - 1) // 2
@@ -105,7 +107,7 @@ def test_the_tree_has_the_counts_that_the_polaris_benchmarks_give() -> None:
     assert {len(leaf) for leaf, _ in made.tables} == {4}
 
 
-def test_a_long_history_is_metadata_that_pyiceberg_accepts(tmp_path: Path) -> None:
+def test_long_history_is_metadata_that_pyiceberg_accepts(tmp_path: Path) -> None:
     from pyiceberg.table.metadata import TableMetadataUtil
 
     location = long_history(tmp_path / "t", 50)

@@ -1,4 +1,4 @@
-"""The generator keeps the Star Schema Benchmark's definition: row counts, keys, domains, calendar."""
+"""Tests that the generator follows the Star Schema Benchmark's definition: row counts, keys, domains, calendar."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Data:
-    """The five tables, asked in SQL."""
+    """The five tables, with SQL queries on them."""
 
     def __init__(self, folder: Path) -> None:
         self.db = duckdb.connect()
@@ -64,12 +64,12 @@ def test_part_grows_with_the_logarithm_above_scale_one() -> None:
 
 
 @pytest.mark.parametrize("scale", [0, -1, 0.0001, 5000])
-def test_an_impossible_scale_is_refused_by_name(scale: float, tmp_path: Path) -> None:
+def test_impossible_scale_is_rejected_by_name(scale: float, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="out of range"):
         generate(tmp_path, scale)
 
 
-def test_every_key_of_the_fact_finds_its_dimension_row(data: Data) -> None:
+def test_every_key_of_the_fact_table_has_a_dimension_row(data: Data) -> None:
     for key, table, primary in (
         ("lo_custkey", "customer", "c_custkey"),
         ("lo_suppkey", "supplier", "s_suppkey"),
@@ -112,7 +112,7 @@ def test_money_is_in_cents_and_adds_up(data: Data) -> None:
     # 60 % of the part's price: TPC-H's price of a part, in cents, is a formula of its key (specification 4.2.3).
     cheapest, dearest = data.one("SELECT min(lo_supplycost), max(lo_supplycost) FROM lineorder")
     assert 90000 * 0.6 <= cheapest <= dearest <= 211000 * 0.6
-    # TPC-H's order total is the sum of its lines, discounted, then taxed, cut to the cent at each step.
+    # TPC-H's order total is the sum of its lines, discounted, then taxed, truncated to the cent at each step.
     sql = """
         SELECT max(abs(total - lines)) FROM (
             SELECT any_value(lo_ordtotalprice) AS total,
@@ -134,7 +134,7 @@ def test_cities_nations_and_regions_nest(data: Data) -> None:
             == 1
         )
     assert len(data.column("SELECT DISTINCT c_nation FROM customer")) == NATIONS
-    assert data.one("SELECT count(DISTINCT c_city) FROM customer") > 200  # of 250
+    assert data.one("SELECT count(DISTINCT c_city) FROM customer") > 200  # Of 250
 
 
 def test_brands_nest_in_categories_in_manufacturers(data: Data) -> None:
@@ -145,13 +145,13 @@ def test_brands_nest_in_categories_in_manufacturers(data: Data) -> None:
     brands = {f"MFGR#{m}{c}{b}" for m in range(1, 6) for c in range(1, 6) for b in range(1, 41)}
     found = data.column("SELECT DISTINCT p_brand1 FROM part")
     assert found <= brands
-    assert len(found) > 900  # of 1,000, by 4,000 parts
+    assert len(found) > 900  # Of 1,000, by 4,000 parts
     nested = "starts_with(p_brand1, p_category) AND starts_with(p_category, p_mfgr)"
     assert data.one(f"SELECT count(*) FROM part WHERE NOT ({nested})") == 0
     assert data.one("SELECT max(length(p_name)), max(length(p_color)) FROM part") <= (22, 11)
 
 
-def test_the_date_dimension_is_the_calendar_of_seven_years(data: Data) -> None:
+def test_date_dimension_is_the_calendar_of_seven_years(data: Data) -> None:
     rows = data.db.execute('SELECT * FROM "date" ORDER BY d_datekey').fetchall()
     names = [column[0] for column in data.db.description or []]
     day = datetime.date(1992, 1, 1)
@@ -188,13 +188,13 @@ def _season(month: int) -> str:
     return next(name for name, months in seasons.items() if month in months)
 
 
-def test_facts_lie_ordered_by_date(data: Data) -> None:
+def test_facts_are_ordered_by_date(data: Data) -> None:
     rows = "SELECT lo_orderdate >= coalesce(lag(lo_orderdate) OVER (), 0) AS ordered FROM lineorder"
     assert data.one(f"SELECT bool_and(ordered) FROM ({rows})")
 
 
 @pytest.mark.slow
-def test_the_same_scale_gives_the_same_data_and_is_made_once(folder: Path, tmp_path: Path) -> None:
+def test_same_scale_gives_the_same_data_and_is_generated_once(folder: Path, tmp_path: Path) -> None:
     again = generate(tmp_path, SCALE)
     for table in TABLES:
         assert table_path(again, table).read_bytes() == table_path(folder, table).read_bytes()
@@ -204,7 +204,7 @@ def test_the_same_scale_gives_the_same_data_and_is_made_once(folder: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_an_interrupted_generation_leaves_no_half_made_folder(tmp_path: Path) -> None:
+def test_interrupted_generation_leaves_no_partial_folder(tmp_path: Path) -> None:
     def interrupt(step: str, done: int, total: int) -> None:
         if step == "SSB part":
             raise KeyboardInterrupt
@@ -214,8 +214,8 @@ def test_an_interrupted_generation_leaves_no_half_made_folder(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_thirteen_queries_select_as_much_as_the_paper_says(folder: Path) -> None:
-    """Filter factors on the fact (the paper's table 3.1), within what a small scale's chance leaves."""
+def test_thirteen_queries_select_the_papers_fractions(folder: Path) -> None:
+    """The filter factors on the facts (the paper's table 3.1) hold within the random variation of a small scale."""
     expected = {"Q1.1": 1.9e-2, "Q1.2": 6.5e-4, "Q2.1": 8.0e-3, "Q2.2": 1.6e-3, "Q3.1": 3.4e-2, "Q4.1": 1.6e-2}
     oracle = Oracle(folder)
     facts = oracle.rows("SELECT count(*) FROM lineorder")[0][0]
@@ -231,7 +231,7 @@ def test_the_thirteen_queries_select_as_much_as_the_paper_says(folder: Path) -> 
     ]
 
 
-def test_the_oracle_tells_a_wrong_row_from_a_right_one(folder: Path) -> None:
+def test_oracle_detects_a_wrong_row(folder: Path) -> None:
     oracle = Oracle(folder)
     right = oracle.rows(QUERIES["Q4.1"])
     assert oracle.difference(QUERIES["Q4.1"], reversed(right)) == ""

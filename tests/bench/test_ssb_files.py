@@ -1,4 +1,4 @@
-"""What a scan read is counted from the text of its tasks where that has each location, else from the tasks."""
+"""Tests that a scan's reads are counted from the text of its tasks if it has each location, else from the tasks."""
 
 from __future__ import annotations
 
@@ -64,5 +64,5 @@ HOSTILE = 'ref(name="c") == "file=x, partition_data=y"'
     ],
     ids=["files", "a split file", "a literal like a location", "another text"],
 )
-def test_files_and_bytes_of_a_scan(groups: tuple[Group, ...]) -> None:
+def test_files_and_bytes_of_a_scan_are_counted(groups: tuple[Group, ...]) -> None:
     assert _files(node(*groups)) == FilesRead(3, 7)

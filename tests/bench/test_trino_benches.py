@@ -1,4 +1,4 @@
-"""The benches of Trino's adapter run to their tables, with the same rows through it as without it."""
+"""Tests that the benches of Trino's adapter run to their tables, with equal rows through the adapter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = [*NEEDS_TRINO, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("name", BENCHES)
-def test_a_bench_of_trinos_adapter_runs_to_its_table(name: str) -> None:
+def test_bench_of_trinos_adapter_runs_to_its_table(name: str) -> None:
     argv = [sys.executable, "-m", "bench.trino.run", "--quick", name]
     done = subprocess.run(argv, env={**os.environ}, cwd=REPO, capture_output=True, text=True, timeout=580)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""What the bench of SSB on Trino counts: bounds against plain Python over the rows; what becomes of answers."""
+"""Tests of the counts in the bench of SSB on Trino: bounds compared with plain Python over the rows, and outcomes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bench.trino.ssb import DIRECT, Case, bounds_of, mean
 
 
 class Files:
-    """As much of a client as bounds take."""
+    """The part of a client that the bounds use."""
 
     def __init__(self, paths: list[Path]) -> None:
         self._paths = paths
@@ -30,7 +30,7 @@ class Files:
 
 
 @pytest.mark.slow
-def test_the_bound_is_how_many_files_hold_a_row_of_the_answer(tmp_path: Path) -> None:
+def test_bound_is_the_number_of_files_with_a_row_of_the_answer(tmp_path: Path) -> None:
     data = generate(tmp_path / "ssb", 0.002)
     facts = pq.read_table(table_path(data, "lineorder"))
     paths = []
@@ -88,7 +88,7 @@ def answer(wall_ms: float, files: int, splits: int) -> Answer:
     return Answer([], wall_ms, 1.0, files, splits, 1.0, "")
 
 
-def test_what_is_slower_is_beyond_a_share_and_some_milliseconds() -> None:
+def test_query_counts_as_slower_beyond_a_fraction_and_some_milliseconds() -> None:
     case = Case(LAYOUTS[0], "Q1.1", total=100, bound=10)
     case.taken = {DIRECT: [answer(1000, 100, 80)] * 3, OURS: [answer(1040, 12, 11), answer(990, 11, 10)] * 2}
     assert (case.files, case.over_bound, case.fewer) == (12, 1.2, 80 / 10.5)
@@ -100,7 +100,7 @@ def test_what_is_slower_is_beyond_a_share_and_some_milliseconds() -> None:
     assert case.slower_ms == pytest.approx(1)
 
 
-def test_nothing_read_counts_as_one_file() -> None:
+def test_reading_nothing_counts_as_one_file() -> None:
     case = Case(LAYOUTS[0], "Q1.1", total=100, bound=0)
     case.taken = {DIRECT: [answer(10, 100, 0)], OURS: [answer(10, 0, 0)]}
     assert (case.over_bound, case.fewer) == (1, 1)

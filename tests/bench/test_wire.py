@@ -1,4 +1,4 @@
-"""The load generator's client cuts answers where they end, and a slice counts what it says it counts."""
+"""Tests of the load generator: its client finds the ends of answers, and a slice counts what it claims to count."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bench.wire import Connection, LoadError, Request, Response, request
 
 @asynccontextmanager
 async def answering(*pieces: bytes) -> AsyncIterator[int]:
-    """A server that answers each request with `pieces`, one write each, a moment apart."""
+    """Start a server that answers each request with `pieces`, written one by one with short pauses."""
 
     handlers: set[asyncio.Task[None]] = set()
 
@@ -49,7 +49,7 @@ async def ask(port: int, wanted: Request) -> Response:
     connection = await Connection.open(port)
     try:
         first = await connection.ask(wanted)
-        assert (await connection.ask(wanted)).body == first.body  # the connection is left clean
+        assert (await connection.ask(wanted)).body == first.body  # The connection has no unread data.
         return first
     finally:
         connection.close()
@@ -71,7 +71,7 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
         ([b"HTTP/1.1 204 No Content\r\nServer: x\r\n\r\n"], b""),
     ],
 )
-async def test_an_answer_is_cut_where_it_ends(pieces: list[bytes], body: bytes) -> None:
+async def test_answer_is_split_at_its_end(pieces: list[bytes], body: bytes) -> None:
     async with answering(*pieces) as port:
         answer = await ask(port, request("GET", "/"))
     assert answer.body == body
@@ -86,7 +86,7 @@ async def test_head_and_304_have_no_body_whatever_their_length_says() -> None:
         assert answer.field("etag") == '"x"'
 
 
-async def test_a_connection_closed_before_the_answer_voids_the_measurement() -> None:
+async def test_connection_closed_before_the_answer_voids_the_measurement() -> None:
     async with answering() as port:
         connection = await Connection.open(port)
         asked = asyncio.ensure_future(connection.ask(request("GET", "/")))
@@ -100,7 +100,7 @@ def target(port: int, name: str = "it") -> Target:
     return Target(name, f"http://127.0.0.1:{port}", (os.getpid(),), Path())
 
 
-async def test_only_counted_answers_make_the_rate_and_failures_are_named() -> None:
+async def test_rate_includes_only_counted_answers_and_failures_are_named() -> None:
     async with answering(b"HTTP/1.1 409 Conflict\r\nContent-Length: 0\r\n\r\n") as port:
         tolerant = repeat(request("GET", "/", tolerated=(409,)), 3)
         strict = repeat(request("GET", "/", label="load"), 2)
@@ -113,7 +113,7 @@ async def test_only_counted_answers_make_the_rate_and_failures_are_named() -> No
     assert sample.failures[0].startswith("load: 409")
 
 
-async def test_a_worker_is_sent_the_answers_and_stops_at_the_deadline() -> None:
+async def test_worker_receives_the_answers_and_stops_at_the_deadline() -> None:
     seen: list[bytes] = []
 
     def worker() -> Worker:
@@ -127,7 +127,7 @@ async def test_a_worker_is_sent_the_answers_and_stops_at_the_deadline() -> None:
     assert sample.elapsed_s >= 0.05
 
 
-async def test_servers_are_measured_in_turns_there_and_back() -> None:
+async def test_servers_are_measured_in_alternating_order() -> None:
     order: list[str] = []
 
     async with answering(b"HTTP/1.1 204 No Content\r\n\r\n") as port:

@@ -1,5 +1,7 @@
-"""Each bench of writing runs to its table; within it every writer's table was counted, and every reader's answer held
-against the others'."""
+"""Tests that each bench of writing runs to its table.
+
+In it, every writer's table is counted, and the readers' answers are compared with each other.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,14 @@ from tests.services.process import REPO
 @pytest.mark.spark
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", BENCHES)
-def test_a_bench_of_writing_runs_to_its_table(name: str) -> None:
+def test_bench_of_writing_runs_to_its_table(name: str) -> None:
     argv = [sys.executable, "-m", "bench.writing.run", "--quick", name]
     done = subprocess.run(argv, env={**os.environ}, cwd=REPO, capture_output=True, text=True, timeout=880)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"writing_{name}:" in done.stdout
 
 
-def test_what_a_table_must_hold_is_what_a_dict_of_its_rows_holds(tmp_path: Path) -> None:
+def test_expected_table_equals_a_dict_of_its_rows(tmp_path: Path) -> None:
     batches = Batches(1_000, tmp_path, batch_rows=100)
     drawn = [batches.next() for _ in range(5)]
     model = dict.fromkeys(keys_of(np.arange(1_000)).to_pylist(), 0)

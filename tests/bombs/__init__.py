@@ -1,1 +1,1 @@
-"""Files and requests that are small and would take much memory: each is refused, or answered, within a bound."""
+"""Small files and requests that would take much memory: each is rejected or answered within a limit."""

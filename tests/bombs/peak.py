@@ -1,6 +1,6 @@
-"""How much memory a function takes, measured in a process of its own.
+"""The memory of a function, measured in a separate process.
 
-The process is forked from one that has imported the module: to import it takes longer than most functions.
+The process is forked from one that has imported the module, because the import takes longer than most functions.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def _parent_of(module: str) -> subprocess.Popen[str]:
 
 
 def peak_of(function: Callable[..., object], *arguments: str | Path) -> tuple[int, str]:
-    """Return (bytes that the process has grown by at its peak, what the function returned as text).
+    """Return (bytes that the process has grown by at its peak, the function's result as text).
 
-    The function is one of a module, and takes text.
+    The function must be one of a module, and take text.
     """
     parent = _parent_of(function.__module__)
     assert parent.stdin is not None

@@ -1,5 +1,6 @@
-"""Parquet files with damaged bytes: pyarrow, which decodes them in the server, neither ends the process nor reads
-beyond its arrays."""
+"""Tests of Parquet files with damaged bytes: pyarrow, which decodes them in the server, neither crashes nor
+over-reads.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ def written(**form: Any) -> bytes:
 
 
 def read(data: bytes) -> list[pa.ChunkedArray]:
-    """Return all that the server does with a data or delete file."""
+    """Read a file in all the ways in which the server reads data and delete files."""
     columns = BoundedParquet(pa.BufferReader(data), "p", create_decoding_budget(64 << 20)).columns(PATHS)
     for number, kind in enumerate(KINDS.values()):
         keys_of(columns[number], kind)
@@ -82,25 +83,25 @@ def with_chunks(data: bytes, change: Callable[[Fields], None]) -> bytes:
 
 
 def repeated(encoded: bytes, number: int, kind: int, value: object) -> bytes:
-    """Return the structure with a field once more, at its end."""
+    """Return the structure with a field repeated at its end."""
     again = thrift.write({1: (I64, number)})[1:-1] + thrift.write({1: (kind, value)})[1:-1]
     return encoded[:-1] + bytes([kind]) + again + b"\0"
 
 
 def dictionary_of_another_type(chunk: Fields) -> None:
-    """pyarrow skips the offset, and begins with the data page."""
+    """Add a dictionary offset of another type, which pyarrow skips, so that it begins with the data page."""
     metadata = chunk[3][1]
     metadata[11] = I32, 4
     chunk[3] = STRUCT, dict(sorted(metadata.items()))
 
 
 def wrong_sizes(chunk: Fields) -> None:
-    """Its SizeStatistics have levels that no column of the table has, which pyarrow refuses where it reads rows."""
+    """Add SizeStatistics with levels that no column of the table has, which pyarrow rejects when it reads rows."""
     chunk[3][1][16] = STRUCT, {1: (I64, 5), 3: (LIST, (I64, [1, 2, 3, 4]))}
 
 
 def encrypted(chunk: Fields) -> None:
-    """Its keys are named, although the file says nothing of encryption."""
+    """Name keys of a chunk, although the file has no encryption."""
     chunk[8] = STRUCT, {2: (STRUCT, {1: (LIST, (BINARY, [b"n"]))})}
 
 
@@ -115,14 +116,14 @@ def test_chunks_that_pyarrow_cannot_represent_do_not_end_the_process(
     assert told in peak_of(outcome, path)[1]
 
 
-def test_a_chunk_whose_dictionary_page_pyarrow_skips_is_refused() -> None:
+def test_chunk_whose_dictionary_page_pyarrow_skips_is_rejected() -> None:
     data = with_chunks(written(use_dictionary=False), dictionary_of_another_type)
     with pytest.raises(Unreadable, match="have another type"):
         read(data)
 
 
-def test_a_footer_with_two_lists_of_row_groups_is_refused() -> None:
-    """pyarrow reads the last, of which the memory was not limited if the first is another."""
+def test_footer_with_two_lists_of_row_groups_is_rejected() -> None:
+    """pyarrow reads the last list, whose memory would not be limited if we checked the first."""
     data = written(compression="none")
     begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
     footer = repeated(data[begin:-8], 4, *thrift.read(data, begin)[0][4])
@@ -130,16 +131,16 @@ def test_a_footer_with_two_lists_of_row_groups_is_refused() -> None:
         read(data[:begin] + footer + len(footer).to_bytes(4, "little") + MAGIC)
 
 
-def test_a_page_that_states_its_size_twice_is_refused() -> None:
-    """pyarrow skips the one of another type."""
+def test_page_that_states_its_size_twice_is_rejected() -> None:
+    """pyarrow skips the field with the other type."""
     data = written(compression="none", use_dictionary=False)
     page, end = thrift.read(data, 4)
     with pytest.raises(ValueError, match="the field 2 is repeated"):
         page_sizes(repeated(thrift.write(page), 2, I64, 1) + data[end:], ROWS)
 
 
-def test_a_page_whose_values_exceed_32_bits_is_refused() -> None:
-    """pyarrow takes the last 32 bits, and reads the pages after it, of which the memory was not limited."""
+def test_page_whose_number_of_values_exceeds_32_bits_is_rejected() -> None:
+    """pyarrow uses the last 32 bits and reads the following pages, whose memory would not be limited."""
     data = written(compression="none", use_dictionary=False)
     page, end = thrift.read(data, 4)
     fields = page[5][1]
@@ -148,14 +149,14 @@ def test_a_page_whose_values_exceed_32_bits_is_refused() -> None:
         page_sizes(thrift.write(page) + data[end:], ROWS)
 
 
-def test_a_field_whose_id_exceeds_16_bits_is_refused() -> None:
-    """pyarrow takes the last 16 bits."""
+def test_field_whose_id_exceeds_16_bits_is_rejected() -> None:
+    """pyarrow uses the last 16 bits."""
     with pytest.raises(ValueError, match="exceeds 16 bits"):
         thrift.read(repeated(thrift.write({1: (I32, 5)}), (1 << 16) + 1, I32, 6))
 
 
 def with_items(fields: Fields, number: int, kind: int) -> None:
-    """Changes the type that a list states for its items, which stay of one byte or structures that are empty."""
+    """Change the type that a list states for its items, which remain single bytes or empty structures."""
     fields[number] = LIST, (kind, [0])
 
 
@@ -186,8 +187,8 @@ def added(fields: Fields, number: int) -> Fields:
 
 
 @pytest.mark.parametrize("name", STATED)
-def test_a_list_that_states_another_type_of_its_items_is_refused(name: str) -> None:
-    """pyarrow ignores what a list states, and would read other fields after it."""
+def test_list_that_states_another_type_of_its_items_is_rejected(name: str) -> None:
+    """pyarrow ignores the stated type, and would read other fields after the list."""
     data = written()
     begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
     footer, _ = thrift.read(data, begin)
@@ -204,7 +205,7 @@ def in_order(value: Any) -> Any:
 
 
 def outcomes(seed: str) -> str:
-    """Return what becomes of damaged files, apart from refusals and rows."""
+    """Return the unexpected outcomes of damaged files: neither errors nor rows."""
     rng, found = random.Random(seed), []
     files = [written(**form) for form in FORMS]
     for _ in range(250):
@@ -222,5 +223,5 @@ def outcomes(seed: str) -> str:
 
 
 @pytest.mark.parametrize("seed", ["1", "2"])
-def test_damaged_files_are_read_or_refused(seed: str) -> None:
+def test_damaged_files_are_read_or_rejected(seed: str) -> None:
     assert peak_of(outcomes, seed)[1] == "[]"

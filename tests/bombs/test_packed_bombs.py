@@ -1,4 +1,4 @@
-"""Metadata files, manifests and request bodies that are small and unpack to much."""
+"""Tests of small metadata files, manifests and request bodies that expand to much."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def as_metadata(path: str) -> str:
     return "decoded"
 
 
-def test_a_small_metadata_file_that_unpacks_to_much_is_corrupt(tmp_path: Path) -> None:
+def test_small_metadata_file_that_expands_to_much_is_corrupt(tmp_path: Path) -> None:
     path = tmp_path / "v1.gz.metadata.json"
     path.write_bytes(gzip.compress(b'{"properties":{"a":"' + bytes(200 * MIB) + b'"}}'))
     assert path.stat().st_size < MIB
@@ -49,7 +49,7 @@ def as_manifest(path: str) -> str:
 
 
 @pytest.mark.parametrize("codec", ["deflate", "zstandard"])
-def test_a_small_manifest_that_inflates_to_much_is_corrupt(tmp_path: Path, codec: str) -> None:
+def test_small_manifest_that_inflates_to_much_is_corrupt(tmp_path: Path, codec: str) -> None:
     path = tmp_path / "m.avro"
     out = io.BytesIO()
     schema = {"type": "record", "name": "manifest_entry", "fields": [{"name": "status", "type": "int"}]}
@@ -106,7 +106,7 @@ def test_keys_whose_rows_share_one_long_value_are_not_expanded(form: str) -> Non
     assert size < 64 * MIB
 
 
-def test_shared_values_within_the_bound_are_keys_as_ever() -> None:
+def test_shared_values_within_the_limit_are_ordinary_keys() -> None:
     plain = pa.array(["a", "b", None, "a"])
     forms = [plain.dictionary_encode(), plain.cast(pa.string_view()), pa.array(plain).slice(0)]
     expected = keys_of(plain, "string")

@@ -1,4 +1,4 @@
-"""Parquet files that are small and decode to much, as joined tables, delete files and indexed files."""
+"""Tests of small Parquet files that decode to much, as joined tables, delete files and indexed files."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def dictionary(folder: Path) -> Path:
 
 
 def fixed(folder: Path) -> Path:
-    # PyArrow writes such values one by one: three times the limit are enough.
+    # PyArrow writes these values one by one, so three times the limit is sufficient.
     return write(folder / "fixed.parquet", repeated(pa.binary(len(VALUE)), 2_000))
 
 
@@ -85,7 +85,9 @@ Bomb = Callable[[str], Path]
 
 @pytest.fixture(scope="module")
 def bomb(tmp_path_factory: pytest.TempPathFactory) -> Bomb:
-    """The file of a name, written once: that takes longer than to refuse it."""
+    """Return a function for the file of a name, which is written once, because writing takes longer than
+    rejecting it.
+    """
     return cache(lambda name: BOMBS[name](tmp_path_factory.mktemp("bombs")))
 
 
@@ -94,7 +96,7 @@ def rows_of(path: str) -> int:
 
 
 def as_dimension(path: str, kind: str) -> str:
-    """Return what a join makes of the column."""
+    """Return what a join reads of the column."""
 
     async def read() -> str:
         home = Path(path).parent
@@ -114,7 +116,7 @@ def as_dimension(path: str, kind: str) -> str:
 
 
 def as_rows(path: str) -> str:
-    """Return what a lookup makes of all rows of the column."""
+    """Return what a lookup reads of all rows of the column."""
 
     async def read() -> str:
         home = Path(path).parent
@@ -145,35 +147,35 @@ def as_equality_delete(path: str, kind: str) -> str:
 KINDS = {"fixed": "binary", "nulls": "long"}
 
 
-def test_a_long_value_that_every_row_repeats_is_one_value_in_memory(tmp_path: Path) -> None:
+def test_long_value_repeated_by_every_row_is_one_value_in_memory(tmp_path: Path) -> None:
     size, told = peak_of(as_dimension, dictionary(tmp_path), "string")
     assert told == f"1 keys of {ROWS} rows, {LIMIT} left"
     assert size < LIMIT
 
 
 @pytest.mark.parametrize("name", ["fixed", "delta", "page", "nulls"])
-def test_a_column_that_decodes_to_more_than_the_limit_is_no_dimension(bomb: Bomb, name: str) -> None:
+def test_column_that_decodes_to_more_than_the_limit_is_not_used_as_a_dimension(bomb: Bomb, name: str) -> None:
     size, told = peak_of(as_dimension, bomb(name), KINDS.get(name, "string"))
     assert told == f"decoded it takes more than {LIMIT:,} bytes"
     assert size < 2 * LIMIT
 
 
 @pytest.mark.parametrize("name", ["dictionary", "fixed", "delta", "page"])
-def test_rows_of_a_data_file_that_decode_to_more_than_the_limit_are_not_read(bomb: Bomb, name: str) -> None:
+def test_rows_that_decode_to_more_than_the_limit_are_not_read(bomb: Bomb, name: str) -> None:
     size, told = peak_of(as_rows, bomb(name))
     assert told == f"decoded it takes more than {LIMIT:,} bytes"
     assert size < 2 * LIMIT
 
 
 @pytest.mark.parametrize("name", ["dictionary", "fixed", "delta", "page", "nulls"])
-def test_an_equality_delete_file_that_decodes_to_more_than_the_limit_is_not_read(bomb: Bomb, name: str) -> None:
+def test_equality_delete_file_that_decodes_to_more_than_the_limit_is_not_read(bomb: Bomb, name: str) -> None:
     size, told = peak_of(as_equality_delete, bomb(name), KINDS.get(name, "string"))
     assert told == f"decoded it takes more than {LIMIT:,} bytes"
     assert size < 2 * LIMIT
 
 
 def of_footer(path: Path, change: Callable[[thrift.Fields], None]) -> Path:
-    """Return a file of one column and one row whose footer is changed."""
+    """Return a file of one column and one row with a changed footer."""
     out = io.BytesIO()
     field = pa.field("c", pa.int64(), metadata={"PARQUET:field_id": str(KEY)})
     pq.write_table(pa.table([pa.array([1])], schema=pa.schema([field])), out)
@@ -201,7 +203,7 @@ def chunks(footer: thrift.Fields) -> None:
 
 
 def claimed(footer: thrift.Fields) -> None:
-    """Of no column chunk a field is there, so pyarrow refuses the file, once it has made room for them."""
+    """Claim column chunks without fields: pyarrow rejects the file, but only after allocating memory for them."""
     _group(footer)[1] = _listed(400_000, {})
 
 
@@ -228,7 +230,7 @@ FOOTERS = {"chunks": chunks, "claimed": claimed, "groups": groups, "pairs": pair
 
 
 @pytest.mark.parametrize("name", FOOTERS)
-def test_a_footer_that_expands_to_much_is_not_decoded(tmp_path: Path, name: str) -> None:
+def test_footer_that_expands_to_much_is_not_decoded(tmp_path: Path, name: str) -> None:
     path = of_footer(tmp_path / "f.parquet", FOOTERS[name])
     size, told = peak_of(as_columns, path)
     assert told == f"its footer takes more than {LIMIT:,} bytes when it is decoded"
@@ -236,7 +238,7 @@ def test_a_footer_that_expands_to_much_is_not_decoded(tmp_path: Path, name: str)
 
 
 def as_columns(path: str) -> str:
-    """Return what is left of the budget when the file is open."""
+    """Return the rest of the budget once the file is open."""
     budget = create_decoding_budget(LIMIT)
     try:
         with pa.memory_map(path) as source:
@@ -246,7 +248,7 @@ def as_columns(path: str) -> str:
 
 
 @pytest.mark.parametrize("count", [1, 40, 700])
-def test_a_long_footer_of_a_sound_file_takes_what_it_is_weighed_at(tmp_path: Path, count: int) -> None:
+def test_long_footer_of_a_valid_file_takes_its_accounted_memory(tmp_path: Path, count: int) -> None:
     names = [f"a_column_with_a_long_name_{number}" for number in range(count)]
     table = pa.table({name: pa.array(range(8)) for name in names})
     path = tmp_path / "wide.parquet"
@@ -261,7 +263,7 @@ def test_a_long_footer_of_a_sound_file_takes_what_it_is_weighed_at(tmp_path: Pat
         assert size / 3 - 4 * MIB < taken < 4 * size + 4 * MIB
 
 
-def test_a_page_header_that_expands_to_much_is_not_read(tmp_path: Path) -> None:
+def test_page_header_that_expands_to_much_is_not_read(tmp_path: Path) -> None:
     """The header of a data page with a list of ten million structures of one byte."""
     many = b"\x15\x00\x15\x00\x15\x00\x29\xfc" + varint(10_000_000) + bytes(10_000_000) + b"\x00"
     path = tmp_path / "pages"
@@ -300,7 +302,7 @@ def position_deletes(path: Path, paths: pa.Array, positions: pa.Array, **options
     return path
 
 
-def test_a_long_path_that_every_position_delete_repeats_is_one_path_in_memory(tmp_path: Path) -> None:
+def test_long_path_repeated_by_every_position_delete_is_one_path_in_memory(tmp_path: Path) -> None:
     path = position_deletes(tmp_path / "d.parquet", repeated(pa.string()), pa.array(range(ROWS), pa.int64()))
     size, told = peak_of(as_position_delete, path)
     assert told.endswith(" bytes")
@@ -332,7 +334,7 @@ def vector(path: Path, bitmap: pyroaring.BitMap64) -> Path:
     return path
 
 
-def test_a_deletion_vector_of_runs_of_billions_of_rows_is_not_listed(tmp_path: Path) -> None:
+def test_deletion_vector_with_runs_of_billions_of_rows_is_not_expanded(tmp_path: Path) -> None:
     bitmap = pyroaring.BitMap64()
     bitmap.add_range(0, 1 << 34)
     bitmap.run_optimize()
@@ -343,7 +345,7 @@ def test_a_deletion_vector_of_runs_of_billions_of_rows_is_not_listed(tmp_path: P
     assert size < LIMIT
 
 
-def test_a_deletion_vector_that_is_too_long_to_be_opened_is_not(tmp_path: Path) -> None:
+def test_deletion_vector_that_is_too_long_is_not_opened(tmp_path: Path) -> None:
     path = tmp_path / "v"
     inside = b"\xd1\xd3\x39\x64" + bytes(5 * MIB)
     check = isal_zlib.crc32(inside).to_bytes(4, "big")
@@ -353,7 +355,7 @@ def test_a_deletion_vector_that_is_too_long_to_be_opened_is_not(tmp_path: Path) 
     assert size < LIMIT
 
 
-def test_a_long_default_of_a_column_that_a_file_lacks_is_one_value() -> None:
+def test_long_default_of_a_column_missing_from_a_file_is_one_value() -> None:
     field = Field(KEY, "c", False, "string", initial_default=VALUE)
     column = FileColumn.absent([Schema((field,))], DimensionColumn(KEY, "string"), 1_000_000, "f")
     assert column.rows == 1_000_000
@@ -372,7 +374,7 @@ def as_indexed(path: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["dictionary", "fixed", "delta", "page", "nulls"])
-def test_a_data_file_that_decodes_to_more_than_the_limit_is_not_indexed(bomb: Bomb, name: str) -> None:
+def test_data_file_that_decodes_to_more_than_the_limit_is_not_indexed(bomb: Bomb, name: str) -> None:
     size, told = peak_of(as_indexed, bomb(name))
     assert told == f"decoded it takes more than {LIMIT:,} bytes"
     assert size < 2 * LIMIT

@@ -1,4 +1,4 @@
-"""What every tier of bytes promises; each tier's test inherits this class and brings a tier."""
+"""The contract of every cache tier; each tier's test inherits this class and creates a tier."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TierContract:
             tier.check_invariants()
 
     @pytest.mark.parametrize("size", [0, 1, 63, 4096, 65_471, 65_472, 65_536, 1_000_003])
-    def test_a_value_is_read_as_it_was_put(self, tier: Tier, size: int) -> None:
+    def test_value_is_read_as_it_was_put(self, tier: Tier, size: int) -> None:
         value = payload_of("k", size)
         assert tier.get("k") is None
         assert tier.put("k", value)
@@ -39,19 +39,19 @@ class TierContract:
         stats = tier.stats()
         assert (stats.hits, stats.misses, stats.entries) == (3, 1, 1)
 
-    def test_a_payload_in_parts_is_put_as_one(self, tier: Tier) -> None:
+    def test_payload_in_parts_is_put_as_one(self, tier: Tier) -> None:
         words = memoryview(bytes(range(240))).cast("q")
         assert tier.put("k", [b"ab", bytearray(b""), words, memoryview(b"z")])
         assert tier.get("k") == b"ab" + bytes(range(240)) + b"z"
 
-    def test_a_payload_that_is_no_bytes_is_the_callers_mistake(self, tier: Tier) -> None:
+    def test_payload_that_is_not_bytes_is_a_callers_error(self, tier: Tier) -> None:
         with pytest.raises(TypeError):
             tier.put("k", ["text"])  # type: ignore[list-item]
         with pytest.raises(TypeError):
             tier.put("k", memoryview(b"abcd")[::2])
         assert tier.get("k") is None
 
-    def test_keys_of_any_form_are_told_apart(self, tier: Tier) -> None:
+    def test_keys_of_any_form_are_distinct(self, tier: Tier) -> None:
         keys = [
             "",
             "a",
@@ -71,7 +71,7 @@ class TierContract:
         for key in keys:
             assert tier.get(key) == key.encode("utf-8", "surrogatepass")
 
-    def test_a_discarded_key_is_not_held_and_discarding_it_again_is_no_error(self, tier: Tier) -> None:
+    def test_discarded_key_is_missing_and_can_be_discarded_again(self, tier: Tier) -> None:
         tier.put("k", payload_of("k", 100_000))
         tier.put("l", b"stays")
         tier.get("k")
@@ -82,13 +82,13 @@ class TierContract:
         assert tier.get("l") == b"stays"
         assert tier.stats().entries == 1
 
-    def test_a_value_put_again_is_charged_once(self, tier: Tier) -> None:
+    def test_value_put_again_is_counted_once(self, tier: Tier) -> None:
         for _ in range(5):
             assert tier.put("k", payload_of("k", 3 << 20))
         assert tier.stats().entries == 1
         assert tier.get("k") == payload_of("k", 3 << 20)
 
-    def test_the_least_recently_used_leave_first(self, tier: Tier) -> None:
+    def test_least_recently_used_values_are_evicted_first(self, tier: Tier) -> None:
         names = [f"k{number}" for number in range(6)]
         for name in names:
             tier.put(name, payload_of(name, 1 << 20))
@@ -101,14 +101,14 @@ class TierContract:
         assert held == sorted(held), "those that left are the oldest"
         assert tier.stats().evictions >= 1
 
-    def test_a_value_larger_than_the_budget_is_refused_and_displaces_nothing(self, tier: Tier) -> None:
+    def test_value_larger_than_the_budget_is_rejected_and_evicts_nothing(self, tier: Tier) -> None:
         tier.put("k", payload_of("k", 1 << 20))
         assert not tier.put("huge", bytes(self.BUDGET_BYTES + 1))
         assert tier.get("huge") is None
         assert tier.get("k") == payload_of("k", 1 << 20)
         assert (tier.stats().refused, tier.stats().evictions) == (1, 0)
 
-    def test_a_payload_outlives_its_entry_and_its_tier(self, tier: Tier) -> None:
+    def test_payload_outlives_its_entry_and_its_tier(self, tier: Tier) -> None:
         value = payload_of("k", 2 << 20)
         tier.put("k", value)
         view = tier.get("k")
@@ -121,7 +121,7 @@ class TierContract:
         tier.close()
         assert part == value[12_345:1_000_000]
 
-    def test_closed_it_misses_and_twice_is_once(self) -> None:
+    def test_closed_tier_misses_and_can_be_closed_twice(self) -> None:
         tier = self.open(self.BUDGET_BYTES)
         tier.put("k", bytes(100_000))
         tier.get("k")
@@ -142,7 +142,7 @@ class TierContract:
                 self.views: list[tuple[memoryview, bytes]] = []
 
             keys = st.integers(0, 12).map(lambda number: f"k{number}")
-            # The content follows from key and size, and the size from the key: keys are immutable.
+            # The key determines the size and the content, because keys are immutable.
             sizes = (0, 100, 5_000, 70_000, 300_000, 700_000, 3_000_000)
 
             @rule(key=keys)

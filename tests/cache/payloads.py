@@ -1,4 +1,4 @@
-"""What the tests of the tiers keep under a key: keys are immutable, so it follows from the key."""
+"""Values of the tests of the tiers: keys are immutable, so the value follows from the key."""
 
 from __future__ import annotations
 

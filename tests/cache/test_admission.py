@@ -1,4 +1,4 @@
-"""Admission by frequency: what the sketch counts, what the cache keeps, and that a scan displaces no hot entries."""
+"""Tests of admission by frequency: the sketch's counts, the kept entries, and scans that evict no hot entries."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from seamark.cache.memory import ENTRY_OVERHEAD_BYTES
 from tests.seeds import first_seed
 
 UNIT = 1000 - ENTRY_OVERHEAD_BYTES
-"""The size of a value that is charged 1000 bytes."""
+"""The size of a value that counts as 1000 bytes."""
 
 
 def _cache(entries: int, **options: object) -> AdmittingCache[object, int]:
     return AdmittingCache(entries * 1000, FrequencySketch(entries), **options)  # type: ignore[arg-type]
 
 
-def test_an_estimate_is_never_below_the_count_and_rarely_above_it() -> None:
+def test_estimate_is_never_below_the_count_and_rarely_above_it() -> None:
     rng, sketch, counted = random.Random(first_seed()), FrequencySketch(4096), Counter[int]()
     for _ in range(20_000):
         key = min(int(rng.paretovariate(0.6)), 4000)
@@ -47,12 +47,12 @@ def test_old_popularity_fades() -> None:
 
 
 @pytest.mark.parametrize("keys", [0, -1])
-def test_a_sketch_of_nothing_is_refused(keys: int) -> None:
+def test_sketch_of_size_zero_is_rejected(keys: int) -> None:
     with pytest.raises(ValueError, match="must be 1 or more"):
         FrequencySketch(keys)
 
 
-def test_a_scan_of_ten_times_the_cache_costs_the_hot_set_less_than_five_points() -> None:
+def test_scan_of_ten_times_the_cache_costs_the_hot_set_less_than_five_points() -> None:
     """The hot set has a Zipf distribution; an LRU of the same size loses most of it to the scan."""
     rng, entries = random.Random(first_seed()), 500
     hot = [(1 / (rank + 1), rank) for rank in range(600)]
@@ -81,7 +81,7 @@ def test_a_scan_of_ten_times_the_cache_costs_the_hot_set_less_than_five_points()
     cache.check_invariants()
 
 
-def test_a_new_hot_set_replaces_the_old_one() -> None:
+def test_new_hot_set_replaces_the_old_one() -> None:
     cache = _cache(100)
     for turn in range(2):
         for _ in range(30):
@@ -91,7 +91,7 @@ def test_a_new_hot_set_replaces_the_old_one() -> None:
     assert sum((1, number) in cache for number in range(60)) >= 55
 
 
-def test_a_read_that_continues_another_makes_nothing_popular() -> None:
+def test_sequential_read_makes_nothing_popular() -> None:
     cache = _cache(10)
     for number in range(9):
         for _ in range(3):
@@ -105,7 +105,7 @@ def test_a_read_that_continues_another_makes_nothing_popular() -> None:
     assert sum(number in cache for number in range(9)) == 9
 
 
-def test_pinned_entries_stay_and_have_a_budget_of_their_own() -> None:
+def test_pinned_entries_stay_and_have_a_separate_budget() -> None:
     cache = _cache(20, pinned_bytes=5000)
     for number in range(5):
         assert cache.put(("pin", number), number, UNIT, pinned=True)
@@ -120,7 +120,7 @@ def test_pinned_entries_stay_and_have_a_budget_of_their_own() -> None:
     cache.check_invariants()
 
 
-def test_a_holder_evicts_its_own_entries_at_its_share() -> None:
+def test_holder_at_its_share_evicts_its_own_entries() -> None:
     cache = _cache(20, holder_bytes=10_000)
     for number in range(8):
         cache.put(("a", number), number, UNIT, "a")
@@ -133,7 +133,7 @@ def test_a_holder_evicts_its_own_entries_at_its_share() -> None:
     cache.check_invariants()
 
 
-def test_a_holder_that_pins_much_evicts_what_it_has_pinned_itself() -> None:
+def test_holder_that_pins_much_evicts_its_own_pinned_entries() -> None:
     cache = _cache(40, pinned_bytes=10_000, holder_bytes=20_000)
     for number in range(4):
         assert cache.put(("a", number), number, UNIT, "a", pinned=True)
@@ -144,7 +144,7 @@ def test_a_holder_that_pins_much_evicts_what_it_has_pinned_itself() -> None:
         assert sum(("b", number) in cache for number in range(100)) <= 5, "half of the pinned part, as of the whole"
     assert all(("a", number) in cache for number in range(4))
     assert all(("b", number) in cache for number in range(95, 100))
-    # Two together may use all of it, each within its share.
+    # Two holders together may use all of it, each within its share.
     for number in range(100):
         cache.put(("c", number), number, UNIT, "c", pinned=True)
     assert sum((who, number) in cache for who in "abc" for number in range(100)) == 10
@@ -179,7 +179,7 @@ def test_any_sequence_agrees_with_a_dict_that_may_forget() -> None:
             cache.check_invariants()
 
 
-def test_the_disk_keeps_what_is_requested_more_often(tmp_path: Path) -> None:
+def test_disk_keeps_what_is_requested_more_often(tmp_path: Path) -> None:
     sketch = FrequencySketch(256)
     tier = DiskTier(
         tmp_path / "d",
@@ -203,7 +203,7 @@ def test_the_disk_keeps_what_is_requested_more_often(tmp_path: Path) -> None:
     tier.close()
 
 
-def test_a_holder_has_its_share_of_the_disk_also_after_a_restart(tmp_path: Path) -> None:
+def test_holder_has_its_share_of_the_disk_also_after_a_restart(tmp_path: Path) -> None:
     rng = random.Random(first_seed())
     for turn in range(3):
         tier = DiskTier(tmp_path / "d", 8 << 20, holder_bytes=1 << 20)

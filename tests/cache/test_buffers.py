@@ -1,4 +1,4 @@
-"""Memory that is used again: never while anything can still read it."""
+"""Tests of reused memory: it is not reused while anything can still read it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def address(view: memoryview) -> int:
     return int(np.frombuffer(view, dtype=np.uint8).__array_interface__["data"][0])
 
 
-def test_memory_is_used_again_once_no_view_is_left() -> None:
+def test_memory_is_reused_once_no_view_is_left() -> None:
     buffers = Buffers(SIZE, 4 * SIZE)
     view = buffers.take(SIZE)
     first = address(view)
@@ -32,7 +32,7 @@ def test_memory_is_used_again_once_no_view_is_left() -> None:
     assert first in map(address, held)
 
 
-def test_only_so_much_is_kept_and_only_of_one_size() -> None:
+def test_amount_of_kept_memory_is_limited_to_one_size() -> None:
     buffers = Buffers(SIZE, 3 * SIZE)
     held = [buffers.take(SIZE) for _ in range(9)] + [buffers.take(SIZE - 1), buffers.take(0)]
     assert [len(view) for view in held] == [SIZE] * 9 + [SIZE - 1, 0]
@@ -43,7 +43,7 @@ def test_only_so_much_is_kept_and_only_of_one_size() -> None:
     assert not nothing._free
 
 
-def test_values_that_are_held_do_not_change_while_others_are_read(tmp_path: Path) -> None:
+def test_values_in_use_do_not_change_while_others_are_read(tmp_path: Path) -> None:
     rng = random.Random(first_seed())
     values = {f"k{n}": os.urandom(SIZE if n % 4 else SIZE - n) for n in range(24)}
     with closing(DiskTier(tmp_path, 8 << 20, mapped_max=0, map_bytes_min=1 << 62, reused_bytes=SIZE)) as tier:
@@ -52,7 +52,7 @@ def test_values_that_are_held_do_not_change_while_others_are_read(tmp_path: Path
         held: list[tuple[str, memoryview]] = []
         for _ in range(400):
             key = rng.choice(list(values))
-            # None where the pages are not in the kernel's memory: then they are read in another way.
+            # None if the pages are not in the kernel's memory: then they are read in another way.
             found = tier.get_resident(key)
             if found is not None:
                 held.append((key, found[: rng.randrange(1, SIZE)] if rng.random() < 0.3 else found))

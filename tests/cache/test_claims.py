@@ -1,4 +1,4 @@
-"""Claims between processes: one at a time for a key, ended by release, close or death."""
+"""Tests of claims between processes: one claim at a time for a key, until release, close or death."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def holder(path: Path) -> subprocess.Popen[str]:
     )
 
 
-def test_a_key_is_claimed_by_one_process_until_it_releases_it(tmp_path: Path) -> None:
+def test_key_is_claimed_by_one_process_until_it_releases_it(tmp_path: Path) -> None:
     claims = Claims(tmp_path / "claims")
     with holder(tmp_path / "claims") as other:
         assert other.stdin is not None
@@ -44,7 +44,7 @@ def test_a_key_is_claimed_by_one_process_until_it_releases_it(tmp_path: Path) ->
     claims.close()
 
 
-def test_a_claim_dies_with_its_process(tmp_path: Path) -> None:
+def test_claim_ends_with_its_process(tmp_path: Path) -> None:
     claims = Claims(tmp_path / "claims")
     with holder(tmp_path / "claims") as other:
         assert other.stdout is not None
@@ -56,7 +56,7 @@ def test_a_claim_dies_with_its_process(tmp_path: Path) -> None:
     claims.close()
 
 
-def test_within_a_process_a_claim_is_had_once(tmp_path: Path) -> None:
+def test_claim_is_exclusive_within_a_process(tmp_path: Path) -> None:
     claims = Claims(tmp_path / "claims")
     assert claims.take("k")
     assert not claims.take("k")
@@ -68,7 +68,7 @@ def test_within_a_process_a_claim_is_had_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["a file", "a folder"])
-def test_where_locks_do_not_work_every_first_claim_is_granted(tmp_path: Path, place: str) -> None:
+def test_every_first_claim_is_granted_where_locks_do_not_work(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("")
     claims = Claims(tmp_path / "file" / "claims" if place == "a file" else tmp_path)
     assert claims.take("k")

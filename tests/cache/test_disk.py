@@ -1,4 +1,4 @@
-"""The disk tier by itself: the contract, restarts, budget, mappings, descriptors."""
+"""Tests of the disk tier alone: the contract, restarts, budget, mappings, descriptors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.faults.rigs.disk import small_disk
 
 
 def disk_bytes(folder: Path) -> int:
-    """Return what the folder takes, as `du` counts."""
+    """Return the disk usage of the folder, as `du` counts it."""
     total = 0
     for root, _, names in os.walk(folder):
         for name in (".", *names):
@@ -57,7 +57,7 @@ def tier(folder: Path) -> Iterator[DiskTier]:
     tier.close()
 
 
-def test_a_restart_keeps_what_was_there_and_who_was_used_last(folder: Path) -> None:
+def test_restart_keeps_the_values_and_their_order_of_use(folder: Path) -> None:
     keys = [f"k{number}" for number in range(14)]
     tier = DiskTier(folder, 16 << 20)
     for key in keys:
@@ -76,7 +76,7 @@ def test_a_restart_keeps_what_was_there_and_who_was_used_last(folder: Path) -> N
     tier.close()
 
 
-def test_a_smaller_budget_holds_from_the_start(folder: Path) -> None:
+def test_smaller_budget_applies_from_the_start(folder: Path) -> None:
     tier = DiskTier(folder, 32 << 20)
     for number in range(40):
         tier.put(f"k{number}", payload_of(f"k{number}", 700_000))
@@ -89,7 +89,7 @@ def test_a_smaller_budget_holds_from_the_start(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("sizes", [(0, 3_000), (0, 200_000), (0, 2_000_000)])
-def test_the_folder_never_takes_more_than_its_budget(folder: Path, sizes: tuple[int, int]) -> None:
+def test_folder_never_exceeds_its_budget(folder: Path, sizes: tuple[int, int]) -> None:
     budget = 4 << 20
     tier = DiskTier(folder, budget)
     source = random.Random(f"budget {sizes}")
@@ -105,7 +105,7 @@ def test_the_folder_never_takes_more_than_its_budget(folder: Path, sizes: tuple[
 
 
 @pytest.mark.parametrize("size_max", [30_000, 2_000_000])
-def test_a_disk_as_large_as_the_budget_is_never_full_even_in_the_middle_of_a_put(tmp_path: Path, size_max: int) -> None:
+def test_disk_as_large_as_the_budget_is_never_full_even_during_a_put(tmp_path: Path, size_max: int) -> None:
     with small_disk(tmp_path / "disk", "6m") as disk:
         tier = DiskTier(disk.root, 6 << 20)
         source = random.Random(f"size {size_max}")
@@ -126,14 +126,14 @@ def test_payloads_are_aligned_for_arrays_in_a_mapped_file(tier: DiskTier) -> Non
     assert HEADER_BYTES % 64 == 0
 
 
-def test_a_repeated_get_neither_looks_at_the_disk_nor_maps_again(folder: Path, tier: DiskTier) -> None:
+def test_repeated_get_neither_reads_the_disk_nor_maps_again(folder: Path, tier: DiskTier) -> None:
     tier.put("k", payload_of("k", 1 << 20))
     first = tier.get("k")
     path_of(folder, "k").unlink()
     assert tier.get("k") is first
 
 
-def test_a_get_from_a_mapping_counts_as_a_use(folder: Path) -> None:
+def test_get_from_a_mapping_counts_as_a_use(folder: Path) -> None:
     tier = DiskTier(folder, 16 << 20)
     for number in range(14):
         tier.put(f"k{number}", payload_of(f"k{number}", 1 << 20))
@@ -149,7 +149,7 @@ def test_a_get_from_a_mapping_counts_as_a_use(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 65_471, 65_472, 1_000_000])
-def test_it_knows_which_payloads_are_mapped_files(folder: Path, size: int) -> None:
+def test_tier_reports_which_payloads_are_mapped_files(folder: Path, size: int) -> None:
     tier = DiskTier(folder, 4 << 20)
     tier.put("k", payload_of("k", size))
     payload = tier.get("k")
@@ -159,7 +159,7 @@ def test_it_knows_which_payloads_are_mapped_files(folder: Path, size: int) -> No
     tier.close()
 
 
-def test_mappings_are_bounded_and_hold_no_descriptors(folder: Path) -> None:
+def test_mappings_are_limited_and_hold_no_descriptors(folder: Path) -> None:
     tier = DiskTier(folder, 64 << 20, mapped_max=10)
     for number in range(50):
         tier.put(f"k{number}", payload_of(f"k{number}", 100_000))
@@ -171,7 +171,7 @@ def test_mappings_are_bounded_and_hold_no_descriptors(folder: Path) -> None:
     tier.close()
 
 
-def test_fifty_lives_leak_neither_descriptors_nor_threads_nor_mappings(folder: Path) -> None:
+def test_fifty_cycles_leak_no_descriptors_threads_or_mappings(folder: Path) -> None:
     def live() -> None:
         tier = DiskTier(folder, 4 << 20)
         threads = [threading.Thread(target=tier.put, args=(f"k{number}", bytes(300_000))) for number in range(3)]
@@ -190,11 +190,11 @@ def test_fifty_lives_leak_neither_descriptors_nor_threads_nor_mappings(folder: P
     before = held()
     for _ in range(50):
         live()
-    # What leaks does so each time; other parts of the process come and go.
+    # A leak grows each time; other parts of the process come and go.
     assert all(now < then + 25 for now, then in zip(held(), before, strict=True))
 
 
-def test_threads_at_once_see_only_whole_values(folder: Path) -> None:
+def test_concurrent_threads_see_only_whole_values(folder: Path) -> None:
     tier = DiskTier(folder, 4 << 20, mapped_max=3)
     wrong: list[str] = []
 
@@ -225,19 +225,19 @@ def test_threads_at_once_see_only_whole_values(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", [{"budget_bytes": 1000}, {"budget_bytes": 1 << 24, "mapped_max": -1}])
-def test_impossible_limits_are_refused(folder: Path, bad: dict[str, int]) -> None:
+def test_impossible_limits_are_rejected(folder: Path, bad: dict[str, int]) -> None:
     with pytest.raises(ValueError):
         DiskTier(folder, **bad)
 
 
-def test_a_resident_value_is_the_one_that_get_returns_and_damage_is_none(folder: Path) -> None:
+def test_resident_value_equals_the_result_of_get_and_is_none_if_damaged(folder: Path) -> None:
     with closing(DiskTier(folder, 16 << 20, mapped_max=0, map_bytes_min=1 << 62)) as tier:
         payload = os.urandom(300_000)
         tier.put("k", payload)
         for _ in range(2):
             found = tier.get("k")
             assert found is not None
-            resident = tier.get_resident("k")  # None on a file system that cannot say what is in memory
+            resident = tier.get_resident("k")  # None on a file system that cannot report what is in memory
             assert resident is None or bytes(resident) == bytes(found) == payload
         hits = tier.stats().hits
         assert tier.get_resident("other") is None
@@ -251,6 +251,6 @@ def test_a_resident_value_is_the_one_that_get_returns_and_damage_is_none(folder:
         path.write_bytes(data[:-1])
         assert tier.get_resident("k") is None
         assert tier.stats().hits == hits
-        assert tier.stats().damaged == 0  # `get` counts and removes it
+        assert tier.stats().damaged == 0  # `get` counts and removes it.
         assert tier.get("k") is None
         assert not path.exists()

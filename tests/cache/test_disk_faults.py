@@ -1,6 +1,6 @@
-"""A folder that breaks: every file flipped or cut, the disk full or read-only, SQLite busy, the folder gone.
+"""Tests of a broken folder: damaged files, a full or read-only disk, a busy SQLite, a deleted folder.
 
-Whatever happens: a right value or a miss, no exception, a counter, and work again once the cause is gone.
+The result is always a right value or a miss, without an exception, with a counter, and the tier recovers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def fill(tier: DiskTier) -> None:
 
 
 def right_or_missing(tier: DiskTier) -> set[str]:
-    """Return which of the keys are held; a wrong value fails."""
+    """Return the keys that are found; a wrong value fails."""
     held = set()
     for key, size in SIZES.items():
         view = tier.get(key)
@@ -74,7 +74,7 @@ DAMAGES: list[Callable[[bytearray, random.Random], None]] = [flip, overwrite, ze
 
 @pytest.mark.parametrize("key", SIZES)
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_file_is_a_miss_is_counted_and_is_removed(
+def test_damaged_file_is_a_counted_miss_and_is_removed(
     tmp_path: Path, key: str, damage: Callable[[bytearray, random.Random], None]
 ) -> None:
     with closing(DiskTier(tmp_path, BUDGET_BYTES)) as tier:
@@ -92,7 +92,7 @@ def test_a_damaged_file_is_a_miss_is_counted_and_is_removed(
         tier.check_invariants()
 
 
-def test_two_files_swapped_are_two_misses(tmp_path: Path) -> None:
+def test_two_swapped_files_are_two_misses(tmp_path: Path) -> None:
     with closing(DiskTier(tmp_path, BUDGET_BYTES)) as tier:
         fill(tier)
         one, other = path_of(tmp_path, "mapped"), path_of(tmp_path, "large")
@@ -106,7 +106,7 @@ def test_two_files_swapped_are_two_misses(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("live", [True, False], ids=["while it is open", "between two runs"])
 @pytest.mark.parametrize("seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(12, 300))])
-def test_whatever_is_done_to_any_file_of_the_folder_no_wrong_value_is_served(
+def test_no_wrong_value_is_served_whatever_happens_to_files_of_the_folder(
     tmp_path: Path, seed: int, live: bool
 ) -> None:
     source = random.Random(f"{seed} {live}")
@@ -127,7 +127,7 @@ def test_whatever_is_done_to_any_file_of_the_folder_no_wrong_value_is_served(
     try:
         right_or_missing(tier)
         for number in range(12):
-            # However the account lies, puts come back within a few, and with them the budget.
+            # However wrong the account is, a few puts correct it, and then the budget holds.
             tier.put(f"more {number}", payload_of(f"more {number}", 900_000))
         assert tier.get("more 11") == payload_of("more 11", 900_000), f"seed {seed}: {tier.stats().last_error}"
         right_or_missing(tier)
@@ -142,7 +142,7 @@ def test_whatever_is_done_to_any_file_of_the_folder_no_wrong_value_is_served(
     tier.close()
 
 
-def test_a_full_disk_loses_puts_and_nothing_else_until_there_is_room(tmp_path: Path) -> None:
+def test_full_disk_loses_only_puts_until_there_is_space(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "16m") as disk, closing(DiskTier(disk.root / "cache", BUDGET_BYTES)) as tier:
         fill(tier)
         for _ in range(3):
@@ -160,7 +160,7 @@ def test_a_full_disk_loses_puts_and_nothing_else_until_there_is_room(tmp_path: P
             tier.check_invariants()
 
 
-def test_a_disk_that_is_full_from_the_start_only_misses(tmp_path: Path) -> None:
+def test_disk_that_is_full_from_the_start_only_misses(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "16m") as disk:
         disk.fill()
         with closing(DiskTier(disk.root / "cache", BUDGET_BYTES)) as tier:
@@ -172,7 +172,7 @@ def test_a_disk_that_is_full_from_the_start_only_misses(tmp_path: Path) -> None:
             assert right_or_missing(tier) == set(SIZES)
 
 
-def test_a_folder_that_turns_read_only_still_serves_what_it_holds(tmp_path: Path) -> None:
+def test_folder_that_becomes_read_only_still_serves_its_values(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "16m") as disk, closing(DiskTier(disk.root, BUDGET_BYTES)) as tier:
         fill(tier)
         disk.fill()
@@ -190,7 +190,7 @@ def test_a_folder_that_turns_read_only_still_serves_what_it_holds(tmp_path: Path
         tier.check_invariants()
 
 
-def test_a_folder_deleted_under_us_is_made_again(tmp_path: Path) -> None:
+def test_deleted_folder_is_created_again(tmp_path: Path) -> None:
     with closing(DiskTier(tmp_path / "cache", BUDGET_BYTES, mapped_max=0)) as tier:
         fill(tier)
         shutil.rmtree(tmp_path / "cache")
@@ -204,7 +204,7 @@ def test_a_folder_deleted_under_us_is_made_again(tmp_path: Path) -> None:
         tier.check_invariants()
 
 
-def test_a_disk_whose_files_cannot_be_looked_up_only_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_whose_files_cannot_be_looked_up_only_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
@@ -216,7 +216,7 @@ def test_a_disk_whose_files_cannot_be_looked_up_only_misses(tmp_path: Path, monk
         assert not tier.may_have("absent")
 
 
-def test_a_folder_that_is_a_file_only_misses(tmp_path: Path) -> None:
+def test_folder_that_is_a_file_only_misses(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("not a folder")
     with closing(DiskTier(tmp_path / "cache", BUDGET_BYTES)) as tier:
         assert tier.get("k") is None
@@ -226,7 +226,7 @@ def test_a_folder_that_is_a_file_only_misses(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("hold", ["BEGIN IMMEDIATE", "BEGIN EXCLUSIVE"])
-def test_a_stranger_who_locks_the_account_stops_puts_but_no_hits(tmp_path: Path, hold: str) -> None:
+def test_foreign_lock_on_the_account_stops_puts_but_no_hits(tmp_path: Path, hold: str) -> None:
     with closing(DiskTier(tmp_path, BUDGET_BYTES)) as tier:
         fill(tier)
         with closing(sqlite3.connect(tmp_path / "cache.db", isolation_level=None)) as stranger:
@@ -241,7 +241,7 @@ def test_a_stranger_who_locks_the_account_stops_puts_but_no_hits(tmp_path: Path,
         tier.check_invariants()
 
 
-def test_files_that_a_crash_left_are_removed_at_the_next_start(tmp_path: Path) -> None:
+def test_files_left_by_a_crash_are_removed_at_the_next_start(tmp_path: Path) -> None:
     with closing(DiskTier(tmp_path, BUDGET_BYTES)) as tier:
         fill(tier)
     (tmp_path / "3").mkdir(exist_ok=True)

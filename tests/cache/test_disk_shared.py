@@ -1,4 +1,4 @@
-"""Several processes on one folder, killed at any time, forked, mapped while others evict."""
+"""Tests of several processes on one folder that are killed, forked, or map files while others evict."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def start(folder: Path, seed: int, steps: int) -> subprocess.Popen[str]:
     return process
 
 
-def test_processes_at_once_see_only_whole_values_within_one_budget(tmp_path: Path) -> None:
+def test_concurrent_processes_see_only_whole_values_within_one_budget(tmp_path: Path) -> None:
     workers = [start(tmp_path, seed, 300) for seed in range(3)]
     hits = 0
     for seed, worker in enumerate(workers):
@@ -47,9 +47,7 @@ def test_processes_at_once_see_only_whole_values_within_one_budget(tmp_path: Pat
 
 
 @pytest.mark.parametrize("seed", quick(range(20), 1))
-def test_killed_at_any_moment_of_a_put_no_torn_value_is_served_and_nothing_is_left_behind(
-    tmp_path: Path, seed: int
-) -> None:
+def test_process_killed_during_a_put_leaves_no_torn_value_and_no_file(tmp_path: Path, seed: int) -> None:
     source = random.Random(seed)
     survivor = DiskTier(tmp_path, BUDGET_BYTES)
     for round_ in range(4):
@@ -69,7 +67,7 @@ def test_killed_at_any_moment_of_a_put_no_torn_value_is_served_and_nothing_is_le
     survivor.close()
 
 
-def test_what_another_process_evicts_stays_readable_where_it_is_mapped(tmp_path: Path) -> None:
+def test_mapped_value_stays_readable_when_another_process_evicts_it(tmp_path: Path) -> None:
     tier = DiskTier(tmp_path, BUDGET_BYTES)
     tier.put("mine", payload_of("mine", 2 << 20))
     view = tier.get("mine")
@@ -83,7 +81,7 @@ def test_what_another_process_evicts_stays_readable_where_it_is_mapped(tmp_path:
     tier.close()
 
 
-def test_a_forked_child_uses_the_tier_it_inherits(tmp_path: Path) -> None:
+def test_forked_child_uses_the_inherited_tier(tmp_path: Path) -> None:
     tier = DiskTier(tmp_path, BUDGET_BYTES)
     tier.put("before", payload_of("before", 100_000))
     child = os.fork()

@@ -1,4 +1,4 @@
-"""The envelope refuses everything but what was put under the key."""
+"""Tests that the envelope rejects everything except the value that was put under the key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def sealed(key: str, payload: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("size", [0, 1, 100, 100_000])
-def test_a_sealed_value_is_unsealed_without_a_copy(size: int) -> None:
+def test_sealed_value_is_unsealed_without_a_copy(size: int) -> None:
     payload = random.Random(size).randbytes(size)
     data = memoryview(sealed("k", payload))
     view = unseal(key_digest("k"), data)
@@ -28,7 +28,7 @@ def test_parts_are_sealed_as_one() -> None:
     assert seal(key_digest("k"), parts) == seal(key_digest("k"), [memoryview(b"".join(parts))])
 
 
-def test_every_flipped_bit_is_refused() -> None:
+def test_every_flipped_bit_is_rejected() -> None:
     good = sealed("k", b"payload of some bytes")
     for bit in range(len(good) * 8):
         data = bytearray(good)
@@ -37,7 +37,7 @@ def test_every_flipped_bit_is_refused() -> None:
             unseal(key_digest("k"), memoryview(data))
 
 
-def test_every_length_but_the_whole_is_refused() -> None:
+def test_every_truncated_length_is_rejected() -> None:
     good = sealed("k", b"payload of some bytes")
     for length in range(len(good)):
         with pytest.raises(Damaged):
@@ -46,12 +46,12 @@ def test_every_length_but_the_whole_is_refused() -> None:
         unseal(key_digest("k"), memoryview(good + b"\0"))
 
 
-def test_another_keys_value_is_refused() -> None:
+def test_value_of_another_key_is_rejected() -> None:
     with pytest.raises(Damaged, match="another key"):
         unseal(key_digest("a"), memoryview(sealed("b", b"x")))
 
 
-def test_a_layout_of_the_future_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_future_layout_is_rejected_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.cache.envelope.VERSION", 2)
     later = sealed("k", b"x")
     monkeypatch.undo()
@@ -60,7 +60,7 @@ def test_a_layout_of_the_future_is_refused_by_name(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("seed", quick(range(20), 7))
-def test_random_overwrites_cuts_and_shifts_are_refused(seed: int) -> None:
+def test_random_overwrites_cuts_and_shifts_are_rejected(seed: int) -> None:
     source = random.Random(seed)
     good = sealed("k", source.randbytes(3_000))
     assert HEADER_BYTES == 64

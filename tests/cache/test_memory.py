@@ -1,4 +1,4 @@
-"""The memory tier against a plain model: what it holds, what it evicts, what it says it weighs."""
+"""Tests of the memory tier, compared with a plain model: contents, evictions and accounted size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from seamark.cache.memory import ENTRY_OVERHEAD_BYTES, MemoryCache, SharedCache
 from tests.seeds import first_seed, quick
 
 
-def test_the_least_recently_used_leaves_first() -> None:
+def test_least_recently_used_value_is_evicted_first() -> None:
     cache: MemoryCache[str, int] = MemoryCache(3 * (100 + ENTRY_OVERHEAD_BYTES))
     for number, key in enumerate("abc"):
         assert cache.put(key, number, 100)
@@ -21,7 +21,7 @@ def test_the_least_recently_used_leaves_first() -> None:
     assert cache.get("b") is None
 
 
-def test_a_value_larger_than_the_budget_is_refused_and_displaces_only_its_predecessor() -> None:
+def test_value_larger_than_the_budget_is_rejected_and_evicts_only_its_predecessor() -> None:
     cache: MemoryCache[str, str] = MemoryCache(1000)
     cache.put("a", "kept", 100)
     cache.put("b", "old", 100)
@@ -32,7 +32,7 @@ def test_a_value_larger_than_the_budget_is_refused_and_displaces_only_its_predec
     cache.check_invariants()
 
 
-def test_replacing_a_value_is_charged_once() -> None:
+def test_replaced_value_is_counted_once() -> None:
     cache: MemoryCache[str, str] = MemoryCache(10_000)
     cache.put("a", "x", 500)
     cache.put("a", "y", 700)
@@ -42,7 +42,7 @@ def test_replacing_a_value_is_charged_once() -> None:
     assert (cache.stats().used_bytes, len(cache)) == (0, 0)
 
 
-def test_empty_values_are_not_free() -> None:
+def test_empty_values_count_as_well() -> None:
     cache: MemoryCache[int, None] = MemoryCache(10 * ENTRY_OVERHEAD_BYTES)
     for number in range(1000):
         cache.put(number, None, 0)
@@ -50,13 +50,13 @@ def test_empty_values_are_not_free() -> None:
     assert cache.stats().evictions == 990
 
 
-def test_a_budget_of_nothing_keeps_nothing() -> None:
+def test_budget_of_zero_keeps_nothing() -> None:
     cache: MemoryCache[str, int] = MemoryCache(0)
     assert not cache.put("a", 1, 0)
     assert cache.get("a") is None
 
 
-def test_negative_sizes_are_refused() -> None:
+def test_negative_sizes_are_rejected() -> None:
     with pytest.raises(ValueError, match="must be 0 or more"):
         MemoryCache(-1)
     cache: MemoryCache[str, int] = MemoryCache(1000)
@@ -98,7 +98,7 @@ def test_any_sequence_agrees_with_a_model(seed: int) -> None:
     assert stats.used_bytes == sum(entry[1] for entry in model.values())
 
 
-def test_a_holder_of_a_shared_cache_evicts_its_own_entries_at_its_share() -> None:
+def test_holder_of_a_shared_cache_evicts_its_own_entries_at_its_share() -> None:
     cache: SharedCache[tuple[str, int], int] = SharedCache(20 * ENTRY_OVERHEAD_BYTES, 10 * ENTRY_OVERHEAD_BYTES)
     for number in range(8):
         cache.put(("a", number), number, 0, "a")
@@ -110,8 +110,8 @@ def test_a_holder_of_a_shared_cache_evicts_its_own_entries_at_its_share() -> Non
 
 
 @pytest.mark.parametrize("turn", quick(range(20), 7))
-def test_a_shared_cache_keeps_the_last_used_of_each_holder_and_of_all(turn: int) -> None:
-    """Against lists of (key, value, size, holder), the least recently used first."""
+def test_shared_cache_keeps_the_last_used_of_each_holder_and_of_all(turn: int) -> None:
+    """The model is lists of (key, value, size, holder), the least recently used first."""
     rng = random.Random(first_seed() * 1000 + turn)
     budget, share = rng.randrange(0, 5000), rng.randrange(0, 5000)
     cache: SharedCache[int, int] = SharedCache(budget, share)

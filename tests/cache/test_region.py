@@ -1,4 +1,4 @@
-"""Memory that a mapped file replaces in place: the bytes never change, and neither do their addresses."""
+"""Tests of memory that a mapped file replaces in place: neither the bytes nor their addresses change."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def mapped_path(payload: memoryview) -> str:
     raise AssertionError("an address that is not mapped")
 
 
-def test_the_stored_file_takes_the_place_of_the_memory(tmp_path: Path) -> None:
+def test_stored_file_replaces_the_memory(tmp_path: Path) -> None:
     data = os.urandom(SIZE)
     region = region_of(data)
     array = np.frombuffer(region.payload, dtype=np.uint8)
@@ -50,7 +50,7 @@ def test_the_stored_file_takes_the_place_of_the_memory(tmp_path: Path) -> None:
     assert array.tobytes() == data, "an array keeps the mapping, which keeps the file"
 
 
-def test_a_file_with_other_bytes_does_not_take_its_place(tmp_path: Path) -> None:
+def test_file_with_other_bytes_does_not_replace_the_memory(tmp_path: Path) -> None:
     data = os.urandom(SIZE)
     tier = DiskTier(tmp_path, 8 << 20)
     for stored in (None, os.urandom(SIZE), data[:-1]):
@@ -72,7 +72,7 @@ def test_a_file_with_other_bytes_does_not_take_its_place(tmp_path: Path) -> None
     tier.close()
 
 
-def test_a_small_value_stays_in_memory(tmp_path: Path) -> None:
+def test_small_value_stays_in_memory(tmp_path: Path) -> None:
     tier = DiskTier(tmp_path, 8 << 20)
     region = Region([memoryview(b"small")])
     assert tier.put("k", region.payload)
@@ -81,7 +81,7 @@ def test_a_small_value_stays_in_memory(tmp_path: Path) -> None:
     tier.close()
 
 
-def test_another_size_is_refused(tmp_path: Path) -> None:
+def test_another_size_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(bytes(10))
     region = region_of(bytes(SIZE))
@@ -132,8 +132,8 @@ def mapping_flags(payload: memoryview) -> list[str]:
     raise AssertionError("an address that is not mapped")
 
 
-def test_a_mapped_file_has_no_huge_pages_and_no_descriptor(tmp_path: Path) -> None:
-    """A column is a small part of 2 MiB, which would be resident with the first page that is read of them."""
+def test_mapped_file_has_no_huge_pages_and_no_descriptor(tmp_path: Path) -> None:
+    """A column is a small part of 2 MiB, all of which would become resident with the first page that is read."""
     data = os.urandom(SIZE)
     region = region_of(data)
     with closing(DiskTier(tmp_path, 8 << 20, mapped_max=0)) as tier:

@@ -1,4 +1,4 @@
-"""Who owns which key: shares follow the weights, and a change moves only the share of what changed."""
+"""Tests of key ownership: shares follow the weights, and a change moves only the share of the changed node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NODES = st.dictionaries(
 
 
 @given(NODES, st.text(min_size=1, max_size=12), st.sampled_from((0.5, 1.0, 4.0)))
-def test_a_node_that_joins_takes_keys_and_moves_no_other(nodes: dict[str, float], new: str, weight: float) -> None:
+def test_joining_node_takes_keys_and_moves_no_other(nodes: dict[str, float], new: str, weight: float) -> None:
     nodes.pop(new, None)
     if not nodes:
         return
@@ -27,7 +27,7 @@ def test_a_node_that_joins_takes_keys_and_moves_no_other(nodes: dict[str, float]
 
 
 @given(NODES)
-def test_the_keys_of_a_node_that_leaves_go_to_their_substitutes(nodes: dict[str, float]) -> None:
+def test_keys_of_a_leaving_node_go_to_their_substitutes(nodes: dict[str, float]) -> None:
     if len(nodes) < 2:
         return
     before = Rendezvous(nodes)
@@ -46,7 +46,7 @@ def test_shares_follow_the_weights() -> None:
         assert abs(owned[name] / 20_000 - weight / 4) < 0.015
 
 
-def test_the_order_of_nodes_does_not_matter_and_the_ranks_are_of_distinct_nodes() -> None:
+def test_order_of_nodes_does_not_matter_and_ranks_have_distinct_nodes() -> None:
     names = [f"10.0.0.{number}:8183" for number in range(9)]
     one, other = Rendezvous(dict.fromkeys(names, 1.0)), Rendezvous(dict.fromkeys(reversed(names), 1.0))
     for key in KEYS:

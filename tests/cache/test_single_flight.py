@@ -1,4 +1,4 @@
-"""One fetch per key at a time; a waiter that gives up takes nobody with it."""
+"""Tests of single flight: one fetch for a key at a time; a cancelled waiter does not affect the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.seeds import quick
 
 
 class Source:
-    """Counts fetches and lets the test say when they end."""
+    """A source that counts fetches; the test decides when they end."""
 
     def __init__(self) -> None:
         self.started = 0
@@ -54,7 +54,7 @@ async def test_keys_do_not_wait_for_each_other_and_nothing_is_remembered() -> No
     await waiting
 
 
-async def test_an_error_reaches_every_waiter_and_the_next_call_fetches_again() -> None:
+async def test_error_reaches_every_waiter_and_the_next_call_fetches_again() -> None:
     flights: SingleFlight[str, str] = SingleFlight()
     attempts = 0
 
@@ -70,7 +70,7 @@ async def test_an_error_reaches_every_waiter_and_the_next_call_fetches_again() -
         await flights.run("k", fail)
 
 
-async def test_a_cancelled_waiter_cancels_neither_the_fetch_nor_the_others() -> None:
+async def test_cancelled_waiter_cancels_neither_the_fetch_nor_the_others() -> None:
     flights: SingleFlight[str, str] = SingleFlight()
     source = Source()
     first, second = (asyncio.create_task(flights.run("k", source.fetch)) for _ in range(2))
@@ -83,7 +83,7 @@ async def test_a_cancelled_waiter_cancels_neither_the_fetch_nor_the_others() -> 
     assert source.cancelled == 0
 
 
-async def test_when_the_last_waiter_leaves_the_fetch_is_cancelled_and_a_newcomer_gets_a_fresh_one() -> None:
+async def test_fetch_is_cancelled_with_its_last_waiter_and_a_new_caller_fetches_again() -> None:
     flights: SingleFlight[str, str] = SingleFlight()
     source = Source()
     only = asyncio.create_task(flights.run("k", source.fetch))
@@ -98,7 +98,7 @@ async def test_when_the_last_waiter_leaves_the_fetch_is_cancelled_and_a_newcomer
     flights.check_invariants()
 
 
-async def test_a_failure_that_nobody_waits_for_is_not_reported_as_lost() -> None:
+async def test_failure_without_waiters_causes_no_warning() -> None:
     flights: SingleFlight[str, str] = SingleFlight()
     complaints: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
@@ -120,7 +120,7 @@ async def test_a_failure_that_nobody_waits_for_is_not_reported_as_lost() -> None
 
 
 @pytest.mark.parametrize("seed", quick(range(10), 4))
-async def test_under_random_cancellations_every_survivor_gets_the_fetch_of_its_key(seed: int) -> None:
+async def test_every_remaining_waiter_gets_its_value_under_random_cancellations(seed: int) -> None:
     source = random.Random(seed)
     flights: SingleFlight[int, int] = SingleFlight()
     running: set[int] = set()

@@ -1,4 +1,4 @@
-"""The stack over a real disk tier: who is asked, what is kept, what happens when a part fails."""
+"""Tests of the cache stack over a real disk tier: order of tiers, stored values, and failing parts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIZE = 200_000
 
 
 class Source:
-    """Brings `payload_of` each key; counts, and waits for `gate` when there is one."""
+    """A source that returns `payload_of` each key; it counts, and waits for `gate` if there is one."""
 
     def __init__(self) -> None:
         self.fetched: list[str] = []
@@ -80,7 +80,7 @@ async def settled(stack: Stack[memoryview]) -> None:
     stack.check_invariants()
 
 
-async def test_a_value_is_fetched_once_then_comes_from_memory_and_after_a_restart_from_the_disk(tmp_path: Path) -> None:
+async def test_value_is_fetched_once_then_read_from_memory_and_after_a_restart_from_the_disk(tmp_path: Path) -> None:
     source = Source()
     stack = make(tmp_path)
     first = await stack.get("k", source.of("k"), same)
@@ -105,7 +105,9 @@ async def test_many_callers_share_one_fetch(stack: Stack[memoryview]) -> None:
     assert all(value is values[0] for value in values)
 
 
-async def test_once_the_disk_has_a_value_memory_holds_its_mapped_twin(tmp_path: Path, stack: Stack[memoryview]) -> None:
+async def test_memory_holds_the_mapped_copy_once_the_disk_has_the_value(
+    tmp_path: Path, stack: Stack[memoryview]
+) -> None:
     value = await stack.get("k", Source().of("k"), same)
     await settled(stack)
     twin = stack.get_cached("k")
@@ -115,7 +117,7 @@ async def test_once_the_disk_has_a_value_memory_holds_its_mapped_twin(tmp_path: 
     assert any(str(path_of(tmp_path, "k")) in line for line in lines)
 
 
-async def test_over_a_mapped_file_a_value_weighs_what_it_does_there(tmp_path: Path) -> None:
+async def test_value_over_a_mapped_file_has_the_size_that_it_uses_there(tmp_path: Path) -> None:
     stack = Stack(
         MemoryCache(1 << 20),
         DiskTier(tmp_path, 32 << 20),
@@ -124,7 +126,7 @@ async def test_over_a_mapped_file_a_value_weighs_what_it_does_there(tmp_path: Pa
         pending_bytes_max=64 << 20,
     )
     source = Source()
-    for number in range(20):  # four times the budget
+    for number in range(20):  # Four times the budget
         await stack.get(f"k{number}", source.of(f"k{number}"), same)
         await settled(stack)
     assert all(stack.get_cached(f"k{number}") == payload_of(f"k{number}", SIZE) for number in range(20))
@@ -139,14 +141,14 @@ async def test_over_a_mapped_file_a_value_weighs_what_it_does_there(tmp_path: Pa
     await stack.close()
 
 
-async def test_a_value_in_parts_is_opened_as_one(stack: Stack[memoryview]) -> None:
+async def test_value_in_parts_is_opened_as_one(stack: Stack[memoryview]) -> None:
     async def fetch() -> list[bytes]:
         return [b"a", b"bc", b""]
 
     assert await stack.get("k", fetch, bytes) == b"abc"
 
 
-async def test_of_many_keys_what_is_stored_is_read_and_nothing_is_fetched(tmp_path: Path) -> None:
+async def test_bulk_read_returns_stored_keys_and_fetches_nothing(tmp_path: Path) -> None:
     source = Source()
     stack = make(tmp_path)
     names = [f"k{number}" for number in range(150)]
@@ -173,7 +175,7 @@ async def test_of_many_keys_what_is_stored_is_read_and_nothing_is_fetched(tmp_pa
     assert await stack.get_stored([put[1], "k0"], same) == [in_memory, None]
 
 
-async def test_a_failed_fetch_fails_its_callers_and_is_not_remembered(stack: Stack[memoryview]) -> None:
+async def test_failed_fetch_fails_its_callers_and_is_not_remembered(stack: Stack[memoryview]) -> None:
     async def fail() -> bytes:
         raise LookupError("the store is away")
 
@@ -182,11 +184,11 @@ async def test_a_failed_fetch_fails_its_callers_and_is_not_remembered(stack: Sta
     assert await stack.get("k", Source().of("k"), same) == payload_of("k", SIZE)
 
 
-async def test_a_fetched_value_that_does_not_open_fails_its_callers_and_is_not_put(
+async def test_fetched_value_that_cannot_be_opened_fails_its_callers_and_is_not_stored(
     tmp_path: Path, stack: Stack[memoryview]
 ) -> None:
     def refuse(view: memoryview) -> memoryview:
-        raise LookupError("no block")
+        raise LookupError("not a block")
 
     with pytest.raises(LookupError, match="no block"):
         await stack.get("k", Source().of("k"), refuse)
@@ -194,7 +196,7 @@ async def test_a_fetched_value_that_does_not_open_fails_its_callers_and_is_not_p
     assert not path_of(tmp_path, "k").exists()
 
 
-async def test_a_file_on_disk_in_another_layout_is_removed_and_fetched_again(tmp_path: Path) -> None:
+async def test_file_of_another_layout_is_removed_and_fetched_again(tmp_path: Path) -> None:
     tier = DiskTier(tmp_path, 32 << 20)
     tier.put("k", b"of an older program")
     tier.close()
@@ -214,7 +216,7 @@ async def test_a_file_on_disk_in_another_layout_is_removed_and_fetched_again(tmp
     tier.close()
 
 
-async def test_a_damaged_file_is_fetched_anew(tmp_path: Path) -> None:
+async def test_damaged_file_is_fetched_again(tmp_path: Path) -> None:
     stack = make(tmp_path)
     await stack.get("k", Source().of("k"), same)
     await stack.close()
@@ -226,7 +228,7 @@ async def test_a_damaged_file_is_fetched_anew(tmp_path: Path) -> None:
     await stack.close()
 
 
-async def test_without_a_disk_memory_and_fetch_do(tmp_path: Path) -> None:
+async def test_stack_works_without_a_disk(tmp_path: Path) -> None:
     stack, source = make(tmp_path, disk=False), Source()
     for _ in range(2):
         assert await stack.get("k", source.of("k"), same) == payload_of("k", SIZE)
@@ -236,7 +238,7 @@ async def test_without_a_disk_memory_and_fetch_do(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_what_waits_for_the_disk_is_bounded_dropped_beyond_and_drained_on_close(tmp_path: Path) -> None:
+async def test_queue_of_disk_writes_is_limited_and_drained_on_close(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as executor:
         stack = make(tmp_path, pending_bytes_max=3 * SIZE, executor=executor)
         source = Source()
@@ -245,7 +247,7 @@ async def test_what_waits_for_the_disk_is_bounded_dropped_beyond_and_drained_on_
                 await stack.get("k0", source.of("k0"), same)
                 release = threading.Event()
                 await settled(stack)
-                # From here on the disk does nothing; reading the next keys is already done.
+                # From here on the disk does nothing; the next keys have been read ahead.
                 misses = [asyncio.create_task(stack.get(f"k{n}", source.of(f"k{n}"), same)) for n in range(1, 8)]
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
@@ -262,7 +264,7 @@ async def test_what_waits_for_the_disk_is_bounded_dropped_beyond_and_drained_on_
         assert stats.disk.puts == 4
 
 
-async def test_a_closed_stack_still_answers(tmp_path: Path) -> None:
+async def test_closed_stack_still_answers(tmp_path: Path) -> None:
     stack, source = make(tmp_path), Source()
     await stack.get("k", source.of("k"), same)
     await stack.close()
@@ -272,7 +274,7 @@ async def test_a_closed_stack_still_answers(tmp_path: Path) -> None:
     assert source.fetched == ["k", "l"]
 
 
-async def test_a_caller_that_gives_up_leaves_no_claim_behind(tmp_path: Path) -> None:
+async def test_cancelled_caller_leaves_no_claim(tmp_path: Path) -> None:
     claims = Claims(tmp_path / "claims")
     stack, source = make(tmp_path / "cache", claims=claims), Source()
     source.gate = asyncio.Event()
@@ -289,7 +291,7 @@ async def test_a_caller_that_gives_up_leaves_no_claim_behind(tmp_path: Path) -> 
     await stack.close()
 
 
-async def test_who_waits_too_long_for_another_fetch_fetches_itself(tmp_path: Path) -> None:
+async def test_caller_that_waits_too_long_for_another_fetch_fetches_itself(tmp_path: Path) -> None:
     claims = Claims(tmp_path / "claims")
     stack, source = make(tmp_path / "cache", claims=claims, claim_wait_s=0.1), Source()
     assert claims.take("k")
@@ -327,7 +329,7 @@ asyncio.run(main(pathlib.Path(sys.argv[1])))
 """
 
 
-def test_processes_that_need_the_same_keys_fetch_each_once_between_them(tmp_path: Path) -> None:
+def test_processes_that_need_the_same_keys_fetch_each_once_in_total(tmp_path: Path) -> None:
     command = [sys.executable, "-c", FETCHER.replace("weigh=len", "weigh=lambda value: value"), str(tmp_path)]
     processes = [
         subprocess.Popen(command, cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)
@@ -347,7 +349,7 @@ def test_processes_that_need_the_same_keys_fetch_each_once_between_them(tmp_path
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_under_random_traffic_every_answer_is_the_value_of_its_key(tmp_path: Path, seed: int) -> None:
+async def test_every_answer_is_the_value_of_its_key_under_random_traffic(tmp_path: Path, seed: int) -> None:
     source = random.Random(seed)
     stack = make(tmp_path, memory_bytes=5 * SIZE, pending_bytes_max=2 * SIZE, claims=Claims(tmp_path / "claims"))
     origin = Source()

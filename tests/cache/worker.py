@@ -1,6 +1,6 @@
-"""A process of its own on a shared folder: `python -m tests.cache.worker FOLDER SEED STEPS`, 0 steps for ever.
+"""A separate process on a shared folder: `python -m tests.cache.worker FOLDER SEED STEPS`, 0 steps for ever.
 
-Puts, gets and discards keys of a small set; prints a line per thousandth wrong thing and a summary, as JSON.
+It puts, gets and discards keys of a small set; it prints a line for each wrong value and a summary, as JSON.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A table of any columns, and data files told of but never written: for what turns on partitions and counts."""
+"""A table with any columns, and data files that are named but never written, for tests of partitions and counts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.api.client import Answer, Api
 
 @dataclass
 class Claims:
-    """`db.<name>`."""
+    """The table `db.<name>`."""
 
     api: Api
     name: str
@@ -27,7 +27,7 @@ class Claims:
         version: int = 2,
         **properties: str,
     ) -> Claims:
-        """`columns` are types by name, with ids from 1 on; `spec` are (column, transform)."""
+        """Create a table. `columns` are types by name, with ids from 1 on; `spec` are (column, transform)."""
         ids = {column: number for number, column in enumerate(columns, 1)}
         body = {
             "name": name,
@@ -58,7 +58,7 @@ class Claims:
         }
 
     async def send(self, **body: Any) -> Answer:
-        """Return keys with underscores for hyphens."""
+        """Send a change whose keys have underscores for hyphens."""
         change = {key.replace("_", "-"): value for key, value in body.items()}
         return await self.api("POST", f"/api/v1/tables/db/{self.name}/commit", change)
 
@@ -68,13 +68,13 @@ class Claims:
         return answer.json
 
     async def update(self, *updates: Mapping[str, Any]) -> None:
-        """By the standard's own updates."""
+        """Commit updates through the standard route."""
         body = {"requirements": [], "updates": list(updates)}
         answer = await self.api("POST", f"/v1/namespaces/db/tables/{self.name}", body)
         assert answer.status == 200, answer.raw
 
     async def live(self) -> list[str]:
-        """Return the names of the files that a plan of everything holds."""
+        """Return the names of all live files, from a plan of the whole table."""
         answer = await self.api("POST", f"/v1/namespaces/db/tables/{self.name}/plan", {})
         assert answer.status == 200, answer.raw
         return sorted(task["data-file"]["file-path"].rpartition("/")[2] for task in answer.json["file-scan-tasks"])

@@ -1,6 +1,6 @@
-"""A table written by changes alone: real files with metrics, their ContentFile JSON, and the rows that they hold.
+"""A table written only by changes: real files with metrics, their ContentFile JSON, and their rows.
 
-Rows are (id, part, value). What a reader must see is kept beside it by the tests, in plain Python.
+Rows are (id, part, value). The tests store the rows that a reader must see, in plain Python.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SCHEMA: dict[str, Any] = {
 BY_PART = [{"name": "part", "transform": "identity", "source-id": 2, "field-id": 1000}]
 Row = tuple[int | None, int | None, str | None]
 _counts: WeakKeyDictionary[Commits, Counter[str]] = WeakKeyDictionary()
-"""By server: how many changes of each table are in a queue, or in a group that is being committed."""
+"""The number of changes of each table that are queued or in a group that is being committed, by server."""
 
 
 def _count_waiting(commits: Commits) -> None:
@@ -50,7 +50,7 @@ def _count_waiting(commits: Commits) -> None:
 
 @dataclass
 class Lake:
-    """`db.<name>`; `spec` are the fields of partition spec 0, by identity of `part` or none."""
+    """The table `db.<name>`; `spec` are the fields of partition spec 0, by identity of `part` or none."""
 
     api: Api
     folder: Path
@@ -58,7 +58,7 @@ class Lake:
     version: int
     spec: Sequence[dict[str, Any]]
     rows: dict[str, list[Row]] = field(default_factory=dict)
-    """Of each data file that was written."""
+    """The rows of each data file that was written"""
     _made: Any = field(default_factory=itertools.count)
 
     @staticmethod
@@ -83,7 +83,7 @@ class Lake:
         return f"/api/v1/tables/db/{self.name}/commit"
 
     async def commit(self, body: Mapping[str, Any], **more: Any) -> Any:
-        """Committed; the answer's JSON."""
+        """Commit a change that must succeed, and return the answer's JSON."""
         answer = await self.send(body, **more)
         assert answer.status == 200, answer.raw
         return answer.json
@@ -95,7 +95,7 @@ class Lake:
         return await self.commit({"add": [self.data(rows) for rows in parts], **more})
 
     async def waiting(self, count: int) -> None:
-        """Until so many changes are in the table's queue, or in the group that is being committed."""
+        """Wait until `count` changes are in the table's queue, or in the group that is being committed."""
         counts = _counts[self.api.server.components.commits]
         await until(lambda: counts[self.name] == count)
 
@@ -183,7 +183,7 @@ class Lake:
         ]
 
     def equality_deletes(self, ids: Sequence[int], part: int | None = None) -> dict[str, Any]:
-        """Of the rows with these ids."""
+        """Return an equality delete file for the rows with these ids."""
         path = self._path("-equality.parquet")
         write(path, {1: ("id", pa.array(list(ids), pa.int64()))})
         return {
@@ -199,7 +199,7 @@ class Lake:
 
 
 def _metrics(columns: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """Count and exact bounds of each column."""
+    """Return count and exact bounds of each column."""
     counts: dict[int, int] = {}
     nulls: dict[int, int] = {}
     lower: dict[int, str] = {}

@@ -1,8 +1,8 @@
-"""Two changes that were made from one snapshot: what each means, how an engine realises it, and what may come of both.
+"""Two changes from one snapshot: their meaning, how an engine realises them, and their allowed outcomes.
 
-The oracle is a list of rows. A change means a function of them; a history of two is serialisable if the rows that a
-reader sees are those of one order or the other. Under snapshot isolation both count as made at the snapshot, and no row
-may have been written by both. Nothing here looks at manifests, partitions or bounds.
+The oracle is a list of rows. A change is a function of them. A history of two changes is serialisable if the rows that
+a reader sees are those of one order or the other. Under snapshot isolation both count as made at the snapshot, and no
+row may have been written by both. The oracle does not use manifests, partitions or bounds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ READING = ("delete", "update", "update", "count", "compact")
 
 @dataclass
 class Stored:
-    """A data file of the snapshot that both start from."""
+    """A data file of the snapshot from which both changes start."""
 
     path: str
     part: int
@@ -37,7 +37,10 @@ class Stored:
 
 @dataclass(frozen=True)
 class Change:
-    """`kind` of the rows of `part` whose id is in `ids`; `how` an engine writes it, and what it tells of its reads."""
+    """A change of `kind` to the rows of `part` whose id is in `ids`.
+
+    `how` says how an engine writes it, and what it states about its reads.
+    """
 
     kind: str
     part: int
@@ -58,7 +61,7 @@ class Change:
         return (row[0], row[1], f"{row[2]}+{self.number}")
 
     def apply(self, rows: Iterable[Row]) -> list[Row]:
-        """Return what it means."""
+        """Return the rows after the change."""
         before = list(rows)
         if self.kind == "append":
             return before + self.inserted
@@ -122,7 +125,7 @@ class Case:
             snapshot_id = await _delete_some(lake, base, version, snapshot_id, rng)
         changes: list[Change] = []
         for number in (1, 2):
-            near = tuple(one.part for one in changes) * 3  # so that they meet more often than not
+            near = tuple(one.part for one in changes) * 3  # So that they usually overlap
             change = some_change(rng, version, number, (*PARTS, *near))
             while not _does_something(change, base):
                 change = some_change(rng, version, number, (*PARTS, *near))
@@ -137,7 +140,7 @@ class Case:
         return _REALISED[change.kind](self, change) | _reading(self, change)
 
     def allowed(self) -> list[Counter[Row]]:
-        """Return what a reader may see when both are committed; nothing where no outcome would be right."""
+        """Return the rows that a reader may see when both are committed; empty if no outcome would be right."""
         base, first, second = self.rows(), self.first, self.second
         if second.isolation == "snapshot" and not second.blind:
             return self._of_snapshot_isolation()
@@ -153,7 +156,7 @@ class Case:
         return [base - (gone_one | gone_two) + (one - base) + (two - base)]
 
     def must_commit(self) -> bool:
-        """Return whether a refusal of the second would be one too many."""
+        """Return whether the second change must not be rejected."""
         first, second = self.first, self.second
         if second.blind:
             return True
@@ -186,7 +189,7 @@ async def _delete_some(lake: Lake, base: dict[str, Stored], version: int, snapsh
 
 
 def _reading(case: Case, change: Change) -> dict[str, Any]:
-    """Return what it says of its reads."""
+    """Return what the change states about its reads."""
     if change.blind:
         return {}
     said: dict[str, Any] = {"read-snapshot-id": case.snapshot_id, "isolation": change.isolation}
@@ -229,7 +232,7 @@ def _compact(case: Case, change: Change) -> dict[str, Any]:
 
 
 def _rewritten(case: Case, change: Change) -> dict[str, Any]:
-    """Delete and update: copy-on-write, or by deletes of positions."""
+    """Return the files of a delete or update: copy-on-write, or position deletes."""
     touched = [one for one in case.base.values() if any(change.matches(row) for _, row in one.live)]
     update = change.kind == "update"
     if change.how == "rewrite":

@@ -1,6 +1,6 @@
-"""A reader of tables, written here from the specification alone: files, rows, row ids; and what every snapshot keeps.
+"""A reader of tables that follows the specification alone: files, rows, row ids, and invariants of every snapshot.
 
-Nothing of it is shared with the server: fastavro for manifests, pyarrow for Parquet, pyroaring for deletion vectors.
+It shares no code with the server: fastavro for manifests, pyarrow for Parquet, pyroaring for deletion vectors.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class File:
 
 
 def local(location: str) -> Path:
-    """Engines write file:///p and file:/p."""
+    """Return the local path; engines write file:///p and file:/p."""
     return Path("/" + location.removeprefix("file:").lstrip("/"))
 
 
@@ -57,8 +57,9 @@ def manifests_of(snapshot: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def entries_of(manifest: dict[str, Any]) -> list[File]:
-    """Return all entries, deleted ones too, with what they inherit (spec: "Sequence Number Inheritance", "First Row
-    ID").
+    """Return all entries, including deleted ones, with inherited values.
+
+    See the spec, "Sequence Number Inheritance" and "First Row ID Inheritance".
     """
     found = []
     next_row_id = manifest.get("first_row_id")
@@ -99,7 +100,7 @@ def live_files(snapshot: dict[str, Any] | None) -> list[File]:
 
 
 def rows(snapshot: dict[str, Any] | None) -> list[Row]:
-    """Return what a reader sees, in order."""
+    """Return the rows that a reader sees, in order."""
     files = live_files(snapshot)
     deletes = [one for one in files if one.content != 0]
     found: list[Row] = []
@@ -139,7 +140,7 @@ def _deleted(delete: File, file: File, here: list[Row], has_vector: bool) -> set
 
 
 def check(metadata: dict[str, Any], snapshot_id: int | None = None) -> None:
-    """What holds of every snapshot that the server made."""
+    """Check the invariants of every snapshot that the server made."""
     snapshot = snapshot_of(metadata, snapshot_id)
     assert snapshot is not None
     manifests = manifests_of(snapshot)

@@ -1,4 +1,4 @@
-"""What one change may make the server hold and compare."""
+"""Tests of the limits on what one change may make the server hold and compare."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.waits import until
 
 
 @pytest.mark.parametrize("needs", ["the history", "the files to remove"])
-async def test_a_change_holds_no_more_decoded_manifests_than_its_limit(
+async def test_change_holds_no_more_decoded_manifests_than_its_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needs: str
 ) -> None:
     async with running(tmp_path) as server:
@@ -50,7 +50,7 @@ async def test_a_change_holds_no_more_decoded_manifests_than_its_limit(
         assert "decoded manifests" in refused.error[2]
 
 
-async def test_a_scope_has_no_more_partitions_than_a_change_has_files(tmp_path: Path) -> None:
+async def test_scope_has_no_more_partitions_than_a_change_may_have_files(tmp_path: Path) -> None:
     async with running(tmp_path, commit_files_limit=2) as server:
         table = await Claims.create(Api(server), {"a": "long"}, [("a", "identity")])
         for count, status in ((2, 200), (3, 400)):
@@ -59,12 +59,12 @@ async def test_a_scope_has_no_more_partitions_than_a_change_has_files(tmp_path: 
             assert (await table.send(**body, scope={"partitions": partitions})).status == status
 
 
-async def test_entries_of_large_manifests_are_compared_beside_the_event_loop(
+async def test_entries_of_large_manifests_are_compared_off_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A change may remove a hundred thousand files.
 
-    Here every manifest is a large one.
+    In this test every manifest counts as large.
     """
     threads, real = [], manifest_filter.key_of
 
@@ -103,16 +103,14 @@ _LONG_WORK: tuple[tuple[Any, str], ...] = (
     (overwrite, "_paths"),
     (row_counts, "strings"),
 )
-"""Work that grows with the files and values of a change."""
+"""Functions whose work grows with the files and values of a change."""
 
 
-async def test_a_large_change_is_compared_beside_the_event_loop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A change may add deletes for, remove or restore two hundred thousand files, which commits since its read have
-    changed, and have a filter of as many values.
+async def test_large_change_is_compared_off_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change may add deletes for, remove or restore two hundred thousand files that commits since its read have
+    changed, and have a filter with as many values.
 
-    Here every change is a large one.
+    In this test every change counts as large.
     """
     threads: dict[str, set[int]] = {}
 
@@ -169,10 +167,10 @@ async def test_a_large_change_is_compared_beside_the_event_loop(
         assert threading.get_ident() not in where, name
 
 
-async def test_the_objects_of_a_large_change_are_freed_beside_the_event_loop(
+async def test_objects_of_a_large_change_are_freed_off_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """200,000 files took a tenth of a second of it, after their answer."""
+    """Freeing 200,000 files took a tenth of a second of the loop's time after their answer."""
     freed: list[int] = []
     threads: set[int] = set()
     free = fair_lock._free
@@ -210,8 +208,8 @@ async def test_freed_objects_have_no_other_references(monkeypatch: pytest.Monkey
     assert threads.count(threading.get_ident()) == 1
 
 
-async def test_the_bytes_that_wait_for_their_write_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A change of many manifests would hold them all, because writing goes on while the disk works."""
+async def test_bytes_that_wait_for_their_write_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change of many manifests would hold them all, because encoding continues while the disk writes."""
     waiting_bytes = most_bytes = size_bytes = 0
 
     class Disk:

@@ -1,4 +1,4 @@
-"""Commit priority: a change that has collided often comes first for a short time, and no other waits for long."""
+"""Tests of commit priority: a change that has often collided comes first for a short time, and no other waits long."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_priority_is_earned_by_collisions_and_ends_with_the_change() -> None:
     assert priority.holder(T, 2.0) is None
 
 
-def test_who_has_waited_longest_is_next() -> None:
+def test_change_that_has_waited_longest_is_next() -> None:
     priority = CommitPriority(after=2, longest_s=10.0)
     collide(priority, B, 0.0)
     collide(priority, A, 0.5, 1.0)
@@ -41,7 +41,7 @@ def test_who_has_waited_longest_is_next() -> None:
     assert held[0] == C
 
 
-def test_priority_that_is_not_used_ends_and_the_table_rests() -> None:
+def test_unused_priority_ends_and_the_table_pauses() -> None:
     priority = CommitPriority(after=1, longest_s=2.0)
     collide(priority, A, 0.0)
     assert priority.holder(T, 1.9) is not None
@@ -52,13 +52,13 @@ def test_priority_that_is_not_used_ends_and_the_table_rests() -> None:
     assert priority.holder(T, 22.1) is not None
 
 
-def test_with_length_0_no_change_has_priority() -> None:
+def test_no_change_has_priority_with_length_0() -> None:
     priority = CommitPriority(after=1, longest_s=0.0)
     collide(priority, A, 0.0, 1.0, 2.0)
     assert priority.holder(T, 2.0) is None
 
 
-def test_what_nobody_tries_again_is_forgotten() -> None:
+def test_change_that_is_not_repeated_is_forgotten() -> None:
     priority = CommitPriority(after=2, longest_s=10.0)
     collide(priority, A, 0.0)
     collide(priority, B, 200.0)

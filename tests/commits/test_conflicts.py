@@ -1,4 +1,4 @@
-"""Random pairs of changes made from one snapshot: what is committed is right, what must be is not refused."""
+"""Tests of random pairs of changes from one snapshot: commits are right, and no independent change is rejected."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def _campaign(api: Api, count: int) -> Counter[str]:
     return outcomes
 
 
-async def test_what_is_committed_is_serialisable_and_what_is_apart_is_committed(tmp_path: Path) -> None:
+async def test_committed_changes_are_serialisable_and_independent_changes_are_committed(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         outcomes = await _campaign(Api(server), 30)
     assert sum(count for name, count in outcomes.items() if name.endswith("committed")) > 5
@@ -53,7 +53,7 @@ async def test_what_is_committed_is_serialisable_and_what_is_apart_is_committed(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-async def test_a_thousand_pairs_of_changes(tmp_path: Path) -> None:
+async def test_thousand_pairs_of_changes_are_serialisable(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         outcomes = await _campaign(Api(server), int(os.environ.get("COMMIT_PAIRS", "1000")))
     assert {name.split()[0] for name in outcomes if name.endswith("refused")} >= {

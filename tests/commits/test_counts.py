@@ -1,4 +1,4 @@
-"""Counts of rows as large as Iceberg can tell: what goes beyond is refused, and what is within holds up nobody."""
+"""Tests of row counts as large as Iceberg can represent: larger ones are rejected, others block nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MOST = 2**63 - 1
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
-async def test_files_with_more_rows_together_than_a_long_counts_are_refused(api: Api, version: int) -> None:
+async def test_files_with_more_rows_in_total_than_a_long_are_rejected(api: Api, version: int) -> None:
     table = await Claims.create(api, {"x": "long"}, version=version)
     refused = await table.send(add=[table.data("a", rows=MOST), table.data("b", rows=1)])
     assert refused.error[:2] == (400, "BadRequestException")
@@ -20,7 +20,7 @@ async def test_files_with_more_rows_together_than_a_long_counts_are_refused(api:
     assert await table.live() == ["a", "b"]
 
 
-async def test_delete_files_that_delete_more_than_a_long_counts_are_refused(api: Api) -> None:
+async def test_delete_files_with_more_deletes_than_a_long_are_rejected(api: Api) -> None:
     table = await Claims.create(api, {"x": "long"})
     keyed = {"content": "equality-deletes", "equality-ids": [1]}
     refused = await table.send(add=[table.data("a", rows=MOST, **keyed), table.data("b", rows=1, **keyed)])
@@ -28,7 +28,7 @@ async def test_delete_files_that_delete_more_than_a_long_counts_are_refused(api:
     assert "add: the delete files" in refused.error[2]
 
 
-async def test_rows_beyond_the_last_row_id_are_refused_and_the_table_stays_writable(api: Api) -> None:
+async def test_rows_beyond_the_last_row_id_are_rejected_and_the_table_stays_writable(api: Api) -> None:
     table = await Claims.create(api, {"x": "long"}, version=3)
     await table.commit(add=[table.data("a", rows=MOST - 5)])
     refused = await table.send(add=[table.data("b", rows=6)])
@@ -38,7 +38,7 @@ async def test_rows_beyond_the_last_row_id_are_refused_and_the_table_stays_writa
     assert await table.live() == ["a", "c"]
 
 
-async def test_manifests_that_would_count_too_many_rows_are_not_merged(api: Api) -> None:
+async def test_manifests_with_too_many_rows_in_total_are_not_merged(api: Api) -> None:
     table = await Claims.create(api, {"x": "long"}, **{"commit.manifest.min-count-to-merge": "2"})
     for name in ("a", "b", "c"):
         made = await table.commit(add=[table.data(name, rows=MOST)])

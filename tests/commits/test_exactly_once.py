@@ -1,4 +1,4 @@
-"""Producers: each sequence is in the table once, whatever was lost, repeated, killed or forgotten in between."""
+"""Tests of producers: each sequence is in the table once, whatever was lost, repeated, killed or forgotten."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def seen(lake: Lake) -> list[Any]:
     return rows(snapshot_of(metadata))
 
 
-async def test_a_sequence_is_committed_once_and_repeats_get_its_answer(api: Api) -> None:
+async def test_sequence_is_committed_once_and_repeats_get_its_answer(api: Api) -> None:
     lake = await Lake.create(api)
     bodies = [numbered(lake, sequence) for sequence in (3, 4, 9)]
     answers = [await lake.commit(body) for body in bodies]
@@ -60,7 +60,7 @@ async def test_a_sequence_is_committed_once_and_repeats_get_its_answer(api: Api)
     assert len(await seen(lake)) == 4
 
 
-async def test_of_the_same_sequence_sent_at_once_one_is_committed(api: Api) -> None:
+async def test_only_one_of_concurrent_repeats_is_committed(api: Api) -> None:
     lake = await Lake.create(api)
     body = numbered(lake, 1)
     answers = await asyncio.gather(*(lake.commit(body) for _ in range(6)))
@@ -69,7 +69,7 @@ async def test_of_the_same_sequence_sent_at_once_one_is_committed(api: Api) -> N
     assert await seen(lake) == [(1, 0, "p")]
 
 
-async def test_what_the_database_forgot_the_snapshots_know(tmp_path: Path) -> None:
+async def test_sequence_forgotten_by_the_database_is_found_in_the_snapshots(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         lake = await Lake.create(Api(server))
         bodies = [numbered(lake, sequence) for sequence in (1, 2)]
@@ -87,7 +87,7 @@ async def test_what_the_database_forgot_the_snapshots_know(tmp_path: Path) -> No
 
 
 async def _moved(api: Api, how: str) -> None:
-    """`db.t` leads elsewhere, or nowhere."""
+    """Make `db.t` refer to another table, or to none."""
     if how == "dropped":
         assert (await api("DELETE", "/v1/namespaces/db/tables/t")).status == 204
         return
@@ -98,8 +98,8 @@ async def _moved(api: Api, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["renamed", "replaced", "dropped"])
-async def test_a_repeat_hears_that_it_succeeded_where_its_table_has_left_the_name(api: Api, how: str) -> None:
-    """A refusal would have its client delete files that are live."""
+async def test_repeat_reports_success_after_its_table_has_left_the_name(api: Api, how: str) -> None:
+    """A rejection would make the client delete files that are live."""
     lake = await Lake.create(api)
     body = numbered(lake, 4)
     uuid = (await lake.commit(body))["table-uuid"]
@@ -112,7 +112,7 @@ async def test_a_repeat_hears_that_it_succeeded_where_its_table_has_left_the_nam
 
 
 @pytest.mark.parametrize("how", ["renamed", "replaced"])
-async def test_what_another_server_commits_while_its_twin_waits_is_not_refused_later(api: Api, how: str) -> None:
+async def test_change_that_another_server_commits_meanwhile_is_not_rejected_later(api: Api, how: str) -> None:
     lake = await Lake.create(api)
     uuid = (await lake.metadata())["table-uuid"]
     async with api.server.components.engine_commits.publisher.lock(("db",), "t"):
@@ -142,7 +142,7 @@ def _ids(base_url: str, name: str) -> list[int]:
     return sorted(row[0] for row in rows(snapshot_of(loaded["metadata"])))
 
 
-def test_lost_requests_and_replies_lose_and_double_nothing(tmp_path: Path) -> None:
+def test_lost_requests_and_replies_lose_and_duplicate_nothing(tmp_path: Path) -> None:
     with Mortal(tmp_path / "home") as server:
         server.start()
         lake = _lake(server.base_url, "t")
@@ -153,7 +153,7 @@ def test_lost_requests_and_replies_lose_and_double_nothing(tmp_path: Path) -> No
             while sequence < 15 or not {fate for fate, *_ in proxy.seen} >= {*FATES}:
                 body = numbered(lake, sequence)
                 while True:
-                    with suppress(Unreachable, ServerFailed):  # in all of its tries, now and then: then as a job would
+                    with suppress(Unreachable, ServerFailed):  # Sometimes in all its attempts: then like a job
                         client.commit("db.t", body)
                         break
                 sequence += 1
@@ -166,8 +166,8 @@ def test_lost_requests_and_replies_lose_and_double_nothing(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_server_killed_at_any_step_leaves_each_sequence_once(tmp_path: Path) -> None:
-    """Some of the changes remove files, so that manifests are rewritten, too."""
+def test_server_killed_at_any_step_leaves_each_sequence_once(tmp_path: Path) -> None:
+    """Some of the changes remove files, so that manifests are rewritten too."""
     print(f"kills: FAULT_SEED={SEED}")
     rng = random.Random(SEED)
     steps = ("before-metadata-write", "after-metadata-write", "before-swap", "after-swap")

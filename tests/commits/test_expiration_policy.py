@@ -1,4 +1,4 @@
-"""Which snapshots a policy keeps, against the definition: branch by branch, snapshot by snapshot."""
+"""Tests of the snapshots that a policy keeps, compared with its definition: branch by branch, snapshot by snapshot."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def table(snapshots: list[Snapshot], refs: dict[str, SnapshotRef]) -> TableMetad
 
 
 def kept_by_definition(metadata: Any, policy: ExpirationPolicy) -> set[int]:
-    """Of tables whose references never end."""
+    """Return the snapshots to keep, for tables whose references never expire."""
     kept, referenced = set(), set()
     for ref in metadata.refs.values():
         snapshot, replaced_ms, seen = metadata.snapshot(ref.snapshot_id), None, list[int]()
@@ -46,7 +46,7 @@ def kept_by_definition(metadata: Any, policy: ExpirationPolicy) -> set[int]:
 
 
 def test_branches_that_share_snapshots_keep_what_each_keeps_alone() -> None:
-    """Also where parents go in circles, or do not exist."""
+    """The tests include cyclic and missing parents."""
     rng = random.Random(7)
     for _ in range(3000):
         count = rng.randint(1, 9)
@@ -73,7 +73,7 @@ def test_branches_that_share_snapshots_keep_what_each_keeps_alone() -> None:
 
 
 def test_many_branches_over_a_long_history_read_each_snapshot_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A writer makes 30,000 branches by one request; 30,000 times 10,000 snapshots took minutes."""
+    """A writer makes 30,000 branches with one request; 30,000 times 10,000 snapshots took minutes."""
     snapshots = [Snapshot(number, number, parent_snapshot_id=number - 1 if number else None) for number in range(300)]
     refs = {f"b{number}": SnapshotRef(299 - number % 9, "branch", 1, 900 + number) for number in range(300)}
     monkeypatch.setattr(policies, "READS_MAX", 1500)

@@ -1,4 +1,6 @@
-"""A job whose server has lost the lease of the table services commits nothing, and holds up nobody."""
+"""Tests that a job whose server has lost the lease of the table services commits nothing, and blocks no other
+change.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from tests.commits.lake import Lake
 from tests.server.rig import running
 
 
-async def test_a_change_with_an_old_fencing_number_is_refused_and_the_others_of_its_group_are_not(
+async def test_only_the_change_with_an_old_fencing_number_is_rejected_from_its_group(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path, services_workers=0) as server:

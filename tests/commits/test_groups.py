@@ -1,4 +1,6 @@
-"""Changes that wait for one table: committed together, each with its own snapshot, answer, instant and conflict."""
+"""Tests of changes that wait for one table: committed together, each with its own snapshot, answer, instant
+and conflict.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ def _counted(api: Api, name: str) -> float:
     return found
 
 
-async def test_concurrent_appenders_never_fail_and_share_transactions(tmp_path: Path) -> None:
+async def test_concurrent_appends_never_fail_and_share_transactions(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         api = Api(server)
         lake = await Lake.create(api, version=3)
@@ -58,7 +60,7 @@ async def test_concurrent_appenders_never_fail_and_share_transactions(tmp_path: 
         assert {one.snapshot_id for one in instants} == {one["snapshot-id"] for one in answers}
 
 
-async def test_replicas_that_race_lose_no_append(tmp_path: Path, postgres_url: str) -> None:
+async def test_racing_replicas_lose_no_append(tmp_path: Path, postgres_url: str) -> None:
     warehouse = (tmp_path / "lake").as_uri()
     async with (
         running(tmp_path / "a", database=postgres_url, warehouse=warehouse) as first,
@@ -73,7 +75,7 @@ async def test_replicas_that_race_lose_no_append(tmp_path: Path, postgres_url: s
         assert sorted(row[0] for row in rows(snapshot_of(metadata))) == wanted
 
 
-async def test_a_replica_that_loses_every_race_commits_all_the_same(
+async def test_replica_that_loses_every_race_commits_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its storage is slow: whenever it has read the table, the other replica has committed again."""
@@ -93,7 +95,7 @@ async def test_a_replica_that_loses_every_race_commits_all_the_same(
             planned = await prepare(*given, **named)
             before = await pointer()
             lost += 1
-            with suppress(TimeoutError):  # the other replica commits first, unless it may not
+            with suppress(TimeoutError):  # The other replica commits first, unless it may not.
                 async with asyncio.timeout(0.5):
                     while await pointer() == before:
                         await asyncio.sleep(0.005)
@@ -127,9 +129,9 @@ async def test_a_replica_that_loses_every_race_commits_all_the_same(
 async def test_no_pointer_moves_before_all_files_of_a_change_are_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
-    """The files are written together.
+    """The files are written concurrently.
 
-    One is stored last, or not at all: then the change is not committed.
+    One file is stored last, or not at all: then the change is not committed.
     """
     create = LocalObjects.create
     async with running(tmp_path) as server:
@@ -160,7 +162,7 @@ async def test_no_pointer_moves_before_all_files_of_a_change_are_stored(
         assert sorted(row[0] for row in rows(snapshot_of(metadata))) == [0, 2]
 
 
-async def test_one_that_is_refused_holds_up_no_other(tmp_path: Path) -> None:
+async def test_rejected_change_does_not_block_others(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         lake = await Lake.create(Api(server))
         victim = lake.data([(0, 0, "v")])
@@ -168,7 +170,7 @@ async def test_one_that_is_refused_holds_up_no_other(tmp_path: Path) -> None:
         remove = {"remove": [{"file-path": victim["file-path"]}], "read-snapshot-id": base["snapshot-id"]}
         sent = [lake.send(remove) for _ in range(3)] + [lake.send({"add": [lake.data([(n, 0, "a")])]}) for n in (1, 2)]
         answers = await asyncio.gather(*sent)
-        # The first to come may be held against the appends: then none of the three is let through.
+        # The first change may be compared with the appends: then none of the three is allowed.
         assert [one.status for one in answers[3:]] == [200, 200]
         assert sum(one.status == 200 for one in answers[:3]) <= 1
         assert all(one.error[1] == "CommitFailedException" for one in answers[:3] if one.status != 200)
@@ -177,7 +179,7 @@ async def test_one_that_is_refused_holds_up_no_other(tmp_path: Path) -> None:
         assert {row[0] for row in rows(snapshot_of(metadata))} >= {1, 2}
 
 
-async def test_a_bug_that_one_change_meets_fails_that_one_alone_and_leaves_no_files(
+async def test_bug_triggered_by_one_change_fails_only_that_change_and_leaves_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(writer: SnapshotWriter, change: Change, *more: Any, **named: Any) -> ProducedSnapshot:
@@ -189,7 +191,7 @@ async def test_a_bug_that_one_change_meets_fails_that_one_alone_and_leaves_no_fi
         lake = await Lake.create(Api(server))
         monkeypatch.setattr(change_application, "produce", broken)
         async with server.components.engine_commits.publisher.lock(("db",), "t"):
-            # The first is a group by itself; all that come while it waits are another.
+            # The first change is a group by itself; all that arrive while it waits are another group.
             bodies = [{"add": [lake.data([(n, 0, "a")])]} for n in range(4)]
             bodies[2]["operation"] = "overwrite"
             tasks = []
@@ -211,10 +213,10 @@ async def test_a_bug_that_one_change_meets_fails_that_one_alone_and_leaves_no_fi
 
 
 @pytest.mark.parametrize("registered", ["before", "by the group"])
-async def test_an_index_file_that_is_of_another_index_fails_its_change_alone(
+async def test_index_file_of_another_index_fails_only_its_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registered: str
 ) -> None:
-    definitions = iter(["a", "b"])  # the file was overwritten between two changes
+    definitions = iter(["a", "b"])  # The file was overwritten between two changes.
 
     async def read(_: Any, location: str, size_bytes: int, *, table_uuid: str, **__: Any) -> RegisteredIndexFile:
         return RegisteredIndexFile(table_uuid, location, next(definitions), "bloom", 0, 1, 1, size_bytes, None, 0)
@@ -229,7 +231,7 @@ async def test_an_index_file_that_is_of_another_index_fails_its_change_alone(
         order = [1, 0, 2, 3] if registered == "before" else [0, 1, 2, 3]
         answers = [await lake.send(bodies[order.pop(0)])] if registered == "before" else []
         async with server.components.engine_commits.publisher.lock(("db",), "t"):
-            # The first is a group by itself; all that come while it waits are another.
+            # The first change is a group by itself; all that arrive while it waits are another group.
             tasks = []
             for number in order:
                 tasks.append(asyncio.create_task(lake.send(bodies[number])))
@@ -240,7 +242,7 @@ async def test_an_index_file_that_is_of_another_index_fails_its_change_alone(
         assert sorted(row[0] for row in rows(snapshot_of(await lake.metadata()))) == [0, 1, 3]
 
 
-async def test_a_key_that_is_taken_within_a_group_fails_alone(tmp_path: Path) -> None:
+async def test_taken_key_within_a_group_fails_only_its_change(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         lake = await Lake.create(Api(server))
         body, key = {"add": [lake.data([(1, 0, "a")])]}, new_key()
@@ -250,18 +252,18 @@ async def test_a_key_that_is_taken_within_a_group_fails_alone(tmp_path: Path) ->
         assert sorted(row[0] for row in rows(snapshot_of(await lake.metadata()))) == [1, 2, 3, 4]
 
 
-async def test_the_same_key_twice_in_one_group_is_answered_once_for_both(tmp_path: Path) -> None:
+async def test_same_key_twice_in_one_group_gets_one_answer_for_both(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         lake = await Lake.create(Api(server))
         key = new_key()
         body = {"add": [lake.data([(1, 0, "a")])]}
         others = [{"add": [lake.data([(number, 0, "b")])]} for number in (2, 3, 4)]
         async with server.components.engine_commits.publisher.lock(("db",), "t"):
-            # The first is a group by itself; all that come while it waits are another.
+            # The first change is a group by itself; all that arrive while it waits are another group.
             alone = asyncio.create_task(lake.send(others[0]))
             await lake.waiting(1)
             tasks = [asyncio.create_task(lake.send(body, key=key)) for _ in range(2)]
-            await lake.waiting(3)  # which of two comes first is not told by when it was sent
+            await lake.waiting(3)  # The order in which two changes are sent does not determine which is first.
             later = (lake.send(others[1], key=key), lake.send(others[2]))
             tasks += [asyncio.create_task(one) for one in later]
             await lake.waiting(5)
@@ -276,7 +278,7 @@ async def test_the_same_key_twice_in_one_group_is_answered_once_for_both(tmp_pat
 
 
 @pytest.mark.parametrize("action", ["committed", "refused", "repeated"])
-async def test_files_written_in_vain_go_and_others_stay(tmp_path: Path, action: str) -> None:
+async def test_unused_files_are_deleted_and_others_stay(tmp_path: Path, action: str) -> None:
     async with running(tmp_path) as server:
         lake = await Lake.create(Api(server))
         body = {"add": [lake.data([(1, 0, "a")])], "producer": {"id": "p", "sequence": 1}}
@@ -298,7 +300,7 @@ async def test_files_written_in_vain_go_and_others_stay(tmp_path: Path, action: 
 
 
 @pytest.mark.parametrize("where", ["_attempt", "_add"])
-async def test_a_change_that_fails_is_answered_although_the_log_fails(
+async def test_failed_change_is_answered_even_if_the_log_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """The disk of the log may be full; the client waited without an end."""

@@ -1,4 +1,4 @@
-"""Manifests that cannot be merged hold up no append, and others are merged all the same."""
+"""Tests that manifests which cannot be merged block no append, and that others are still merged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.server.rig import running
 
 
 async def _manifests(table: Claims) -> dict[int, int]:
-    """Return how many the current snapshot lists, by partition spec."""
+    """Return the number of manifests in the current snapshot, by partition spec."""
     answer = await table.api("GET", f"/v1/namespaces/db/tables/{table.name}")
     head = snapshot_of(answer.json["metadata"])
     assert head is not None
@@ -25,7 +25,9 @@ async def _manifests(table: Claims) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
-async def test_appends_go_on_after_the_schema_of_a_partition_column_was_removed(tmp_path: Path, version: int) -> None:
+async def test_appends_continue_after_the_schema_of_a_partition_column_was_removed(
+    tmp_path: Path, version: int
+) -> None:
     async with running(tmp_path) as server:
         columns = {"x": "long", "y": "long"}
         table = await Claims.create(Api(server), columns, [("x", "identity")], version=version)

@@ -1,4 +1,7 @@
-"""Partitions across specs, and the rest of a filter, against rows: what is proved apart, within or opposite is so."""
+"""Tests of partitions across specs and of the rest of a filter, compared with rows.
+
+If two partitions are proved to be disjoint, contained or complementary, the rows must agree.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,7 @@ def _tuple(spec: PartitionSpec, row: dict[int, Any]) -> tuple[Any, ...]:
     return tuple(apply(one.transform, KINDS[one.source_id or 0], row[one.source_id or 0]) for one in spec.fields)
 
 
-def test_beyond_the_limit_of_comparisons_partitions_overlap_and_none_contains_another(
+def test_partitions_beyond_the_comparison_limit_count_as_overlapping(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(overlap, "COMPARISONS_MAX", 50)
@@ -82,14 +85,14 @@ def test_beyond_the_limit_of_comparisons_partitions_overlap_and_none_contains_an
     assert targets.contain(partitions.partition(1, (5,))), "its own spec is looked up"
 
 
-def test_what_is_proved_of_two_partitions_is_so_of_every_row() -> None:
+def test_proved_relations_of_two_partitions_hold_for_every_row() -> None:
     seed = first_seed()
     print(f"overlap: seed {seed}")
     rng = random.Random(seed)
     proved = 0
     rows = [dict(zip(POOLS, values, strict=True)) for values in itertools.product(*POOLS.values())]
     for turn in itertools.count():
-        # Some draws leave little to prove: how many there are is not the matter, but that enough was proved.
+        # Some random cases prove little; the test requires that enough was proved in total.
         if turn >= 60 and proved > 500:
             break
         assert turn < 600, (seed, proved)
@@ -111,7 +114,7 @@ def test_what_is_proved_of_two_partitions_is_so_of_every_row() -> None:
     assert proved > 500
 
 
-def test_among_many_those_of_its_own_spec_are_met_by_their_values_and_others_one_by_one() -> None:
+def test_partitions_of_the_same_spec_are_found_by_value_and_others_one_by_one() -> None:
     seed = first_seed()
     print(f"many: seed {seed}")
     rng = random.Random(seed)
@@ -133,7 +136,7 @@ def test_among_many_those_of_its_own_spec_are_met_by_their_values_and_others_one
             assert targets.contain(one) or (0, values) not in wanted
 
 
-def test_a_thousand_partitions_are_compared_with_a_thousand_at_about_a_look_each(
+def test_comparing_a_thousand_partitions_with_a_thousand_needs_about_one_lookup_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     partitions = PartitionOverlap(_table([PartitionSpec(0, (PartitionField("f", "identity", 1, (), 1000),))]))
@@ -146,7 +149,7 @@ def test_a_thousand_partitions_are_compared_with_a_thousand_at_about_a_look_each
         return said(self, partition)
 
     monkeypatch.setattr(PartitionOverlap, "constraints", counted)
-    monkeypatch.setattr(overlap, "_disjoint", None)  # to compare two would fail
+    monkeypatch.setattr(overlap, "_disjoint", None)  # Comparing two would fail.
     monkeypatch.setattr(overlap, "_implies", None)
     targets = Targets(partitions, [(0, (number,)) for number in range(1000)])
     for number in range(500, 1500):
@@ -156,7 +159,7 @@ def test_a_thousand_partitions_are_compared_with_a_thousand_at_about_a_look_each
 
 
 @pytest.mark.parametrize("zeros", [(0.0, -0.0), (-0.0, 0.0)])
-def test_the_zeros_are_apart_and_nan_is_one(zeros: tuple[float, float]) -> None:
+def test_zeros_are_distinct_and_nan_equals_nan(zeros: tuple[float, float]) -> None:
     partitions = PartitionOverlap(_table([PartitionSpec(0, (PartitionField("f", "identity", 4, (), 1000),))]))
     targets = Targets(partitions, [(0, (zeros[0],)), (0, (math.nan,))])
     assert targets.contain(partitions.partition(0, (zeros[0],)))
@@ -165,7 +168,7 @@ def test_the_zeros_are_apart_and_nan_is_one(zeros: tuple[float, float]) -> None:
 
 
 def _two(one: tuple[str, Any], other: tuple[str, Any], source: int = 1) -> tuple[PartitionOverlap, Any, Any]:
-    """Partitions of one column, each of its own spec."""
+    """Return partitions of one column, each with its own spec."""
     specs = [
         PartitionSpec(number, (PartitionField("f", transform, source, (), 1000 + number),))
         for number, (transform, _) in enumerate((one, other))
@@ -184,18 +187,18 @@ def _two(one: tuple[str, Any], other: tuple[str, Any], source: int = 1) -> tuple
         (("identity", 34), ("truncate[10]", 30), False),
         (("identity", 34), ("truncate[10]", 40), True),
         (("identity", -(2**31)), ("truncate[10]", -(2**31) - 2), False),
-        (("identity", -(2**31)), ("truncate[10]", 2**31 - 2), False),  # stored when the column was an int
+        (("identity", -(2**31)), ("truncate[10]", 2**31 - 2), False),  # Stored when the column was an int
         (("identity", -(2**31) + 8), ("truncate[10]", 2**31 - 2), True),
         (("identity", None), ("bucket[4]", 0), True),
         (("void", None), ("bucket[4]", 0), False),
     ],
 )
-def test_partitions_of_different_specs_are_apart_where_no_row_can_be_in_both(one: Any, other: Any, apart: bool) -> None:
+def test_partitions_of_different_specs_are_disjoint_if_no_row_can_be_in_both(one: Any, other: Any, apart: bool) -> None:
     partitions, a, b = _two(one, other)
     assert Targets(partitions, [b]).overlap(partitions.partition(*a)) is not apart
 
 
-def test_a_bucket_lies_within_that_of_half_as_many() -> None:
+def test_bucket_is_contained_in_that_of_half_as_many() -> None:
     partitions, half, whole = _two(("bucket[8]", 3), ("bucket[16]", 11))
     assert Targets(partitions, [half]).contain(partitions.partition(*whole))
     assert not Targets(partitions, [whole]).contain(partitions.partition(*half))
@@ -223,7 +226,7 @@ def test_dates_before_1970_may_be_one_too_high_as_old_java_wrote_them(
 
 
 @pytest.mark.parametrize(("width", "apart"), [(1 << 30, True), ((1 << 30) + 1, False)])
-def test_truncations_of_ints_that_writers_do_not_agree_on_are_never_apart(width: int, apart: bool) -> None:
+def test_int_truncations_that_differ_between_writers_are_never_disjoint(width: int, apart: bool) -> None:
     partitions, a, b = _two((f"truncate[{width}]", 0), ("identity", -5), source=5)
     assert Targets(partitions, [b]).overlap(partitions.partition(*a)) is not apart
     partitions, a, b = _two((f"truncate[{width}]", 0), ("identity", 5), source=5)
@@ -231,7 +234,7 @@ def test_truncations_of_ints_that_writers_do_not_agree_on_are_never_apart(width:
 
 
 def _matches(expression: Expression, value: Any) -> bool:
-    """Iceberg's meaning for one column: comparisons match neither null nor NaN, their negations match both."""
+    """Evaluate a filter on one column: comparisons match neither null nor NaN, their negations match both."""
     match expression:
         case Always(said):
             return said
@@ -274,7 +277,7 @@ def _some_filter(rng: random.Random, depth: int = 0) -> Any:
     return made
 
 
-def test_every_row_that_a_filter_leaves_out_is_in_the_rest() -> None:
+def test_every_row_that_a_filter_excludes_matches_its_rest() -> None:
     seed = first_seed()
     print(f"rest: seed {seed}")
     rng = random.Random(seed)

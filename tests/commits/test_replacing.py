@@ -1,4 +1,4 @@
-"""Overwrites: of what is replaced nothing stays, and nothing goes that another wrote meanwhile."""
+"""Tests of overwrites: nothing that is replaced stays, and nothing is lost that another writer added meanwhile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.api.client import Api
 from tests.commits.claims import Claims, struct
 
 
-async def test_the_partitions_of_both_zeros_are_replaced_where_both_are_written(api: Api) -> None:
+async def test_partitions_of_both_zeros_are_replaced_when_both_are_written(api: Api) -> None:
     table = await Claims.create(api, {"x": "double"}, [("x", "identity")])
     await table.commit(add=[table.data("old+", 0.0), table.data("old-", -0.0)])
     await table.commit(add=[table.data("new+", 0.0), table.data("new-", -0.0)], replace={"partitions": "written"})
@@ -19,7 +19,7 @@ async def test_the_partitions_of_both_zeros_are_replaced_where_both_are_written(
     assert await table.live() == ["new+", "newer-"]
 
 
-async def test_a_scope_of_a_partition_beyond_doubles_is_refused(api: Api) -> None:
+async def test_scope_of_a_partition_outside_doubles_is_rejected(api: Api) -> None:
     table = await Claims.create(api, {"x": "double"}, [("x", "identity")])
     scope = {"partitions": [{"spec-id": 0, "values": [10**400]}]}
     refused = await table.send(read_snapshot_id=None, add=[table.data("a", 1.0)], scope=scope)
@@ -27,7 +27,7 @@ async def test_a_scope_of_a_partition_beyond_doubles_is_refused(api: Api) -> Non
     assert "outside the range of double" in refused.error[2]
 
 
-async def test_equality_deletes_of_both_zeros_are_held_against_what_another_spec_wrote_there(api: Api) -> None:
+async def test_equality_deletes_of_both_zeros_are_compared_with_files_of_another_spec(api: Api) -> None:
     table = await Claims.create(api, {"x": "double"}, [("x", "identity")])
     read = (await table.commit(add=[table.data("a", 1.0)]))["snapshot-id"]
     fields = [{"name": "p", "transform": "identity", "source-id": 1, "field-id": 1000}]
@@ -44,7 +44,7 @@ async def test_equality_deletes_of_both_zeros_are_held_against_what_another_spec
 
 
 def _bounded(value: int) -> dict[str, Any]:
-    """Metrics of column 1, a long, that holds this value once."""
+    """Return metrics of column 1, a long, that has this value once."""
     counts = {"value-counts": 1, "null-value-counts": 0}
     data = value.to_bytes(8, "little", signed=True).hex()
     return {name: {"keys": [1], "values": [count]} for name, count in counts.items()} | {
@@ -54,7 +54,7 @@ def _bounded(value: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("operation", [None, "replace"])
 @pytest.mark.parametrize("scoped", [True, False])
-async def test_what_is_replaced_is_protected_whatever_else_was_read(
+async def test_replaced_rows_are_protected_whatever_else_was_read(
     api: Api, operation: str | None, scoped: bool
 ) -> None:
     table = await Claims.create(api, {"x": "long", "p": "int"}, [("p", "identity")])
@@ -77,7 +77,7 @@ async def test_what_is_replaced_is_protected_whatever_else_was_read(
     assert await table.live() == ["mine", "other"]
 
 
-async def test_a_filter_means_the_columns_of_its_schema_after_they_have_swapped_names(api: Api) -> None:
+async def test_filter_uses_the_columns_of_its_schema_after_they_have_swapped_names(api: Api) -> None:
     """Three of five rows are null in column 1, which is named `a` in schema 0 and `b` in schema 1."""
     table = await Claims.create(api, {"a": "long", "b": "long"})
     ten = (10).to_bytes(8, "little").hex()
@@ -99,7 +99,7 @@ async def test_a_filter_means_the_columns_of_its_schema_after_they_have_swapped_
             "add": [table.data(f"new-{schema_id}")],
         }
 
-    assert (await table.send(**body("a", 0))).status == 400  # three of its rows do not match
+    assert (await table.send(**body("a", 0))).status == 400  # Three of its rows do not match.
     swapped = struct({1: ("b", "long"), 2: ("a", "long")}, 1)
     await table.update({"action": "add-schema", "schema": swapped}, {"action": "set-current-schema", "schema-id": -1})
     for name, schema_id in (("a", 0), ("b", 1)):

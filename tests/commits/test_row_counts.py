@@ -1,5 +1,8 @@
-"""A change that says that it replaces files by files with the same rows: one that cannot have them is refused, and one
-that has them never is. Random tables, of which a plain model knows the rows and the deletes."""
+"""Tests of changes that claim to replace files by files with the same rows.
+
+A change is rejected exactly if its files cannot have the same rows. A plain model of random tables counts rows and
+deletes.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ class File:
     rows: int
     deleted: set[int] = field(default_factory=set)
     named: int = 0
-    """Rows of the delete files of this data file alone, which go with it."""
+    """Rows of the delete files of this data file alone, which are removed with it."""
     vector: str | None = None
 
 
@@ -34,7 +37,7 @@ class Model:
     rng: random.Random
     files: dict[str, File] = field(default_factory=dict)
     loose: int = 0
-    """Rows of the delete files of several data files. They stay when the data files are gone."""
+    """Rows of the delete files of several data files. They stay when the data files are removed."""
     by_value: bool = False
     count: int = 0
     read: int | None = None
@@ -53,9 +56,9 @@ class Model:
         await self.commit(added)
 
     async def delete(self) -> None:
-        """Rows of one file or two.
+        """Delete rows of one file or two.
 
-        In version 2, some were deleted before.
+        In version 2, some of them were deleted before.
         """
         add, remove, loose = [], [], 0
         in_one_file = self.version == 2 and self.rng.random() < 0.5
@@ -83,9 +86,9 @@ class Model:
         self.by_value = True
 
     async def replace(self) -> str:
-        """With a number of rows about the limits.
+        """Replace files by files with a number of rows near the limits.
 
-        Returns the outcome.
+        Return the outcome.
         """
         chosen = self.rng.sample(sorted(self.files), min(len(self.files), self.rng.randint(1, 3)))
         files = [self.files[path] for path in chosen]
@@ -111,7 +114,7 @@ class Model:
 
 
 @pytest.mark.parametrize("version", [2, 3])
-async def test_a_replacement_is_refused_if_it_cannot_have_the_same_rows_and_only_then(api: Api, version: int) -> None:
+async def test_replacement_is_rejected_exactly_if_it_cannot_have_the_same_rows(api: Api, version: int) -> None:
     seed = first_seed()
     print(f"TEST_SEED={seed}")
     outcomes = set()
@@ -131,7 +134,7 @@ async def test_a_replacement_is_refused_if_it_cannot_have_the_same_rows_and_only
     assert EXPLORING or outcomes == {"replaced", "too few rows", "too many rows"}
 
 
-async def test_a_change_that_says_overwrite_may_have_any_rows(api: Api) -> None:
+async def test_overwrite_may_have_any_rows(api: Api) -> None:
     table = await Claims.create(api, {"x": "long"})
     old = table.data("old", rows=3)
     read = (await table.commit(add=[old]))["snapshot-id"]
@@ -147,7 +150,7 @@ async def test_a_change_that_says_overwrite_may_have_any_rows(api: Api) -> None:
 
 
 async def test_rows_of_new_files_that_are_deleted_at_once_do_not_count(api: Api) -> None:
-    """Of a file that a writer has replaced while it was rewritten with others."""
+    """A writer replaced one of the files while it was rewritten with others."""
     table = await Claims.create(api, {"x": "long"})
     old = table.data("old", rows=3)
     read = (await table.commit(add=[old]))["snapshot-id"]

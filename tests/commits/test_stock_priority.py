@@ -1,4 +1,4 @@
-"""A client that reads a table, computes and commits commits beside faster upserts, and they go on."""
+"""Tests that a client that reads a table, computes and commits succeeds beside faster upserts, which continue."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.connector.write.test_compaction import create, rows
 from tests.seeds import examples
 
 TRIES_MAX = 8
-"""Three conflicts earn priority; a group that commits at that time is the fourth, and a busy machine costs more."""
+"""Three conflicts earn priority; a group that commits at that time is the fourth, and a busy machine causes more."""
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
     served.stop()
 
 
-def test_stock_changes_of_rows_commit_beside_upserts_of_others(served: Served) -> None:
+def test_row_changes_of_pyiceberg_commit_beside_upserts_of_other_rows(served: Served) -> None:
     changes, is_over, done = examples(20, 5), threading.Event(), [0, 0]
 
     def keep_on(writer: int) -> None:
@@ -61,9 +61,9 @@ def test_stock_changes_of_rows_commit_beside_upserts_of_others(served: Served) -
 
 
 def _delete(catalog: object, number: int) -> int:
-    """Delete a row as users of PyIceberg do: again from the start after a conflict.
+    """Delete a row like users of PyIceberg: repeat all after a conflict.
 
-    Returns the number of tries.
+    Return the number of attempts.
     """
     for tries in range(1, 10 * TRIES_MAX):
         try:

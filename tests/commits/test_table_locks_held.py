@@ -1,4 +1,4 @@
-"""Turns that follow each other: however many there are, nobody else waits much longer than for one."""
+"""Tests of consecutive turns: however many there are, other changes wait not much longer than for one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.server.rig import running
 CHANGES = 6
 
 
-async def test_turns_that_follow_each_other_hold_back_others_no_longer_than_one(tmp_path: Path) -> None:
+async def test_consecutive_turns_delay_others_no_longer_than_one_turn(tmp_path: Path) -> None:
     async with running(tmp_path, commit_turn_after=1, commit_turn_s=1.0) as server:
         lake = await Lake.create(Api(server))
         victim = lake.data([(0, 0, "v")])
@@ -21,7 +21,7 @@ async def test_turns_that_follow_each_other_hold_back_others_no_longer_than_one(
         await lake.commit(remove)
         async with server.components.engine_commits.publisher.lock(
             ("db",), "t"
-        ):  # all that come meanwhile are one group
+        ):  # All that arrive meanwhile are one group.
             first = asyncio.create_task(lake.append([(1, 0, "a")]))
             await lake.waiting(1)
             others = [asyncio.create_task(lake.send({**remove, "change-id": f"c{n}"})) for n in range(CHANGES)]
@@ -43,4 +43,4 @@ async def test_turns_that_follow_each_other_hold_back_others_no_longer_than_one(
         await lake.append([(1, 0, "a")])
         taken_before = taken
         await holding
-        assert taken_before < CHANGES - 1  # a turn is as long as one or two changes take
+        assert taken_before < CHANGES - 1  # A turn takes as long as one or two changes.

@@ -1,4 +1,4 @@
-"""A Chromium for the tests of the console. It notes errors, and requests to another host."""
+"""A Chromium for the tests of the console. It records errors, and requests to other hosts."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ ARGUMENTS = (
     "--disable-sync",
 )
 PATIENCE_MS = PATIENCE_S * 1000
-expect.set_options(timeout=PATIENCE_MS)  # five seconds by default
+expect.set_options(timeout=PATIENCE_MS)  # Five seconds by default
 
 
 @dataclass
 class Watched:
-    """A page, with what it did."""
+    """A page with its recorded errors and requests."""
 
     page: Page
     url: str
@@ -39,7 +39,7 @@ class Watched:
     hosts: set[str] = field(default_factory=set)
 
     async def open(self, address: str) -> None:
-        """Show a page of the console, from `#`, and wait until its data are there."""
+        """Show a page of the console, given from `#` on, and wait until its data are shown."""
         await self.page.goto(f"{self.url}/{address}")
         await self.settle()
 
@@ -48,9 +48,9 @@ class Watched:
         await self.page.wait_for_selector(".loading, [aria-busy=true]", state="detached")
 
     async def run(self, expression: str) -> Any:
-        """Return the value of JavaScript.
+        """Return the value of a JavaScript expression.
 
-        As in the console of a browser: the page's policy forbids it to others.
+        It runs as in the console of a browser; the page's policy forbids other scripts.
         """
         session = await self.page.context.new_cdp_session(self.page)
         answer = await session.send(
@@ -61,7 +61,7 @@ class Watched:
         return answer["result"].get("value")
 
     async def violations(self) -> list[str]:
-        """Return what axe finds that is serious or critical."""
+        """Return the serious and critical violations that axe finds."""
         await self.run(AXE.read_text() + "\n;0")
         found = await self.run("axe.run(document).then((result) => result.violations)")
         return [

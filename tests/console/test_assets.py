@@ -1,4 +1,4 @@
-"""What the server sends to a browser before a user has signed in."""
+"""Tests of what the server sends to a browser before a user has signed in."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def test_no_path_leads_out_of_the_assets(tmp_path: Path) -> None:
 
 
 def test_each_stage_of_a_plan_has_a_title() -> None:
-    """Against the names in the planner's code: some stages need a request that the console does not send."""
+    """The test compares with the names in the planner's code, because the console cannot cause some stages."""
     planner = REPO / "metaserver" / "planner"
     code = "".join((planner / name).read_text() for name in ("plan/stages.py", "indexes/probe.py"))
     names = {*re.findall(r'(?:yield |Stage\()"(\w+)"', code), *KINDS}
@@ -66,7 +66,7 @@ def test_each_stage_of_a_plan_has_a_title() -> None:
     assert set(re.findall(r"(\w+):", titles[1])) == names
 
 
-def test_the_vendored_libraries_are_those_of_npm() -> None:
+def test_vendored_libraries_equal_those_of_npm() -> None:
     spec = importlib.util.spec_from_file_location("vendor", REPO / "deploy" / "console" / "vendor.py")
     assert spec is not None
     assert spec.loader is not None

@@ -1,4 +1,4 @@
-"""The console in a browser: it shows what the server knows, to a user who may see it, and nothing goes elsewhere."""
+"""Tests of the console in a browser: it shows the server's data to users with rights, and sends nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PAGES = {
     "#/sql?sql=SELECT+1": "Ctrl+Enter runs",
     "#/admin": "commitChange",
 }
-"""Address -> a text of the data that it shows."""
+"""A text of the shown data, by address"""
 
 
 async def see(watched: Watched, text: str) -> None:
@@ -57,7 +57,7 @@ def check(watched: Watched, server: Running) -> None:
     assert watched.hosts == {server.url.removeprefix("http://")}
 
 
-async def test_every_page_shows_its_data_and_follows_what_happens(tmp_path: Path) -> None:
+async def test_every_page_shows_its_data_and_updates_with_changes(tmp_path: Path) -> None:
     async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as watched:
         before, after = await make_orders(server)
         for address, text in PAGES.items():
@@ -100,7 +100,7 @@ async def test_every_page_shows_its_data_and_follows_what_happens(tmp_path: Path
         await watched.page.get_by_text("live", exact=True).wait_for()
         location = await create_table(server, "other")
         await change(server, "orders", [content_file(f"{location}/x", {"id": (1, 2)}, rows=31_337, day=20_000)])
-        await see(watched, "31,337")  # without a reload
+        await see(watched, "31,337")  # Without a reload
         await watched.page.get_by_role("link", name="Health").click()
         await watched.page.get_by_role("button", name="Expire snapshots: dry run").click()
         await see(watched, "Would remove 0 snapshots")
@@ -112,7 +112,7 @@ async def sign_in(watched: Watched, token: str) -> None:
     await watched.page.get_by_role("button", name="Sign in").click()
 
 
-async def test_a_user_signs_in_and_sees_what_its_grants_allow(tmp_path: Path) -> None:
+async def test_user_signs_in_and_sees_what_its_grants_allow(tmp_path: Path) -> None:
     secrets = await create_tokens(tmp_path)
     admin, reader = secrets["admin"], secrets["rita"]
     async with running(tmp_path, auth="token") as server, open_browser() as browser:
@@ -139,10 +139,10 @@ async def test_a_user_signs_in_and_sees_what_its_grants_allow(tmp_path: Path) ->
             await see(watched, "rita may not expireSnapshots in db")
             await ask(server, "DELETE", "/api/v1/tokens/rita", token=admin)
             await watched.page.get_by_role("link", name="Indexes").click()
-            await watched.page.get_by_label("Token").wait_for()  # the token is revoked
+            await watched.page.get_by_label("Token").wait_for()  # The token is revoked.
             assert all("(Unauthorized)" in error or "(Forbidden)" in error for error in watched.errors)
             await sign_in(watched, admin)
-            await watched.page.get_by_role("button", name="Sign out").wait_for()  # the page is loaded again
+            await watched.page.get_by_role("button", name="Sign out").wait_for()  # The page is loaded again.
             await watched.open("#/admin")
             await see(watched, "rita")
             await watched.page.get_by_role("button", name="Sign out").click()
@@ -189,11 +189,11 @@ async def test_running_jobs_are_shown_with_their_progress(tmp_path: Path) -> Non
         await see(watched, "The first 2; more jobs wait.")
         assert await watched.violations() == []
         jobs.clear()
-        await see(watched, "No job is running.")  # without a reload
+        await see(watched, "No job is running.")  # Without a reload
         check(watched, server)
 
 
-async def test_the_keyboard_reaches_the_content_first(tmp_path: Path) -> None:
+async def test_keyboard_reaches_the_content_first(tmp_path: Path) -> None:
     async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as watched:
         await watched.open("#/tables")
         await see(watched, "seamark connect pyiceberg")
@@ -212,7 +212,7 @@ async def test_the_keyboard_reaches_the_content_first(tmp_path: Path) -> None:
             raise AssertionError("no table within reach")
         await watched.page.keyboard.press("Enter")
         await watched.page.get_by_role("heading", name="first").wait_for()
-        assert await watched.run("document.activeElement.id") == "main"  # so that a screen reader goes on there
+        assert await watched.run("document.activeElement.id") == "main"  # So that a screen reader continues there
 
 
 @pytest.mark.slow
@@ -235,7 +235,7 @@ async def test_axe_finds_nothing_serious_on_any_page(theme: str, width: int, tmp
 
 
 @pytest.mark.slow
-async def test_ten_thousand_tables_and_a_hundred_thousand_files(tmp_path: Path) -> None:
+async def test_console_shows_ten_thousand_tables_and_a_hundred_thousand_files(tmp_path: Path) -> None:
     async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as watched:
         await make_many(server, 10_000)
         await make_large(server, 100_000)

@@ -1,4 +1,4 @@
-"""The layout of a column against loops over the files, for random tables of every kind of bounds."""
+"""Tests of the layout of a column, compared with loops over the files, for random tables with all kinds of bounds."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def draw_files(location: str, count: int, rng: random.Random) -> tuple[list[dict
 
 
 class Expected:
-    """The layout by loops.
+    """The layout computed by loops.
 
-    `ranges` of each snapshot; positions as the answer's, which are tested by themselves.
+    It has the `ranges` of each snapshot; the positions are those of the answer, which other tests check.
     """
 
     def __init__(self, column: str, snapshots: list[list[Range]], by_rank: bool) -> None:
@@ -84,7 +84,7 @@ class Expected:
         return sum(low <= value <= high for low, high in self.snapshots[number])
 
     def mean_depth(self, number: int) -> float | None:
-        """For each file the depth between each two neighbouring values, weighted by their distance."""
+        """Return for each file the depth between neighbouring values, weighted by their distance."""
         ranges = self.snapshots[number]
         total = 0.0
         for low, high in ranges:
@@ -176,7 +176,7 @@ async def one_table(server: Running, name: str, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("tables", [8, pytest.param(150, marks=pytest.mark.slow)])
-async def test_a_layout_is_that_of_a_loop_over_the_files(tables: int, tmp_path: Path) -> None:
+async def test_layout_equals_that_of_a_loop_over_the_files(tables: int, tmp_path: Path) -> None:
     seed = first_seed()
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -185,7 +185,7 @@ async def test_a_layout_is_that_of_a_loop_over_the_files(tables: int, tmp_path: 
             await one_table(server, f"t{number}", rng)
 
 
-async def test_what_has_no_layout_is_refused(tmp_path: Path) -> None:
+async def test_column_without_a_layout_is_rejected(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         location = await create_table(server, "t")
         await change(server, "t", [content_file(f"{location}/data/a", {"id": (1, 2)})])
@@ -220,7 +220,7 @@ class _Bounds:
         return np.arange(self.files, dtype=np.int64) * 1000 + (500 if side == "upper" else 0)
 
 
-def test_bounds_that_are_numbers_stay_arrays() -> None:
+def test_numeric_bounds_stay_arrays() -> None:
     files = 100_000
     tracemalloc.start()
     try:
@@ -228,7 +228,7 @@ def test_bounds_that_are_numbers_stay_arrays() -> None:
         kept, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    # A bound has a key, a position and a rank of 8 bytes each; a number that is an object has 40.
+    # A bound has a key, a position and a rank of 8 bytes each; a number object takes 40.
     assert kept < 2 * files * 32
     assert [axis.key_at(rank) for rank in (0, 1, 2 * files - 1)] == [0, 500, (files - 1) * 1000 + 500]
     assert len(ranges[0].lower) == files

@@ -1,5 +1,6 @@
-"""The SQL page of the console: it runs, explains and cancels statements, shows results and errors, and says when SQL is
-off."""
+"""Tests of the console's SQL page: it runs, explains and cancels statements, and shows results, errors and a
+disabled SQL.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from tests.console.test_console import check, see
 from tests.server.rig import running
 
 LONG = "SELECT count(*) FROM " + ", ".join(f"db.t t{n}" for n in range(12))
-"""Of 60 rows, joined with themselves: it does not end by itself."""
+"""A join of 60 rows with themselves that does not end by itself."""
 
 
 async def enter(watched: Watched, statement: str, keys: str = "Control+Enter") -> None:
@@ -24,7 +25,7 @@ async def enter(watched: Watched, statement: str, keys: str = "Control+Enter") -
     await box.press(keys)
 
 
-async def test_a_statement_is_run_explained_cancelled_and_listed(tmp_path: Path) -> None:
+async def test_statement_is_run_explained_cancelled_and_listed(tmp_path: Path) -> None:
     async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as watched:
         await asyncio.to_thread(create, server.url)
         await asyncio.to_thread(append, server.url, "db.t", spread(3))
@@ -64,7 +65,7 @@ async def test_a_statement_is_run_explained_cancelled_and_listed(tmp_path: Path)
         await expect(page.get_by_role("button", name="Run")).to_be_disabled()
         await page.keyboard.press("Escape")
         await see(watched, "Cancelled")
-        # Of a cancelled statement the answer comes, or the connection is closed first.
+        # A cancelled statement gets an answer, unless the connection is closed first.
         assert all("400 (Bad Request)" in error or "404 (Not Found)" in error for error in watched.errors)
 
         past = page.get_by_role("region", name="Statements of this tab").locator("tbody tr")
@@ -76,7 +77,7 @@ async def test_a_statement_is_run_explained_cancelled_and_listed(tmp_path: Path)
         await page.get_by_role("button", name="SELECT nope FROM db.t").click()
         assert await page.get_by_label("Statement", exact=True).input_value() == "SELECT nope FROM db.t"
         assert await watched.violations() == []
-        assert await watched.run("localStorage.length + sessionStorage.length <= 1")  # the theme
+        assert await watched.run("localStorage.length + sessionStorage.length <= 1")  # The theme
         await page.reload()
         await watched.settle()
         assert await past.count() == 0
@@ -85,7 +86,7 @@ async def test_a_statement_is_run_explained_cancelled_and_listed(tmp_path: Path)
 
 
 @pytest.mark.slow
-async def test_a_server_without_sql_says_how_to_switch_it_on(tmp_path: Path) -> None:
+async def test_page_of_a_server_without_sql_says_how_to_enable_it(tmp_path: Path) -> None:
     async with (
         running(tmp_path, sql="off") as server,
         open_browser() as browser,

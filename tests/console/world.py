@@ -1,6 +1,6 @@
 """Tables for the console: a clustered one with branches, an empty one, and others of any number and size.
 
-They are written by the API. Their data files exist in manifests only, with bounds, which is all that the console reads.
+The API writes them. Their data files exist in manifests only, with bounds, which is all that the console reads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SCHEMA = {
 BY_DAY = {"spec-id": 0, "fields": [{"source-id": IDS["day"], "field-id": 1000, "name": "day", "transform": "identity"}]}
 COUNTRIES = ("AT", "BR", "CH", "DE", "ES", "FR", "GB", "IN", "JP", "US")
 FIRST_DAY = 19_700
-"""2023-12-09, in days since 1970."""
+"""2023-12-09, in days since 1970"""
 Bounds = dict[str, tuple[Any, Any]]
 _ADDED_AT_ONCE = 1_000
 
@@ -61,7 +61,7 @@ def content_file(path: str, bounds: Bounds, rows: int = 1000, size: int = 1 << 2
 
 
 async def create_tokens(home: Path) -> dict[str, str]:
-    """Secrets of an admin, and of Rita, a reader of `db`, before the server starts."""
+    """Return secrets of an admin, and of Rita, a reader of `db`; called before the server starts."""
     clock = SystemClock()
     async with open_store(some_settings(home).database_url(), clock=clock) as store:
         await store.transact([CreateNamespace(path=("db",), properties={})])
@@ -80,7 +80,7 @@ async def ask(server: Running, method: str, path: str, body: Any = None, token: 
 
 
 async def create_table(server: Running, name: str, *, partitioned: bool = False, **more: Any) -> str:
-    """Return the location of the new table of `db`."""
+    """Create a table of `db`, and return its location."""
     # The target size is that of the files, so that a layout has as many.
     properties = {"format-version": "2", "write.target-file-size-bytes": str(1 << 20), **more.pop("properties", {})}
     body = {
@@ -94,13 +94,13 @@ async def create_table(server: Running, name: str, *, partitioned: bool = False,
 
 
 async def change(server: Running, name: str, add: Sequence[dict[str, Any]], **more: Any) -> int:
-    """Commit a change; the id of its snapshot."""
+    """Commit a change, and return the id of its snapshot."""
     made = await ask(server, "POST", f"/api/v1/tables/db/{name}/commit", {"add": list(add), **more})
     return int(made["snapshot-id"])
 
 
 def unclustered(location: str, count: int, rng: random.Random, days: int = 40) -> Iterator[dict[str, Any]]:
-    """Yield files of one day each, whose customers are all over the range."""
+    """Yield files of one day each, whose customers spread over the whole range."""
     for number in range(count):
         low, high = sorted(rng.randrange(1_000_000) for _ in range(2))
         low, high = low // 8, 1_000_000 - (1_000_000 - high) // 8
@@ -119,7 +119,7 @@ def unclustered(location: str, count: int, rng: random.Random, days: int = 40) -
 
 
 def clustered(location: str, count: int, rng: random.Random, days: int = 40) -> Iterator[dict[str, Any]]:
-    """Yield files of one day each; within a day they follow one another by customer."""
+    """Yield files of one day each; within a day they are ordered by customer."""
     each = -(-count // days)
     for number in range(count):
         day, part = FIRST_DAY + number // each, number % each
@@ -137,7 +137,10 @@ def clustered(location: str, count: int, rng: random.Random, days: int = 40) -> 
 
 
 async def make_orders(server: Running, seed: int = 1) -> tuple[int, int]:
-    """`db.orders`: appends, a branch, a tag, and a clustering of all files; the snapshots before and after it."""
+    """Make `db.orders` with appends, a branch, a tag, and a clustering of all files.
+
+    Return the snapshots before and after the clustering.
+    """
     rng = random.Random(seed)
     location = await create_table(
         server, "orders", partitioned=True, properties={"seamark.clustering.columns": "customer_id"}
@@ -172,7 +175,7 @@ async def set_ref(server: Running, table: str, name: str, kind: str, snapshot_id
 
 
 async def make_large(server: Running, files: int, seed: int = 2) -> None:
-    """`db.large`, unpartitioned."""
+    """Make `db.large`, unpartitioned."""
     rng = random.Random(seed)
     location = await create_table(server, "large")
     made = list(unclustered(location, files, rng))
@@ -183,7 +186,7 @@ async def make_large(server: Running, files: int, seed: int = 2) -> None:
 
 
 async def make_many(server: Running, tables: int) -> None:
-    """Names of tables in `many`, all with one metadata file."""
+    """Make tables in the namespace `many`, all with one metadata file."""
     await create_table(server, "template")
     store = server.components.store
     template = await store.entry(EntryKind.TABLE, ("db",), "template")

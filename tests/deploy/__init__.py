@@ -1,1 +1,1 @@
-"""What is deployed: compose, its files, and the services that they configure."""
+"""Tests of the deployment: compose, its files, and the services that they configure."""

@@ -1,5 +1,8 @@
-"""Access control by a file, for tests in two schemas: `guarded` and `ruled`. anna owns all, and so does the user of all
-other tests, for whom Trino's answers are those of one without access control."""
+"""File-based access control for tests in the schemas `guarded` and `ruled`.
+
+The user anna owns all tables, and so does the user of all other tests, who gets the answers of a Trino without access
+control.
+"""
 
 from __future__ import annotations
 
@@ -42,14 +45,14 @@ RULES: dict[str, Any] = {
         _ruled("sue", "lent", filter="country = 'DE'"),
         _ruled("sue", "grouped", columns=_masked("card")),
         _ruled("sue", "rich", privileges=[]),
-        {"schema": "ruled", "privileges": ["SELECT"]},  # the catch-all: plans' names, too
+        {"schema": "ruled", "privileges": ["SELECT"]},  # The catch-all rule, which includes the names of plans
         {"schema": "information_schema", "privileges": ["SELECT"]},
     ],
 }
 
 
 def access_control(folder: Path) -> dict[str, str]:
-    """Properties of a Trino that has `RULES`, whose files are written to `folder`."""
+    """Write the files of `RULES` to `folder`, and return the Trino properties that use them."""
     (folder / "rules.json").write_text(json.dumps(RULES))
     control = folder / "access.properties"
     control.write_text(f"access-control.name=file\nsecurity.config-file={folder}/rules.json\n")

@@ -1,5 +1,7 @@
-"""Statements asked twice, of Trino itself and through the proxy, whose answers must be the same; and tables for them,
-of many small files, so that plans leave some out."""
+"""Statements that run on Trino directly and through the proxy with equal answers, and tables for them.
+
+The tables have many small files, so that plans prune some of them.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +46,12 @@ _SSB = {
     "part": "p_brand1",
     "supplier": "s_region, s_city",
 }
-"""Tables, and by what they are laid out."""
+"""Tables, and the columns by which they are laid out"""
 
 
 @dataclass
 class Asked:
-    """What a statement came to: rows as a multiset, or the name of an error."""
+    """The outcome of a statement: rows as a multiset, or the name of an error."""
 
     rows: Counter[str] = field(default_factory=Counter)
     columns: list[tuple[str, str]] = field(default_factory=list)
@@ -58,7 +60,7 @@ class Asked:
 
 
 class Both:
-    """The coordinator, and the proxy before it; asked at the same time."""
+    """The coordinator and the proxy before it; both run a statement at the same time."""
 
     def __init__(self, direct: int, proxy: TrinoProxy) -> None:
         self.proxy = proxy
@@ -70,10 +72,10 @@ class Both:
         self._threads.shutdown()
 
     def ask(self, sql: str, parameters: Sequence[Any] = (), *, schemas: tuple[str, str], **options: Any) -> Asked:
-        """Return the answer, which is the same both ways.
+        """Run a statement both ways, check that the answers are equal, and return the answer.
 
         Args:
-            schemas: The direct statement's, and the proxy's.
+            schemas: The schema of the direct statement, and that of the proxy.
         """
         direct, proxied = self._threads.map(
             lambda port, schema: _asked(port, sql, parameters, schema=schema, **options), self._ports, schemas
@@ -106,7 +108,9 @@ def _asked(port: int, sql: str, parameters: Sequence[Any], **options: Any) -> As
 
 @contextmanager
 def open_both(folder: Path, lake: TrinoLake) -> Iterator[Both]:
-    """Whatever is slow, plans are waited for, and errors of rewritten statements are never the client's."""
+    """Open the proxy with settings that wait for slow plans, and that show clients no error of a rewritten
+    statement.
+    """
     flags = ("--trino", lake.trino.base_url, "--budget-ms", "20000", "--hold", "30", "--trust-time-zone")
     with trino_proxy(folder, *flags, seamark=lake.seamark.base_url) as proxy:
         both = Both(lake.trino.port, proxy)
@@ -120,7 +124,7 @@ def open_both(folder: Path, lake: TrinoLake) -> Iterator[Both]:
 
 
 def make_benchmark_tables(folder: Path, lake: TrinoLake) -> None:
-    """TPC-H's in the namespace `tpch`, the Star Schema Benchmark's in `ssb`."""
+    """Make the tables of TPC-H in the namespace `tpch`, and those of the Star Schema Benchmark in `ssb`."""
     program = Path(sys.executable).parent / "tpchgen-cli"
     argv = [str(program), "parquet", "-s", f"{SCALE:g}", "-o", str(folder / "tpch"), "--quiet"]
     (folder / "tpch").mkdir()
@@ -140,9 +144,9 @@ def make_benchmark_tables(folder: Path, lake: TrinoLake) -> None:
 
 
 def write_files(catalog: Catalog, table: str | tuple[str, ...], rows: pa.Table, files: int) -> None:
-    """The rows in their order, in about as many files, by one commit.
+    """Write the rows in their order to about `files` files with one commit.
 
-    An append of PyIceberg's for each file would take ten times as long.
+    A PyIceberg append for each file would take ten times as long.
     """
     step = max(1, -(-len(rows) // files))
     created = catalog.create_table(table, schema=rows.schema)

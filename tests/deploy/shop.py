@@ -1,4 +1,4 @@
-"""What the proxy's tests ask about: a shop whose orders lie in files that only an index tells apart."""
+"""Data for the proxy's tests: a shop with orders in files that only an index distinguishes."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tests.services.trino_proxy import TrinoProxy, trino_proxy
 
 FILES = 20
 ROWS = 500
-"""In each file."""
+"""Rows in each file"""
 
 
 @dataclass
 class Shop:
-    """A server, and another one over the same store and tables, that the proxy asks: it may die, the shop goes on."""
+    """A server, and another server over the same store and tables for the proxy, which tests may kill."""
 
     seamark: Seamark
     planner: Seamark
@@ -41,7 +41,9 @@ class Shop:
 
 @contextmanager
 def open_shop(folder: Path, trino_lake: TrinoLake) -> Iterator[Shop]:
-    """`shop.orders`: twenty files that all span the same ids, with an index by which one is enough for one id."""
+    """Open a shop with `shop.orders`: twenty files with the same range of ids, and an index that leaves one
+    file for one id.
+    """
     seamark, coordinator = trino_lake.seamark, trino_lake.trino
     fill(seamark)
     database = f"sqlite:///{seamark.home / 'seamark.db'}"
@@ -91,14 +93,14 @@ def rows_of(port: int, sql: str, parameters: Any = None, **options: Any) -> list
 
 
 def both(shop: Shop, sql: str, parameters: Any = None, **options: Any) -> list[list[Any]]:
-    """Return the rows, the same through the proxy as without it."""
+    """Run a statement through the proxy and without it, check that the rows are equal, and return them."""
     direct = rows_of(shop.trino.port, sql, parameters, **options)
     assert rows_of(shop.proxy.port, sql, parameters, **options) == direct
     return direct
 
 
 def post(port: int, sql: str, **headers: str) -> tuple[str, dict[str, Any]]:
-    """Return what was done with the statement, and the first answer."""
+    """Send a statement, and return its outcome in the proxy's header and the first answer."""
     given = {"X-Trino-User": "tests", "X-Trino-Catalog": "seamark", "X-Trino-Schema": "shop", **headers}
     request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/statement", data=sql.encode(), headers=given)
     with urllib.request.urlopen(request, timeout=60) as answer:
@@ -106,8 +108,9 @@ def post(port: int, sql: str, **headers: str) -> tuple[str, dict[str, Any]]:
 
 
 def told(shop: Shop, sql: str, **headers: str) -> str:
-    """Return what is done with the statement that is rewritten or not worth asking about: once it may be said (a
-    Trino that is slow to plan has it said `planned`), and once a proxy that has seen statements fail tries again.
+    """Return the outcome of a statement that is rewritten or useless to plan, once it is known.
+
+    A slow Trino reports `planned` first, and a proxy that has seen failed statements tries again later.
     """
 
     def settled() -> str:
@@ -118,7 +121,7 @@ def told(shop: Shop, sql: str, **headers: str) -> str:
 
 
 def reads_plans(shop: Shop, explained: str) -> bool:
-    """Return whether a plan of Trino's reads `shop.orders`, and nowhere as one of the table's own snapshots."""
+    """Return whether a plan of Trino reads `shop.orders` only through plans, and not from the table's own snapshots."""
     with urllib.request.urlopen(f"{shop.seamark.base_url}/v1/namespaces/shop/tables/orders", timeout=60) as answer:
         own = {one["snapshot-id"] for one in json.load(answer)["metadata"]["snapshots"]}
     read = {int(one) for one in re.findall(r"orders\$data@(\d+)", explained)}
@@ -136,15 +139,15 @@ def splits(port: int, sql: str) -> int:
 
 
 def until_cancelled(cursor: Any, sql: str) -> None:
-    """For a thread."""
+    """Run a statement until it is cancelled, in a thread."""
     with contextlib.suppress(trino.exceptions.TrinoUserError):
         cursor.execute(sql)
 
 
 def eventually(ask: Callable[[], Any], within_s: float = 60) -> Any:
-    """Return what it comes to, within a time.
+    """Return the result of `ask` once it is true, within a time limit.
 
-    It is asked less and less often: a statement costs Trino much.
+    The pauses between attempts grow, because a statement is expensive for Trino.
     """
     deadline_s, wait_s = time.monotonic() + within_s, 0.1
     while not (found := ask()):

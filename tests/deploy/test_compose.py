@@ -1,8 +1,8 @@
-"""The compose file is valid, and what it mounts is what the tests run.
+"""Tests that the compose file is valid, and that the tests run the configuration that it mounts.
 
-There is no container engine where these tests run: the file is held against the Compose Specification's schema, every
-mounted file is found, and each service's configuration is the object that its starter in `tests/services` uses, so that
-nobody edits a copy.
+The machine of these tests has no container engine. So they validate the file with the Compose Specification's schema,
+find every mounted file, and check that each service's configuration is the one that its starter in `tests/services`
+uses, not an edited copy.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SERVICES: dict[str, Any] = COMPOSE["services"]
 
 
 def mounted(service: str) -> dict[str, Path]:
-    """Folder or file in the container → the one in the checkout."""
+    """Return a map from paths in the container to paths in the checkout."""
     binds = (volume.split(":") for volume in SERVICES[service].get("volumes", []) if volume.startswith("."))
     return {bind[1]: REPO / bind[0] for bind in binds}
 
@@ -66,14 +66,14 @@ def test_compose_file_follows_the_compose_specification() -> None:
     jsonschema.Draft202012Validator(schema).validate(COMPOSE)
 
 
-def test_the_schema_refuses_a_misspelt_key() -> None:
+def test_schema_rejects_a_misspelt_key() -> None:
     schema = json.loads((Path(__file__).parent / "compose-spec.json").read_text())
     broken = {**COMPOSE, "services": {"s3": {**SERVICES["s3"], "healthchek": {}}}}
     with pytest.raises(jsonschema.ValidationError, match="healthchek"):
         jsonschema.Draft202012Validator(schema).validate(broken)
 
 
-def test_the_six_services_are_there_and_each_tells_whether_it_is_healthy() -> None:
+def test_compose_has_six_services_with_health_checks() -> None:
     assert set(SERVICES) == {"seamark", "indexer", "postgres", "s3", "trino", "spark"}
     assert all(service["healthcheck"]["test"] for service in SERVICES.values())
 
@@ -94,13 +94,13 @@ def test_published_ports_are_on_loopback_only() -> None:
     assert all(port.startswith("127.0.0.1:") for port in ports)
 
 
-def test_the_mounted_configurations_are_those_the_tests_start_services_with() -> None:
+def test_mounted_configurations_are_those_of_the_tests() -> None:
     assert mounted("postgres")["/etc/postgresql/postgresql.conf"] == postgres.CONFIG
     assert mounted("trino")["/etc/trino"] == trino.ETC
     assert [REPO / path for path in SERVICES["s3"]["env_file"]] == [s3.CONFIG]
 
 
-def test_the_images_are_the_versions_that_are_tested() -> None:
+def test_images_have_the_tested_versions() -> None:
     resolve = DEPLOY / "trino" / "resolve"
     assert image_version("trino") == pom_property(resolve / "server" / "pom.xml", "trino.version")
     assert image_version("trino") == pom_property(resolve / "plugin" / "pom.xml", "trino.version")
@@ -110,13 +110,13 @@ def test_the_images_are_the_versions_that_are_tested() -> None:
     assert f"@v{image_version('s3')}\n" in (REPO / "Makefile").read_text()
 
 
-def test_spark_defaults_are_what_the_connector_would_write() -> None:
+def test_spark_defaults_equal_those_that_the_connector_would_write() -> None:
     store = {"s3.endpoint": "http://s3:7070", "s3.path-style-access": "true"}
     written = {key: value for key, value in read_spark_defaults().items() if key.startswith("spark.sql.catalog.")}
     assert written == catalog_conf("seamark", "http://seamark:8181", extra=store)
 
 
-def test_the_server_settings_are_known_and_agree_with_their_neighbours() -> None:
+def test_server_settings_are_known_and_agree_with_other_services() -> None:
     settings = tomllib.loads(mounted("seamark")["/etc/seamark/seamark.toml"].read_text())
     known = {field.name for field in fields(Settings)}
     assert set(settings) <= known
@@ -134,7 +134,7 @@ def test_the_server_settings_are_known_and_agree_with_their_neighbours() -> None
     assert settings["auth"] != "none"
 
 
-def test_the_indexer_is_the_servers_image_with_the_engines_token_and_keys() -> None:
+def test_indexer_uses_the_servers_image_and_the_engines_token_and_keys() -> None:
     service, spark = SERVICES["indexer"], SERVICES["spark"]["environment"]
     assert service["image"] == SERVICES["seamark"]["image"]
     name, *arguments = service["command"]
@@ -147,13 +147,13 @@ def test_the_indexer_is_the_servers_image_with_the_engines_token_and_keys() -> N
     assert mounted("indexer") == mounted("seamark")
 
 
-def test_every_variable_that_trino_reads_is_given_by_compose() -> None:
+def test_compose_sets_every_variable_that_trino_reads() -> None:
     files = (path for path in trino.ETC.rglob("*") if path.is_file())
     wanted = {name for path in files for name in re.findall(r"\$\{ENV:(\w+)\}", path.read_text())}
     assert wanted == set(SERVICES["trino"]["environment"])
 
 
-def test_the_image_copies_what_exists_and_the_ignore_file_lets_through() -> None:
+def test_image_copies_only_existing_files_that_the_ignore_file_allows() -> None:
     let_through = {line[1:] for line in (REPO / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     dockerfile = (DEPLOY / "seamark" / "Dockerfile").read_text()
     sources = {name for copy in re.findall(r"^COPY (.+) \S+$", dockerfile, re.MULTILINE) for name in copy.split()}

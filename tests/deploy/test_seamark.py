@@ -1,4 +1,4 @@
-"""Seamark with the settings file that compose mounts, over PostgreSQL and S3 as compose has them."""
+"""Tests of Seamark with compose's settings file, over PostgreSQL and S3 as in compose."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tests.services.s3 import S3
 from tests.services.seamark import Seamark
 
 
-def test_the_mounted_settings_serve_tables_over_postgresql_and_s3(
+def test_mounted_settings_serve_tables_over_postgresql_and_s3(
     start_seamark: Callable[..., Seamark], postgres_url: str, s3: S3, s3_bucket: str
 ) -> None:
-    """Addresses are this machine's, and on loopback no login is needed; everything else is the file."""
+    """Addresses are those of this machine, and loopback needs no login; all else comes from the file."""
     here = {"SEAMARK_CONFIG": str(DEPLOY / "seamark" / "seamark.toml"), "SEAMARK_AUTH": "none", **s3.seamark_env()}
     server = start_seamark(database=postgres_url, warehouse=f"s3://{s3_bucket}/warehouse", env=here)
     catalog = load_catalog("seamark", type="rest", uri=server.base_url, **s3.client_properties())

@@ -1,4 +1,4 @@
-"""The services the other tests stand on do what those tests take for granted."""
+"""Tests of the services that other tests use, and of the behaviour that these tests rely on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.services.s3 import S3
 from tests.services.spark import new_catalog
 
 
-def test_postgres_runs_compose_configuration_and_keeps_what_it_acknowledged(postgres: Postgres) -> None:
+def test_postgres_runs_composes_configuration_and_keeps_what_it_acknowledged(postgres: Postgres) -> None:
     assert postgres.sql("SHOW fsync") == "on"
     assert postgres.sql("SHOW synchronous_commit") == "on"
     assert postgres.sql("SHOW password_encryption") == "scram-sha-256"
@@ -28,7 +28,7 @@ def test_each_postgres_database_starts_empty(postgres: Postgres) -> None:
         postgres.drop_database(url)
 
 
-def test_a_postgres_database_that_was_emptied_is_as_a_new_one(postgres: Postgres) -> None:
+def test_emptied_postgres_database_equals_a_new_one(postgres: Postgres) -> None:
     schema = "SELECT nspowner::regrole, nspacl FROM pg_namespace WHERE nspname = 'public'"
     name, url = "emptied", postgres.create_database("emptied")
     new = postgres.sql(schema, name)
@@ -50,22 +50,22 @@ def test_s3_keeps_the_first_of_two_conditional_puts(s3: S3, s3_bucket: str) -> N
         client.close()
 
 
-def test_a_service_that_dies_at_start_says_why(tmp_path: Path) -> None:
+def test_service_that_dies_at_its_start_reports_the_reason(tmp_path: Path) -> None:
     process = ManagedProcess(["sh", "-c", "echo no licence >&2; exit 3"], log=tmp_path / "log")
     with pytest.raises(ServiceFailed, match=r"ended with 3 .*\n.*\nno licence"):
         process.start(lambda: False, timeout_s=60)
 
 
-def test_a_service_that_never_gets_ready_is_ended(tmp_path: Path) -> None:
+def test_service_that_never_becomes_ready_is_ended(tmp_path: Path) -> None:
     process = ManagedProcess(["sleep", "600"], log=tmp_path / "log")
     with pytest.raises(ServiceFailed, match="not ready after"):
         process.start(lambda: False, timeout_s=0.2)
     assert not process.running()
 
 
-@pytest.mark.slow  # no other test asks for Iceberg's Java server, which this one starts
+@pytest.mark.slow  # No other test needs Iceberg's Java server, which this one starts.
 @pytest.mark.spark
-def test_spark_reaches_a_rest_catalog_that_was_added_while_it_ran(spark: SparkSession, java_catalog: str) -> None:
+def test_spark_uses_a_rest_catalog_added_while_it_runs(spark: SparkSession, java_catalog: str) -> None:
     name = new_catalog(spark, java_catalog)
     spark.sql(f"CREATE NAMESPACE {name}.smoke")
     spark.sql(f"CREATE TABLE {name}.smoke.t USING iceberg AS SELECT id, id * 2 AS twice FROM range(10)")

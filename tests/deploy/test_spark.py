@@ -1,4 +1,4 @@
-"""Spark's own command line, with the configuration folder that compose mounts."""
+"""Tests of Spark's command line with the configuration folder that compose mounts."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.services.seamark import Seamark
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_spark_sql_reaches_seamark_with_the_mounted_configuration(tmp_path: Path, s3: S3, s3_bucket: str) -> None:
-    """Only addresses differ from compose: there the names of the services, here ports of this machine."""
+def test_spark_sql_uses_seamark_with_the_mounted_configuration(tmp_path: Path, s3: S3, s3_bucket: str) -> None:
+    """Only addresses differ: compose has names of services, and the test has ports of this machine."""
     warehouse = f"s3://{s3_bucket}/warehouse"
     with Seamark(tmp_path / "seamark", warehouse=warehouse, env=s3.seamark_env()) as seamark:
         here = {

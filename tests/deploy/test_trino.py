@@ -1,4 +1,6 @@
-"""Stock Trino over Seamark, with the configuration that compose mounts: it writes, reads, and sees the others' work."""
+"""Tests of stock Trino over Seamark with compose's configuration: it writes, reads, and sees the work of other
+engines.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ pytestmark = NEEDS_TRINO
 
 @dataclass
 class Lake:
-    """One Seamark server and what Trino calls it; `client` are the catalog properties for other engines."""
+    """A Seamark server and its catalog in Trino; `client` are the catalog properties for other engines."""
 
     seamark: Seamark
     trino: Trino
@@ -44,19 +46,19 @@ class Lake:
 
     @property
     def by_name(self) -> Lake:
-        """The same tables in a catalog where plan tables have names."""
+        """Return the same tables in a catalog where plan tables have names."""
         return replace(self, catalog=f"{self.catalog}{BY_NAME}")
 
 
 @pytest.fixture(params=[CATALOG, REMOTE])
 def lake(request: pytest.FixtureRequest, trino_lake: TrinoLake) -> Lake:
-    """Tables on local files, and in S3, as in compose."""
+    """Return tables on local files, or in S3 as in compose."""
     name = request.param
     return Lake(trino_lake.servers[name], trino_lake.trino, name, trino_lake.clients[name])
 
 
 LOCAL = pytest.mark.parametrize("lake", [CATALOG, pytest.param(REMOTE, marks=pytest.mark.slow)], indirect=True)
-"""Over S3, files are written and read by other tests of this module, too."""
+"""Other tests of this module write and read files over S3 too."""
 
 
 def write_with_pyiceberg(lake: Lake, table: str) -> None:
@@ -85,14 +87,14 @@ def test_trino_writes_and_reads_through_seamark(lake: Lake) -> None:
     assert rows("SHOW TABLES FROM sales") == []
 
 
-def test_trino_sees_a_table_that_pyiceberg_wrote(lake: Lake) -> None:
+def test_trino_reads_a_table_that_pyiceberg_wrote(lake: Lake) -> None:
     lake.rows("CREATE SCHEMA py")
     write_with_pyiceberg(lake, "py.people")
     assert lake.rows("SELECT name FROM py.people WHERE id > 1 ORDER BY 1") == [["b"], ["c"]]
 
 
 @LOCAL
-def test_a_view_made_in_trino_is_listed_and_read(lake: Lake) -> None:
+def test_view_created_in_trino_is_listed_and_read(lake: Lake) -> None:
     lake.rows("CREATE SCHEMA views")
     lake.rows("CREATE TABLE views.t AS SELECT * FROM (VALUES 1, 2, 3) t (n)")
     lake.rows("CREATE VIEW views.v AS SELECT sum(n) AS total FROM views.t")
@@ -100,7 +102,7 @@ def test_a_view_made_in_trino_is_listed_and_read(lake: Lake) -> None:
 
 
 @LOCAL
-def test_trino_and_pyiceberg_change_one_table_in_turn(lake: Lake) -> None:
+def test_trino_and_pyiceberg_change_one_table_alternately(lake: Lake) -> None:
     catalog = load_catalog("seamark", type="rest", uri=lake.seamark.base_url, **lake.client)
     catalog.create_namespace("turns")
     rows = pa.table({"id": list(range(100)), "word": [str(one) for one in range(100)]})
@@ -118,9 +120,9 @@ def test_trino_and_pyiceberg_change_one_table_in_turn(lake: Lake) -> None:
     catalog.close()
 
 
-@pytest.mark.slow  # starts another JVM
+@pytest.mark.slow  # This starts another JVM.
 @pytest.mark.spark
-def test_trino_and_spark_change_one_table_in_turn(lake: Lake, spark: SparkSession) -> None:
+def test_trino_and_spark_change_one_table_alternately(lake: Lake, spark: SparkSession) -> None:
     name = new_catalog(spark, lake.seamark.base_url, extra=lake.client)
     spark.sql(f"CREATE NAMESPACE {name}.shared")
     spark.sql(f"CREATE TABLE {name}.shared.t USING iceberg AS SELECT id, cast(id AS string) AS word FROM range(100)")
@@ -153,8 +155,8 @@ def made_plan(lake: Lake, table: str, predicate: str, *, at: At = CURRENT) -> st
     ],
     indirect=["lake"],
 )
-def test_trino_reads_a_plan_table_as_it_would_the_table(lake: Lake, version: int) -> None:
-    """Also where rows are deleted, and of a snapshot that is not the current one any more."""
+def test_trino_reads_a_plan_table_like_the_table(lake: Lake, version: int) -> None:
+    """The test includes deleted rows, and a snapshot that is not current."""
     rows, schema = lake.by_name.rows, f"plans{version}"
     rows(f"CREATE SCHEMA {schema}")
     rows(
@@ -189,7 +191,7 @@ def test_trino_reads_a_plan_table_as_it_would_the_table(lake: Lake, version: int
 
 
 @LOCAL
-def test_trino_can_do_a_plan_table_and_its_table_no_harm(lake: Lake) -> None:
+def test_trino_cannot_damage_a_plan_table_or_its_table(lake: Lake) -> None:
     lake = lake.by_name
     rows = lake.rows
     rows("CREATE SCHEMA harm")
@@ -207,7 +209,7 @@ def test_trino_can_do_a_plan_table_and_its_table_no_harm(lake: Lake) -> None:
     ):
         with pytest.raises(TrinoQueryError):
             rows(statement)
-    # What the plan left out is nothing that its table names: cleaning up must not take it for an orphan.
+    # Files that the plan prunes are not named by the plan table: a clean-up must not treat them as orphans.
     lake.rows(
         f"ALTER TABLE {name} EXECUTE remove_orphan_files(retention_threshold => '0s')",
         session={f"{lake.catalog}.remove_orphan_files_min_retention": "0s"},
@@ -242,7 +244,7 @@ def test_trino_reads_our_statistics_and_we_read_those_of_trino(trino_lake: Trino
     rows("ALTER TABLE counted.t EXECUTE drop_extended_stats")
     rows("ANALYZE counted.t")
     assert shown() == pytest.approx(ours, rel=0.05)
-    # Trino unites the sketches of new rows with those of the snapshot before; then we unite ours with Trino's.
+    # Trino merges the sketches of new rows with those of the snapshot before; then we merge ours with Trino's.
     rows("INSERT INTO counted.t SELECT n, n % 9, CAST(n AS varchar), 1, DATE '2021-01-01', 9, true "
          "FROM UNNEST(sequence(8001, 9100)) u (n)")  # fmt: skip
     compute_statistics(client, "counted.t")
@@ -255,8 +257,8 @@ def test_trino_reads_our_statistics_and_we_read_those_of_trino(trino_lake: Trino
     client.close()
 
 
-def test_an_index_that_trinos_remove_orphan_files_deleted_is_built_again(trino_lake: TrinoLake) -> None:
-    """Trino lists the whole location of a table, and keeps the files whose names its metadata have."""
+def test_index_deleted_by_trinos_remove_orphan_files_is_built_again(trino_lake: TrinoLake) -> None:
+    """Trino lists the whole location of a table, and keeps the files that its metadata names."""
     lake = Lake(trino_lake.servers[CATALOG], trino_lake.trino, CATALOG, trino_lake.clients[CATALOG])
     rows = lake.rows
     rows("CREATE SCHEMA keep")

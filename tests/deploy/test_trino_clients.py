@@ -1,4 +1,4 @@
-"""Trino's own clients, whatever they are written in, through the proxy: as direct, and their statements get plans."""
+"""Tests of Trino's clients in several languages through the proxy: same results as without it, with plans."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def java(*arguments: str) -> str:
 
 
 def command_line(url: str, *statements: str) -> list[dict[str, Any]]:
-    """Return what Trino's command line prints."""
+    """Return the output of Trino's command line."""
     options = ["--server", url, "--user", "tests", "--catalog", CATALOG, "--schema", "shop", "--output-format", "JSON"]
     text = ";".join(statements)
     return [
@@ -53,9 +53,9 @@ def command_line(url: str, *statements: str) -> list[dict[str, Any]]:
     ]
 
 
-# Two JVMs; its library is that of the JDBC driver.
+# Two JVMs; the command line uses the JDBC driver's library.
 @pytest.mark.slow
-def test_trinos_command_line_gets_what_it_gets_without_the_proxy(shop: Shop) -> None:
+def test_trino_command_line_gets_equal_results_through_the_proxy(shop: Shop) -> None:
     statements = (
         "USE seamark.shop",
         ONE,
@@ -73,8 +73,8 @@ def test_trinos_command_line_gets_what_it_gets_without_the_proxy(shop: Shop) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", ["", "?explicitPrepare=false"])
-def test_the_jdbc_driver_gets_what_it_gets_without_the_proxy(shop: Shop, options: str) -> None:
-    """Its prepared statements are the server's: their texts come in headers, or in EXECUTE IMMEDIATE."""
+def test_jdbc_driver_gets_equal_results_through_the_proxy(shop: Shop, options: str) -> None:
+    """Its prepared statements are on the server: their texts come in headers, or in EXECUTE IMMEDIATE."""
     prepared = "SELECT id, note FROM orders WHERE id = ? AND note <> ?"
     among = "SELECT count(*), max(note) FROM orders, countries WHERE country = code AND id IN (?, ?) AND name < ?"
     asked = [ONE, "0", prepared, "2", "bigint:4712", "varchar:it's", MANY, "0"]
@@ -96,7 +96,7 @@ def test_the_jdbc_driver_gets_what_it_gets_without_the_proxy(shop: Shop, options
 
 
 @pytest.mark.slow
-def test_sqlalchemy_gets_what_it_gets_without_the_proxy(shop: Shop) -> None:
+def test_sqlalchemy_gets_equal_results_through_the_proxy(shop: Shop) -> None:
     before, found = shop.proxy.statements("rewritten"), []
     for port in (shop.trino.port, shop.proxy.port):
         engine = sqlalchemy.create_engine(f"trino://tests@127.0.0.1:{port}/{CATALOG}/shop")
@@ -132,8 +132,8 @@ def test_spooled_results_are_fetched_through_the_proxy(shop: Shop, encoding: str
     assert both(shop, ONE, encoding=encoding) == [[4711, "n4711"]]
 
 
-def test_the_addresses_of_spooled_results_are_the_proxys(shop: Shop, tmp_path: Path) -> None:
-    """Also of several coordinators: each has a path of its own."""
+def test_addresses_of_spooled_results_are_those_of_the_proxy(shop: Shop, tmp_path: Path) -> None:
+    """With several coordinators, each has its own path."""
     other = shop.trino.base_url.replace("127.0.0.1", "localhost")
     flags = ("--trino", shop.trino.base_url, "--trino", other)
     with trino_proxy(tmp_path, *flags, seamark=shop.planner.base_url) as several:
@@ -174,7 +174,7 @@ def https_url(lake: TrinoLake) -> str:
 
 
 @pytest.mark.parametrize("believing", ["--trino-ca", "--trino-insecure"])
-def test_coordinators_that_have_https_are_reached_where_their_certificate_is_believed(
+def test_proxy_connects_to_https_coordinators_with_a_trusted_certificate(
     shop: Shop, trino_lake: TrinoLake, tmp_path: Path, believing: str
 ) -> None:
     flags = [believing, str(trino_lake.authority)] if believing == "--trino-ca" else [believing]
@@ -187,7 +187,7 @@ def test_coordinators_that_have_https_are_reached_where_their_certificate_is_bel
         assert first["nextUri"].startswith(proxy.url)
 
 
-def test_a_coordinator_whose_certificate_is_not_believed_gets_nothing(
+def test_proxy_sends_nothing_to_a_coordinator_with_an_untrusted_certificate(
     shop: Shop, trino_lake: TrinoLake, tmp_path: Path
 ) -> None:
     with trino_proxy(tmp_path, "--trino", https_url(trino_lake), seamark=shop.planner.base_url) as proxy:
@@ -198,11 +198,11 @@ def test_a_coordinator_whose_certificate_is_not_believed_gets_nothing(
 
 
 @pytest.mark.slow
-def test_clients_and_coordinators_may_both_have_https(
+def test_clients_and_coordinators_may_both_use_https(
     shop: Shop, trino_lake: TrinoLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certificate, key = self_signed(tmp_path)
-    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))  # where it is set, requests believes nothing else
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))  # If this is set, requests trusts nothing else.
     flags = ["--trino-ca", str(trino_lake.authority), "--tls-cert", str(certificate), "--tls-key", str(key)]
     with trino_proxy(
         tmp_path, "--trino", https_url(trino_lake), *flags, "--budget-ms", "3000", seamark=shop.planner.base_url

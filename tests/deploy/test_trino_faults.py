@@ -1,4 +1,4 @@
-"""What may break while a statement runs: its client sees Trino's answer, or Trino's own error, as without the proxy."""
+"""Tests of failures while a statement runs: clients see Trino's answer or Trino's own error, as without the proxy."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ RUNNING_MAX = 2
 LEASE_S = 4
 ONE = "SELECT note FROM orders WHERE id = 4711"
 MANY = "SELECT id, x, rpad(note, 200, 'x') FROM orders CROSS JOIN UNNEST(sequence(1, 300)) t (x) WHERE orders.id < 3000"
-"""More rows than coordinator and client have room for: most are read while the client is fetching."""
+"""More rows than coordinator and client can buffer, so most are read while the client fetches."""
 LONG = f"SELECT count(*) FROM {', '.join(f'UNNEST(sequence(1, 10000)) t{one} (x{one})' for one in range(4))}"
 
 
 @dataclass
 class Lake:
-    """All of it a test's own to break; `catalog` is the server that Trino asks, `planner` the proxy."""
+    """Servers that a test may break; `catalog` is the server for Trino, and `planner` the server for the proxy."""
 
     catalog: Seamark
     planner: Seamark
@@ -77,7 +77,7 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
 
 
 def fill(seamark: Seamark, schema: str) -> None:
-    """`orders`: forty files, by id."""
+    """Create the table `orders` with forty files, by id."""
     catalog = load_catalog("seamark", type="rest", uri=seamark.base_url)
     catalog.create_namespace(schema)
     rows = pa.table({"id": range(10_000), "note": [f"n{one}" for one in range(10_000)]})
@@ -86,9 +86,7 @@ def fill(seamark: Seamark, schema: str) -> None:
 
 
 def fetching(port: int, sql: str, meanwhile: Callable[[], None], **options: Any) -> int | str:
-    """Return how many rows there were, where that happened after the first ones were fetched; or what Trino had to
-    say.
-    """
+    """Run `meanwhile` after the first rows were fetched; return the number of rows, or Trino's error."""
     connection = connect(port, **options)
     try:
         cursor = connection.cursor()
@@ -108,7 +106,7 @@ def nothing() -> None:
     pass
 
 
-def test_the_server_that_is_killed_while_a_statement_runs_ends_it_no_other_way_than_without_the_proxy(
+def test_statement_ends_as_without_the_proxy_when_the_planning_server_is_killed(
     lake: Lake,
 ) -> None:
     def kill() -> None:
@@ -118,7 +116,7 @@ def test_the_server_that_is_killed_while_a_statement_runs_ends_it_no_other_way_t
     assert fetching(lake.proxy.port, MANY, nothing) == 900_000
     told, first = post(lake.proxy.port, MANY)
     assert told.startswith("rewritten")
-    # Otherwise it runs until Trino gives its client up, which is longer than the next test waits for a place.
+    # Otherwise it runs until Trino abandons its client, which is longer than the next test waits for a slot.
     with urllib.request.urlopen(urllib.request.Request(first["nextUri"], method="DELETE"), timeout=60):
         pass
     found = []
@@ -131,7 +129,7 @@ def test_the_server_that_is_killed_while_a_statement_runs_ends_it_no_other_way_t
     assert found == [900_000, 900_000]
 
 
-def test_a_catalog_that_is_gone_once_the_plan_is_made_is_trinos_own_error(lake: Lake) -> None:
+def test_catalog_outage_after_the_plan_is_trinos_own_error(lake: Lake) -> None:
     assert rows_of(lake.proxy.port, ONE) == [["n4711"]]
     lake.catalog.kill9()
     try:
@@ -147,7 +145,7 @@ def test_a_catalog_that_is_gone_once_the_plan_is_made_is_trinos_own_error(lake: 
     assert rows_of(lake.proxy.port, ONE) == [["n4711"]]
 
 
-def test_a_statement_may_wait_in_trinos_queue_for_longer_than_its_plans_lease(lake: Lake) -> None:
+def test_statement_may_wait_in_trinos_queue_longer_than_its_plans_lease(lake: Lake) -> None:
     blockers = [connect(lake.trino.port) for _ in range(RUNNING_MAX)]
     cursors = [one.cursor() for one in blockers]
     with ThreadPoolExecutor(RUNNING_MAX + 1) as threads:
@@ -169,8 +167,8 @@ def test_a_statement_may_wait_in_trinos_queue_for_longer_than_its_plans_lease(la
         connection.close()
 
 
-def test_a_plan_whose_lease_ends_before_trino_reads_it_is_no_failure(lake: Lake) -> None:
-    """Trino stands still in between."""
+def test_expired_plan_lease_does_not_fail_the_statement(lake: Lake) -> None:
+    """Trino is paused meanwhile."""
     lake.trino.process.send(signal.SIGSTOP)
     try:
         with ThreadPoolExecutor(1) as threads:
@@ -183,7 +181,7 @@ def test_a_plan_whose_lease_ends_before_trino_reads_it_is_no_failure(lake: Lake)
         lake.trino.process.send(signal.SIGCONT)
 
 
-def test_a_snapshot_that_is_expired_meanwhile_is_trinos_own_matter(lake: Lake) -> None:
+def test_expired_snapshot_gives_trinos_own_error(lake: Lake) -> None:
     expire = "ALTER TABLE orders EXECUTE expire_snapshots(retention_threshold => '0s')"
     session = {"seamark.expire_snapshots_min_retention": "0s"}
     found: list[object] = []
@@ -210,7 +208,7 @@ def again(port: int, sql: str, schema: str) -> str:
     return str(caught.value.error_name)
 
 
-def test_the_coordinator_that_is_killed_and_started_again_is_what_its_clients_see(lake: Lake) -> None:
+def test_clients_see_the_restart_of_a_killed_coordinator(lake: Lake) -> None:
     def restart() -> None:
         lake.trino.process.stop(first=signal.SIGKILL)
         lake.trino.start()
@@ -227,7 +225,7 @@ def test_the_coordinator_that_is_killed_and_started_again_is_what_its_clients_se
 
 
 def are_running(lake: Lake, cursors: Sequence[Any], statements: Sequence[Future[None]]) -> bool:
-    """Fail with the error of a statement that has ended."""
+    """Return whether all statements are running; raise the error of a statement that has ended."""
     for one in statements:
         if one.done():
             one.result()
@@ -236,9 +234,9 @@ def are_running(lake: Lake, cursors: Sequence[Any], statements: Sequence[Future[
 
 
 def state(lake: Lake, query_id: str | None) -> str:
-    """No statement tells: it would wait in the queue.
+    """Return the state of a query through the web interface.
 
-    Nor is one known before its client has asked for it.
+    A SQL statement for it would wait in the queue, and Trino knows a query only after its client's first request.
     """
     asked = urllib.request.Request(f"{lake.trino.base_url}/v1/query/{query_id}", headers={"X-Trino-User": "tests"})
     try:

@@ -1,4 +1,6 @@
-"""No statement tells whether the proxy is there: same rows, names and types of columns, counts, and errors."""
+"""Tests that statements give the same rows, names and types of columns, counts and errors with and without the
+proxy.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ def benchmark_tables(trino_lake: TrinoLake, tmp_path_factory: pytest.TempPathFac
 @pytest.mark.slow
 @pytest.mark.usefixtures("benchmark_tables")
 @pytest.mark.parametrize("every", [7, 3, 1])
-def test_the_queries_of_tpc_h_and_of_the_star_schema_benchmark(both: Both, every: int) -> None:
+def test_queries_of_tpc_h_and_the_star_schema_benchmark_are_equal_through_the_proxy(both: Both, every: int) -> None:
     """Every seventh query, every third, or all."""
     tpch, ssb = TPCH[::every], list(QUERIES.values())[::every]
     before = both.proxy.statements("rewritten")
@@ -60,7 +62,7 @@ def test_the_queries_of_tpc_h_and_of_the_star_schema_benchmark(both: Both, every
 # Random queries of the SQL entry over Trino are in the fast tier.
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [7, 1])
-def test_the_sql_entry_answers_the_queries_of_both_benchmarks_as_trino_does(trino_lake: TrinoLake, every: int) -> None:
+def test_sql_entry_answers_the_queries_of_both_benchmarks_like_trino(trino_lake: TrinoLake, every: int) -> None:
     url = f"http://tests@127.0.0.1:{trino_lake.trino.port}?catalog={CATALOG}"
     for schema, queries in (("tpch", TPCH), ("ssb", list(QUERIES.values()))):
         with (
@@ -71,11 +73,11 @@ def test_the_sql_entry_answers_the_queries_of_both_benchmarks_as_trino_does(trin
                 assert rows_of(ours.sql(sql)) == rows_of(theirs.sql(sql)), sql
 
 
-# Whatever else is asked
+# Other statements
 
 
 def lake_of(rng: random.Random, trino_lake: TrinoLake, schema: str) -> Statements:
-    """Tables of a few rows, each row in a file of its own, and a maker of statements over them."""
+    """Return tables of a few rows, each row in its own file, and a generator of statements over them."""
     statements = Statements(rng, recursive_share=0)
     catalog = load_catalog("seamark", type="rest", uri=trino_lake.seamark.base_url)
     catalog.create_namespace(schema)
@@ -91,7 +93,7 @@ def lake_of(rng: random.Random, trino_lake: TrinoLake, schema: str) -> Statement
 
 
 def in_trinos_words(text: str, schema: str) -> str:
-    """Of what DuckDB says otherwise: the order of LIMIT and OFFSET, and what the schema is called."""
+    """Return DuckDB's text in Trino's syntax: the order of LIMIT and OFFSET, and the schema's name."""
     text = re.sub(r" LIMIT (\d+) OFFSET (\d+)", r" OFFSET \2 LIMIT \1", text)
     return re.sub(r"\bmain(?=\.| \. |/\*\*/\.)", schema, text)
 
@@ -128,8 +130,8 @@ def campaign(both: Both, trino_lake: TrinoLake, seed: str, queries: int) -> None
         pytest.param(1000, 1000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
     ],
 )
-def test_random_queries(both: Both, trino_lake: TrinoLake, seed: int, queries: int) -> None:
-    """Joins, subqueries, set operations, grouping sets, windows, names that need quotes, comments, parameters."""
+def test_random_queries_are_equal_through_the_proxy(both: Both, trino_lake: TrinoLake, seed: int, queries: int) -> None:
+    """Joins, subqueries, set operations, grouping sets, windows, quoted names, comments, parameters."""
     told, before = both.told.copy(), both.proxy.statements("rewritten")
     campaign(both, trino_lake, f"{seed}", queries)
     told, rewritten = both.told - told, both.proxy.statements("rewritten") - before
@@ -142,8 +144,8 @@ def test_random_queries(both: Both, trino_lake: TrinoLake, seed: int, queries: i
 
 
 @pytest.mark.slow
-def test_statements_that_write(both: Both, trino_lake: TrinoLake) -> None:
-    """All that Trino's connector has, in two schemas: written through the proxy, and without it."""
+def test_statements_that_write_are_equal_through_the_proxy(both: Both, trino_lake: TrinoLake) -> None:
+    """All statements of Trino's connector run in two schemas: through the proxy, and without it."""
     schemas = ("written", "written_through")
     for schema in schemas:
         trino_lake.trino.rows(f"CREATE SCHEMA {schema}")

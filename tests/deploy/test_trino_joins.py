@@ -1,4 +1,4 @@
-"""Conditions on small tables leave out files of the large one that they are joined to, and the rows stay the same."""
+"""Tests that conditions on small tables prune files of the large table that is joined to them, with equal rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SESSION = {"X-Trino-Schema": "star"}
 
 @pytest.fixture(scope="module")
 def star(shop: Shop) -> Iterator[Shop]:
-    """`star.sales`: each of its files has ten items of one colour, in all countries, on all days of its month."""
+    """Open `star.sales`: each of its files has ten items of one colour, in all countries, on all days of its month."""
     catalog = load_catalog("seamark", type="rest", uri=shop.seamark.base_url)
     catalog.create_namespace("star")
     keys = list(range(FILES * ITEMS_PER_FILE))
@@ -94,7 +94,7 @@ def same(star: Shop, sql: str) -> list[list[Any]]:
             1,
             "s_item:10",
         ),
-        # These shapes are tested without Trino, too, in tests/connector/analysis/.
+        # tests/connector/analysis/ tests these forms without Trino too.
         *(
             pytest.param(*one, marks=pytest.mark.slow)
             for one in (
@@ -149,7 +149,7 @@ def same(star: Shop, sql: str) -> list[list[Any]]:
         ),
     ],
 )
-def test_only_files_are_read_that_hold_partners(star: Shop, sql: str, files: int, joins: str) -> None:
+def test_only_files_with_join_partners_are_read(star: Shop, sql: str, files: int, joins: str) -> None:
     same(star, sql)
     told = told_of(star, sql)
     assert told.startswith("rewritten; "), told
@@ -168,7 +168,7 @@ def test_only_files_are_read_that_hold_partners(star: Shop, sql: str, files: int
             "(SELECT avg(price) FROM sales a WHERE a.s_item = s.s_item) ORDER BY 2",
             1,
         ),
-        # These shapes are tested without Trino, too, in tests/connector/analysis/.
+        # tests/connector/analysis/ tests these forms without Trino too.
         *(
             pytest.param(*one, marks=pytest.mark.slow)
             for one in (
@@ -186,7 +186,7 @@ def test_only_files_are_read_that_hold_partners(star: Shop, sql: str, files: int
         ),
     ],
 )
-def test_conditions_of_more_shapes_leave_files_out(star: Shop, sql: str, files: int) -> None:
+def test_conditions_of_more_forms_prune_files(star: Shop, sql: str, files: int) -> None:
     same(star, sql)
     told = told_of(star, sql)
     assert f"; star.sales={files}/{FILES}; " in f"{told}; ", told
@@ -198,7 +198,7 @@ def test_conditions_of_more_shapes_leave_files_out(star: Shop, sql: str, files: 
         "SELECT count(*) FROM sales LEFT JOIN items ON s_item = i_key AND color = 'c7'",
         "SELECT count(*) FROM sales WHERE s_item NOT IN (SELECT i_key FROM items WHERE color = 'c7')",
         "SELECT count(*) FROM sales, items WHERE s_item = i_key AND color = 'c7' OR price < 50",
-        # These shapes are tested without Trino, too, in tests/connector/analysis/.
+        # tests/connector/analysis/ tests these forms without Trino too.
         *(
             pytest.param(one, marks=pytest.mark.slow)
             for one in (
@@ -208,15 +208,16 @@ def test_conditions_of_more_shapes_leave_files_out(star: Shop, sql: str, files: 
         ),
     ],
 )
-def test_where_all_files_can_matter_all_are_read(star: Shop, sql: str) -> None:
+def test_all_files_are_read_when_all_can_have_partners(star: Shop, sql: str) -> None:
     same(star, sql)
     assert "star.sales=" not in told_of(star, sql)
 
 
 @pytest.mark.slow
-def test_a_table_that_changes_is_read_as_it_was_when_the_statement_was_planned(star: Shop) -> None:
-    """Every item gets another colour all the time, and one file's items have each: were rows of the one snapshot
-    joined to files that were chosen by another one, there would be none."""
+def test_dimension_that_changes_is_read_at_its_planned_snapshot(star: Shop) -> None:
+    """Items change their colour constantly, and the items of one file have all colours. If rows of one snapshot were
+    joined to files chosen by another snapshot, the join would return no rows.
+    """
     catalog = load_catalog("seamark", type="rest", uri=star.seamark.base_url)
     keys = list(range(FILES * ITEMS_PER_FILE))
     create(catalog, "turning", {"t_key": keys, "hue": [one // ITEMS_PER_FILE for one in keys]})
@@ -246,7 +247,7 @@ def test_a_table_that_changes_is_read_as_it_was_when_the_statement_was_planned(s
 
 
 @pytest.mark.parametrize("queries", [7, pytest.param(40, marks=pytest.mark.slow)])
-def test_random_stars_give_the_same_rows(star: Shop, queries: int) -> None:
+def test_random_stars_give_equal_rows(star: Shop, queries: int) -> None:
     rng, less = random.Random(7), 0
     for _ in range(queries):
         sql = statement(rng)
@@ -256,7 +257,7 @@ def test_random_stars_give_the_same_rows(star: Shop, queries: int) -> None:
 
 
 def statement(rng: random.Random) -> str:
-    """Sales joined to some of the other tables, in some way."""
+    """Return a random join of sales with some of the other tables."""
     arms = {
         "items": ("s_item = i_key", [f"color = 'c{rng.randrange(18)}'", f"i_key BETWEEN 30 AND {rng.randrange(90)}"]),
         "days": ("s_day = d_day", [f"month = {rng.randint(1, 13)}", "year = 2027"]),

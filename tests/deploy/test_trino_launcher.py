@@ -1,4 +1,4 @@
-"""`deploy/trino/run.sh`: the command that it runs, and what it says where something is missing."""
+"""Tests of `deploy/trino/run.sh`: the command that it runs, and its messages about missing programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from tests.services.trino import ETC
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """The launcher in a checkout of its own, with the names of Trino's jars and a `java` that tells its arguments."""
+    """Return a checkout with the launcher, files with the names of Trino's jars, and a `java` that prints its
+    arguments.
+    """
     shutil.copytree(DEPLOY / "trino", tmp_path / "deploy" / "trino")
     for jar in ("lib/trino-main-1.jar", "plugin/iceberg/trino-iceberg-1.jar"):
         path = tmp_path / ".cache" / "trino" / jar
@@ -38,7 +40,7 @@ def launch(checkout: Path, **environment: str) -> subprocess.CompletedProcess[st
     )
 
 
-def test_it_runs_trino_with_the_files_of_the_checkout(checkout: Path) -> None:
+def test_launcher_runs_trino_with_the_files_of_the_checkout(checkout: Path) -> None:
     done = launch(checkout, TRINO_PORT="8090")
     assert done.returncode == 0, done.stderr
     told = done.stdout.splitlines()
@@ -54,11 +56,11 @@ def test_it_runs_trino_with_the_files_of_the_checkout(checkout: Path) -> None:
         assert b"IcebergPlugin" in entry.read("META-INF/services/io.trino.spi.Plugin")
 
 
-def test_a_missing_program_is_reported_in_one_line_with_the_command(checkout: Path) -> None:
+def test_missing_program_is_reported_in_one_line_with_the_command(checkout: Path) -> None:
     done = launch(checkout, JAVA25=str(checkout / "none"))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "Trino needs a JDK 25: install one below /usr/lib/jvm, or set JAVA25 to its home\n"
-    no_jdk = checkout / "bin" / "grep"  # finds none below /usr/lib/jvm; /bin/java may be an older one
+    no_jdk = checkout / "bin" / "grep"  # No JDK is found below /usr/lib/jvm; /bin/java may be an older one.
     no_jdk.parent.mkdir()
     no_jdk.write_text("#!/bin/sh\nexit 1\n")
     no_jdk.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Trino's clients through the proxy: the same rows as without it, from fewer files, whatever goes wrong."""
+"""Tests of Trino's clients through the proxy: equal rows from fewer files, even with failures."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytestmark = NEEDS_TRINO
 # The protocol
 
 
-def test_rows_are_the_same_and_addresses_are_the_proxys(shop: Shop) -> None:
+def test_rows_are_equal_and_addresses_are_those_of_the_proxy(shop: Shop) -> None:
     assert both(shop, "SELECT 1") == [[1]]
     told, first = post(shop.proxy.port, "SELECT 1")
     assert told == "unchanged; it has no condition that could leave out files"
@@ -46,12 +46,12 @@ def test_rows_are_the_same_and_addresses_are_the_proxys(shop: Shop) -> None:
     assert rows_of(shop.proxy.port, "SELECT node_version FROM system.runtime.nodes", catalog="system") == [["483"]]
 
 
-def test_large_results_come_whole(shop: Shop) -> None:
+def test_large_results_are_complete(shop: Shop) -> None:
     numbers = "UNNEST(sequence(1, 100)) t (x), UNNEST(sequence(1, 1000)) s (x)"
     assert len(both(shop, f"SELECT s.x * 1000 + t.x AS n, rpad('', 100, 'x') FROM {numbers} ORDER BY n")) == 100_000
 
 
-def test_a_client_that_cancels_ends_its_statement(shop: Shop) -> None:
+def test_client_that_cancels_ends_its_statement(shop: Shop) -> None:
     numbers = ", ".join(f"UNNEST(sequence(1, 10000)) t{one} (x{one})" for one in range(4))
     connection = connect(shop.proxy.port)
     cursor = connection.cursor()
@@ -71,7 +71,7 @@ def _state(shop: Shop, query_id: str) -> str:
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_parameters_are_bound_and_plans_are_made_of_them(shop: Shop, legacy: bool) -> None:
+def test_parameters_are_bound_and_used_in_plans(shop: Shop, legacy: bool) -> None:
     options = {"legacy_prepared_statements": legacy}
     sql = "SELECT id, note FROM orders WHERE id = ? AND note <> ?"
     assert both(shop, sql, (4711, "it's"), **options) == [[4711, "n4711"]]
@@ -80,7 +80,7 @@ def test_parameters_are_bound_and_plans_are_made_of_them(shop: Shop, legacy: boo
     assert shop.proxy.statements("rewritten") == before + 1
 
 
-def test_a_session_is_the_clients(shop: Shop) -> None:
+def test_session_belongs_to_the_client(shop: Shop) -> None:
     connection = connect(shop.proxy.port, schema=None, session_properties={"query_max_run_time": "7m"})
     cursor = connection.cursor()
     shown = cursor.execute("SHOW SESSION LIKE 'query_max_run_time'").fetchall()
@@ -94,7 +94,7 @@ def test_a_session_is_the_clients(shop: Shop) -> None:
     connection.close()
 
 
-def test_transactions_pass_untouched(shop: Shop) -> None:
+def test_transactions_pass_unchanged(shop: Shop) -> None:
     level = trino.dbapi.IsolationLevel.READ_COMMITTED  # type: ignore[attr-defined]
     connection = connect(shop.proxy.port, isolation_level=level)
     before = shop.proxy.statements("rewritten")
@@ -104,10 +104,10 @@ def test_transactions_pass_untouched(shop: Shop) -> None:
     assert shop.proxy.statements("rewritten") == before
 
 
-# What it is for
+# The purpose of the proxy
 
 
-def test_a_statement_reads_only_the_files_that_it_needs(shop: Shop) -> None:
+def test_statement_reads_only_the_files_that_it_needs(shop: Shop) -> None:
     sql = "SELECT id, country, note FROM orders WHERE id = 4711"
     assert both(shop, sql) == [[4711, "DE", "n4711"]]
     told, _ = post(shop.proxy.port, sql)
@@ -136,11 +136,11 @@ def test_a_statement_reads_only_the_files_that_it_needs(shop: Shop) -> None:
         "SELECT shop.orders.id FROM shop.orders WHERE id = 16",
     ],
 )
-def test_rows_are_those_of_the_statement_as_it_came(shop: Shop, sql: str) -> None:
+def test_rows_equal_those_of_the_original_statement(shop: Shop, sql: str) -> None:
     both(shop, sql)
 
 
-def test_a_commit_is_seen_by_the_next_statement_and_the_past_stays(shop: Shop) -> None:
+def test_commit_is_visible_to_the_next_statement_and_time_travel_is_stable(shop: Shop) -> None:
     port = shop.proxy.port
     rows_of(port, "CREATE TABLE fresh AS SELECT id, note FROM orders WHERE id < 100")
     snapshots = []
@@ -166,8 +166,8 @@ def test_a_commit_is_seen_by_the_next_statement_and_the_past_stays(shop: Shop) -
 
 
 @pytest.mark.slow
-def test_the_past_has_the_names_that_it_had(shop: Shop) -> None:
-    """Two columns that have changed their names since: a plan by the names of now would leave out the wrong files."""
+def test_time_travel_uses_the_column_names_of_its_time(shop: Shop) -> None:
+    """Two columns have swapped their names since: a plan with today's names would prune the wrong files."""
     port = shop.proxy.port
     rows_of(port, "CREATE TABLE past (a bigint, b bigint)")
     for number in range(4):
@@ -183,7 +183,7 @@ def test_the_past_has_the_names_that_it_had(shop: Shop) -> None:
     rows_of(port, "DROP TABLE past")
 
 
-def test_a_branch_and_a_tag_are_read_where_they_point(shop: Shop) -> None:
+def test_branch_and_tag_are_read_at_their_snapshots(shop: Shop) -> None:
     port = shop.proxy.port
     rows_of(port, "CREATE TABLE branched (id bigint, note varchar)")
     for number in range(4):
@@ -215,7 +215,7 @@ def test_a_branch_and_a_tag_are_read_where_they_point(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("headers", [{"X-Seamark": "off"}, {"X-Trino-Client-Tags": "a,seamark-off"}])
-def test_a_client_may_have_it_left_alone(shop: Shop, headers: dict[str, str]) -> None:
+def test_client_can_disable_rewriting(shop: Shop, headers: dict[str, str]) -> None:
     told, _ = post(shop.proxy.port, "SELECT * FROM orders WHERE id = 1", **headers)
     assert told.startswith("unchanged; ")
 
@@ -234,8 +234,8 @@ def test_errors_quote_the_statement_as_the_client_sent_it(shop: Shop) -> None:
         assert messages[0] == messages[1]
 
 
-def test_coordinators_that_are_several_hand_out_paths_of_their_own(shop: Shop, tmp_path: Path) -> None:
-    """One Trino by two names, which is as good as two."""
+def test_several_coordinators_have_separate_paths(shop: Shop, tmp_path: Path) -> None:
+    """One Trino under two names is sufficient for the test."""
     urls = (shop.trino.base_url, shop.trino.base_url.replace("127.0.0.1", "localhost"))
     flags = [word for url in urls for word in ("--trino", url)]
     with trino_proxy(tmp_path, *flags, seamark=shop.planner.base_url) as proxy:
@@ -249,11 +249,11 @@ def test_coordinators_that_are_several_hand_out_paths_of_their_own(shop: Shop, t
             assert page.status == 200
 
 
-# What may go wrong
+# Failures
 
 
 class _Liar(BaseHTTPRequestHandler):
-    """Names plans that are not."""
+    """A server that returns names of plans that do not exist."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -269,7 +269,7 @@ class _Liar(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_plan_that_is_gone_when_trino_looks_for_it_is_no_failure(shop: Shop, tmp_path: Path) -> None:
+def test_plan_that_is_gone_when_trino_reads_it_does_not_fail_the_statement(shop: Shop, tmp_path: Path) -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Liar)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -286,7 +286,7 @@ def test_a_plan_that_is_gone_when_trino_looks_for_it_is_no_failure(shop: Shop, t
         server.server_close()
 
 
-def test_statements_run_whatever_becomes_of_who_plans_them(shop: Shop, tmp_path: Path) -> None:
+def test_statements_run_whatever_happens_to_the_planning_server(shop: Shop, tmp_path: Path) -> None:
     with trino_proxy(
         tmp_path, "--trino", shop.trino.base_url, "--budget-ms", "500", seamark=shop.planner.base_url
     ) as proxy:
@@ -309,7 +309,7 @@ def test_statements_run_whatever_becomes_of_who_plans_them(shop: Shop, tmp_path:
         eventually(lambda: post(proxy.port, sql)[0].startswith("rewritten"))
 
 
-def test_the_proxy_ends_when_told_and_finishes_what_is_under_way(shop: Shop, tmp_path: Path) -> None:
+def test_proxy_finishes_running_requests_when_it_is_ended(shop: Shop, tmp_path: Path) -> None:
     with trino_proxy(tmp_path, "--trino", shop.trino.base_url, seamark=shop.planner.base_url) as proxy:
         assert rows_of(proxy.port, "SELECT 1") == [[1]]
         assert proxy.process.stop() == 0

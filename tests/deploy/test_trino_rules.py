@@ -1,5 +1,7 @@
-"""Row filters, column masks, denied tables and columns, and views with owners, in a stock Trino with access control by
-a file: through the proxy everybody gets the rows and the refusals that they get without it."""
+"""Tests of row filters, column masks, denied tables and columns, and views with owners, in a Trino with access control.
+
+Through the proxy all users get the same rows and refusals as without it.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ class Ruled:
 
 
 def fill(seamark: Seamark) -> None:
-    """`orders`: each file has ids of its own, and a card number that no other has; ten customers."""
+    """Fill `orders`: each file has its own ids and a unique card number; there are ten customers."""
     catalog = load_catalog("seamark", type="rest", uri=seamark.base_url)
     catalog.create_namespace("ruled")
     text, number = pa.string(), pa.int64()
@@ -90,7 +92,7 @@ def ruled(trino_lake: TrinoLake, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def answer(port: int, sql: str, user: str) -> list[list[Any]] | str:
-    """Return rows in an order of their own, or Trino's words."""
+    """Return the sorted rows, or Trino's error message."""
     try:
         return sorted(rows_of(port, sql, user=user, schema="ruled"), key=repr)
     except trino.exceptions.TrinoQueryError as error:
@@ -104,7 +106,7 @@ def both(ruled: Ruled, sql: str, user: str) -> list[list[Any]] | str:
 
 
 def outcome(ruled: Ruled, sql: str, user: str) -> str:
-    """Return what the header says."""
+    """Return the outcome in the proxy's header."""
 
     def settled() -> str:
         said = post(ruled.proxy.port, sql, **{"X-Trino-User": user, "X-Trino-Schema": "ruled"})[0]
@@ -114,7 +116,7 @@ def outcome(ruled: Ruled, sql: str, user: str) -> str:
 
 
 def counted(ruled: Ruled, sql: str, user: str) -> tuple[int, int]:
-    """Return how many statements became rewritten ones, and how many ran as they came after all."""
+    """Return the number of rewritten statements, and the number of those that ran in their original form after all."""
     before = [ruled.proxy.statements(one) for one in ("rewritten", "original")]
     both(ruled, sql, user)
     return tuple(  # type: ignore[return-value]
@@ -134,14 +136,14 @@ def load(ruled: Ruled, name: str, header: str | None = PLANS) -> dict[str, Any] 
 
 
 def shown(ruled: Ruled, header: str | None = PLANS) -> list[int]:
-    """Snapshots of `orders` as a catalog loads them."""
+    """Return the snapshots of `orders` as a catalog loads them."""
     loaded = load(ruled, "orders", header)
     assert isinstance(loaded, dict)
     return [one["snapshot-id"] for one in loaded["metadata"]["snapshots"]]
 
 
 def plan_name(ruled: Ruled, predicate: str) -> str:
-    """Of a plan table that somebody else had made."""
+    """Return the name of a plan table that another user made."""
     request = urllib.request.Request(
         f"{ruled.seamark.base_url}/api/v1/tables/ruled/orders/plan-tables",
         data=json.dumps({"predicate": predicate}).encode(),
@@ -158,7 +160,7 @@ def test_rows_are_filtered_and_masked_through_the_proxy_as_without_it(ruled: Rul
     assert len(both(ruled, sql, "anna")) == 6
 
 
-def test_a_condition_on_a_masked_column_sees_the_mask(ruled: Ruled) -> None:
+def test_condition_on_a_masked_column_uses_the_mask(ruled: Ruled) -> None:
     for sql in (
         "SELECT id FROM orders WHERE card = 'XXXX'",
         "SELECT id FROM (SELECT id, card AS c FROM orders) WHERE c = 'XXXX'",
@@ -173,7 +175,7 @@ def test_a_condition_on_a_masked_column_sees_the_mask(ruled: Ruled) -> None:
     assert both(ruled, "SELECT id FROM orders WHERE card = 'c3-1'", "rita") == []
 
 
-def test_denied_tables_and_columns_are_refused_in_the_words_for_the_original(ruled: Ruled) -> None:
+def test_denied_tables_and_columns_are_refused_with_the_original_message(ruled: Ruled) -> None:
     for user, sql in (
         ("dan", "SELECT card FROM orders WHERE id = 5"),
         ("dan", "SELECT id FROM orders WHERE card = 'c0-1'"),
@@ -189,7 +191,7 @@ def test_denied_tables_and_columns_are_refused_in_the_words_for_the_original(rul
         assert not any(str(one) in refused for one in shown(ruled))
 
 
-def test_the_header_tells_no_counts_to_who_is_subject_to_a_rule(ruled: Ruled) -> None:
+def test_header_shows_no_counts_to_users_with_row_filters_or_masks(ruled: Ruled) -> None:
     sql = "SELECT id FROM orders WHERE id = 5"
     assert outcome(ruled, sql, "anna") == f"rewritten; scans=1; files=1/{FILES}; ruled.orders=1/{FILES}"
     assert outcome(ruled, sql, "rita") == "planned"
@@ -198,7 +200,7 @@ def test_the_header_tells_no_counts_to_who_is_subject_to_a_rule(ruled: Ruled) ->
     assert outcome(ruled, sql, "dan") == f"rewritten; scans=1; files=1/{FILES}; ruled.orders=1/{FILES}"
 
 
-def test_files_are_not_left_out_by_rows_of_another_table_that_are_hidden(ruled: Ruled) -> None:
+def test_files_are_not_pruned_by_hidden_rows_of_another_table(ruled: Ruled) -> None:
     sql = "SELECT o.id FROM orders o JOIN customers c ON o.customer = c.number WHERE c.name = 'name8'"
     assert counted(ruled, sql, "anna") == (1, 0)
     assert both(ruled, sql, "rita") == []
@@ -206,7 +208,7 @@ def test_files_are_not_left_out_by_rows_of_another_table_that_are_hidden(ruled: 
     eventually(lambda: counted(ruled, sql, "rita") == (0, 1))
 
 
-def test_a_plans_name_that_somebody_has_seen_leads_nowhere(ruled: Ruled) -> None:
+def test_plan_name_seen_by_another_user_resolves_to_nothing(ruled: Ruled) -> None:
     name = plan_name(ruled, "id = 5")
     assert load(ruled, name) == 404
     assert isinstance(load(ruled, name, None), dict)
@@ -215,8 +217,8 @@ def test_a_plans_name_that_somebody_has_seen_leads_nowhere(ruled: Ruled) -> None
         assert "TABLE_NOT_FOUND" in found
 
 
-def test_a_plan_view_that_somebody_has_seen_gives_its_rows_to_nobody_else(ruled: Ruled) -> None:
-    """While it lasts: in the moment before it is withdrawn."""
+def test_plan_view_seen_by_another_user_returns_no_rows_to_them(ruled: Ruled) -> None:
+    """The test uses the view in the moment before it is withdrawn."""
     loaded = urllib.request.urlopen(f"{ruled.seamark.base_url}/v1/namespaces/ruled/views/lent", timeout=60)
     view = json.load(loaded)
     text = view["metadata"]["versions"][-1]["representations"][0]["sql"]
@@ -242,7 +244,7 @@ def asked(ruled: Ruled, path: str, body: dict[str, Any]) -> dict[str, Any]:
         return made
 
 
-def test_plans_are_shown_to_their_catalog_alone_and_gone_soon_after(ruled: Ruled) -> None:
+def test_plans_are_shown_only_to_their_catalog_and_disappear_soon(ruled: Ruled) -> None:
     eventually(lambda: len(shown(ruled)) == FILES)
     post(ruled.proxy.port, "SELECT id FROM orders WHERE id = 77", **{"X-Trino-User": "anna", "X-Trino-Schema": "ruled"})
     assert len(shown(ruled)) == FILES + 1
@@ -251,8 +253,8 @@ def test_plans_are_shown_to_their_catalog_alone_and_gone_soon_after(ruled: Ruled
 
 
 @pytest.mark.slow
-def test_snapshots_are_expired_through_the_catalog_that_sees_plans(ruled: Ruled) -> None:
-    """Trino deletes the files of what it expires: a plan among them is dropped, and nothing later looks for them."""
+def test_snapshots_can_be_expired_through_the_catalog_that_sees_plans(ruled: Ruled) -> None:
+    """Trino deletes the files of expired snapshots: a plan among them is dropped, and nothing uses its files later."""
     rows_of(ruled.trino.port, "CREATE TABLE kept AS SELECT * FROM orders", user="anna", schema="ruled")
     for number in range(3):
         rows_of(
@@ -282,7 +284,7 @@ def test_snapshots_are_expired_through_the_catalog_that_sees_plans(ruled: Ruled)
     rows_of(ruled.trino.port, "DROP TABLE kept", user="anna", schema="ruled")
 
 
-def test_where_trino_demands_partition_filters_a_statement_runs_as_it_came(ruled: Ruled) -> None:
+def test_statement_runs_unchanged_when_trino_requires_partition_filters(ruled: Ruled) -> None:
     session = {"seamark.query_partition_filter_required": "true"}
     before = ruled.proxy.statements("rewritten")
     rows_of(
@@ -291,7 +293,7 @@ def test_where_trino_demands_partition_filters_a_statement_runs_as_it_came(ruled
     assert ruled.proxy.statements("rewritten") == before
 
 
-# Whatever else is asked
+# Other statements
 
 
 class Statements:
@@ -336,7 +338,7 @@ class Statements:
         )
 
     def query(self, user: str) -> str:
-        """Of who may read no table, most are over views."""
+        """Return a random query; for users who may read no table, most are over views."""
         rng = self.rng
         name, columns = self.table()
         kind = rng.randrange(6)
@@ -371,7 +373,7 @@ class Statements:
         pytest.param(500, 500, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
     ],
 )
-def test_random_statements_of_three_users(ruled: Ruled, seed: int, queries: int) -> None:
+def test_random_statements_of_three_users_are_equal_through_the_proxy(ruled: Ruled, seed: int, queries: int) -> None:
     statements = Statements(random.Random(seed))
     told: Counter[str] = Counter()
     before = {one: ruled.proxy.statements(one) for one in ("rewritten", "original", "unchanged")}
@@ -396,7 +398,7 @@ def test_random_statements_of_three_users(ruled: Ruled, seed: int, queries: int)
 
 
 @pytest.mark.slow
-def test_files_are_merged_and_columns_dropped_for_those_whom_trino_lets_update_all_rows(ruled: Ruled) -> None:
+def test_users_who_may_update_all_rows_can_merge_files_and_drop_columns(ruled: Ruled) -> None:
     for user in ("rita", "dan", "sue"):
         for sql in ("ALTER TABLE customers MERGE FILES", "ALTER TABLE customers PARTITION (TRUE) DROP COLUMNS (tier)"):
             refused = str(answer(ruled.proxy.port, sql, user))
@@ -423,7 +425,7 @@ def test_files_are_merged_and_columns_dropped_for_those_whom_trino_lets_update_a
 
 
 def reported(ruled: Ruled) -> list[list[str]]:
-    """Return the columns of `orders` in the reports of the proxy, in an order of their own."""
+    """Return the sorted columns of `orders` in the reports of the proxy."""
     url, token = f"{ruled.seamark.base_url}/api/v1/tables/ruled/orders/metrics", ""
     reports: list[dict[str, Any]] = []
     while token is not None:
@@ -435,7 +437,7 @@ def reported(ruled: Ruled) -> list[list[str]]:
     return sorted(sorted(one["projected-field-names"]) for one in ours)
 
 
-def test_the_columns_that_trino_resolves_through_stars_and_views_are_reported(ruled: Ruled) -> None:
+def test_columns_that_trino_resolves_through_stars_and_views_are_reported(ruled: Ruled) -> None:
     before = len(reported(ruled))
     for sql in (
         "SELECT * FROM (SELECT id, country FROM orders) WHERE id = 17",

@@ -1,4 +1,4 @@
-"""The SQL entry's dialect is Trino's: DuckDB, by our translation, and Trino give the same rows and types."""
+"""Tests that the SQL entry's dialect equals Trino's: DuckDB with our translation gives the same rows and types."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SEED = 5
 
 @pytest.fixture(scope="module")
 def filled(trino_lake: TrinoLake) -> Iterator[TrinoLake]:
-    """Each table has several files, and deleted rows."""
+    """Return tables with several files and deleted rows."""
     rng = random.Random(SEED)
     with catalog_at(trino_lake.seamark.base_url) as catalog:
         catalog.create_namespace(NAMESPACE)
@@ -59,21 +59,21 @@ def proxy(filled: TrinoLake, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def session(lake: TrinoLake, engine: str, port: int | None = None) -> SqlSession:
-    """`port`: of a proxy before Trino."""
+    """Open a session. `port` is that of a proxy before Trino."""
     url = f"http://tests@127.0.0.1:{port or lake.trino.port}?catalog={CATALOG}"
     return SqlSession(lake.seamark.base_url, engines=Engines(wanted=engine, trino=url))
 
 
 def kind_of(trino_type: str) -> str:
-    """In the dialect all texts are one type, and all times have microseconds."""
+    """Return the type in the dialect, which has one text type, and times in microseconds."""
     plain = trino_type.replace("(3)", "").replace("(6)", "").replace(", ", ",")
     return "varchar" if plain.startswith("varchar") else plain
 
 
 def check(lake: TrinoLake, proxy: TrinoProxy, seed: int, queries: int) -> Counter[str]:
-    """Three ways give the same rows: Trino, Trino behind the proxy, and DuckDB by our translation.
+    """Check that Trino, Trino behind the proxy, and DuckDB with our translation give the same rows.
 
-    Where Trino refuses a statement, DuckDB may not run it either.
+    If Trino refuses a statement, DuckDB may not run it either.
     """
     told: Counter[str] = Counter()
     rng = random.Random(seed)
@@ -134,8 +134,8 @@ def test_thousands_of_random_queries_give_the_same_rows_on_duckdb_and_trino(
 
 
 @pytest.mark.slow
-def test_local_times_beside_zoned_times_are_times_of_the_session(filled: TrinoLake, proxy: TrinoProxy) -> None:
-    """There is no 02:45 on this day in Berlin: beside a zoned time it is 03:45, after 03:20."""
+def test_local_times_compared_with_zoned_times_are_in_the_sessions_zone(filled: TrinoLake, proxy: TrinoProxy) -> None:
+    """02:45 does not exist on this day in Berlin: compared with a zoned time it is 03:45, after 03:20."""
     times = [datetime(2020, 3, 29, hour, minute) for hour, minute in ((1, 0), (2, 45), (3, 20), (4, 0))]
     with catalog_at(filled.seamark.base_url) as catalog:
         table = catalog.create_table(f"{NAMESPACE}.times", schema=pa.schema([("ts", pa.timestamp("us"))]))
@@ -183,7 +183,7 @@ def hand_made_tables(trino_lake: TrinoLake) -> Iterator[TrinoLake]:
 
 
 @pytest.mark.slow
-def test_hand_made_statements_give_the_same_rows_on_duckdb_and_trino(hand_made_tables: TrinoLake) -> None:
+def test_handwritten_statements_give_the_same_rows_on_duckdb_and_trino(hand_made_tables: TrinoLake) -> None:
     compared, wrong = 0, []
     with session(hand_made_tables, DUCKDB) as ours, session(hand_made_tables, TRINO) as theirs:
         for text in (re.sub(r"\bdb\b", HAND_MADE, one) for one in (*hand_made.STATEMENTS, *hand_made.OF_TRINO)):
@@ -196,7 +196,7 @@ def test_hand_made_statements_give_the_same_rows_on_duckdb_and_trino(hand_made_t
             try:
                 expected = rows_of(theirs.sql(text))
             except BadRequest as error:
-                if "correlated subquery" not in str(error):  # Trino does not run all of them
+                if "correlated subquery" not in str(error):  # Trino does not run all of them.
                     wrong.append(f"{text}\n  {error}")
                 continue
             if found != expected:
@@ -223,7 +223,7 @@ def test_large_statements_and_those_unknown_to_duckdb_run_on_trino(filled: Trino
         alone.sql(f"SELECT approx_distinct(id) FROM {NAMESPACE}.t1")
 
 
-def test_a_runtime_error_is_one_on_both(filled: TrinoLake) -> None:
+def test_runtime_error_occurs_on_both_engines(filled: TrinoLake) -> None:
     with session(filled, DUCKDB) as ours, session(filled, TRINO) as theirs:
         for text in (f"SELECT id / 0 FROM {NAMESPACE}.t1", f"SELECT price / 0 FROM {NAMESPACE}.t1"):
             for entry in (ours, theirs):

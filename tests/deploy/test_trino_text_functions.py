@@ -1,4 +1,4 @@
-"""Trino's `lower` and `upper`, whose results an index on `lower(c)` finds by way of the proxy."""
+"""Tests of Trino's `lower` and `upper`: an index on `lower(c)` finds their results through the proxy."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_all_characters_keep_their_folded_form_in_trino(trino_lake: TrinoLake) -
     check_all(mappings)
 
 
-def test_random_texts_are_found_in_any_case_by_way_of_the_proxy(trino_lake: TrinoLake, tmp_path: Path) -> None:
+def test_random_texts_are_found_in_any_case_through_the_proxy(trino_lake: TrinoLake, tmp_path: Path) -> None:
     seed = first_seed()
     rng = random.Random(seed)
     texts = [[f"Person.Number{number}@Example.COM", *random_texts(rng, 5)] for number in range(FILES)]

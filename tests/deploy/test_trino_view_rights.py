@@ -1,4 +1,4 @@
-"""Views with rights of their own: whoever reads one through the proxy reads what Trino lets them, and no row more."""
+"""Tests of views with rights: a reader through the proxy gets exactly the rows that Trino permits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VIEWS = (
 
 @pytest.fixture(scope="module")
 def guarded(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    """In a Trino that knows who may read what: anna owns the views, the others may read some, and no table."""
+    """Open a shop with access control: anna owns the views, the others may read some views and no table."""
     coordinator, folder = shop.trino, tmp_path_factory.mktemp("guarded")
     with trino_proxy(
         folder, "--trino", coordinator.base_url, "--budget-ms", "3000", seamark=shop.planner.base_url
@@ -60,14 +60,14 @@ def told_of(shop: Shop, sql: str, user: str) -> str:
     return told(shop, sql, **{"X-Trino-User": user, "X-Trino-Schema": "guarded"})
 
 
-def test_a_view_runs_by_its_owners_rights(guarded: Shop) -> None:
+def test_view_runs_with_its_owners_rights(guarded: Shop) -> None:
     sql = "SELECT * FROM definer WHERE id IN (4711, 4712, 4713)"
     direct, through = answers(guarded, f"{sql} ORDER BY 1", "rita")
     assert direct == through == [[4711, "n4711"], [4713, "n4713"]]
     assert told_of(guarded, sql, "rita").endswith("; views=guarded.definer")
 
 
-def test_a_view_that_runs_by_its_readers_rights_is_refused_in_the_same_words(guarded: Shop) -> None:
+def test_view_with_its_readers_rights_is_refused_with_the_same_message(guarded: Shop) -> None:
     sql, before = "SELECT * FROM invoker WHERE id = 4711", guarded.proxy.statements("original")
     direct, through = answers(guarded, sql, "rita")
     assert direct == through
@@ -78,10 +78,10 @@ def test_a_view_that_runs_by_its_readers_rights_is_refused_in_the_same_words(gua
 
 
 @pytest.mark.parametrize(("view", "is_allowed"), [("lending", True), ("keeping", False), ("opening", True)])
-def test_views_within_views_run_by_the_rights_that_they_have_without_the_proxy(
+def test_nested_views_run_with_the_rights_that_they_have_without_the_proxy(
     guarded: Shop, view: str, is_allowed: bool
 ) -> None:
-    """Whoever reads an INVOKER view within a DEFINER's reads it by the rights of that one's owner."""
+    """A reader of an INVOKER view within a DEFINER view reads it with the rights of that view's owner."""
     sql = f"SELECT * FROM {view} WHERE id IN (4711, 4712, 4713) ORDER BY 1"
     before = guarded.proxy.statements("original")
     direct, through = answers(guarded, sql, "rita")
@@ -95,14 +95,14 @@ def test_views_within_views_run_by_the_rights_that_they_have_without_the_proxy(
         assert guarded.proxy.statements("original") == before + 1
 
 
-def test_where_a_rule_does_not_name_plan_views_the_statement_runs_as_it_came(guarded: Shop) -> None:
+def test_statement_runs_unchanged_when_no_rule_covers_plan_views(guarded: Shop) -> None:
     sql, before = "SELECT * FROM definer WHERE id = 4711", guarded.proxy.statements("original")
     direct, through = answers(guarded, sql, "rolf")
     assert direct == through == [[4711, "n4711"]]
     assert guarded.proxy.statements("original") == before + 1
 
 
-def test_a_row_filter_on_the_view_holds_of_its_plans(guarded: Shop) -> None:
+def test_row_filter_on_a_view_applies_to_its_plans(guarded: Shop) -> None:
     sql = "SELECT * FROM definer WHERE id IN (4710, 4711, 4713) ORDER BY 1"
     direct, through = answers(guarded, sql, "filip")
     assert direct == through == [[4713, "n4713"]]
@@ -111,8 +111,8 @@ def test_a_row_filter_on_the_view_holds_of_its_plans(guarded: Shop) -> None:
 
 
 @pytest.mark.slow
-def test_the_name_of_a_plan_view_leads_nowhere_soon_after(guarded: Shop) -> None:
-    """Also not for the user that it was made for, and whatever rules say of such names."""
+def test_name_of_a_plan_view_soon_resolves_to_nothing(guarded: Shop) -> None:
+    """This also holds for the user for whom it was made, whatever the rules say about these names."""
     for view in ("hiding", "summary"):
         sql = f"SELECT id FROM {view} WHERE id = 4711"
         assert told_of(guarded, sql, "rita").endswith(f"; views=guarded.{view}")
@@ -133,7 +133,7 @@ def test_the_name_of_a_plan_view_leads_nowhere_soon_after(guarded: Shop) -> None
 
 
 def plan_view_of(shop: Shop, sql: str) -> str:
-    """Return what Trino was asked in the place of `sql`."""
+    """Return the rewritten text of `sql`."""
     rows_of(shop.proxy.port, sql, user="rita", schema="guarded")
     made = """SELECT query FROM system.runtime.queries WHERE "user" = 'rita' AND query LIKE '%~plan~%'"""
     asked = rows_of(shop.trino.port, made, user="anna")

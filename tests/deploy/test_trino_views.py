@@ -1,4 +1,4 @@
-"""Views read over plan tables: the same rows, rights, types and errors as without the proxy, from fewer files."""
+"""Tests of views over plan tables: the same rows, rights, types and errors as without the proxy, from fewer files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ VIEWS = {
     "hidden": "SELECT id FROM views.hiding EXCEPT SELECT id FROM views.some WHERE note = 'n4711'",
     "alone": "SELECT o.id, s.note FROM shop.orders o JOIN views.some s ON o.id = s.id WHERE o.country = 'DE'",
 }
-"""Those in `elsewhere` aside, in `views`."""
+"""All are in `views`, except those in `elsewhere`."""
 
 
 @pytest.fixture(
@@ -50,7 +50,10 @@ VIEWS = {
     ],
 )
 def views(request: pytest.FixtureRequest, shop: Shop) -> Iterator[Shop]:
-    """Their `SECURITY`, of every other one in turn where it is EITHER: it makes no difference to who may read all."""
+    """Create the views with the parameter as their `SECURITY`; EITHER alternates, because a user who may read all
+    sees no
+    difference.
+    """
     for schema in ("views", "elsewhere"):
         rows_of(shop.trino.port, f"CREATE SCHEMA IF NOT EXISTS seamark.{schema}")
     for number, (name, text) in enumerate(VIEWS.items()):
@@ -66,7 +69,7 @@ def told_of(shop: Shop, sql: str) -> str:
 
 
 def answer(port: int, sql: str) -> Any:
-    """Rows, or the error."""
+    """Return the rows or the error."""
     try:
         return rows_of(port, sql, schema="views")
     except trino.exceptions.TrinoUserError as error:
@@ -89,7 +92,7 @@ def same(shop: Shop, sql: str) -> list[list[Any]]:
         ("SELECT * FROM deep WHERE id = 4711", "deep"),
         ("SELECT * FROM elsewhere.plain a JOIN plain b ON a.id = b.id WHERE a.id = 4712", "plain"),
         ("SELECT * FROM alone WHERE id = 4711", "alone"),
-        # These shapes are tested without Trino, too, in tests/connector/analysis/.
+        # tests/connector/analysis/ tests these forms without Trino too.
         *(
             pytest.param(*one, marks=pytest.mark.slow)
             for one in (
@@ -108,7 +111,7 @@ def same(shop: Shop, sql: str) -> list[list[Any]]:
         ),
     ],
 )
-def test_a_view_is_read_over_plan_tables(views: Shop, sql: str, views_named: str) -> None:
+def test_view_is_read_over_plan_tables(views: Shop, sql: str, views_named: str) -> None:
     assert same(views, sql) is not None
     done = told_of(views, sql)
     assert done.endswith(f"views.{views_named}"), done
@@ -116,7 +119,7 @@ def test_a_view_is_read_over_plan_tables(views: Shop, sql: str, views_named: str
     assert done.startswith("rewritten; ")
 
 
-def test_only_the_files_that_are_needed_are_read(views: Shop) -> None:
+def test_view_reads_only_the_needed_files(views: Shop) -> None:
     sql = "EXPLAIN ANALYZE SELECT * FROM plain WHERE id = 4711"
     assert reads_plans(views, rows_of(views.proxy.port, sql, schema="views")[0][0])
     assert not reads_plans(views, rows_of(views.trino.port, sql, schema="views")[0][0])
@@ -138,13 +141,13 @@ def test_only_the_files_that_are_needed_are_read(views: Shop) -> None:
         "SELECT count(*) FROM plain",
     ],
 )
-def test_a_view_that_cannot_be_looked_into_passes_as_it_came(views: Shop, sql: str) -> None:
+def test_view_that_cannot_be_analysed_passes_unchanged(views: Shop, sql: str) -> None:
     same(views, sql)
     assert told_of(views, sql).startswith("unchanged; ")
 
 
 @pytest.mark.parametrize("queries", [8, pytest.param(50, marks=pytest.mark.slow)])
-def test_random_statements_over_views_give_the_same_rows(views: Shop, queries: int) -> None:
+def test_random_statements_over_views_give_equal_rows(views: Shop, queries: int) -> None:
     rng, before = random.Random(5), over_plans(views)
     for _ in range(queries):
         sql = statement(rng)
@@ -153,12 +156,12 @@ def test_random_statements_over_views_give_the_same_rows(views: Shop, queries: i
 
 
 def over_plans(shop: Shop) -> int:
-    """Return how many statements read a view over plans so far."""
+    """Return the number of statements so far that read a view over plans."""
     return shop.proxy.process.log.read_text().count("; views=views.")
 
 
 def statement(rng: random.Random) -> str:
-    """Over one view or two, with conditions that some files meet."""
+    """Return a random statement over one view or two, with conditions that some files satisfy."""
     columns = {
         "plain": ("id", "country", "note"),
         "renamed": ("number", "country", "land"),
@@ -216,9 +219,9 @@ def statement(rng: random.Random) -> str:
 
 
 @pytest.mark.slow
-def test_a_view_that_is_replaced_is_read_as_it_is(views: Shop, request: pytest.FixtureRequest) -> None:
+def test_replaced_view_is_read_in_its_current_form(views: Shop, request: pytest.FixtureRequest) -> None:
     port = views.proxy.port
-    # Of what was no view lately the proxy does not ask whether it is one now.
+    # If a name was recently not a view, the proxy does not check again.
     turning = f"turning_{request.node.callspec.params['views'].lower()}"
     for number in range(4):
         text = f"SELECT id + {number} AS other, note, id FROM shop.orders WHERE id <> {number}"
@@ -236,9 +239,9 @@ def test_a_view_that_is_replaced_is_read_as_it_is(views: Shop, request: pytest.F
 
 
 @pytest.mark.slow
-def test_a_view_behind_a_view_that_is_replaced_is_read_as_it_is(views: Shop, request: pytest.FixtureRequest) -> None:
+def test_replaced_inner_view_is_read_in_its_current_form(views: Shop, request: pytest.FixtureRequest) -> None:
     direct, port = views.trino.port, views.proxy.port
-    # Of what was no view lately the proxy does not ask whether it is one now.
+    # If a name was recently not a view, the proxy does not check again.
     below = f"views.below_{request.node.callspec.params['views']}"
     sql = "SELECT * FROM above WHERE id IN (4711, 4712, 4713) ORDER BY 1"
     for number in range(3):
@@ -256,8 +259,8 @@ def test_a_view_behind_a_view_that_is_replaced_is_read_as_it_is(views: Shop, req
     rows_of(direct, "DROP VIEW views.above")
 
 
-def test_a_view_behind_a_view_that_changes_while_trino_plans_is_no_failure(views: Shop, tmp_path: Path) -> None:
-    """Trino stands still in between."""
+def test_inner_view_that_changes_during_planning_does_not_fail_the_statement(views: Shop, tmp_path: Path) -> None:
+    """Trino is paused meanwhile."""
     sql = "SELECT * FROM deep WHERE id = 4711"
     commented = {"updates": [{"action": "set-properties", "updates": {"comment": "another"}}]}
     change = urllib.request.Request(
@@ -284,8 +287,8 @@ def test_a_view_behind_a_view_that_changes_while_trino_plans_is_no_failure(views
 
 
 @pytest.mark.slow
-def test_a_view_that_has_become_stale_fails_as_without_the_proxy(views: Shop) -> None:
-    """Its table has other types, or other columns, than when it was made."""
+def test_stale_view_fails_as_without_the_proxy(views: Shop) -> None:
+    """Its table has other types or columns than at its creation."""
     direct, port = views.trino.port, views.proxy.port
     for change in ("ALTER COLUMN a SET DATA TYPE bigint", "RENAME COLUMN a TO c", "DROP COLUMN a"):
         rows_of(direct, "CREATE TABLE views.base AS SELECT CAST(id AS integer) AS a, note AS b FROM shop.orders")

@@ -137,5 +137,5 @@ def test_log_line_is_written_whatever_its_content(capfd: pytest.CaptureFixture[s
     logs.configure_logging(Settings(log_format="json"))
     structlog.get_logger("seamark.server").warning("unpaired surrogate", text="\udcff", number=1)
     line = json.loads(capfd.readouterr().err)
-    assert line["event"] == repr("half a pair")
+    assert line["event"] == repr("unpaired surrogate")
     assert line["text"] == repr("\udcff")

@@ -1,4 +1,4 @@
-"""What every ObjectStore promises, whatever is behind it: inherited by the tests of each implementation.
+"""The contract of every ObjectStore; the tests of each implementation inherit it.
 
 A subclass gives the fixtures `store` and `base`, the location of an empty folder in it.
 """
@@ -15,18 +15,18 @@ from seamark.metaserver.objects.port import ObjectStore
 
 
 class ObjectStoreContract:
-    async def test_a_created_object_is_read_back(self, store: ObjectStore, base: str) -> None:
+    async def test_created_object_can_be_read(self, store: ObjectStore, base: str) -> None:
         data = SystemClock().random_bytes(100_000)
         await store.create(f"{base}/a/b/c.bin", data)
         assert await store.read(f"{base}/a/b/c.bin") == data
         assert await store.exists(f"{base}/a/b/c.bin")
 
-    async def test_an_empty_object_is_an_object(self, store: ObjectStore, base: str) -> None:
+    async def test_empty_object_is_an_object(self, store: ObjectStore, base: str) -> None:
         await store.create(f"{base}/empty", b"")
         assert await store.read(f"{base}/empty") == b""
         assert await store.exists(f"{base}/empty")
 
-    async def test_names_are_taken_character_by_character(self, store: ObjectStore, base: str) -> None:
+    async def test_names_are_used_character_by_character(self, store: ObjectStore, base: str) -> None:
         names = ["a b", "a%20b", "a+b", "ü-ß-漢", "p=x%2Fy", "~tilde", "(brackets)", "a&b=c;d", "'quote'"]
         for name in names:
             await store.create(f"{base}/{name}", name.encode())
@@ -35,12 +35,12 @@ class ObjectStoreContract:
         listed = {info.location async for info in store.list(base)}
         assert listed == {f"{base}/{name}" for name in names}
 
-    async def test_an_absent_object_is_missing(self, store: ObjectStore, base: str) -> None:
+    async def test_absent_object_is_missing(self, store: ObjectStore, base: str) -> None:
         with pytest.raises(ObjectMissing, match="nothing-here"):
             await store.read(f"{base}/nothing-here")
         assert not await store.exists(f"{base}/nothing-here")
 
-    async def test_a_folder_is_no_object(self, store: ObjectStore, base: str) -> None:
+    async def test_folder_is_not_an_object(self, store: ObjectStore, base: str) -> None:
         await store.create(f"{base}/folder/object", b"x")
         with pytest.raises(ObjectMissing):
             await store.read(f"{base}/folder")
@@ -53,7 +53,9 @@ class ObjectStoreContract:
                 await store.create(f"{base}/once", second)
         assert await store.read(f"{base}/once") == b"first"
 
-    async def test_of_many_creators_one_wins_and_its_bytes_are_there(self, store: ObjectStore, base: str) -> None:
+    async def test_only_one_of_many_creators_succeeds_and_its_bytes_are_stored(
+        self, store: ObjectStore, base: str
+    ) -> None:
         bodies = [f"{number}".encode() * 5000 for number in range(20)]
         results = await asyncio.gather(
             *(store.create(f"{base}/race/here", body) for body in bodies), return_exceptions=True
@@ -63,15 +65,13 @@ class ObjectStoreContract:
         assert all(isinstance(result, ObjectExists) for result in results if result is not None), results
         assert await store.read(f"{base}/race/here") == winners[0]
 
-    async def test_a_read_past_the_limit_is_refused_and_one_at_the_limit_is_not(
-        self, store: ObjectStore, base: str
-    ) -> None:
+    async def test_read_over_the_limit_is_rejected_and_at_the_limit_is_not(self, store: ObjectStore, base: str) -> None:
         await store.create(f"{base}/big", b"x" * 1001)
         assert len(await store.read(f"{base}/big", limit_bytes=1001)) == 1001
         with pytest.raises(TooLarge, match="1001 bytes; at most 1000"):
             await store.read(f"{base}/big", limit_bytes=1000)
 
-    async def test_a_range_is_read_and_ends_where_the_object_does(self, store: ObjectStore, base: str) -> None:
+    async def test_range_read_ends_at_the_end_of_the_object(self, store: ObjectStore, base: str) -> None:
         location = f"{base}/ranged"
         await store.create(location, bytes(range(200)))
         assert await store.read_range(location, 0, 10) == bytes(range(10))
@@ -95,7 +95,7 @@ class ObjectStoreContract:
         await store.create(f"{base}/x", b"y")
         assert await store.read(f"{base}/x") == b"y"
 
-    async def test_list_gives_all_below_and_nothing_beside(self, store: ObjectStore, base: str) -> None:
+    async def test_list_returns_exactly_the_objects_below_a_folder(self, store: ObjectStore, base: str) -> None:
         inside = {f"{base}/t1/data/{number:02d}/f" for number in range(12)} | {f"{base}/t1/top"}
         for location in inside:
             await store.create(location, b"123")
@@ -106,7 +106,7 @@ class ObjectStoreContract:
         assert {info.size_bytes for info in found} == {3}
         assert all(abs(info.modified_ms - before_ms) < 600_000 for info in found)
 
-    async def test_a_missing_folder_lists_as_empty(self, store: ObjectStore, base: str) -> None:
+    async def test_missing_folder_lists_as_empty(self, store: ObjectStore, base: str) -> None:
         assert [info async for info in store.list(f"{base}/nowhere")] == []
 
     async def test_ping_answers(self, store: ObjectStore) -> None:
@@ -115,7 +115,7 @@ class ObjectStoreContract:
     @pytest.mark.parametrize(
         "tail", ["/../up", "/a/../../up", "//empty", "/./dot", "/%2e%2e/up", "/a?b", "/a#b", "/a\\b"]
     )
-    async def test_a_location_with_two_readings_is_refused(self, store: ObjectStore, base: str, tail: str) -> None:
+    async def test_ambiguous_location_is_rejected(self, store: ObjectStore, base: str, tail: str) -> None:
         for call in (store.read(base + tail), store.create(base + tail, b""), store.delete(base + tail)):
             with pytest.raises(BadRequest):
                 await call

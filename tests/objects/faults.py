@@ -1,7 +1,7 @@
 """An ObjectStore that fails on purpose, by seed or by script; the same seed and calls give the same `trace`.
 
-The faults are those a catalog has to live with: a request that never arrived, one that did its work and lost the
-reply, a full disk, a slow one. None of them is a lie: what a fault claims about the object behind it is so.
+The faults are those that a catalog must tolerate: a request that never arrived, one that was executed and lost its
+reply, a full disk, a slow one. Each fault leaves the object in the state that it claims.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from seamark.metaserver.objects.port import ObjectInfo, ObjectStore, Upload
 
 
 class Fault(Enum):
-    """What happens to one call."""
+    """The fault of one call."""
 
     BEFORE = "fails before it did anything"
     BROKEN = "is refused for good before it did anything"
@@ -27,7 +27,9 @@ class Fault(Enum):
 
 
 class FaultyObjects:
-    """`rates` are probabilities per call, drawn from `seed`; `script` overrides them for the next calls."""
+    """A failing store. `rates` are probabilities per call, drawn from `seed`; `script` overrides them for the
+    next calls.
+    """
 
     def __init__(
         self, inner: ObjectStore, *, seed: int = 0, rates: Mapping[Fault, float] | None = None, slow_s: float = 0.01
@@ -40,7 +42,9 @@ class FaultyObjects:
         self._scripts: dict[str, deque[Fault | None]] = {}
 
     def script(self, operation: str, *faults: Fault | None) -> None:
-        """What the next calls of read, exists, create, delete, list or ping meet, in order; None is no fault."""
+        """Set the faults of the next calls of read, exists, create, delete, list or ping, in order; None means
+        no fault.
+        """
         self._scripts.setdefault(operation, deque()).extend(faults)
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:

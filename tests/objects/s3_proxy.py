@@ -1,7 +1,7 @@
-"""A proxy before a real S3 server that loses replies, refuses conditional writes or answers errors, on demand.
+"""A proxy before a real S3 server that loses replies, rejects conditional writes or returns errors, on demand.
 
-It passes requests on byte for byte (the signature covers Host and the raw path), so what reaches the server is what
-the client under test sent.
+It forwards requests byte for byte, because the signature covers Host and the raw path. So the server receives what the
+client under test sent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from yarl import URL
 
 @dataclass
 class Misbehaviour:
-    """Each count is spent by the next PUTs; `delay_s` and `hang_all` are for every request.
+    """Faults of the proxy. The next PUTs consume each count; `delay_s` and `hang_all` apply to every request.
 
     `seen` are the requests, as `METHOD status-of-the-server`.
     """
@@ -36,7 +36,7 @@ class Misbehaviour:
 
 @asynccontextmanager
 async def misbehaving(upstream: str, port: int) -> AsyncIterator[Misbehaviour]:
-    """A proxy on 127.0.0.1:`port` before the server at `upstream`."""
+    """Run a proxy on 127.0.0.1:`port` before the server at `upstream`."""
     mode = Misbehaviour()
     async with aiohttp.ClientSession(auto_decompress=False) as session:
 

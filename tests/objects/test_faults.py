@@ -1,4 +1,4 @@
-"""The failing store tells the truth about what it did: else tests built on it prove nothing."""
+"""Tests that the failing store does what each fault says, because other tests rely on it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def base(tmp_path: Path) -> str:
 
 
 class TestFaultlessFaultyContract(ObjectStoreContract):
-    """Without faults it is a store like any other."""
+    """Without faults it is a normal store."""
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ class TestFaultlessFaultyContract(ObjectStoreContract):
         (Fault.LOST_REPLY, RetryLater, True),
     ],
 )
-async def test_a_fault_leaves_behind_what_it_says(
+async def test_fault_leaves_the_state_that_it_claims(
     store: FaultyObjects, base: str, fault: Fault, error: type[SeamarkError], written: bool
 ) -> None:
     store.script("create", fault, None)
@@ -50,13 +50,13 @@ async def test_a_fault_leaves_behind_what_it_says(
     await store.create(f"{base}/y", b"y")
 
 
-async def test_a_slow_call_works(store: FaultyObjects, base: str) -> None:
+async def test_slow_call_succeeds(store: FaultyObjects, base: str) -> None:
     store.script("create", Fault.SLOW)
     await store.create(f"{base}/x", b"x")
     assert store.trace == ["create SLOW"]
 
 
-async def test_the_same_seed_fails_the_same_way(tmp_path: Path) -> None:
+async def test_same_seed_fails_in_the_same_way(tmp_path: Path) -> None:
     async def run(home: Path, seed: int) -> list[str]:
         settings = Settings(home=home)
         async with open_objects(settings, SystemClock()) as inner:

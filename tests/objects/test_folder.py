@@ -1,4 +1,4 @@
-"""A local folder as the store of `s3://` locations: the contract, and what leaves the folder."""
+"""Tests of a local folder as the store of `s3://` locations: the contract, and paths that leave the folder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TestFolderContract(ObjectStoreContract):
     """Through the router, as the server uses it."""
 
 
-async def test_a_bucket_is_a_folder_and_a_link_out_of_it_is_refused(
+async def test_bucket_is_a_folder_and_a_link_out_of_it_is_rejected(
     store: ObjectStore, base: str, tmp_path: Path
 ) -> None:
     await store.create(f"{base}/x", b"x")
@@ -54,6 +54,6 @@ async def test_a_bucket_is_a_folder_and_a_link_out_of_it_is_refused(
         {"gateway_url": "http://gateway:8182/path"},
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(given: dict[str, str]) -> None:
+def test_contradictory_settings_are_rejected(given: dict[str, str]) -> None:
     with pytest.raises(ConfigError):
         check(Settings(**given))  # type: ignore[arg-type]

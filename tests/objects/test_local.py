@@ -1,4 +1,4 @@
-"""Local files: the contract, what is on disk when, full disks, symbolic links."""
+"""Tests of local files: the contract, the order of syncs, full disks, symbolic links."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TestLocalContract(ObjectStoreContract):
     """Through the router, as the server uses it."""
 
 
-async def test_the_spelling_of_hadoop_names_the_same_file(store: ObjectStore, base: str) -> None:
+async def test_hadoops_spelling_names_the_same_file(store: ObjectStore, base: str) -> None:
     await store.create(base.replace("file:///", "file:/") + "/x", b"x")
     assert await store.read(base + "/x") == b"x"
 
@@ -77,12 +77,18 @@ async def test_bytes_are_synced_before_the_name_and_the_name_before_the_return(
     assert steps == ["sync bytes", "link", f"sync {folder}"], "known folders are synced again"
 
 
-async def test_the_checksums_of_hadoop_go_with_their_file_and_nothing_else_does(
+async def test_hadoops_checksums_are_deleted_with_their_file_only(
     store: ObjectStore, base: str, tmp_path: Path
 ) -> None:
-    """Spark refuses to read another file under the name, and nothing else would ever delete them."""
+    """Otherwise Spark refuses to read another file under the name, and nothing else would delete the checksums."""
     folder = tmp_path / "warehouse" / "corner"
-    names = ("a.parquet", "b.parquet", "c.parquet", "d.parquet", "x" * 251)  # with the longest, `.….crc` is too long
+    names = (
+        "a.parquet",
+        "b.parquet",
+        "c.parquet",
+        "d.parquet",
+        "x" * 251,
+    )  # With the longest name, `.….crc` is too long.
     for name in names:
         await store.create(f"{base}/{name}", b"x")
     (folder / ".a.parquet.crc").write_bytes(b"crc\0" + bytes(12))
@@ -96,7 +102,7 @@ async def test_the_checksums_of_hadoop_go_with_their_file_and_nothing_else_does(
     assert (tmp_path / "elsewhere").exists()
 
 
-async def test_a_folder_deleted_and_made_again_is_synced_again(
+async def test_recreated_folder_is_synced_again(
     store: ObjectStore, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await store.create(f"{base}/t/1", b"")
@@ -110,10 +116,10 @@ async def test_a_folder_deleted_and_made_again_is_synced_again(
 
 
 @pytest.mark.parametrize("step", ["write", "fsync", "link"])
-async def test_a_create_that_fails_midway_leaves_nothing(
+async def test_failed_create_leaves_no_file(
     store: ObjectStore, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    await store.create(f"{base}/warm", b"")  # the folders exist: the failing sync is that of the bytes
+    await store.create(f"{base}/warm", b"")  # The folders exist, so the failing sync is that of the bytes.
 
     def broken(*_: object, **__: object) -> None:
         raise OSError(5, "Input/output error")
@@ -126,7 +132,7 @@ async def test_a_create_that_fails_midway_leaves_nothing(
     await store.create(f"{base}/x", b"x")
 
 
-async def test_a_process_killed_between_sync_and_link_leaves_no_object(tmp_path: Path) -> None:
+async def test_process_killed_between_sync_and_link_leaves_no_object(tmp_path: Path) -> None:
     program = """
 import asyncio, os, signal, sys
 from pathlib import Path
@@ -153,7 +159,7 @@ asyncio.run(main())
     assert all(name.startswith(TEMPORARY_PREFIX) for name in leftovers)
 
 
-async def test_a_replayed_clock_does_not_take_its_own_leftover_for_the_object(tmp_path: Path) -> None:
+async def test_leftover_of_a_repeated_id_does_not_count_as_the_object(tmp_path: Path) -> None:
     leftover = tmp_path / (TEMPORARY_PREFIX + SimulatedClock(1).random_bytes(12).hex())
     leftover.write_bytes(b"left by a crash of the same seed")
     local = LocalObjects([str(tmp_path)], SimulatedClock(1), threads=1, timeout_s=5)
@@ -164,20 +170,20 @@ async def test_a_replayed_clock_does_not_take_its_own_leftover_for_the_object(tm
     assert (tmp_path / "x").read_bytes() == b"x"
 
 
-async def test_a_file_where_a_folder_should_be_is_named(store: ObjectStore, base: str) -> None:
+async def test_file_in_place_of_a_folder_is_named_in_the_error(store: ObjectStore, base: str) -> None:
     await store.create(f"{base}/file", b"")
     with pytest.raises(StorageError, match="is a file, not a folder") as caught:
         await store.create(f"{base}/file/below/x", b"")
     assert not isinstance(caught.value, ObjectMissing)
 
 
-async def test_a_name_too_long_for_the_file_system_is_the_clients_mistake(store: ObjectStore, base: str) -> None:
+async def test_name_too_long_for_the_file_system_is_a_client_error(store: ObjectStore, base: str) -> None:
     with pytest.raises(BadRequest, match="too long"):
         await store.create(f"{base}/{'x' * 300}", b"")
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "link"])
-async def test_pipes_folders_and_links_are_refused_without_waiting(
+async def test_pipes_folders_and_links_are_rejected_without_waiting(
     store: ObjectStore, base: str, tmp_path: Path, kind: str
 ) -> None:
     await store.create(f"{base}/warm", b"secret")
@@ -190,9 +196,7 @@ async def test_pipes_folders_and_links_are_refused_without_waiting(
         await store.create(f"{base}/odd", b"")
 
 
-async def test_a_symbolic_link_does_not_lead_out_of_the_warehouse(
-    store: ObjectStore, base: str, tmp_path: Path
-) -> None:
+async def test_symbolic_link_does_not_lead_out_of_the_warehouse(store: ObjectStore, base: str, tmp_path: Path) -> None:
     await store.ping()
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -210,7 +214,7 @@ async def test_a_symbolic_link_does_not_lead_out_of_the_warehouse(
     assert [info async for info in store.list(f"file://{tmp_path}/warehouse")] == []
 
 
-async def test_a_warehouse_may_be_a_link_and_links_below_it_are_refused(tmp_path: Path) -> None:
+async def test_warehouse_may_be_a_link_and_links_below_it_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "alias").symlink_to("real")
     settings = Settings(warehouse=f"file://{tmp_path}/alias")
@@ -222,7 +226,7 @@ async def test_a_warehouse_may_be_a_link_and_links_below_it_are_refused(tmp_path
             await objects.read(f"file://{tmp_path}/alias/b/x")
 
 
-async def test_an_allowed_location_may_be_a_link_inside_the_warehouse(tmp_path: Path) -> None:
+async def test_allowed_location_may_be_a_link_inside_the_warehouse(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "warehouse").mkdir()
     (tmp_path / "warehouse/big").symlink_to(tmp_path / "disk")
@@ -249,7 +253,7 @@ async def test_nothing_outside_the_warehouse_is_touched(store: ObjectStore, tmp_
     assert (tmp_path / "near").read_bytes() == b"secret"
 
 
-async def test_a_disk_that_hangs_gives_an_answer_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hanging_disk_gives_an_answer_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
     local = LocalObjects([str(tmp_path)], SystemClock(), threads=2, timeout_s=0.2)
     try:
@@ -264,7 +268,7 @@ async def test_a_disk_that_hangs_gives_an_answer_in_time(tmp_path: Path, monkeyp
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own with one megabyte."""
+    """Mount a separate file system of one megabyte."""
     mounted = tmp_path / "disk"
     mounted.mkdir()
     tried = subprocess.run(
@@ -278,7 +282,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(mounted)], check=True)
 
 
-async def test_a_full_disk_commits_nothing_and_says_which(small_disk: Path) -> None:
+async def test_full_disk_commits_nothing_and_is_named_in_the_error(small_disk: Path) -> None:
     settings = Settings(warehouse=f"file://{small_disk}/wh")
     async with open_objects(settings, SystemClock()) as objects:
         await objects.create(f"file://{small_disk}/wh/small", b"x" * 1000)
@@ -290,15 +294,15 @@ async def test_a_full_disk_commits_nothing_and_says_which(small_disk: Path) -> N
         assert await objects.read(f"file://{small_disk}/wh/small") == b"x" * 1000
 
 
-async def test_a_warehouse_that_cannot_be_created_is_named_with_the_reason() -> None:
+async def test_warehouse_that_cannot_be_created_is_named_with_the_reason() -> None:
     async with open_objects(Settings(warehouse="file:///proc/nope"), SystemClock()) as objects:
         for call in (objects.create("file:///proc/nope/t/x", b"x"), objects.ping()):
             with pytest.raises(StorageError, match=r"Cannot create the folder /proc/nope: No such file"):
                 await call
 
 
-async def test_a_folder_without_the_right_to_write_is_named(small_disk: Path) -> None:
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)  # for the superuser, too
+async def test_unwritable_folder_is_named_in_the_error(small_disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)  # For the superuser too
     settings = Settings(warehouse=f"file://{small_disk}")
     with pytest.raises(ConfigError, match=f"may not create files in the folder {small_disk}; choose another"):
         check_warehouse_root(settings)
@@ -319,6 +323,6 @@ async def test_fifty_cycles_leak_no_descriptor_and_no_thread(tmp_path: Path) -> 
     before = len(os.listdir("/proc/self/fd")), threading.active_count()
     for number in range(50):
         await cycle(number)
-    # What leaks does so each time; the loop's own executor may still be growing to its bound.
+    # A leak grows each time; the loop's own executor may still be growing to its limit.
     assert len(os.listdir("/proc/self/fd")) < before[0] + 25
     assert threading.active_count() < before[1] + 25

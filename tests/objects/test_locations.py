@@ -1,4 +1,4 @@
-"""Whatever is written as a location or a name, it stays inside, for every reader."""
+"""Tests that no location or name leads out of the warehouse, however a reader interprets it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ nasty_name = st.text(alphabet="./\\%2eEfF5cC \x00\n~:?#&+é漢", min_size=1, max
 
 
 def assert_inside(location: str, root: str) -> None:
-    """By four readings: as written, decoded again and again, as a POSIX path, with backslashes as slashes."""
+    """Check four interpretations: as written, decoded repeatedly, as a POSIX path, with backslashes as slashes."""
     scheme, _, rest = location.partition("://")
     root_scheme, _, root_rest = root.partition("://")
     assert scheme == root_scheme
@@ -64,7 +64,7 @@ def test_different_namespaces_have_different_locations(paths: list[tuple[str, ..
 
 
 @given(st.text(alphabet="ab./\\%2eEfF: \x00é?#@", max_size=40))
-def test_what_check_lets_through_is_inside_by_every_reading(tail: str) -> None:
+def test_accepted_location_is_inside_in_every_interpretation(tail: str) -> None:
     for root in ROOTS:
         warehouse = Warehouse(root)
         for text in (tail, root + tail, f"{root}/{tail}"):
@@ -77,8 +77,8 @@ def test_what_check_lets_through_is_inside_by_every_reading(tail: str) -> None:
             assert warehouse.check(location) == location, "normalising twice gives something else"
 
 
-def test_long_locations_are_not_kept_in_memory() -> None:
-    """One request may name thousands, and what is kept of each would be their characters three times."""
+def test_long_locations_are_not_cached() -> None:
+    """One request may name thousands, and the cache would hold their characters three times."""
     text = "s3://lake/" + "x" * 4000
     before = sys.getrefcount(text)
     assert parse_location(text).path == "x" * 4000
@@ -106,7 +106,7 @@ def test_plain_names_stay_readable() -> None:
         ("s3://lake/a b", "s3://lake/a b"),
     ],
 )
-def test_spellings_of_one_location_become_one(written: str, normal: str) -> None:
+def test_spellings_of_one_location_are_normalised(written: str, normal: str) -> None:
     assert Warehouse("file:///srv/wh", ["s3://lake"]).check(written) == normal
 
 
@@ -154,7 +154,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("location", "reason"), BAD)
-def test_a_bad_location_is_refused_by_name(location: str, reason: str) -> None:
+def test_bad_location_is_rejected_by_name(location: str, reason: str) -> None:
     warehouse = Warehouse("file:///srv/wh", ["s3://lake/wh"])
     with pytest.raises(BadRequest) as caught:
         warehouse.check(location, "The table's location")
@@ -163,26 +163,26 @@ def test_a_bad_location_is_refused_by_name(location: str, reason: str) -> None:
     assert not warehouse.contains(location)
 
 
-def test_credentials_in_a_location_are_not_repeated_in_the_message() -> None:
+def test_error_does_not_repeat_credentials_in_a_location() -> None:
     with pytest.raises(BadRequest) as caught:
         Warehouse("s3://lake").check("s3://key:hunter2@lake/t")
     assert "hunter2" not in caught.value.message
 
 
-def test_a_namespace_may_lie_at_the_root_and_a_table_may_not() -> None:
+def test_namespace_may_be_at_the_root_and_a_table_may_not() -> None:
     warehouse = Warehouse("s3://lake/wh")
     assert warehouse.check("s3://lake/wh/", root_ok=True) == "s3://lake/wh"
     assert not warehouse.contains("s3://lake/wh")
     assert warehouse.table_location("s3://lake/wh", "t", UUID).startswith("s3://lake/wh/t-")
 
 
-def test_a_namespace_property_cannot_move_its_tables_out() -> None:
+def test_namespace_property_cannot_move_its_tables_out() -> None:
     with pytest.raises(BadRequest, match="The location of the namespace"):
         Warehouse("s3://lake/wh").table_location("s3://elsewhere/wh", "t", UUID)
 
 
 @pytest.mark.parametrize("uri", ["ftp://x/y", "/srv/wh", "s3://", "file:///a/../b"])
-def test_a_warehouse_that_is_no_location_is_the_operators_mistake(uri: str) -> None:
+def test_invalid_warehouse_is_a_configuration_error(uri: str) -> None:
     with pytest.raises(ConfigError, match="warehouse"):
         Warehouse(uri)
     with pytest.raises(ConfigError, match="allowed_locations"):

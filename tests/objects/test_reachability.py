@@ -1,4 +1,4 @@
-"""A server that starts over a store that is dead or refuses it says so once, with the fix, and says when it is back."""
+"""Tests of a server over a store that is unreachable or refuses it: one warning with the fix, and one message later."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def settings_of(s3: S3, home: Path, bucket: str) -> Settings:
 
 
 async def reported(settings: Settings) -> list[dict[str, object]]:
-    """Return what is logged by the time of the first warning, or by the end."""
+    """Return what is logged until the first warning, or until the end."""
     async with open_objects(settings, SystemClock()) as objects:
         with structlog.testing.capture_logs() as events:
             task = asyncio.create_task(reachability.report_unreachable(objects, settings))
@@ -42,7 +42,7 @@ async def reported(settings: Settings) -> list[dict[str, object]]:
     return [dict(event) for event in events]
 
 
-async def test_a_store_that_answers_is_not_mentioned(s3: S3, s3_bucket: str, tmp_path: Path) -> None:
+async def test_store_that_answers_is_not_mentioned(s3: S3, s3_bucket: str, tmp_path: Path) -> None:
     assert await reported(settings_of(s3, tmp_path, s3_bucket)) == []
 
 
@@ -79,9 +79,7 @@ class Returning:
             raise TimeoutError
 
 
-async def test_it_is_said_once_and_again_when_the_store_is_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failure_is_logged_once_and_recovery_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reachability, "INTERVAL_S", 0.0)
     store: ObjectStore = Returning()  # type: ignore[assignment]
     with structlog.testing.capture_logs() as events:
@@ -91,14 +89,14 @@ async def test_it_is_said_once_and_again_when_the_store_is_back(
 
 
 class Unready(Seamark):
-    """Started when it is alive and has warned."""
+    """A server that has started once it is alive and has logged a warning."""
 
     def _is_ready(self) -> bool:
         return http_ok(f"{self.base_url}/healthz") and b"the warehouse is not usable" in self.log.read_bytes()
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_server_over_a_dead_store_starts_and_says_so_in_one_line(tmp_path: Path, workers: str) -> None:
+def test_server_over_a_dead_store_starts_and_logs_one_line(tmp_path: Path, workers: str) -> None:
     dead = f"http://127.0.0.1:{free_port()}"
     env = {"SEAMARK_S3_ACCESS_KEY_ID": "a", "SEAMARK_S3_SECRET_ACCESS_KEY": "b", "SEAMARK_STORAGE_RETRIES": "0"}
     flags = ("--s3-endpoint", dead, "--workers", workers)

@@ -1,4 +1,4 @@
-"""`RootFolder`: no access below a root passes a symbolic link, with openat2 and without it."""
+"""Tests of `RootFolder`: no access below a root follows a symbolic link, with openat2 and without it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from tests.seeds import examples, first_seed
 
 @pytest.fixture(params=["openat2", "each component"])
 def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RootFolder]:
-    """A root behind a link, as operators have it.
+    """Return a root behind a link, as operators may have it.
 
-    It has a file `t/f`, and a secret beside it.
+    It has a file `t/f`, and there is a secret beside it.
     """
     if request.param == "openat2":
         assert has_openat2(), "this kernel has no openat2, so that only the other way is tested"
@@ -74,7 +74,7 @@ def test_own_files_are_opened(root: RootFolder) -> None:
 
 
 @pytest.mark.parametrize("target", ["../secret", "{secret}", "deep", "/", "/proc/self/root", "."])
-def test_links_are_refused_wherever_they_lead(root: RootFolder, tmp_path: Path, target: str) -> None:
+def test_links_are_rejected_wherever_they_lead(root: RootFolder, tmp_path: Path, target: str) -> None:
     folder = tmp_path / "disk/t"
     (folder / "link").symlink_to(target.format(secret=tmp_path / "secret"))
     (folder / "file").symlink_to("f")
@@ -99,19 +99,19 @@ def test_links_are_refused_wherever_they_lead(root: RootFolder, tmp_path: Path, 
         root.open_file("t/file")
     assert caught.value.is_last
     assert not root.is_file("t/file")
-    root.delete_file("t/file")  # the link itself
+    root.delete_file("t/file")  # The link itself
     assert sorted(os.listdir(folder)) == ["deep", "f", "link"]
     assert os.listdir(tmp_path / "secret") == ["f"]
 
 
 @pytest.mark.parametrize("path", ["..", "../secret/f", "t/../../secret/f", "t//f", "/t/f", "t/", "./t", "t/.", "t/.."])
-def test_a_path_that_could_leave_the_root_is_refused(root: RootFolder, path: str) -> None:
+def test_path_that_could_leave_the_root_is_rejected(root: RootFolder, path: str) -> None:
     for call in (root.open_file, root.open_folder, root.delete_file, root.is_file, root.check_links):
         with pytest.raises(ValueError, match="component"):
             call(path)
 
 
-def test_names_with_dots_are_names(root: RootFolder, tmp_path: Path) -> None:
+def test_names_with_dots_are_ordinary_names(root: RootFolder, tmp_path: Path) -> None:
     for name in (".f.crc", "..f", "f..", "..."):
         (tmp_path / "disk/t" / name).write_bytes(b"own")
         assert _read(root.open_file(f"t/{name}")) == b"own"
@@ -129,7 +129,7 @@ def test_pipes_and_folders_are_not_opened_and_do_not_block(root: RootFolder, tmp
             root.open_file("t/zero")
 
 
-def test_which_paths_are_below_a_root() -> None:
+def test_paths_below_a_root_are_recognised() -> None:
     root = RootFolder("/srv/wh/")
     assert [root.path_below(path) for path in ("/srv/wh", "/srv/wh/a/b", "/srv/wh-2/a", "/srv", "/etc")] == [
         "",
@@ -141,8 +141,8 @@ def test_which_paths_are_below_a_root() -> None:
     assert RootFolder("/").path_below("/etc/passwd") == "etc/passwd"
 
 
-def test_an_exchange_of_folder_and_link_at_any_moment_reads_nothing_else(root: RootFolder, tmp_path: Path) -> None:
-    """A writer swaps a folder and a link to a secret as fast as it can; every access meets its own file or an error."""
+def test_folder_swapped_for_a_link_at_any_moment_reveals_nothing(root: RootFolder, tmp_path: Path) -> None:
+    """A writer swaps a folder and a link to a secret constantly; every access finds its own file or an error."""
     folder = tmp_path / "disk/t"
     (folder / "own").mkdir()
     (folder / "own/f").write_bytes(b"own")

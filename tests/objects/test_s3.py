@@ -1,4 +1,4 @@
-"""S3 against a real server process, path-style and virtual-host, and what a lost reply may not do."""
+"""Tests of S3 with a real server process, path-style and virtual-host, and of lost replies."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TestPathStyleContract(ObjectStoreContract):
 
 @pytest.fixture(scope="module")
 def virtual_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
-    """A server that takes the bucket from the host name, `bucket.localhost`."""
+    """Start a server that reads the bucket from the host name, `bucket.localhost`."""
     binary = versitygw_binary()
     if binary is None:
         pytest.skip("virtual hosts need versitygw: run `make services`")
@@ -69,7 +69,7 @@ def virtual_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
 
 
 class TestVirtualHostContract(ObjectStoreContract):
-    """`bucket.localhost` resolves on few machines: the server stands in as HTTP proxy, and no name is looked up."""
+    """`bucket.localhost` resolves on few machines: the server acts as an HTTP proxy, and no name is resolved."""
 
     @pytest.fixture
     async def store(self, virtual_s3: S3, bucket: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ObjectStore]:
@@ -100,7 +100,7 @@ async def through_proxy(s3: S3, bucket: str, **changes: Any) -> AsyncIterator[tu
         yield objects, mode, f"s3://{bucket}/warehouse"
 
 
-async def test_a_lost_reply_is_found_to_be_our_own_write(s3: S3, s3_bucket: str) -> None:
+async def test_write_with_a_lost_reply_is_recognised_as_our_own(s3: S3, s3_bucket: str) -> None:
     async with through_proxy(s3, s3_bucket) as (objects, mode, base):
         mode.lose_replies = 1
         await objects.create(f"{base}/x", b"mine")
@@ -108,14 +108,16 @@ async def test_a_lost_reply_is_found_to_be_our_own_write(s3: S3, s3_bucket: str)
         assert await objects.read(f"{base}/x") == b"mine"
 
 
-async def test_a_retry_that_meets_its_own_first_attempt_is_no_conflict(s3: S3, s3_bucket: str) -> None:
+async def test_retry_that_finds_its_own_first_attempt_is_not_a_conflict(s3: S3, s3_bucket: str) -> None:
     async with through_proxy(s3, s3_bucket, storage_retries=2) as (objects, mode, base):
         mode.answer_500_after = 1
         await objects.create(f"{base}/x", b"mine")
         assert mode.seen == ["PUT 200", "PUT 412", "GET 200"]
 
 
-async def test_a_lost_reply_over_anothers_object_is_a_conflict_even_with_equal_bytes(s3: S3, s3_bucket: str) -> None:
+async def test_lost_reply_over_another_writers_object_is_a_conflict_even_with_equal_bytes(
+    s3: S3, s3_bucket: str
+) -> None:
     async with through_proxy(s3, s3_bucket) as (objects, mode, base):
         await objects.create(f"{base}/x", b"same")
         mode.lose_replies = 1
@@ -124,7 +126,7 @@ async def test_a_lost_reply_over_anothers_object_is_a_conflict_even_with_equal_b
         assert await objects.read(f"{base}/x") == b"same"
 
 
-async def test_a_request_that_never_arrived_is_not_reported_as_written(s3: S3, s3_bucket: str) -> None:
+async def test_request_that_never_arrived_is_not_reported_as_written(s3: S3, s3_bucket: str) -> None:
     async with through_proxy(s3, s3_bucket) as (objects, mode, base):
         mode.drop_requests = 1
         with pytest.raises(RetryLater, match="did not answer"):
@@ -133,7 +135,7 @@ async def test_a_request_that_never_arrived_is_not_reported_as_written(s3: S3, s
         await objects.create(f"{base}/x", b"x")
 
 
-async def test_a_store_that_hangs_gives_an_answer_in_time(s3: S3, s3_bucket: str) -> None:
+async def test_hanging_store_gives_an_answer_in_time(s3: S3, s3_bucket: str) -> None:
     async with through_proxy(s3, s3_bucket, storage_timeout_s=0.5) as (objects, mode, base):
         mode.hang = True
         async with asyncio.timeout(60):
@@ -141,7 +143,7 @@ async def test_a_store_that_hangs_gives_an_answer_in_time(s3: S3, s3_bucket: str
                 await objects.create(f"{base}/x", b"x")
 
 
-async def test_a_store_without_conditional_writes_is_asked_first(s3: S3, s3_bucket: str) -> None:
+async def test_store_without_conditional_writes_is_read_before_a_write(s3: S3, s3_bucket: str) -> None:
     async with through_proxy(s3, s3_bucket) as (objects, mode, base):
         mode.conditional_501 = True
         await objects.create(f"{base}/x", b"1")
@@ -152,7 +154,7 @@ async def test_a_store_without_conditional_writes_is_asked_first(s3: S3, s3_buck
         assert await objects.read(f"{base}/x") == b"1"
 
 
-async def test_a_store_that_drops_metadata_is_judged_by_bytes(s3: S3, s3_bucket: str) -> None:
+async def test_store_that_drops_metadata_is_compared_by_bytes(s3: S3, s3_bucket: str) -> None:
     client = s3.client()
     async with through_proxy(s3, s3_bucket) as (objects, mode, base):
 
@@ -167,7 +169,7 @@ async def test_a_store_that_drops_metadata_is_judged_by_bytes(s3: S3, s3_bucket:
     client.close()
 
 
-async def test_written_objects_carry_the_id_of_their_write(s3: S3, s3_bucket: str) -> None:
+async def test_written_objects_have_the_id_of_their_write(s3: S3, s3_bucket: str) -> None:
     async with open_objects(settings_for(s3, s3_bucket), SystemClock()) as objects:
         await objects.create(f"s3://{s3_bucket}/warehouse/x", b"x")
     client = s3.client()
@@ -175,7 +177,7 @@ async def test_written_objects_carry_the_id_of_their_write(s3: S3, s3_bucket: st
     client.close()
 
 
-async def test_a_missing_bucket_and_wrong_keys_are_named(s3: S3, s3_bucket: str) -> None:
+async def test_missing_bucket_and_wrong_keys_are_named_in_the_error(s3: S3, s3_bucket: str) -> None:
     async with open_objects(settings_for(s3, "no-such-bucket"), SystemClock()) as objects:
         location = "s3://no-such-bucket/warehouse/x"
         for call in (objects.read(location), objects.create(location, b""), objects.ping()):
@@ -189,7 +191,7 @@ async def test_a_missing_bucket_and_wrong_keys_are_named(s3: S3, s3_bucket: str)
             assert "wrong" not in str(caught.value)
 
 
-async def test_a_server_that_is_away_is_worth_a_retry(s3: S3, s3_bucket: str) -> None:
+async def test_unavailable_server_is_a_retryable_error(s3: S3, s3_bucket: str) -> None:
     settings = settings_for(s3, s3_bucket, s3_endpoint=f"http://127.0.0.1:{free_port()}")
     async with open_objects(settings, SystemClock()) as objects:
         location = f"s3://{s3_bucket}/warehouse/x"
@@ -205,7 +207,7 @@ async def test_a_server_that_is_away_is_worth_a_retry(s3: S3, s3_bucket: str) ->
             assert "\n" not in str(caught.value), "a dump of Rust structures is nothing for clients"
 
 
-async def test_variables_of_the_environment_do_not_mix_with_the_settings(
+async def test_environment_variables_do_not_mix_with_the_settings(
     s3: S3, s3_bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
@@ -236,7 +238,7 @@ async def test_one_server_reads_files_and_buckets(s3: S3, s3_bucket: str, tmp_pa
 async def test_unfinished_uploads_are_listed_by_pages_and_aborted(
     s3: S3, s3_bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of one folder only; an upload that is gone is no failure."""
+    """Only those of one folder; a missing upload is not a failure."""
     monkeypatch.setattr("seamark.metaserver.objects.s3_uploads._PAGE", 2)
     with closing(s3.client()) as client:
         for key in (*(f"warehouse/t/{number}/é .parquet" for number in range(5)), "warehouse/tt/x.parquet"):
@@ -257,7 +259,7 @@ async def test_unfinished_uploads_are_listed_by_pages_and_aborted(
             await store.abort_uploads([outside])
 
 
-async def test_uploads_that_the_store_does_not_list_are_an_error_with_the_reason(s3: S3, s3_bucket: str) -> None:
+async def test_uploads_that_the_store_cannot_list_are_an_error_with_the_reason(s3: S3, s3_bucket: str) -> None:
     wrong = settings_for(s3, s3_bucket, s3_secret_access_key="wrong")
     async with open_objects(wrong, SystemClock()) as store:
         with pytest.raises(StorageError, match="SignatureDoesNotMatch"):
@@ -275,7 +277,7 @@ def without_a_store() -> Settings:
     )
 
 
-async def test_no_other_upload_is_aborted_while_the_store_does_not_answer() -> None:
+async def test_no_further_upload_is_aborted_while_the_store_does_not_answer() -> None:
     async with open_objects(without_a_store(), SystemClock()) as store:
         uploads = [Upload(f"s3://bucket/warehouse/t/{number}.parquet", "id", 0) for number in range(3)]
         with structlog.testing.capture_logs() as logged:
@@ -283,7 +285,7 @@ async def test_no_other_upload_is_aborted_while_the_store_does_not_answer() -> N
     assert [one["location"] for one in logged if one["event"] == "upload not aborted"] == [uploads[0].location]
 
 
-async def test_an_environment_that_the_client_for_uploads_refuses_is_an_error_of_the_storage(
+async def test_environment_that_the_upload_client_rejects_is_a_storage_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("AWS_PROFILE", "missing")

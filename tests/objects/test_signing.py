@@ -1,4 +1,4 @@
-"""Remote signing: what is signed works on a real S3 server, and nothing outside the table is signed."""
+"""Tests of remote signing: signed requests work on a real S3 server, and nothing outside the table is signed."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def delete_body(*keys: str) -> str:
 
 
 def content_md5(body: str) -> dict[str, str]:
-    """S3 wants a checksum of the body that deletes objects."""
+    """Return a checksum of the body, which S3 requires for deletes of several objects."""
     return {"Content-MD5": base64.b64encode(hashlib.md5(body.encode()).digest()).decode()}
 
 
 class Client:
-    """Signs through `sign`, as Iceberg's Java client does it, and sends to the real server."""
+    """A client that signs through `sign`, like Iceberg's Java client, and sends to the real server."""
 
     def __init__(self, s3: S3, bucket: str, session: aiohttp.ClientSession) -> None:
         self.base = f"{s3.endpoint}/{bucket}"
@@ -101,7 +101,7 @@ async def client(s3: S3, s3_bucket: str) -> Any:
         yield Client(s3, s3_bucket, session)
 
 
-async def test_a_client_without_keys_writes_reads_lists_and_deletes(client: Client) -> None:
+async def test_client_without_keys_writes_reads_lists_and_deletes(client: Client) -> None:
     key = "/wh/t1-abc/data/" + quote("dt=2026-01-01/p=a%2Fb/ü x.parquet", safe="/")
     headers = {"Content-Type": "application/x-parquet", "amz-sdk-invocation-id": "1", "User-Agent": "java"}
     assert (await client.call("PUT", key, b"rows", headers))[0] == 200
@@ -116,7 +116,7 @@ async def test_a_client_without_keys_writes_reads_lists_and_deletes(client: Clie
     assert (await client.call("GET", key))[0] == 404
 
 
-async def test_one_signature_of_a_read_serves_every_range_for_a_while(client: Client) -> None:
+async def test_signature_of_a_read_is_valid_for_every_range_for_some_time(client: Client) -> None:
     await client.call("PUT", "/wh/t1-abc/x", b"0123456789")
     answer = client.sign("GET", client.base + "/wh/t1-abc/x", {"Range": "bytes=0-1"})
     for first in (0, 4, 8):
@@ -142,7 +142,7 @@ async def test_multipart_uploads_are_signed_step_by_step(client: Client) -> None
     assert await client.call("GET", "/wh/t1-abc/big") == (200, part)
 
 
-async def test_several_objects_are_deleted_by_the_body_that_was_signed_and_by_no_other(client: Client) -> None:
+async def test_several_objects_are_deleted_only_with_the_signed_body(client: Client) -> None:
     for name in "abc":
         await client.call("PUT", f"/wh/t1-abc/{name}", b"x")
     body = delete_body("wh/t1-abc/a", "wh/t1-abc/b")
@@ -157,7 +157,7 @@ async def test_several_objects_are_deleted_by_the_body_that_was_signed_and_by_no
     assert [(await client.call("GET", f"/wh/t1-abc/{name}"))[0] for name in "abc"] == [404, 404, 200]
 
 
-async def test_a_signed_request_cannot_be_bent(client: Client, s3: S3) -> None:
+async def test_signed_request_cannot_be_changed(client: Client, s3: S3) -> None:
     await client.call("PUT", "/wh/t1-abc/x", b"mine")
     direct = s3.client()
     direct.put_object(Bucket=client.base.rpartition("/")[2], Key="wh/t2/x", Body=b"theirs")
@@ -173,7 +173,7 @@ async def test_a_signed_request_cannot_be_bent(client: Client, s3: S3) -> None:
     assert (await client.call("GET", "/wh/t1-abc/y"))[0] == 404
 
 
-def test_the_signature_is_the_one_that_botocore_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signature_equals_that_of_botocore(monkeypatch: pytest.MonkeyPatch) -> None:
     headers = {"x-amz-content-sha256": hashlib.sha256(b"body").hexdigest(), "x-amz-meta-a": "1", "content-type": "t"}
     uri = "http://store:9000/lake/wh/t1-abc/a%20b%2Bc?partNumber=1&uploadId=abc"
     answer = signed(ask("PUT", uri, {**headers, "x-amz-date": "20261118T110640Z"}))
@@ -185,7 +185,7 @@ def test_the_signature_is_the_one_that_botocore_makes(monkeypatch: pytest.Monkey
     assert answer["headers"]["Authorization"][0].endswith(f"Signature={signature}")
 
 
-def test_the_answer_holds_the_headers_sent_and_those_computed() -> None:
+def test_answer_has_the_sent_and_the_computed_headers() -> None:
     sent = {"Range": "bytes=0-9", "User-Agent": "java", "amz-sdk-retry": "1", "Authorization": "old"}
     answer = signed(ask("GET", "http://store:9000/lake/wh/t1-abc/x", sent))
     assert answer["uri"] == "http://store:9000/lake/wh/t1-abc/x"
@@ -198,7 +198,7 @@ def test_the_answer_holds_the_headers_sent_and_those_computed() -> None:
     assert "SECRET" not in str(answer)
 
 
-def test_only_reads_may_be_kept_by_clients() -> None:
+def test_clients_may_cache_only_signatures_of_reads() -> None:
     assert [cache_control(ask(m, "")) for m in ("GET", "head", "PUT", "POST", "DELETE")] == [
         *("private", "private"),
         *("no-cache", "no-cache", "no-cache"),
@@ -296,7 +296,7 @@ ELSEWHERE = [
 
 
 @pytest.mark.parametrize(("settings", "method", "uri", "headers"), ELSEWHERE)
-def test_requests_that_reach_outside_the_table_are_not_signed(
+def test_requests_outside_the_table_are_not_signed(
     settings: Settings, method: str, uri: str, headers: dict[str, str]
 ) -> None:
     with pytest.raises(Forbidden):
@@ -304,7 +304,7 @@ def test_requests_that_reach_outside_the_table_are_not_signed(
 
 
 @pytest.mark.parametrize("method", ["PUT", "POST", "DELETE"])
-def test_a_reader_gets_no_write_signed(method: str) -> None:
+def test_reader_gets_no_signature_for_a_write(method: str) -> None:
     with pytest.raises(Forbidden, match="write access"):
         signed(ask(method, "http://store:9000/lake/wh/t1-abc/x?uploads"), writable=False)
     signed(ask("GET", "http://store:9000/lake/wh/t1-abc/x"), writable=False)
@@ -351,7 +351,7 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("request_", "names"), MALFORMED)
-def test_a_malformed_request_is_told_what_is_wrong(request_: dict[str, Any], names: str) -> None:
+def test_error_of_a_malformed_request_says_what_is_wrong(request_: dict[str, Any], names: str) -> None:
     with pytest.raises(BadRequest) as caught:
         signed(request_)
     assert names in caught.value.message
@@ -391,7 +391,7 @@ BODIES: list[tuple[str | None, type[Exception]]] = [
 
 
 @pytest.mark.parametrize(("body", "error"), BODIES, ids=range(len(BODIES)))
-def test_a_delete_that_names_or_hides_other_objects_is_not_signed(body: str | None, error: type[Exception]) -> None:
+def test_delete_that_names_or_hides_other_objects_is_not_signed(body: str | None, error: type[Exception]) -> None:
     with pytest.raises(error):
         signed(ask("POST", "http://store:9000/lake?delete", body=body))
 
@@ -400,7 +400,7 @@ def test_a_delete_that_names_or_hides_other_objects_is_not_signed(body: str | No
     "body",
     [delete_body(KEY), '<?xml version="1.0" encoding="UTF-8"?>\n' + delete_body(KEY), delete_body("wh/t1-abc/a&amp;b")],
 )
-def test_a_delete_inside_the_table_is_signed_with_the_hash_of_its_body(body: str) -> None:
+def test_delete_inside_the_table_is_signed_with_the_hash_of_its_body(body: str) -> None:
     answer = signed(ask("POST", "http://store:9000/lake?delete", {"Content-MD5": "x"}, body=body))
     assert answer["headers"]["X-Amz-Content-SHA256"] == [hashlib.sha256(body.encode()).hexdigest()]
     assert "content-md5;host" in answer["headers"]["Authorization"][0]
@@ -408,7 +408,7 @@ def test_a_delete_inside_the_table_is_signed_with_the_hash_of_its_body(body: str
         signed(ask("POST", "http://store:9000/lake?delete", {"x-amz-content-sha256": "UNSIGNED-PAYLOAD"}, body=body))
 
 
-def test_tables_on_files_and_servers_that_do_not_offer_it_sign_nothing() -> None:
+def test_nothing_is_signed_for_local_tables_or_when_signing_is_disabled() -> None:
     request = ask("GET", "http://store:9000/lake/wh/t1-abc/x")
     with pytest.raises(BadRequest, match="not on S3"):
         sign(request, table_location="file:///wh/t", writable=True, settings=LOCAL, now_ms=NOW_MS)
@@ -432,7 +432,7 @@ def test_keys_come_from_the_environment_when_the_settings_have_none(monkeypatch:
         signed(request, settings=settings)
 
 
-def test_secrets_stay_out_of_repr() -> None:
+def test_repr_contains_no_secret() -> None:
     assert "SECRET" not in repr(credentials.server_keys(LOCAL))
 
 
@@ -479,13 +479,13 @@ def test_no_spelling_of_a_dot_segment_is_signed(uri: str) -> None:
         *("&continuation-token=1a%2F%2Fb%2BQ%3D%3D", "&encoding-type=url", "&start-after="),
     ],
 )
-def test_listings_that_go_on_inside_the_table_are_signed(more: str) -> None:
+def test_continued_listings_inside_the_table_are_signed(more: str) -> None:
     assert "Authorization" in signed(ask("GET", f"{_LISTING}{_INSIDE}{more}"))["headers"]
     assert "Authorization" in signed(ask("GET", f"{_LISTING}prefix=wh/t1-abc/data/dt%3D2026..{more}"))["headers"]
 
 
 @pytest.mark.parametrize("number", ["blah", "-1", "1.5", ""])
-def test_a_listing_of_no_number_of_keys_is_malformed_not_forbidden(number: str) -> None:
+def test_listing_with_an_invalid_number_of_keys_is_malformed_and_not_forbidden(number: str) -> None:
     with pytest.raises(BadRequest, match="not a number of keys"):
         signed(ask("GET", f"{_LISTING}{_INSIDE}&max-keys={number}"))
 

@@ -1,4 +1,4 @@
-"""The clients that remote signing is for: Iceberg's S3FileIO and PyIceberg's signer, without keys, on a real store."""
+"""Tests of clients of remote signing: Iceberg's S3FileIO and PyIceberg's signer, without keys, on a real store."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SIGN_PATH = "v1/namespaces/n/tables/t/sign"
 
 @dataclass
 class Signer:
-    """An endpoint that does nothing but sign; `refused` are the messages of what it did not."""
+    """An endpoint that only signs; `refused` are the messages of rejected requests."""
 
     uri: str
     settings: Settings
@@ -42,7 +42,7 @@ class Signer:
     refused: list[str] = field(default_factory=list)
 
     def client_properties(self) -> dict[str, str]:
-        """Return what a loaded table would tell its client."""
+        """Return the properties that a loaded table would have for its client."""
         table = parse_location(self.table)
         config, _ = storage_config(self.settings, table, delegation="remote-signing", sign_path=SIGN_PATH)
         return {**config, "uri": self.uri}
@@ -91,7 +91,7 @@ async def signer(s3: S3, s3_bucket: str) -> AsyncIterator[Signer]:
 
 @pytest.mark.slow
 @pytest.mark.spark
-async def test_icebergs_java_client_works_on_its_table_and_on_no_other(signer: Signer) -> None:
+async def test_icebergs_java_client_can_access_only_its_table(signer: Signer) -> None:
     jars = [*(CACHE / "jars").glob("iceberg-*.jar"), *_slf4j()]
     if len(jars) < 3:
         pytest.fail("Iceberg's jars are missing: run `make jars`")
@@ -117,7 +117,7 @@ async def test_icebergs_java_client_works_on_its_table_and_on_no_other(signer: S
     assert "t-1/secret" in signer.refused[0]
 
 
-async def test_pyicebergs_signer_works_on_its_table_and_on_no_other(signer: Signer, s3_bucket: str) -> None:
+async def test_pyicebergs_signer_can_access_only_its_table(signer: Signer, s3_bucket: str) -> None:
     await asyncio.to_thread(_with_pyicebergs_signer, signer, s3_bucket)
     assert len(signer.refused) == 2, signer.refused
     assert "t-1/secret" in signer.refused[0]
@@ -125,7 +125,7 @@ async def test_pyicebergs_signer_works_on_its_table_and_on_no_other(signer: Sign
 
 
 def _with_pyicebergs_signer(signer: Signer, bucket: str) -> None:
-    """As PyIceberg's fsspec FileIO wires it up: botocore without keys, the signer called before each request."""
+    """Use botocore without keys, with the signer called before each request, as in PyIceberg's fsspec FileIO."""
     properties = signer.client_properties()
     client = botocore.session.Session().create_client(
         "s3",

@@ -1,4 +1,4 @@
-"""A storage that is three classes and an entry in three registries holds a table from its creation to its purge."""
+"""Tests that a storage of three classes and an entry in three registries supports a table from creation to purge."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FILES, ROWS = 6, 20
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """Where the toy's objects are."""
+    """Return the folder of the toy's objects."""
     shelf = tmp_path / "toys"
     shelf.mkdir()
     with registered_toy(shelf):
@@ -67,7 +67,7 @@ def served(folder: Path, tmp_path: Path) -> Iterator[Served]:
 
 @pytest.fixture
 def client(served: Served) -> Iterator[IndexClient]:
-    """`db.t` with 6 files of 20 rows, whose bounds say nothing."""
+    """Return a client of `db.t` with 6 files of 20 rows without useful bounds."""
     with closing(IndexClient(served.url)) as client:
         create_table(client, "db.t", SCHEMA, properties={})
         for number in range(FILES):
@@ -77,7 +77,7 @@ def client(served: Served) -> Iterator[IndexClient]:
 
 
 class TestContract(ObjectStoreContract):
-    """The server's store of the toy keeps the contract of all stores."""
+    """The server's store of the toy fulfils the contract of all stores."""
 
     @pytest.fixture
     def base(self) -> str:
@@ -89,7 +89,7 @@ class TestContract(ObjectStoreContract):
             yield objects
 
 
-def test_a_table_is_written_read_indexed_and_purged(client: IndexClient, folder: Path) -> None:
+def test_table_on_the_toy_storage_is_written_read_indexed_and_purged(client: IndexClient, folder: Path) -> None:
     loaded = client.load_table("db.t")
     assert loaded.location.startswith(f"{WAREHOUSE}/db/t")
     rows = seamark.scan(client, "db.t").to_arrow().sort_by("id")
@@ -107,7 +107,7 @@ def test_a_table_is_written_read_indexed_and_purged(client: IndexClient, folder:
     block_until(lambda: not [path for path in folder.rglob("*") if path.is_file()])
 
 
-def test_only_the_catalog_hands_out_the_key(client: IndexClient) -> None:
+def test_only_the_catalog_gives_clients_the_key(client: IndexClient) -> None:
     loaded = client.load_table("db.t")
     path = client.files("db.t")["file_path"][0].as_py()
     assert Storage(loaded.storage).read(path)
@@ -115,7 +115,7 @@ def test_only_the_catalog_hands_out_the_key(client: IndexClient) -> None:
         Storage().read(path)
 
 
-def test_paths_outside_the_warehouse_are_refused(client: IndexClient) -> None:
+def test_paths_outside_the_warehouse_are_rejected(client: IndexClient) -> None:
     for location in (
         f"{WAREHOUSE}/../other",
         f"{WAREHOUSE}/%2e%2e/other",
@@ -137,7 +137,7 @@ def test_paths_outside_the_warehouse_are_refused(client: IndexClient) -> None:
         create_table(client, "elsewhere.u", SCHEMA, location="toy://shelf/lake/elsewhere/t", properties={})
 
 
-def test_its_rules_reach_all_that_compares_and_configures(folder: Path) -> None:
+def test_toy_location_rules_apply_to_comparisons_and_settings(folder: Path) -> None:
     assert parse_location("TOYS://shelf/a/") == parse_location("toy://shelf/a")
     assert location_key(parse_location("toy://shelf/a%41")) == location_key(parse_location("toys://shelf/aA"))
     assert normalize_location("toys://shelf/a") == normalize_location("toy://shelf/a")
@@ -147,7 +147,7 @@ def test_its_rules_reach_all_that_compares_and_configures(folder: Path) -> None:
     assert load({"warehouse": "toy://shelf/x"}, {}).warehouse == "toy://shelf/x"
 
 
-def test_without_an_entry_the_scheme_is_unknown() -> None:
+def test_scheme_without_an_entry_is_unknown() -> None:
     with pytest.raises(BadRequest, match="supports file:// and s3://"):
         parse_location("toy://unknown/a")
     with pytest.raises(ConfigError, match="file:// or s3://"):

@@ -1,4 +1,4 @@
-"""What a loaded table tells its client about S3, by what the operator allows and the client asks for."""
+"""Tests of the S3 properties of a loaded table, by the operator's settings and the client's request."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def config_for(access: str, asked: str | None) -> tuple[dict[str, str], list[dic
         ("static", " , ", "address"),
     ],
 )
-def test_the_client_gets_the_first_it_asks_for_that_is_allowed(access: str, asked: str | None, given: str) -> None:
+def test_client_gets_its_first_requested_access_that_is_allowed(access: str, asked: str | None, given: str) -> None:
     config, credentials = config_for(access, asked)
     assert ADDRESS.items() <= config.items()
     assert ("s3.remote-signing-enabled" in config) is (given == "signing")
@@ -59,34 +59,34 @@ def test_the_client_gets_the_first_it_asks_for_that_is_allowed(access: str, aske
         assert "SECRET" not in f"{config}{credentials}"
 
 
-def test_keys_are_given_for_the_tables_prefix_too() -> None:
+def test_credentials_are_also_given_for_the_tables_prefix() -> None:
     config, [credential] = config_for("static", "vended-credentials")
     assert credential["prefix"] == "s3://lake/wh/t/"
     assert credential["config"] == config
 
 
-def test_signing_names_its_endpoint_as_every_client_looks_for_it() -> None:
+def test_signing_endpoint_is_named_in_every_clients_form() -> None:
     config, _ = config_for("signing", None)
     assert config["s3.remote-signing-enabled"] == "true"
     assert config["signer.endpoint"] == config["s3.signer.endpoint"] == PATH
     assert config["s3.signer"] == "S3V4RestSigner"
 
 
-def test_a_table_on_files_needs_nothing() -> None:
+def test_local_table_needs_no_properties() -> None:
     settings = dataclasses.replace(BASE, s3_client_access="static")
     assert SERVER_STORAGES["file"].client_access(
         settings, parse_location("file:/wh/t"), delegation=BOTH, sign_path=PATH
     ) == ({}, [])
 
 
-def test_aws_itself_is_addressed_by_virtual_host_and_needs_no_endpoint() -> None:
+def test_aws_itself_uses_virtual_hosts_and_needs_no_endpoint() -> None:
     config, _ = S3.client_access(Settings(), TABLE, delegation=None, sign_path=PATH)
     assert "s3.endpoint" not in config
     assert config["s3.path-style-access"] == "false"
 
 
 @pytest.mark.parametrize("asked", [None, "vended-credentials", BOTH])
-def test_with_the_gateway_clients_get_its_address_and_keys_of_the_table(asked: str | None) -> None:
+def test_clients_get_the_gateways_address_and_credentials_of_the_table(asked: str | None) -> None:
     settings = dataclasses.replace(BASE, s3_client_access="gateway", gateway_port=8182, s3_path_style=False)
     keys = VendedKeys("AK", "VENDED", "token", 1_000)
     given = {"sign_path": PATH, "refresh_path": "v1/refresh", "vend": lambda: keys}

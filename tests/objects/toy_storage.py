@@ -1,7 +1,7 @@
-"""A trial storage, `toy://bucket/path`: kept in a folder that only its classes know, and opened with a key.
+"""A trial storage, `toy://bucket/path`: a folder that only its classes use, opened with a key.
 
-It has what a storage needs, and nothing else of the product knows it: rules of locations, the part of the server, and
-the part of the clients.
+It has all parts of a storage, without any change elsewhere in the product: rules of locations, the part of the server,
+and the part of the clients.
 """
 
 from __future__ import annotations

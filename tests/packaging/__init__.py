@@ -1,1 +1,1 @@
-"""Tests of what is installed: the wheel, its extras and what each import needs."""
+"""Tests of the installed package: the wheel, its extras and the imports of each part."""

@@ -1,4 +1,4 @@
-"""What each part of the package imports: only the libraries of its extra, and only when it is used."""
+"""Tests that each part of the package imports only the libraries of its extra, and only when they are used."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PARTS = {
     "server": (("server", "otel"), ("seamark.commands", "seamark.metaserver", "seamark.formats", "seamark.cache")),
     "demo": (("server", "demo"), COMMANDS_OF_DEMO),
 }
-"""Part -> extras that it needs; packages all of whose modules they let one import."""
+"""By part: the extras that it needs, and the packages whose modules can all be imported with them."""
 ELSEWHERE = (
     "seamark.connector.analysis",
     "seamark.connector.duckdb",
@@ -38,7 +38,7 @@ ELSEWHERE = (
     "seamark.formats.runtime.connections",
     "seamark.formats.runtime.protocol_errors",
 )
-"""Modules of the client's packages that need the libraries of an extra."""
+"""Modules of the client's packages that need the libraries of an extra"""
 COMMANDS_OF_TRINO = ("seamark.commands.trino_proxy",)
 
 IMPORT_ALL = """
@@ -62,7 +62,7 @@ def requirements(lines: list[str]) -> Iterator[str]:
 
 
 def closure(names: Iterator[str]) -> set[str]:
-    """Normalised names of these distributions and of all that they require, as far as they are installed."""
+    """Return the normalised names of these distributions and their installed requirements."""
     todo, found = list(names), set()
     while todo:
         name = re.sub(r"[-_.]+", "-", todo.pop()).lower()
@@ -123,7 +123,7 @@ def modules_of(part: str) -> list[str]:
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_each_part_imports_with_the_libraries_of_its_extra_alone(part: str) -> None:
+def test_each_part_can_be_imported_with_only_the_libraries_of_its_extra(part: str) -> None:
     listed = [*PROJECT["dependencies"], *(line for extra in PARTS[part][0] for line in EXTRAS[extra])]
     allowed = closure(requirements(listed))
     hidden = top_modules(everything()) - top_modules(allowed)
@@ -141,14 +141,14 @@ def test_each_part_imports_with_the_libraries_of_its_extra_alone(part: str) -> N
         ("seamark.commands.main", ("pyarrow", "numpy", "aiohttp", "rich", "seamark.metaserver.server")),
     ],
 )
-def test_an_import_waits_for_the_first_use(imported: str, kept_out: tuple[str, ...]) -> None:
+def test_import_is_delayed_until_the_first_use(imported: str, kept_out: tuple[str, ...]) -> None:
     script = f"import sys, {imported}; print([name for name in {kept_out!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("imported", ["seamark", "seamark.spark", "seamark.duckdb"])
-def test_an_interpreter_completes_all_names(imported: str) -> None:
+def test_interpreter_completes_all_names(imported: str) -> None:
     module = import_module(imported)
     assert len(module.__all__) > 3
     assert dir(module) == sorted(module.__all__)
@@ -163,7 +163,7 @@ def test_help_imports_no_command() -> None:
     assert set(done.stdout.split()).isdisjoint({"aiohttp", "numpy", "pyarrow", "rich", "importlib.metadata"})
 
 
-def test_the_client_never_imports_the_server() -> None:
+def test_client_never_imports_the_server() -> None:
     """Neither directly nor through another module; `seamark` names all that a user imports from it."""
     script = "import sys, seamark; [getattr(seamark, name) for name in seamark.__all__]; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=True)
@@ -180,16 +180,16 @@ def test_the_client_never_imports_the_server() -> None:
         ("formats", "commands|connector|metaserver"),
     ],
 )
-def test_no_module_is_named_that_import_linter_forbids(package: str, others: str) -> None:
-    """Also not as a text: import-linter sees no lazy import by name, nor the module of a process."""
+def test_no_text_names_a_module_that_import_linter_forbids(package: str, others: str) -> None:
+    """import-linter sees neither a lazy import by name nor the module of a process."""
     pattern = re.compile(rf"\bseamark\.(?:{others})\.")
     files = sorted((REPO / package).rglob("*.py"))
     assert files
     assert [str(path) for path in files if pattern.search(path.read_text())] == []
 
 
-def test_our_modules_are_imported_below_seamark_alone() -> None:
-    """`import metaserver` is refused in a checkout: it would make a second copy of each class."""
+def test_our_modules_can_be_imported_only_below_seamark() -> None:
+    """`import metaserver` fails in a checkout, because it would make a second copy of each class."""
     packages = "commands|metaserver|connector|formats|cache"
     bare = re.compile(rf"^\s*(?:from|import|cimport) (?:{packages})(?:\.| import|$)", re.MULTILINE)
     files = [
@@ -203,7 +203,7 @@ def test_our_modules_are_imported_below_seamark_alone() -> None:
 
 
 @pytest.mark.parametrize("package", ["commands", "metaserver", "connector", "formats", "cache"])
-def test_a_package_imported_past_seamark_names_the_right_import(package: str) -> None:
+def test_error_of_an_import_without_seamark_names_the_right_import(package: str) -> None:
     command = [sys.executable, "-c", f"import {package}"]
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False)
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""The progress that `deploy/python/install.py` shows of an installation."""
+"""Tests of the progress that `deploy/python/install.py` shows during an installation."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_packages_are_counted_once_over_all_locks(script: dict[str, Any], tmp_pa
     assert script["count_packages"]([first, second]) == 3
 
 
-def test_a_terminal_shows_each_step_of_pip(script: dict[str, Any]) -> None:
+def test_terminal_shows_each_step_of_pip(script: dict[str, Any]) -> None:
     output = Terminal()
     progress = script["Progress"](3, output)
     for line in LINES:
@@ -57,10 +57,10 @@ def test_a_terminal_shows_each_step_of_pip(script: dict[str, Any]) -> None:
     assert "[1/2]" in output.getvalue()
 
 
-def test_an_installation_that_fails_shows_what_pip_printed(
+def test_failed_installation_shows_the_output_of_pip(
     script: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", "")  # no uv
+    monkeypatch.setenv("PATH", "")  # Without uv
     lock = tmp_path / "broken.lock"
     lock.write_text("no such requirement\n")
     python = tmp_path / "bin" / "python"

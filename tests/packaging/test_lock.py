@@ -1,4 +1,4 @@
-"""The lock files have the same pins, with hashes where pip checks them, and the demo's have what the demo imports."""
+"""Tests that the lock files have the same pins, with hashes for pip, and that the demo's locks have its imports."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ REPO = Path(__file__).resolve().parents[2]
 
 
 def entries(lock: str) -> dict[str, str]:
-    """Return the pin of each package, with its hashes where the lock has them."""
+    """Return the pin of each package, with its hashes if the lock has them."""
     lines = re.sub(r"\\\n\s+", "", (REPO / lock).read_text()).splitlines()
     return {line.partition("==")[0]: line.strip() for line in lines if line.strip()}
 
 
-def test_the_hashed_lock_has_the_pins_of_the_lock() -> None:
+def test_hashed_lock_has_the_pins_of_the_lock() -> None:
     """`make hashes` writes it."""
     hashed = entries("requirements.hashed.lock")
     pins = {name: entry.partition("--hash=")[0].strip() for name, entry in hashed.items()}
@@ -30,7 +30,7 @@ def test_the_hashed_lock_has_the_pins_of_the_lock() -> None:
 
 
 @pytest.mark.parametrize("lock", ["requirements.demo.lock", "requirements.ssb.lock"])
-def test_the_locks_of_the_demo_are_parts_of_the_hashed_lock(lock: str) -> None:
+def test_locks_of_the_demo_are_parts_of_the_hashed_lock(lock: str) -> None:
     part = entries(lock)
     assert part
     assert part.items() <= entries("requirements.hashed.lock").items()
@@ -47,7 +47,7 @@ def test_the_locks_of_the_demo_are_parts_of_the_hashed_lock(lock: str) -> None:
     ],
     ids=["first act", "all acts"],
 )
-def test_the_locks_of_the_demo_have_what_it_imports(locks: list[str], modules: list[str]) -> None:
+def test_locks_of_the_demo_have_its_imports(locks: list[str], modules: list[str]) -> None:
     installed = {name for lock in locks for name in entries(lock)}
     hidden = top_modules(everything()) - top_modules(installed)
     assert "pytest" in hidden

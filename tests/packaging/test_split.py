@@ -1,4 +1,6 @@
-"""One wheel of the project becomes two without a common file: the clients, and the server that requires them."""
+"""Tests that the project's wheel is split into two without a common file: the clients, and the server that
+requires them.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,7 @@ def test_each_file_is_in_one_of_the_wheels(wheels: tuple[Path, Path]) -> None:
     ]
 
 
-def test_the_server_requires_the_client_and_has_the_commands(wheels: tuple[Path, Path]) -> None:
+def test_server_wheel_requires_the_client_and_has_the_commands(wheels: tuple[Path, Path]) -> None:
     client, server = (
         Parser().parsestr(zipfile.ZipFile(wheel).read(f"{stem}-1.2.dist-info/METADATA").decode())
         for wheel, stem in zip(wheels, ("seamark_client", "seamark"), strict=True)
@@ -91,7 +93,7 @@ def test_the_server_requires_the_client_and_has_the_commands(wheels: tuple[Path,
     assert "seamark-1.2.dist-info/entry_points.txt" in names_in(wheels[1])
 
 
-def test_the_records_have_the_hash_of_each_file(wheels: tuple[Path, Path]) -> None:
+def test_records_have_the_hash_of_each_file(wheels: tuple[Path, Path]) -> None:
     for wheel, stem in zip(wheels, ("seamark_client", "seamark"), strict=True):
         archive = zipfile.ZipFile(wheel)
         rows = list(csv.reader(archive.read(f"{stem}-1.2.dist-info/RECORD").decode().splitlines()))
@@ -102,8 +104,8 @@ def test_the_records_have_the_hash_of_each_file(wheels: tuple[Path, Path]) -> No
             assert digest == "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
 
 
-def test_the_packages_of_the_server_are_those_of_the_project() -> None:
-    """A new package above the connector has to be in one of the wheels on purpose."""
+def test_packages_of_the_server_wheel_are_those_of_the_project() -> None:
+    """A new package above the connector must be added to one of the wheels on purpose."""
     packages = {path.name for path in (REPO / "seamark").iterdir() if path.is_dir() and not path.name.startswith("__")}
     assert packages - set(SERVER_PACKAGES) == {"cache", "connector", "formats"}
     assert not is_of_server("seamark/connector/metaserver.py")

@@ -1,4 +1,4 @@
-"""The wheels in new environments: each extra with its libraries, beside a distribution named `cache`."""
+"""Tests of the wheels in new environments: each extra with its libraries, beside a distribution named `cache`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ USES = {
     "trino": "import seamark.commands.trino_proxy",
     "server": "import seamark.metaserver.server",
 }
-"""Extra -> what it is for."""
+"""The purpose of each extra"""
 
 
 def run(*command: str | Path, cwd: Path, **env: str) -> str:
@@ -52,12 +52,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def split_wheels(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The wheels of the clients and of the server."""
+    """Return the wheels of the clients and of the server."""
     return split(wheel, tmp_path_factory.mktemp("split"))
 
 
 def environment_with(folder: Path, *wheels: Path) -> Path:
-    """Return the Python of a new environment with these wheels, and with the libraries of ours below them."""
+    """Return the Python of a new environment with these wheels, and with our environment's libraries below them."""
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
     run(
@@ -70,7 +70,7 @@ def environment_with(folder: Path, *wheels: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def other_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A distribution of somebody else, with packages of the names that our folders have."""
+    """Return a foreign distribution whose packages have the names of our folders."""
     folder = tmp_path_factory.mktemp("other")
     (folder / "pyproject.toml").write_text(
         '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
@@ -97,7 +97,7 @@ def other_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_the_wheel_holds_one_package_and_no_sources_of_kernels(wheel: Path) -> None:
+def test_wheel_has_one_package_and_no_sources_of_kernels(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0] for name in names} == {"seamark", wheel.name.rsplit("-", 3)[0] + ".dist-info"}
     assert any(name.startswith("seamark/formats/index/kernels/_scan.") and name.endswith(".so") for name in names)
@@ -107,9 +107,7 @@ def test_the_wheel_holds_one_package_and_no_sources_of_kernels(wheel: Path) -> N
 
 
 @pytest.mark.parametrize("extra", USES)
-def test_each_extra_works_in_an_environment_of_its_own(
-    extra: str, wheel: Path, other_cache: Path, tmp_path: Path
-) -> None:
+def test_each_extra_works_in_a_separate_environment(extra: str, wheel: Path, other_cache: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"
     wanted = f"{wheel}[{extra}]" if extra else str(wheel)
@@ -178,7 +176,7 @@ except ModuleNotFoundError:
 """
 
 
-def test_the_clients_wheel_writes_plans_and_reads_without_the_server(
+def test_clients_wheel_writes_plans_and_reads_without_the_server(
     split_wheels: tuple[Path, Path], tmp_path: Path
 ) -> None:
     python = environment_with(tmp_path / "venv", split_wheels[0])
@@ -192,7 +190,7 @@ def test_the_clients_wheel_writes_plans_and_reads_without_the_server(
     assert Path(imported).is_relative_to(tmp_path / "venv")
 
 
-def test_the_servers_wheel_serves_with_that_of_the_clients(split_wheels: tuple[Path, Path], tmp_path: Path) -> None:
+def test_servers_wheel_serves_with_that_of_the_clients(split_wheels: tuple[Path, Path], tmp_path: Path) -> None:
     python = environment_with(tmp_path / "venv", *split_wheels)
     run(python, "-c", APPENDS_AND_READS, cwd=tmp_path)
 
@@ -206,7 +204,7 @@ def other_python(version: str) -> str | None:
 
 
 @pytest.mark.parametrize("version", ["3.12", "3.13"])
-def test_the_wheel_of_another_python_serves_writes_and_plans(version: str, tmp_path: Path) -> None:
+def test_wheel_of_another_python_serves_writes_and_plans(version: str, tmp_path: Path) -> None:
     python = other_python(version)
     if python is None:
         pytest.skip(f"no Python {version} here")

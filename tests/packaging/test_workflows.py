@@ -1,4 +1,4 @@
-"""The workflows of GitHub install and publish what the repository declares."""
+"""Tests that the GitHub workflows install and publish what the repository declares."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def commands_of(workflow: str) -> list[str]:
     return [step["run"] for job in jobs for step in job["steps"] if "run" in step]
 
 
-def test_the_documentation_is_published_with_the_packages_of_its_extra() -> None:
+def test_documentation_is_published_with_the_packages_of_its_extra() -> None:
     extras = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     declared = {re.split(r"[><=]", requirement)[0] for requirement in extras["docs"]}
     install = next(command for command in commands_of("docs.yml") if command.startswith("pip install "))
@@ -26,5 +26,5 @@ def test_the_documentation_is_published_with_the_packages_of_its_extra() -> None
     assert set(install.split()[4:]) == declared
 
 
-def test_a_release_has_the_wheels_of_the_clients_and_of_the_server() -> None:
+def test_release_has_the_wheels_of_the_clients_and_of_the_server() -> None:
     assert any("deploy/wheels/split.py" in command for command in commands_of("wheels.yml"))

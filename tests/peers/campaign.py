@@ -1,4 +1,4 @@
-"""What a campaign against a fleet consists of: clients that plan through all replicas, and faults of one replica."""
+"""Parts of a campaign against a fleet: clients that plan through all replicas, and faults of one replica."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ NOTHING_KEPT = {
     "SEAMARK_PEER_MEMORY_BYTES": "40000",
     "SEAMARK_STORAGE_TIMEOUT_S": "20",
 }
-"""Every plan reads its manifests through the peers, and these from their disks or the storage."""
+"""Settings without caches in memory: every plan reads its manifests through the peers, from their disks or the
+storage.
+"""
 
 
 @dataclass
 class Readers:
-    """Threads that plan tables and compare the answers with `expected`, the data files of each."""
+    """Threads that plan tables and compare the answers with `expected`, the data files of each table."""
 
     fleet: Fleet
     expected: dict[str, list[str]]
@@ -41,7 +43,10 @@ class Readers:
     failed: list[str] = field(default_factory=list)
     answers: Counter[int] = field(default_factory=Counter)
     faults: Counter[int] = field(default_factory=Counter)
-    """Of each replica: rises when a fault begins that its own clients notice, and when it ends. Odd meanwhile."""
+    """A counter for each replica that rises at the beginning and the end of a fault that its own clients notice.
+    It is odd
+    during a fault.
+    """
     _stopped: threading.Event = field(default_factory=threading.Event)
 
     def read(self, seed: int) -> None:
@@ -102,7 +107,7 @@ class Readers:
 
 
 class Faults:
-    """Each fault lasts until it returns."""
+    """The faults. Each lasts until its function returns."""
 
     def __init__(self, readers: Readers, rng: random.Random, disk: SmallDisk, network: Network | None = None) -> None:
         self._readers = readers
@@ -125,26 +130,26 @@ class Faults:
             os.kill(pid, signal.SIGCONT)
 
     def cut_off(self, number: int) -> None:
-        """The others do not reach it; it reaches them, the database and the storage."""
+        """Cut a replica off from the others; it still reaches them, the database and the storage."""
         self._fleet.links[number].is_cut = True
         time.sleep(self._rng.uniform(0.1, 5))
         self._fleet.links[number].is_cut = False
 
     def divide(self, number: int) -> None:
-        """No replica reaches another, and reads go around them; all reach the database and the storage."""
+        """Cut the replicas off from each other, so that reads avoid them; all reach the database and the storage."""
         assert self._network is not None
         before = self._passed_over()
         with self._network.divided():
             block_until(lambda: self._passed_over() > before)
-            time.sleep(self._rng.uniform(0.1, 8))  # leases last 3 seconds
+            time.sleep(self._rng.uniform(0.1, 8))  # Leases last 3 seconds.
 
     def disconnect(self, number: int) -> None:
-        """It reaches nothing, and nothing reaches it."""
+        """Disconnect a replica in both directions."""
         assert self._network is not None
         with self._readers.excused(number):
             with self._network.hosts[number].cut_off():
                 time.sleep(self._rng.uniform(0.1, 6))
-            block_until(lambda: self._readers.is_answering(number))  # packets are sent again after ever longer pauses
+            block_until(lambda: self._readers.is_answering(number))  # Packets are sent again after growing pauses.
 
     def damage_disk(self, number: int) -> None:
         for path in self._cached_files(number):
@@ -153,17 +158,17 @@ class Faults:
                     file.seek(self._rng.randrange(path.stat().st_size))
                     file.write(self._rng.randbytes(3))
             except OSError:
-                continue  # it was evicted
+                continue  # It was evicted.
         time.sleep(1)
 
     def fill_disk(self, number: int) -> None:
-        """Of replica 0, whose cache is on a small disk."""
+        """Fill the disk of replica 0, whose cache is on a small disk."""
         self._disk.fill()
         time.sleep(2)
         self._disk.free()
 
     def _passed_over(self) -> float:
-        """Read that were answered although a replica did not."""
+        """Return the number of reads that were answered although a replica did not answer."""
         sources = ("hedged", "failed", "skipped")
         return sum(peer_reads(one, source) for one in self._fleet.replicas for source in sources)
 
@@ -173,7 +178,7 @@ class Faults:
 
 
 def write_tables(fleet: Fleet) -> dict[str, list[str]]:
-    """Return the data files of each new table."""
+    """Create the tables, and return the data files of each."""
     expected = {}
     for number in range(TABLES):
         fleet.write(APPENDS, f"t{number}")
@@ -185,9 +190,9 @@ def write_tables(fleet: Fleet) -> dict[str, list[str]]:
 
 
 def run_campaign(readers: Readers, kinds: Sequence[Callable[[int], None]], rounds: int, rng: random.Random) -> None:
-    """Each kind of fault once, then others at random, each of a random replica.
+    """Run each kind of fault once, then random faults of random replicas.
 
-    Nothing is wrong, nothing failed.
+    No answer may be wrong, and no request may fail.
     """
     fleet = readers.fleet
     with readers.running():

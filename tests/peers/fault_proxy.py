@@ -1,4 +1,4 @@
-"""A TCP proxy before a real server that delays requests, counts them, and is cut off, on demand."""
+"""A TCP proxy before a real server that delays requests, counts them, and can be cut off."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PIECE_BYTES = 1 << 18
 
 
 class FaultProxy:
-    """`delay_s` is drawn for each HTTP request.
+    """A proxy. `delay_s` is the delay of each HTTP request.
 
     While `is_cut`, nothing passes in either direction and no connection ends, as when a network drops packets.
     """
@@ -38,7 +38,7 @@ class FaultProxy:
         """By method and path, without the query: `GET /bucket/key`."""
 
     async def run(self) -> None:
-        """Until `stop`, which another thread may call."""
+        """Run until `stop`, which another thread may call."""
         self._loop, self._stopped = asyncio.get_running_loop(), asyncio.Event()
         async with await asyncio.start_server(self._serve, self._own, self.port):
             await self._stopped.wait()
@@ -50,7 +50,7 @@ class FaultProxy:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._serving.add(task)  # the event loop's reference is weak
+        self._serving.add(task)  # The event loop's reference is weak.
         try:
             await self._pass_on(reader, writer)
         finally:
@@ -95,9 +95,9 @@ class FaultProxy:
 def fault_proxy(
     host: str, port: int, own: str = "127.0.0.1", connect: Callable[[], socket.socket] | None = None
 ) -> Iterator[FaultProxy]:
-    """A proxy on a free port of this machine, at its address `own`; it runs in a separate thread.
+    """Run a proxy on a free port of this machine, at its address `own`, in a separate thread.
 
-    `connect` opens connections where `host` is not of this machine's network.
+    `connect` opens connections if `host` is not in this machine's network.
     """
     proxy = FaultProxy(host, port, own, connect)
     thread = threading.Thread(target=lambda: asyncio.run(proxy.run()), daemon=True)

@@ -1,4 +1,4 @@
-"""Replicas as processes over PostgreSQL and a real S3 server, each behind proxies that can be cut off."""
+"""Replicas as processes over PostgreSQL and a real S3 server, behind proxies that can be cut off."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
 class Fleet:
     replicas: list[Seamark]
     storage: FaultProxy
-    """Before the S3 server, for the replicas; clients of the tests use the server itself."""
+    """The proxy of the replicas before the S3 server; clients of the tests use the server itself."""
     links: list[FaultProxy]
-    """Before the peer port of each replica, in order: how the others reach it."""
+    """The proxies before the peer port of each replica, in order, which the other replicas use."""
     s3: S3
     database: str
 
@@ -44,9 +44,9 @@ class Fleet:
         return [Client(replica.base_url, timeout_s) for replica in self.replicas]
 
     def write(self, appends: int, name: str = TABLE) -> None:
-        """Create the table if it does not exist, and append to it so often: a manifest each."""
+        """Create the table if it does not exist, and append to it `appends` times, with a manifest each."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PyIceberg leaves sockets to the garbage collector
+            warnings.simplefilter("ignore")  # PyIceberg leaves sockets to the garbage collector.
             with RestCatalog("sea", uri=self.replicas[0].base_url, **self.s3.client_properties()) as catalog:
                 catalog.create_namespace_if_not_exists(NAMESPACE)
                 table = catalog.create_table_if_not_exists(f"{NAMESPACE}.{name}", ROWS.schema)
@@ -54,13 +54,13 @@ class Fleet:
                     table.append(ROWS)
 
     def reads(self) -> dict[str, int]:
-        """GETs of the replicas at the storage, by path."""
+        """Return the GETs of the replicas at the storage, by path."""
         return {
             path.removeprefix("GET "): count for path, count in self.storage.requests.items() if path.startswith("GET ")
         }
 
     def meet(self) -> None:
-        """Wait until every replica knows all that run."""
+        """Wait until every replica knows all running replicas."""
         running = sum(replica.running() for replica in self.replicas)
         block_until(
             lambda: all(
@@ -70,7 +70,7 @@ class Fleet:
 
 
 def metric(replica: Seamark, name: str, **labels: str) -> float:
-    """0 when the metric has no such sample."""
+    """Return a metric, or 0 if it has no matching sample."""
     wanted = name + ("{" + ",".join(f'{key}="{value}"' for key, value in labels.items()) + "}" if labels else "")
     with urllib.request.urlopen(f"{replica.base_url}/metrics", timeout=30) as answer:
         for line in answer.read().decode().splitlines():
@@ -103,11 +103,11 @@ def open_fleet(
     is_linked: bool = True,
     network: Network | None = None,
 ) -> Iterator[Fleet]:
-    """`env`: settings of all, `first`: of the first replica.
+    """Open a fleet. `env` are settings of all replicas, `first` of the first replica.
 
     Args:
-        is_linked: They reach each other through proxies.
-        network: Each is on a host of it instead, and reaches the database and the storage through it.
+        is_linked: The replicas reach each other through proxies.
+        network: Each replica is on a host of this network, and reaches the database and the storage through it.
     """
     database, bucket = postgres.create_database(), s3.create_bucket()
     store, own = urlsplit(s3.endpoint), "127.0.0.1" if network is None else network.address

@@ -1,7 +1,8 @@
 """Hosts of a network on this machine: network namespaces on one bridge, whose cables can be pulled.
 
-A namespace has its own addresses, routes and sockets. What is cut off here loses packets, as by a broken switch: no
-connection is refused or ends, and both sides find out by their own timeouts. Packets are delayed and lost by netem.
+A namespace has its own addresses, routes and sockets. A host that is cut off here loses packets, as with a broken
+switch: no connection is refused or ends, and both sides detect it by their own timeouts. netem delays and loses
+packets.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ import pytest
 
 _numbers = itertools.count(1)
 _CLONE_NEWNET = 0x40000000
-"""For setns, which Python has from 3.12 on."""
+"""The flag for setns, which Python has from 3.12 on."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """`address` is of its only interface; `cable` is the other end of it, on the bridge."""
+    """A host. `address` is that of its only interface; `cable` is the other end of it, on the bridge."""
 
     name: str
     address: str
@@ -35,13 +36,13 @@ class Host:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """What precedes a command that is to run on this host."""
+        """Return the prefix of a command that must run on this host."""
         return ("nsenter", f"--net=/run/netns/{self.name}")
 
     def connect(self, port: int) -> socket.socket:
         """Return a connection to a program that listens on the host's 127.0.0.1.
 
-        A socket is of the network namespace that its thread had when it was made, whoever uses it.
+        A socket belongs to the network namespace of the thread that created it, whoever uses it.
         """
         made: list[socket.socket] = []
 
@@ -64,21 +65,21 @@ class Host:
 
     @contextmanager
     def cut_off(self) -> Iterator[None]:
-        """From everything."""
+        """Cut the host off from everything for the block."""
         with _during(f"ip link set {self.cable} down", f"ip link set {self.cable} up"):
             yield
 
 
 @dataclass(frozen=True)
 class Network:
-    """`address` is this machine's own in the network."""
+    """A network. `address` is this machine's own address in it."""
 
     address: str
     hosts: Sequence[Host]
 
     @contextmanager
     def divided(self) -> Iterator[None]:
-        """No host reaches another.
+        """Cut all hosts off from each other for the block.
 
         All reach this machine, and it reaches them.
         """
@@ -105,13 +106,15 @@ def _run(command: str) -> None:
 
 @contextmanager
 def network(count: int) -> Iterator[Network]:
-    """Skip the test where this user may not make network namespaces, or a program for them is missing."""
+    """Open a network; skip the test if this user may not create network namespaces, or a program for them is
+    missing.
+    """
     if not os.path.exists("/proc/self/ns/net") or os.geteuid():
         pytest.skip("network namespaces need Linux and root")
     missing = [program for program in ("ip", "bridge", "nsenter") if shutil.which(program) is None]
     if missing:
         pytest.skip(f"network namespaces need the programs {', '.join(missing)}")
-    number = os.getpid() % 200 * 250 + next(_numbers)  # of other test processes at the same time
+    number = os.getpid() % 200 * 250 + next(_numbers)  # Of other test processes at the same time
     subnet, mark = f"198.{18 + number // 25_000}.{number // 250 % 256}", f"{number:x}"
     with ExitStack() as stack:
         try:

@@ -1,4 +1,4 @@
-"""Replicas inside the test's process: a real database, real files, real ports, and a storage that counts and delays."""
+"""Replicas in the test's process: real database, files and ports, and a storage that counts and delays reads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.services.seamark import SHARED_KEY
 
 
 class WatchedObjects(ForwardingObjects):
-    """A real storage; counts whole reads by location, delays them by `delay_s`, and fails them while `is_away`."""
+    """A real storage that counts whole reads by location, delays them by `delay_s`, and fails them while `is_away`."""
 
     def __init__(self, stored: ObjectStore) -> None:
         super().__init__(stored)
@@ -43,7 +43,7 @@ class WatchedObjects(ForwardingObjects):
 
 @dataclass
 class Node:
-    """One replica: `objects` is what the rest of a server would read through."""
+    """One replica; `objects` is the storage that the rest of a server would use."""
 
     peers: Peers
     stored: WatchedObjects
@@ -62,8 +62,10 @@ class Node:
 
 @asynccontextmanager
 async def open_node(folder: Path, name: str, *, clock: Clock | None = None, **given: Any) -> AsyncIterator[Node]:
-    """A replica that answers on a free port and has joined the others once, over the database and warehouse in
-    `folder`."""
+    """Open a replica that answers on a free port and has joined the others once.
+
+    It uses the database and warehouse in `folder`.
+    """
     clock = clock or SystemClock()
     settings = Settings(
         **{
@@ -91,6 +93,6 @@ async def open_node(folder: Path, name: str, *, clock: Clock | None = None, **gi
 
 
 async def meet(*nodes: Node) -> None:
-    """Every node knows all that live."""
+    """Wait until every node knows all live nodes."""
     for node in nodes:
         await node.peers.membership.renew()

@@ -1,6 +1,7 @@
-"""Campaigns: replicas are killed, paused, cut off from each other, their disk caches damaged and filled, at random
-moments, while clients plan through all of them. No answer is wrong, and no request to a replica that runs fails while
-the storage lives."""
+"""Campaigns: replicas are killed, paused and cut off, and their disk caches damaged and filled, while clients plan.
+
+No answer is wrong, and no request to a running replica fails while the storage is available.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ ROUNDS = 30
 
 
 @pytest.mark.slow
-def test_no_fault_of_a_replica_makes_an_answer_wrong_or_a_read_of_another_fail(
+def test_no_fault_of_a_replica_causes_a_wrong_answer_or_a_failed_read_of_another(
     tmp_path: Path, postgres: Postgres, s3: S3
 ) -> None:
     rng = random.Random(first_seed())
@@ -37,11 +38,10 @@ def test_no_fault_of_a_replica_makes_an_answer_wrong_or_a_read_of_another_fail(
 
 
 @pytest.mark.slow
-def test_replicas_on_hosts_of_their_own_lose_their_network_and_no_answer_is_wrong(
-    tmp_path: Path, postgres: Postgres, s3: S3
-) -> None:
-    """Each has its own network namespace, so that its packets are lost, and connections are neither refused nor
-    ended."""
+def test_replicas_that_lose_their_network_cause_no_wrong_answer(tmp_path: Path, postgres: Postgres, s3: S3) -> None:
+    """Each replica has its own network namespace, so that its packets are lost, and connections are neither refused
+    nor ended.
+    """
     rng = random.Random(first_seed())
     first = {"SEAMARK_PEER_DISK_FOLDER": str(tmp_path / "disk" / "files")}
     with (

@@ -1,5 +1,7 @@
-"""PostgreSQL or the storage does not answer: who allows it gets known metadata and plans with their age; writes and all
-others are told to retry."""
+"""Tests of an outage of PostgreSQL or the storage.
+
+Clients that allow it get known metadata and plans with their age; writes and all other requests are told to retry.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, own_postgres: Postgres, s3: 
 
 @contextmanager
 def paused(postgres: Postgres) -> Iterator[None]:
-    """PostgreSQL accepts connections and answers nothing."""
+    """Pause PostgreSQL: it accepts connections and does not answer."""
     parent = psutil.Process(postgres.process.pid)
     processes = [parent, *parent.children(recursive=True)]
     for process in processes:
@@ -68,7 +70,7 @@ def load(client: Client, headers: dict[str, str] | None = None) -> tuple[int, An
     return client.call("GET", TABLE_PATH, None, headers or {})
 
 
-def test_known_tables_and_plans_are_served_with_their_age_while_postgresql_hangs_and_writes_are_refused(
+def test_known_tables_and_plans_are_served_with_their_age_while_postgresql_hangs_and_writes_are_rejected(
     fleet: Fleet, own_postgres: Postgres
 ) -> None:
     (client,) = fleet.clients(timeout_s=120)
@@ -78,7 +80,7 @@ def test_known_tables_and_plans_are_served_with_their_age_while_postgresql_hangs
     assert len(files) == 2
     status, body = load(client, ALLOWED)
     assert (status, body["metadata-location"]) == (200, fresh[1]["metadata-location"])
-    assert "Age" not in client.headers  # the database answers
+    assert "Age" not in client.headers  # The database answers.
     with paused(own_postgres):
         for _ in range(3):
             status, body = load(client, ALLOWED)
@@ -91,7 +93,7 @@ def test_known_tables_and_plans_are_served_with_their_age_while_postgresql_hangs
     assert "Age" not in client.headers
 
 
-def test_while_postgresql_is_away_requests_without_the_directive_and_writes_get_503_and_retry_after(
+def test_requests_without_the_directive_and_writes_get_503_and_retry_after_while_postgresql_is_down(
     fleet: Fleet, own_postgres: Postgres
 ) -> None:
     (client,) = fleet.clients(timeout_s=120)
@@ -103,7 +105,7 @@ def test_while_postgresql_is_away_requests_without_the_directive_and_writes_get_
         assert load(client, {"Cache-Control": "no-cache, Max-Stale=600"})[0] == 200
         assert int(client.headers["Age"]) >= 1
         status, _ = client.call("GET", f"/v1/namespaces/{NAMESPACE}/tables/other", None, ALLOWED)
-        assert status == 503  # nothing is known of it
+        assert status == 503  # The server has no earlier result for it.
         for headers in ({}, {"Cache-Control": "stale-if-error=0"}, {"Cache-Control": "max-age=5"}):
             status, body = load(client, headers)
             assert (status, body["error"]["type"]) == (503, "ServiceUnavailableException")
@@ -133,7 +135,7 @@ def _answers(postgres: Postgres) -> bool:
         return False
 
 
-def test_a_plan_that_is_known_is_served_while_the_storage_is_away(fleet: Fleet) -> None:
+def test_known_plan_is_served_while_the_storage_is_down(fleet: Fleet) -> None:
     (client,) = fleet.clients(timeout_s=120)
     assert load(client)[0] == 200
     files = plan(client)[1]
@@ -147,7 +149,7 @@ def test_a_plan_that_is_known_is_served_while_the_storage_is_away(fleet: Fleet) 
         fleet.storage.is_cut = False
 
 
-async def test_rights_are_known_no_longer_than_allowed_and_a_revoked_or_expired_token_is_never_served(
+async def test_rights_are_cached_no_longer_than_allowed_and_a_revoked_or_expired_token_is_never_accepted(
     tmp_path: Path, own_postgres: Postgres
 ) -> None:
     clock = LateClock()
@@ -172,7 +174,7 @@ async def test_rights_are_known_no_longer_than_allowed_and_a_revoked_or_expired_
         try:
             with allowing(Staleness(60, 5)):
                 assert (await authenticator.authenticate(headers["ann"], None)).name == "ann"
-                with pytest.raises(RetryLater):  # what is known of it was forgotten with its revocation
+                with pytest.raises(RetryLater):  # Its cached data were forgotten with its revocation.
                     await authenticator.authenticate(headers["bob"], None)
                 clock.ahead_ms = 3600_000
                 with pytest.raises(Unauthenticated, match="expired"):

@@ -1,4 +1,4 @@
-"""Replicas that are slow, gone, full, wrong or of another version: every read has the right bytes, from the storage."""
+"""Tests of replicas that are slow, gone, full, wrong or of another version: every read has the right bytes."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def owned_by(node: Node, address: str, files: dict[str, bytes]) -> dict[str, byt
 
 @pytest.fixture
 def lasting_breakers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A breaker that opens stays open.
+    """Keep an open breaker open.
 
-    By default it lets a trial through after a second, too soon where it is busy.
+    By default it allows a trial after a second, which is too soon on a busy machine.
     """
     monkeypatch.setattr(peer_files, "CircuitBreaker", partial(CircuitBreaker, pause_s=3600.0))
 
 
 @asynccontextmanager
 async def peer(handler: object) -> AsyncIterator[str]:
-    """The address of something that answers as `handler` says."""
+    """Yield the address of a peer that answers as `handler` says."""
     app = web.Application()
     app.router.add_get("/{any:.*}", handler)  # type: ignore[arg-type]
     runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -62,12 +62,12 @@ async def peer(handler: object) -> AsyncIterator[str]:
 
 
 @pytest.mark.usefixtures("lasting_breakers")
-async def test_a_replica_that_is_gone_is_avoided_after_a_few_reads_and_its_substitute_reads_for_all(
+async def test_missing_replica_is_avoided_after_a_few_reads_and_its_substitute_reads_for_all(
     tmp_path: Path,
 ) -> None:
     async with open_node(tmp_path, "a") as a, open_node(tmp_path, "b") as b:
         with closing(socket.socket()) as taken:
-            taken.bind(("127.0.0.1", 0))  # bound, not listening: connections are refused
+            taken.bind(("127.0.0.1", 0))  # Bound, not listening: connections are refused.
             gone = listed(f"127.0.0.1:{taken.getsockname()[1]}")
             for node, other in ((a, b), (b, a)):
                 beside(node, other.peers.membership.replica, gone)
@@ -81,13 +81,13 @@ async def test_a_replica_that_is_gone_is_avoided_after_a_few_reads_and_its_subst
             assert a.peers.objects.open_breakers == b.peers.objects.open_breakers == 1
             for node in (a, b):
                 counts = node.peers.objects.counts
-                assert counts.failed == 3  # then the breaker is open, and the substitute is asked
+                assert counts.failed == 3  # Then the breaker is open, and the substitute is used.
                 assert counts.skipped == len(lost) - 3
             assert sum(reads_of([a, b], location) for location in files) <= len(files) + 6
 
 
 @pytest.mark.usefixtures("lasting_breakers")
-async def test_a_replica_that_hangs_costs_a_short_wait_and_is_then_avoided(tmp_path: Path) -> None:
+async def test_hanging_replica_costs_a_short_wait_and_is_then_avoided(tmp_path: Path) -> None:
     async def hang(request: web.Request) -> web.StreamResponse:
         await asyncio.sleep(60)
         return web.Response()
@@ -96,7 +96,7 @@ async def test_a_replica_that_hangs_costs_a_short_wait_and_is_then_avoided(tmp_p
         beside(a, listed(address))
         files = owned_by(a, address, await create([a], 40, 100))
         for location, content in files.items():
-            async with asyncio.timeout(30):  # the other replica would take twice as long
+            async with asyncio.timeout(30):  # The other replica would take twice as long.
                 assert await a.read(location) == content
         counts = a.peers.objects.counts
         assert counts.hedged == 3
@@ -104,7 +104,7 @@ async def test_a_replica_that_hangs_costs_a_short_wait_and_is_then_avoided(tmp_p
         assert a.peers.objects.open_breakers == 1
 
 
-async def test_a_replica_that_begins_and_never_ends_is_overtaken_by_the_storage(tmp_path: Path) -> None:
+async def test_storage_overtakes_a_replica_that_begins_an_answer_and_never_ends_it(tmp_path: Path) -> None:
     async def begin(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={SOURCE_HEADER: "storage"})
         await response.prepare(request)
@@ -120,7 +120,7 @@ async def test_a_replica_that_begins_and_never_ends_is_overtaken_by_the_storage(
         assert a.peers.objects.counts.hedged == len(files)
 
 
-async def test_a_slow_storage_and_a_failed_hedged_read_leave_the_answer_of_the_replica(tmp_path: Path) -> None:
+async def test_answer_of_the_replica_is_used_when_the_storage_is_slow_and_a_hedged_read_fails(tmp_path: Path) -> None:
     async with open_node(tmp_path, "a") as a, open_node(tmp_path, "b") as b:
         await meet(a, b)
         files = await create([a], 20, 100)
@@ -134,7 +134,7 @@ async def test_a_slow_storage_and_a_failed_hedged_read_leave_the_answer_of_the_r
                 await a.read(location)
 
 
-async def test_no_answer_that_was_changed_on_its_way_is_used(tmp_path: Path) -> None:
+async def test_answer_changed_in_transit_is_never_used(tmp_path: Path) -> None:
     """A relay between two replicas changes one byte after another: of the head, then of the content."""
     change = {"at": -1}
 
@@ -156,7 +156,7 @@ async def test_no_answer_that_was_changed_on_its_way_is_used(tmp_path: Path) -> 
             return web.Response(body=bytes(data), headers={SOURCE_HEADER: "cache"})
 
         async with peer(relay) as address:
-            # `b` believes that it has the relay's address, as behind a forwarded port.
+            # `b` has the relay's address as its own, as behind a forwarded port.
             b.peers._server._address = address
             beside(a, listed(address))
             patient(a)
@@ -167,7 +167,7 @@ async def test_no_answer_that_was_changed_on_its_way_is_used(tmp_path: Path) -> 
                 a.peers.objects._breakers.clear()
                 assert await a.read(location) == content
             assert a.peers.objects.counts.hits == 1
-            assert a.peers.counts()["damaged"] == 2 * (HEAD_BYTES + len(content))  # each is requested twice
+            assert a.peers.counts()["damaged"] == 2 * (HEAD_BYTES + len(content))  # Each is requested twice.
 
 
 def unchunked(body: bytes) -> bytes:
@@ -180,7 +180,7 @@ def unchunked(body: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("status", [200, 302, 404, 500, 503])
-async def test_what_does_not_speak_the_protocol_is_not_believed(tmp_path: Path, status: int) -> None:
+async def test_peer_that_does_not_speak_the_protocol_is_ignored(tmp_path: Path, status: int) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         assert request.path == FILE_PATH
         return web.Response(status=status, body=b"x" * 200, headers={"Location": "http://127.0.0.1:9/"})
@@ -192,7 +192,7 @@ async def test_what_does_not_speak_the_protocol_is_not_believed(tmp_path: Path, 
         assert a.peers.objects.counts.hits == a.peers.objects.counts.fetched == 0
 
 
-async def test_replicas_of_another_protocol_are_not_asked(tmp_path: Path) -> None:
+async def test_replicas_with_another_protocol_version_are_not_used(tmp_path: Path) -> None:
     async with open_node(tmp_path, "a") as a, open_node(tmp_path, "b") as b:
         beside(a, b.peers.membership.replica, listed("127.0.0.1:9", protocol=VERSION + 1))
         assert [one.address for one in a.peers.membership.replicas] == [a.address, b.address]
@@ -201,7 +201,7 @@ async def test_replicas_of_another_protocol_are_not_asked(tmp_path: Path) -> Non
         assert a.peers.objects.counts.failed == 0
 
 
-async def test_a_changed_file_of_the_disk_cache_is_read_from_the_storage_again(tmp_path: Path) -> None:
+async def test_changed_file_of_the_disk_cache_is_read_from_the_storage_again(tmp_path: Path) -> None:
     """Large files stay mapped while they are in use; their bytes change under the mapping."""
     async with open_node(tmp_path, "a") as a, open_node(tmp_path, "b") as b:
         await meet(a, b)
@@ -221,10 +221,10 @@ async def test_a_changed_file_of_the_disk_cache_is_read_from_the_storage_again(t
             assert await b.read(location) == content
         assert b.peers.counts()["damaged"] == len(files)
         assert a.peers.counts()["damaged"] == len(files)
-        assert a.peers.objects.counts.failed == 0  # the owner answers again, from the storage
+        assert a.peers.objects.counts.failed == 0  # The owner answers again, from the storage.
 
 
-async def test_more_requests_than_the_limit_are_refused_and_read_the_storage(tmp_path: Path) -> None:
+async def test_requests_over_the_limit_are_rejected_and_read_the_storage(tmp_path: Path) -> None:
     async with open_node(tmp_path, "a") as a, open_node(tmp_path, "b", peer_requests_limit=1) as b:
         await meet(a, b)
         patient(a)
@@ -235,7 +235,7 @@ async def test_more_requests_than_the_limit_are_refused_and_read_the_storage(tmp
         assert a.peers.objects.counts.failed > 0
 
 
-def test_a_breaker_opens_after_failures_in_a_row_and_lets_trials_through() -> None:
+def test_breaker_opens_after_consecutive_failures_and_allows_trials() -> None:
     breaker = CircuitBreaker(failures_max=3, pause_s=1.0, pause_max_s=4.0)
     for _ in range(2):
         breaker.record_failure(0.0)
@@ -244,7 +244,7 @@ def test_a_breaker_opens_after_failures_in_a_row_and_lets_trials_through() -> No
         assert breaker.allows(now)
         breaker.record_failure(now)
     assert not breaker.allows(1.1)
-    assert breaker.allows(1.25)  # a trial
+    assert breaker.allows(1.25)  # A trial
     assert not breaker.allows(1.3)
     breaker.record_failure(1.4)
     assert not breaker.allows(3.3)
@@ -257,7 +257,7 @@ def test_a_breaker_opens_after_failures_in_a_row_and_lets_trials_through() -> No
     assert not breaker.is_open
 
 
-def test_the_percentile_follows_the_durations_within_its_bounds() -> None:
+def test_percentile_follows_the_durations_within_its_limits() -> None:
     percentile = Percentile(0.5, least_s=0.01, most_s=2.0, factor=1.5)
     for _ in range(15):
         percentile.add(0.1)

@@ -1,4 +1,4 @@
-"""Replicas read immutable files once for all of them, and none of what a replica can do to another fails a read."""
+"""Tests that replicas read immutable files once for all of them, and that no replica can fail another's read."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def reads_of(nodes: list[Node], location: str) -> int:
     return sum(node.stored.reads[location] for node in nodes)
 
 
-async def test_the_storage_is_read_once_for_all_replicas(nodes: list[Node]) -> None:
+async def test_storage_is_read_once_for_all_replicas(nodes: list[Node]) -> None:
     seed = first_seed()
     files = await create(nodes, 30, 1000, seed)
     for node in nodes:
@@ -70,7 +70,7 @@ async def test_the_storage_is_read_once_for_all_replicas(nodes: list[Node]) -> N
         assert counts.fetched > 0
 
 
-async def test_a_large_file_arrives_whole_and_one_above_the_limit_comes_from_the_storage(tmp_path: Path) -> None:
+async def test_large_file_arrives_completely_and_one_over_the_limit_comes_from_the_storage(tmp_path: Path) -> None:
     async with open_node(tmp_path, "a", peer_file_limit_bytes=3 << 20) as a, open_node(tmp_path, "b") as b:
         await meet(a, b)
         patient(a), patient(b)
@@ -85,7 +85,7 @@ async def test_a_large_file_arrives_whole_and_one_above_the_limit_comes_from_the
             assert reads_of([a, b], location) >= (2 if a.owns(location) else 1)
 
 
-async def test_limits_and_missing_files_are_those_of_the_storage(nodes: list[Node]) -> None:
+async def test_limits_and_missing_files_are_reported_as_by_the_storage(nodes: list[Node]) -> None:
     files = await create(nodes, 6, 1000)
     rng = random.Random(7)
     for location in files:
@@ -99,7 +99,7 @@ async def test_limits_and_missing_files_are_those_of_the_storage(nodes: list[Nod
                 await node.read(missing)
 
 
-async def test_files_outside_the_warehouse_are_refused_before_any_cache(nodes: list[Node]) -> None:
+async def test_files_outside_the_warehouse_are_rejected_before_any_cache(nodes: list[Node]) -> None:
     outside = f"file:///etc/{name_of(random.Random(1), 0)}"
     for node in nodes:
         with pytest.raises(BadRequest):
@@ -107,7 +107,7 @@ async def test_files_outside_the_warehouse_are_refused_before_any_cache(nodes: l
     assert reads_of(nodes, outside) == 0
 
 
-async def test_a_file_whose_name_can_be_used_again_is_read_from_the_storage_each_time(nodes: list[Node]) -> None:
+async def test_file_with_a_reusable_name_is_read_from_the_storage_each_time(nodes: list[Node]) -> None:
     location = f"{nodes[0].settings.warehouse}/t/metadata/v1.metadata.json"
     await nodes[0].stored.create(location, b"first")
     assert [await node.read(location) for node in nodes] == [b"first"] * 3
@@ -117,7 +117,7 @@ async def test_a_file_whose_name_can_be_used_again_is_read_from_the_storage_each
     assert reads_of(nodes, location) == 6
 
 
-async def test_a_replica_that_is_alone_reads_the_storage(tmp_path: Path) -> None:
+async def test_single_replica_reads_the_storage(tmp_path: Path) -> None:
     async with open_node(tmp_path, "a") as a:
         files = await create([a], 3, 100)
         assert [await a.read(location) for location in files] == list(files.values())

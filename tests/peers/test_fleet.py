@@ -1,5 +1,4 @@
-"""Several servers over PostgreSQL and S3: any request to any of them, files read once for all, restarts without an
-error."""
+"""Tests of several servers over PostgreSQL and S3: any server answers any request, and restarts cause no error."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from tests.waits import block_until
 
 APPENDS = 8
 DELAYED = {"SEAMARK_DRAIN_DELAY_S": "1.5"}
-"""The balancer of the tests looks more often, also on a busy machine."""
+"""The health-check settings: the test's load balancer checks more often, also on a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +32,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, s3: S3) 
         yield fleet
 
 
-def test_files_are_read_once_for_all_replicas_and_commits_are_seen_at_once(fleet: Fleet) -> None:
+def test_files_are_read_once_for_all_replicas_and_commits_are_visible_at_once(fleet: Fleet) -> None:
     fleet.write(APPENDS)
     clients = fleet.clients()
     answers = [plan(client) for client in clients]
@@ -53,7 +52,7 @@ def test_files_are_read_once_for_all_replicas_and_commits_are_seen_at_once(fleet
     assert sum(peer_reads(replica, "damaged") + peer_reads(replica, "failed") for replica in fleet.replicas) == 0
 
 
-def test_the_replicas_are_listed(fleet: Fleet) -> None:
+def test_replicas_are_listed(fleet: Fleet) -> None:
     listed = replicas_of(fleet.replicas[1])
     assert [one["address"] for one in listed] == sorted(link.address for link in fleet.links)
     assert all(0 < one["expires-in-ms"] <= 3000 and one["weight"] == 1 for one in listed)
@@ -64,7 +63,7 @@ def test_the_replicas_are_listed(fleet: Fleet) -> None:
 
 @dataclass
 class Load:
-    """Clients behind a balancer that sends requests to replicas whose /readyz succeeded a moment ago."""
+    """Clients behind a load balancer that sends requests to replicas whose /readyz succeeded a moment ago."""
 
     fleet: Fleet
     errors: list[str] = field(default_factory=list)
@@ -94,7 +93,7 @@ class Load:
             if status == 200:
                 self.commits += is_commit
                 self.reads += not is_commit
-            elif status != 409:  # another commit was first
+            elif status != 409:  # Another commit was first.
                 self.errors.append(f"{status}: {body}")
 
     def _commit(self, client: Client, rng: random.Random) -> tuple[int, object]:
@@ -129,7 +128,7 @@ def restart_one_by_one(fleet: Fleet, rounds: int, clients: int) -> Load:
 
 
 @pytest.mark.slow
-def test_a_rolling_restart_under_load_fails_no_request(fleet: Fleet) -> None:
+def test_rolling_restart_under_load_fails_no_request(fleet: Fleet) -> None:
     fleet.write(1)
     load = restart_one_by_one(fleet, rounds=1, clients=2)
     assert load.errors == []

@@ -1,4 +1,6 @@
-"""Who may ask a replica, and for what: only replicas of the catalog, shortly, and only for files of the catalog."""
+"""Tests of who may send requests to a replica: only replicas of the catalog, with short-lived tickets, for its
+files.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ LOCATION = "s3://lake/w/t/metadata/snap-1-3f2504e0-4f89-41d3-9a0c-0305e82c3301.a
 
 
 class NeverUsed:
-    """Accepts a ticket any number of times: for tests of the other checks."""
+    """A record that accepts a ticket any number of times, for tests of the other checks."""
 
     def accept(self, nonce: bytes, issued_ms: int, until_ms: int, now_ms: int) -> bool:
         return True
@@ -66,7 +68,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
         yield Served(node, node.peers.client._tickets, http, location)
 
 
-async def test_a_request_with_a_valid_ticket_is_answered_and_any_other_is_not(served: Served) -> None:
+async def test_only_a_request_with_a_valid_ticket_is_answered(served: Served) -> None:
     headers, mac = served.tickets.issue(served.node.address, served.location)
     status, body = await served.ask(headers)
     assert status == 200
@@ -98,8 +100,8 @@ async def test_a_request_with_a_valid_ticket_is_answered_and_any_other_is_not(se
     assert served.node.stored.reads.total() == reads
 
 
-async def test_a_ticket_is_accepted_once_also_after_a_restart(tmp_path: Path) -> None:
-    """Who reads the network between replicas repeats what it saw, also to another worker of the replica."""
+async def test_ticket_is_accepted_once_also_after_a_restart(tmp_path: Path) -> None:
+    """An attacker on the network between replicas repeats what it saw, also to another worker of the replica."""
     repeated: list[dict[str, str]] = []
     async with open_node(tmp_path, "a") as node, aiohttp.ClientSession() as http:
         location = next(iter(await create([node], 1, 100)))
@@ -124,14 +126,14 @@ async def test_a_ticket_is_accepted_once_also_after_a_restart(tmp_path: Path) ->
         assert (await again.ask(again.tickets.issue(address, location)[0]))[0] == 200
 
 
-def test_the_record_of_tickets_is_bounded_and_refuses_what_it_cannot_remember(tmp_path: Path) -> None:
-    """A ticket is remembered until it has ended by its age, and its place is used again."""
+def test_record_of_tickets_is_limited_and_rejects_tickets_that_do_not_fit(tmp_path: Path) -> None:
+    """A ticket is remembered until it has expired; then its place is used again."""
     with closing(UsedTickets(tmp_path / "used", now_ms=1000)) as used:
         group = [bytes(4) + number.to_bytes(12, "big") for number in range(17)]
         assert [used.accept(nonce, 1000, 5000, 2000) for nonce in group] == [True] * 16 + [False]
         assert not any(used.accept(nonce, 1000, 5000, 5000) for nonce in group)
         assert used.accept(group[16], 6000, 9000, 5001)
-        assert not used.accept(bytes(3) + b"\1" * 13, 999, 5000, 2000)  # older than the record
+        assert not used.accept(bytes(3) + b"\1" * 13, 999, 5000, 2000)  # Older than the record
     assert (tmp_path / "used").stat().st_mode & 0o777 == 0o600
     with closing(UsedTickets(tmp_path / "used", now_ms=7000)) as used:
         assert not used.accept(group[16], 6000, 9000, 7000)
@@ -148,7 +150,7 @@ def _flipped(raw: bytes, at: int) -> bytes:
     return raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]
 
 
-async def test_a_replica_reads_nothing_outside_the_catalog_even_for_a_replica(served: Served, tmp_path: Path) -> None:
+async def test_replica_reads_no_file_outside_the_catalog_even_for_a_replica(served: Served, tmp_path: Path) -> None:
     rng = random.Random(3)
     secret = tmp_path / name_of(rng, 1)
     secret.write_bytes(b"secret")
@@ -168,7 +170,7 @@ async def test_a_replica_reads_nothing_outside_the_catalog_even_for_a_replica(se
     assert not any("secret" in location or secret.name in location for location in served.node.stored.reads)
 
 
-async def test_the_port_has_one_route_that_reads(served: Served) -> None:
+async def test_peer_port_has_one_route_that_reads(served: Served) -> None:
     headers, _ = served.tickets.issue(served.node.address, served.location)
     for path in ("/", "/v1/config", "/metrics", "/api/v1/replicas", "/peers/v2/file", f"{FILE_PATH}/"):
         assert (await served.ask(headers, path))[0] == 404
@@ -176,7 +178,7 @@ async def test_the_port_has_one_route_that_reads(served: Served) -> None:
         assert (await served.ask(headers, method=method))[0] == 405
 
 
-async def test_replicas_with_a_certificate_speak_https_and_verify_each_other(
+async def test_replicas_with_a_certificate_use_https_and_verify_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority = Authority(tmp_path)
@@ -184,7 +186,7 @@ async def test_replicas_with_a_certificate_speak_https_and_verify_each_other(
     tls = {"tls_cert": str(authority.certificate), "tls_key": str(authority.key)}
 
     async def read_through(trusted: Path) -> tuple[int, int]:
-        """Return (answers of the other replica, its failures)"""
+        """Return (answers of the other replica, its failures)."""
         monkeypatch.setenv(CA_VARIABLE, str(trusted))
         folder = tmp_path / trusted.stem
         folder.mkdir()
@@ -205,7 +207,7 @@ async def test_replicas_with_a_certificate_speak_https_and_verify_each_other(
     assert failures > 0
 
 
-def test_a_ticket_is_valid_for_seconds_whatever_the_clocks_of_both_say_within_the_leeway() -> None:
+def test_ticket_is_valid_for_seconds_within_the_leeway_of_both_clocks() -> None:
     clock = SimulatedClock(seed=1)
     keyring = fixed_keyring(b"s", clock)
     tickets = PeerTickets(keyring, clock, NeverUsed(), leeway_s=30)
@@ -222,7 +224,7 @@ def test_a_ticket_is_valid_for_seconds_whatever_the_clocks_of_both_say_within_th
         tickets.open(ADDRESS, *given)
 
 
-def test_a_ticket_of_a_retired_key_is_refused() -> None:
+def test_ticket_of_a_retired_key_is_rejected() -> None:
     clock = SimulatedClock(seed=1)
     keyring = fixed_keyring(b"s", clock)
     tickets = PeerTickets(keyring, clock, NeverUsed(), leeway_s=30)
@@ -234,7 +236,7 @@ def test_a_ticket_of_a_retired_key_is_refused() -> None:
         tickets.unseal(mac, bytes(HEAD_BYTES))
 
 
-def test_an_answer_belongs_to_one_request() -> None:
+def test_answer_belongs_to_one_request() -> None:
     clock = SimulatedClock(seed=1)
     tickets = PeerTickets(fixed_keyring(b"s", clock), clock, NeverUsed(), leeway_s=30)
     macs = [tickets.issue(ADDRESS, LOCATION)[1] for _ in range(2)]
@@ -265,7 +267,7 @@ def test_only_names_with_a_uuid_are_immutable(name: str, expected: bool) -> None
     assert is_immutable(f"{folder}/{name}") is expected
 
 
-def test_keys_of_the_catalog_are_not_those_of_others() -> None:
+def test_keys_of_one_catalog_differ_from_those_of_others() -> None:
     clock = SimulatedClock(seed=1)
     keyring: Keyring = fixed_keyring(b"s", clock)
     assert keyring.signing("peer")[1] != keyring.signing("service-token")[1]

@@ -1,5 +1,7 @@
-"""Earlier results instead of the database's: only for who allows their age, only while the database does not answer,
-and never what this server knows to have changed."""
+"""Tests of earlier results in place of the database's: only with permission for their age, and only in an outage.
+
+Data that this server knows to have changed is never used.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def reads(clock: SimulatedClock) -> StaleReads:
     return StaleReads(clock)
 
 
-async def test_without_permission_or_within_reach_of_the_database_nothing_is_stale(reads: StaleReads) -> None:
+async def test_stale_results_need_permission_and_an_unreachable_database(reads: StaleReads) -> None:
     database = Database()
     assert await reads.read(KEY, database.read()) == "live"
     database.value = "new"
@@ -62,7 +64,7 @@ async def test_without_permission_or_within_reach_of_the_database_nothing_is_sta
     assert current_staleness() is None
 
 
-async def test_a_value_is_used_up_to_the_allowed_age_and_no_longer(reads: StaleReads, clock: SimulatedClock) -> None:
+async def test_value_is_used_exactly_up_to_the_allowed_age(reads: StaleReads, clock: SimulatedClock) -> None:
     database = Database()
     await reads.read(KEY, database.read())
     database.error = RetryLater("away")
@@ -82,7 +84,7 @@ async def test_a_value_is_used_up_to_the_allowed_age_and_no_longer(reads: StaleR
             await reads.read(("token", "unknown"), database.read())
 
 
-async def test_a_slow_database_is_overtaken_and_its_answer_is_kept_when_it_comes(
+async def test_stale_value_overtakes_a_slow_database_whose_answer_is_stored_later(
     reads: StaleReads, clock: SimulatedClock
 ) -> None:
     database = Database()
@@ -92,7 +94,7 @@ async def test_a_slow_database_is_overtaken_and_its_answer_is_kept_when_it_comes
     for _ in range(3):
         with allowing(Staleness(60, 0.01)):
             assert await reads.read(KEY, database.read()) == "live"
-    assert database.reads == 2  # one read in the background for all
+    assert database.reads == 2  # One background read for all
     database.gate.set()
     database.gate = None
     await asyncio.sleep(0)
@@ -104,7 +106,7 @@ async def test_a_slow_database_is_overtaken_and_its_answer_is_kept_when_it_comes
     await reads.close()
 
 
-async def test_a_database_that_hangs_is_not_sent_ever_more_reads(reads: StaleReads) -> None:
+async def test_hanging_database_gets_a_limited_number_of_reads(reads: StaleReads) -> None:
     database = Database()
     keys = [("token", str(number)) for number in range(RUNNING_MAX + 50)]
     for key in keys:
@@ -117,7 +119,7 @@ async def test_a_database_that_hangs_is_not_sent_ever_more_reads(reads: StaleRea
     await reads.close()
 
 
-async def test_other_errors_and_missing_values_are_the_database_s(reads: StaleReads) -> None:
+async def test_other_errors_and_missing_values_are_those_of_the_database(reads: StaleReads) -> None:
     database = Database()
     await reads.read(KEY, database.read())
     with allowing(Staleness(60, 30)):
@@ -127,11 +129,11 @@ async def test_other_errors_and_missing_values_are_the_database_s(reads: StaleRe
         database.error, database.value = None, None
         assert await reads.read(KEY, database.read()) is None
         database.error = RetryLater("away")
-        with pytest.raises(RetryLater):  # a revoked or deleted value does not come back
+        with pytest.raises(RetryLater):  # A revoked or deleted value does not return.
             await reads.read(KEY, database.read())
 
 
-async def test_what_this_server_changed_is_not_used_again(reads: StaleReads) -> None:
+async def test_value_changed_by_this_server_is_not_used_again(reads: StaleReads) -> None:
     database = Database()
     table = entry_key(EntryKind.TABLE, ("db",), "t")
     other = entry_key(EntryKind.TABLE, ("db",), "u")
@@ -174,5 +176,5 @@ async def test_what_this_server_changed_is_not_used_again(reads: StaleReads) -> 
         ("x" * 2000 + ", stale-if-error=1", None),
     ],
 )
-def test_the_directives_of_cache_control(header: str, seconds: int | None) -> None:
+def test_directives_of_cache_control_are_parsed(header: str, seconds: int | None) -> None:
     assert parse_staleness_s(header) == seconds

@@ -1,4 +1,4 @@
-"""A cache below the server that returns wrong bytes: what can be recognised as damaged is read from the storage."""
+"""Tests of a cache below the server that returns wrong bytes: recognisable damage is read from the storage again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.planner.lakes.tables import Table, numbers
 
 
 class HalfObjects(WatchedObjects):
-    """Returns the first half of each file."""
+    """A cache that returns the first half of each file."""
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
         content = await super().read(location, limit_bytes=limit_bytes)
@@ -25,7 +25,7 @@ class HalfObjects(WatchedObjects):
 
 
 @pytest.mark.parametrize("has_storage", [True, False])
-async def test_manifests_and_their_lists_are_read_again(tmp_path: Path, has_storage: bool) -> None:
+async def test_damaged_manifests_and_manifest_lists_are_read_again(tmp_path: Path, has_storage: bool) -> None:
     table = Table(tmp_path / "t")
     table.commit(1, [table.manifest(f"m{day}", range(day * 10, day * 10 + 10), day=day) for day in range(3)])
     settings = Settings(home=tmp_path / "home", warehouse=tmp_path.as_uri(), plan_disk_bytes=0)
@@ -42,7 +42,7 @@ async def test_manifests_and_their_lists_are_read_again(tmp_path: Path, has_stor
 
 
 @pytest.mark.parametrize("has_storage", [True, False])
-async def test_metadata_named_by_their_content_are_read_again(tmp_path: Path, has_storage: bool) -> None:
+async def test_damaged_metadata_files_named_by_their_content_are_read_again(tmp_path: Path, has_storage: bool) -> None:
     settings = Settings(home=tmp_path / "home", warehouse=tmp_path.as_uri())
     clock = SystemClock()
     content = b'{"some": "document"}'

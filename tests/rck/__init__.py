@@ -1,1 +1,1 @@
-"""Iceberg's REST compatibility kit against Seamark."""
+"""Tests of Seamark with Iceberg's REST compatibility kit."""

@@ -1,6 +1,6 @@
-"""Runs Iceberg's REST compatibility kit (`run.sh`) against a URI and reads its report.
+"""Run Iceberg's REST compatibility kit (`run.sh`) against a URI, and read its report.
 
-The kit wants an empty server and writes tables to `file:/tmp/<namespace>/<table>` (hard-coded in it), views below
+The kit needs an empty server and writes tables to `file:/tmp/<namespace>/<table>` (hard-coded in it), and views below
 `java.io.tmpdir`.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.services.java import RCK, SHORT_LIVED, java_17
 
-# What the kit itself leaves out, whatever the server can do: its base class says false for empty namespaces, nested
+# The kit itself skips these, whatever the server supports: its base class returns false for empty namespaces, nested
 # namespaces and names with slashes, and one test is disabled.
 DISABLED_BY_THE_KIT = frozenset(
     {
@@ -32,11 +32,11 @@ DISABLED_BY_THE_KIT = frozenset(
     }
 )
 
-# Off in the kit because its own fixture cannot; Seamark can.
+# Off in the kit because its own fixture does not support it; Seamark does.
 OPTIONS = ("-Drck.supports-names-with-dot=true",)
 
 
-# Where its tables lie: one folder for each namespace that it uses.
+# The locations of its tables: one folder for each namespace that it uses
 KIT_FOLDERS = tuple(Path("/tmp") / namespace for namespace in ("ns", "newdb", "ns1", "ns2", "other_ns"))
 
 
@@ -67,7 +67,7 @@ def read_report(path: Path) -> Report:
 def run_kit(uri: str, folder: Path, *, warehouse: str = "", what: str = "all") -> Report:
     """Run the kit (20 to 60 s) against `uri`; output and report stay in `folder`.
 
-    `what` is all, catalog, view or a JUnit selector. Without a `warehouse` the kit asks for one named `rck_warehouse`.
+    `what` is all, catalog, view or a JUnit selector. Without a `warehouse` the kit requests one named `rck_warehouse`.
     """
     temporary = folder / "tmp"
     temporary.mkdir(parents=True)

@@ -1,4 +1,6 @@
-"""Iceberg's own compliance kit: no failure of 157, and nothing skipped but what the kit itself disables."""
+"""Tests with Iceberg's own compliance kit: none of 157 tests fails, and only those that the kit disables are
+skipped.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ from tests.rck.kit import DISABLED_BY_THE_KIT, run_kit
 from tests.services.java import java_fixture
 from tests.services.seamark import Seamark
 
-# The kit creates its tables at file:/tmp/<namespace>/<table>, outside any warehouse. And it wants a report of a scan,
-# which Iceberg's client (1.11, 1.12) sends only of those that it plans itself: so it plans here. What the server plans
-# is for tests/engines/test_planning.py.
+# The kit creates its tables at file:/tmp/<namespace>/<table>, outside any warehouse. It also requires a report of a
+# scan, which Iceberg's client (1.11, 1.12) sends only for scans that it plans itself: so it plans here.
+# tests/engines/test_planning.py tests scans that the server plans.
 ALLOWED = {"SEAMARK_ALLOWED_LOCATIONS": "file:///tmp", "SEAMARK_SCAN_PLANNING_MODE": "client"}
 
 
@@ -23,7 +25,7 @@ def database(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.timeout(900)
-def test_the_compliance_kit_passes_on_an_empty_server(
+def test_compliance_kit_passes_on_an_empty_server(
     database: str, start_seamark: Callable[..., Seamark], tmp_path: Path
 ) -> None:
     server = start_seamark(database=database, env=ALLOWED)
@@ -35,8 +37,8 @@ def test_the_compliance_kit_passes_on_an_empty_server(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_kit_runner_sees_what_the_java_server_fails(tmp_path: Path) -> None:
-    """The yardstick itself fails known tests, so that a runner which reports nothing cannot pass for a green one."""
+def test_kit_runner_reports_the_known_failures_of_the_java_server(tmp_path: Path) -> None:
+    """The Java server fails known tests, which shows that the runner reports failures."""
     with java_fixture(tmp_path / "warehouse", log=tmp_path / "java.log") as base_url:
         report = run_kit(base_url, tmp_path / "rck")
     assert report.tests == 157

@@ -1,4 +1,4 @@
-"""An authority of a test, which signs the certificates of its servers."""
+"""A test's certificate authority, which signs the certificates of its servers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cryptography.x509.oid import NameOID
 
 
 class Authority:
-    """Signs certificates for `names`: addresses and host names."""
+    """An authority that signs certificates for `names`: addresses and host names."""
 
     def __init__(self, folder: Path, names: Sequence[str] = ("127.0.0.1",)) -> None:
         self._names = tuple(map(_general_name, names))
@@ -25,7 +25,7 @@ class Authority:
         self.certificate, self.key = folder / "server.pem", folder / "server.key"
 
     def issue(self, name: str, *, key_too: bool = True) -> None:
-        """A fresh pair in the files of the server."""
+        """Write a new certificate and key to the files of the server."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         self.certificate.write_bytes(_pem(self._certificate(subject, key, is_authority=False)))

@@ -1,4 +1,4 @@
-"""`seamark …` as a command that ends: a process of its own, forked from one that has imported the server already."""
+"""`seamark …` as a command that ends: a separate process, forked from one that has already imported the server."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ SEAMARK = str(Path(sys.executable).parent / "seamark")
 def run_seamark(
     *arguments: str, env: Mapping[str, str] | None = None, timeout_s: float = 60.0
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command in this process's folder, without an input, with `env` added to this process's environment.
+    """Run the command in this process's folder, without input, with `env` added to this process's environment.
 
-    A command that does not end in time is killed and raises `subprocess.TimeoutExpired`.
+    Raises:
+        subprocess.TimeoutExpired: The command did not end in time and was killed.
     """
     argv = [SEAMARK, *arguments]
     environment = {**os.environ, **(env or {})}

@@ -1,4 +1,4 @@
-"""Pytest fixtures over the services: started when first asked for, kept for the session, each test in a fresh corner.
+"""Pytest fixtures for the services: started at first use, kept for the session, with separate data for each test.
 
 Loaded by `tests/conftest.py`. A test that stops, kills or breaks a service starts its own with the
 context managers beside this file.
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 
 
 def pytest_collection_finish() -> None:
-    """Before the first test, and after what modules that tests import set in the environment, as Polars does.
+    """Start the fork server before the first test, and after imported test modules have set variables, as Polars does.
 
-    Else every server of a run that has collected such a module would be a whole process.
+    Otherwise every server of a run with such a module would be a whole process.
     """
     fork_server.enable()
 
 
 @pytest.fixture(autouse=True)
 def _own_logs() -> Iterator[None]:
-    """Commands that run inside a test configure the logs of the process.
+    """Restore the configuration of logs after each test.
 
-    What comes after them has them as they were, whatever the order of tests.
+    Commands within a test configure the logs of the process.
     """
     configure = structlog.configure
     with pytest.MonkeyPatch.context() as patch:
-        # A logger that is cached keeps a configuration for ever.
+        # A cached logger keeps its configuration for ever.
         patch.setattr(structlog, "configure", lambda **given: configure(**given | {"cache_logger_on_first_use": False}))
         yield
     if structlog.is_configured():
@@ -66,9 +66,9 @@ def _postgres_database(postgres: Postgres) -> str:
 
 @pytest.fixture
 def postgres_url(postgres: Postgres, _postgres_database: str) -> Iterator[str]:
-    """URL of a database that this test has for itself, without any table.
+    """Yield the URL of an empty database of this test.
 
-    Nobody is connected to it afterwards.
+    No client is connected to it afterwards.
     """
     yield _postgres_database
     postgres.empty_database(_postgres_database)
@@ -83,13 +83,13 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
 
 @pytest.fixture
 def s3_bucket(s3: S3) -> str:
-    """Name of a bucket of this test's own."""
+    """Return the name of a bucket of this test."""
     return s3.create_bucket()
 
 
 @pytest.fixture(scope="session")
 def java_catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Base URL of Iceberg's own Java REST server."""
+    """Yield the base URL of Iceberg's own Java REST server."""
     folder = tmp_path_factory.mktemp("java")
     with java_fixture(folder / "warehouse", log=folder / "java.log") as base_url:
         yield base_url
@@ -97,8 +97,8 @@ def java_catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """The session's one Spark, without any catalog yet."""
-    # PySpark takes a second to import, which most processes of tests need not spend.
+    """Yield the session's only Spark, without any catalog yet."""
+    # PySpark takes a second to import, which most test processes do not need.
     from tests.services.spark import INTERPRETED, local_files, spark_session
 
     with spark_session(tmp_path_factory.mktemp("spark"), INTERPRETED | local_files()) as session:
@@ -107,7 +107,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture
 def spark_catalog(spark: SparkSession) -> Callable[..., str]:
-    """`spark_catalog(uri, token="", extra={…})` adds a catalog and returns its name."""
+    """Return `spark_catalog(uri, token="", extra={…})`, which adds a catalog and returns its name."""
 
     from tests.services.spark import new_catalog
 
@@ -119,7 +119,7 @@ def spark_catalog(spark: SparkSession) -> Callable[..., str]:
 
 @pytest.fixture
 def start_seamark(tmp_path: Path) -> Iterator[Callable[..., Seamark]]:
-    """`start_seamark(name="seamark", **settings)` starts a `Seamark` in `tmp_path / name` that ends with the test."""
+    """Yield `start_seamark(name="seamark", **settings)`, which starts a `Seamark` in `tmp_path / name` for the test."""
     with ExitStack() as running:
 
         def start(name: str = "seamark", **settings: object) -> Seamark:

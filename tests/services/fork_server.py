@@ -1,9 +1,9 @@
-"""A process that has imported the server's modules and forks servers: imports take most of the CPU time of a start.
+"""A process that has imported the server's modules and forks servers, because imports take most CPU time of a start.
 
-Only tests use it, after `enable()`; a bench starts whole processes. The child runs the same script, or the same module,
-as `__main__`, in a session, a folder and an environment of its own, with its output in its log. An environment in which
-more than Seamark's variables differ from this process's starts a whole process, because modules may read it when they
-are imported.
+Only tests use it, after `enable()`; a bench starts whole processes. The child runs the same script or module as
+`__main__`, with its own session, folder and environment, and with its output in its log. If the environment differs
+from this process's in more than Seamark's variables, a whole process is started, because modules may read variables
+when they are imported.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ MODULES = (
     "tests.faults.rigs.dying_server",
 )
 _OWN = ("SEAMARK_", "PYTHONPATH", "PYTEST_", "PYSPARK_", "SPARK_")
-"""What begins the names of variables that no module reads when it is imported."""
+"""Prefixes of variables that no module reads when it is imported."""
 _SHELLS = {"PATH", "PWD", "OLDPWD", "SHLVL", "_"}
-"""Variables of a shell that no module reads when it is imported, either."""
+"""Variables of a shell, which no module reads when it is imported either."""
 _MESSAGE_BYTES = 1 << 20
 _environment: dict[str, str] | None = None
-"""Where servers are forked at all: the environment of the fork server."""
+"""The environment of the fork server, or None if servers are not forked."""
 _server: ForkServer | None = None
 _one_at_a_time = threading.Lock()
 
 
 class ForkedProcess:
-    """What `subprocess.Popen` offers of a child; it is a child of the fork server, which sends its exit code."""
+    """The interface of `subprocess.Popen` for a child of the fork server, which sends its exit code."""
 
     def __init__(self, argv: Sequence[str], pid: int, ended: int) -> None:
         self.args = list(argv)
@@ -66,12 +66,14 @@ class ForkedProcess:
         if self.returncode is None and select.select([self._ended], [], [], timeout_s)[0]:
             said = os.read(self._ended, 16)
             os.close(self._ended)
-            self.returncode = int(said) if said else -signal.SIGKILL  # nothing: the fork server itself has ended
+            self.returncode = (
+                int(said) if said else -signal.SIGKILL
+            )  # Nothing arrived: the fork server itself has ended.
         return self.returncode
 
 
 class ForkServer:
-    """The tests' end.
+    """The tests' side of the fork server.
 
     One thread at a time may fork.
     """
@@ -104,8 +106,10 @@ class ForkServer:
 
 
 def enable() -> None:
-    """From here on `fork` forks: called once, after all imports of test modules and before any test changes the
-    environment."""
+    """Let `fork` fork from now on.
+
+    Called once, after all imports of test modules and before any test changes the environment.
+    """
     global _environment
     _environment = dict(os.environ)
 
@@ -113,10 +117,10 @@ def enable() -> None:
 def fork(
     argv: Sequence[str], env: Mapping[str, str], cwd: Path | None, output: int, errors: int | None = None
 ) -> ForkedProcess | None:
-    """Return the process of a Python program (`SCRIPT …` or `PYTHON -m MODULE …`); None where a whole process is
+    """Return the process of a Python program (`SCRIPT …` or `PYTHON -m MODULE …`), or None if a whole process is
     needed.
 
-    What it prints goes to the file `output`, and its errors to `errors` where that is another one.
+    Its output goes to the file `output`, and its errors to `errors` if that is a different file.
     """
     global _server
     if _environment is None or _foreign(env) != _foreign(_environment):
@@ -140,7 +144,7 @@ def _umask() -> int:
 def _serve(control: socket.socket) -> dict[str, object] | None:
     """Fork until the tests end.
 
-    Returns None then; in a child, what it shall run.
+    Return None then. In a child, return what it must run.
     """
     children: dict[int, int] = {}
     woken, wake = os.pipe()
@@ -171,7 +175,7 @@ def _serve(control: socket.socket) -> dict[str, object] | None:
         for descriptor in (woken, wake, ended, *children.values()):
             os.close(descriptor)
         os.setsid()
-        control.send(str(os.getpid()).encode())  # from here on signals to the group reach it
+        control.send(str(os.getpid()).encode())  # From here on signals to the group reach it.
         control.close()
         os.dup2(output, 1)
         os.dup2(errors, 2)
@@ -187,7 +191,7 @@ def _reap(children: dict[int, int]) -> None:
         if not pid:
             return
         ended = children.pop(pid)
-        with suppress(BrokenPipeError):  # nobody waits for it
+        with suppress(BrokenPipeError):  # No caller waits for it.
             os.write(ended, str(os.waitstatus_to_exitcode(status)).encode())
         os.close(ended)
 
@@ -207,8 +211,9 @@ def _run(argv: list[str], env: dict[str, str], cwd: str, umask: int) -> None:
 
 
 def _end(code: int) -> None:
-    """What an interpreter does when it ends, but for the destruction of all that it has: that would copy the pages
-    that all children share, and take longer than the rest of a start and an end together.
+    """End like an interpreter, but without the destruction of all objects.
+
+    That would copy the pages that all children share, and take longer than the rest of a start and an end together.
     """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
@@ -222,7 +227,7 @@ def main() -> None:
     for name in MODULES:
         importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # a collection in a child would copy all pages
+    gc.freeze()  # A garbage collection in a child would copy all pages.
     wish = _serve(socket.socket(fileno=int(sys.argv[1])))
     if wish is not None:
         try:

@@ -1,9 +1,8 @@
-"""A `seamark` for shell scripts that has the fork server run the command: a script's commands cost 0.1 s of CPU time
-instead of 0.4 to 1 s each.
+"""A `seamark` for shell scripts that lets the fork server run the command.
 
-`forking_command(folder)` writes the program into `folder`, which the caller puts first in PATH. The program sends its
-arguments, environment, folder and outputs over a socket, passes SIGTERM and SIGINT on, and exits with the command's
-code. The command has no input.
+A script's commands then cost 0.1 s of CPU time instead of 0.4 to 1 s each. `forking_command(folder)` writes the program
+into `folder`, which the caller puts first in PATH. The program sends its arguments, environment, folder and
+outputs over a socket, forwards SIGTERM and SIGINT, and exits with the command's code. The command has no input.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ sys.exit(code)
 
 @contextlib.contextmanager
 def forking_command(folder: Path) -> Iterator[None]:
-    """`folder` has the program until the block ends; commands that still run then are killed."""
+    """Write the program to `folder` until the block ends; commands that still run then are killed."""
     with contextlib.ExitStack() as opened:
-        # The path of a socket has at most 108 bytes, which a test's folder exceeds.
+        # The path of a socket has at most 108 bytes, and a test's folder is longer.
         home = Path(f"/proc/self/fd/{_folder(opened, folder)}")
         listener = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         listener.bind(str(home / "s"))
@@ -69,7 +68,7 @@ def _folder(opened: contextlib.ExitStack, path: Path) -> int:
 
 
 def _accept(listener: socket.socket, running: set[int]) -> None:
-    with contextlib.suppress(OSError):  # the block has ended
+    with contextlib.suppress(OSError):  # The block has ended.
         while True:
             asked, _ = listener.accept()
             threading.Thread(target=_run, args=(asked, running), daemon=True).start()
@@ -84,7 +83,7 @@ def _run(asked: socket.socket, running: set[int]) -> None:
             os.close(descriptor)
         running.add(process.pid)
         asked.send(str(process.pid).encode())
-        # Whoever asked may be killed meanwhile, as a server is that does not end in time.
+        # The caller may be killed meanwhile, like a server that does not end in time.
         threading.Thread(target=_end_with, args=(asked, process.pid, running), daemon=True).start()
         code = process.wait()
         running.discard(process.pid)
@@ -94,7 +93,7 @@ def _run(asked: socket.socket, running: set[int]) -> None:
 
 
 def _start(wish: dict[str, object], output: int, errors: int) -> ForkedProcess | subprocess.Popen[bytes]:
-    """Return a whole process where the fork server cannot stand in."""
+    """Start a forked process, or a whole process if the fork server cannot be used."""
     argv, env, cwd = [SEAMARK, *wish["arguments"]], wish["env"], wish["cwd"]  # type: ignore[misc]
     forked = fork(argv, env, Path(cwd), output, errors)  # type: ignore[arg-type]
     return forked or subprocess.Popen(

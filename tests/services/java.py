@@ -1,6 +1,6 @@
-"""Java on this machine, and Iceberg's own REST server as the yardstick.
+"""Java on this machine, and Iceberg's own REST server for comparison.
 
-PATH's java (17 or newer) runs Spark, the compliance kit and the fixture; Trino alone asks for 25, found by `JAVA25` or
+PATH's java (17 or newer) runs Spark, the compliance kit and the fixture. Only Trino needs Java 25, found by `JAVA25` or
 below /usr/lib/jvm.
 """
 
@@ -23,12 +23,15 @@ SHORT_LIVED = (
     "-XX:+UnlockDiagnosticVMOptions",
     "-XX:-BytecodeVerificationRemote",
 )
-"""Options of every JVM of the tests: none lives long enough to win back what its optimizing compiler costs. The classes
-of released jars are sound; to verify them is a fifth of the CPU time of a start of Trino."""
+"""Options of every JVM of the tests.
+
+None lives long enough to benefit from its optimizing compiler. Classes of released
+jars are valid; their verification takes a fifth of the CPU time of a start of Trino.
+"""
 
 
 def java_17() -> str:
-    """Path of a `java` from 17 on: JAVA_HOME's, else the one on PATH."""
+    """Return the path of a `java` from version 17 on: that of JAVA_HOME, else that on PATH."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if java is None or not Path(java).exists():
@@ -37,9 +40,9 @@ def java_17() -> str:
 
 
 def compiled(source: Path, classpath: Sequence[str]) -> Path:
-    """Folder of the classes of `source`, compiled anew when it or the first jar is another.
+    """Return the folder with the classes of `source`, compiled again if the source or the first jar has changed.
 
-    Two that compile at once both win.
+    Two concurrent compilations both succeed.
     """
     stamp = f"{source.stat().st_mtime_ns}-{Path(classpath[0]).stem}"
     folder = CACHE / "java-classes" / source.stem / stamp
@@ -65,7 +68,7 @@ def compiled(source: Path, classpath: Sequence[str]) -> Path:
 
 
 def rck_classpath() -> str:
-    """Jars of the compliance kit and the fixture, resolved by `make jars` into .cache/rck/classpath.txt."""
+    """Return the jars of the compliance kit and the fixture, which `make jars` lists in .cache/rck/classpath.txt."""
     resolved = CACHE / "rck" / "classpath.txt"
     if not resolved.exists():
         raise ServiceFailed(f"{resolved} is missing: run `make jars`")
@@ -74,7 +77,7 @@ def rck_classpath() -> str:
 
 @contextmanager
 def java_fixture(warehouse: Path, *, log: Path) -> Iterator[str]:
-    """Iceberg's `RESTCatalogServer` over a JDBC catalog in SQLite, strict about namespaces; yields its base URL."""
+    """Run Iceberg's `RESTCatalogServer` over a JDBC catalog in SQLite, strict about namespaces; yield its base URL."""
     port = free_port()
     base_url = f"http://127.0.0.1:{port}"
     argv = [java_17(), "-Xmx1g", *SHORT_LIVED, "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", rck_classpath()]

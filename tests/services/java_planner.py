@@ -1,4 +1,4 @@
-"""Iceberg Java's planner in a JVM of its own, as the yardstick of scan planning: thousands of plans in seconds.
+"""Iceberg Java's planner in a separate JVM, for comparison of scan planning: thousands of plans in seconds.
 
 `JavaPlanner.java` is compiled once into .cache, against the jar that Spark runs with, and answers JSON lines.
 """
@@ -26,7 +26,7 @@ SOURCE = Path(__file__).with_name("JavaPlanner.java")
 class PlanRequest:
     """One scan: the metadata file's URI, the REST filter as JSON text, and a snapshot (None for the current one).
 
-    `names` says whose column names the filter uses with a snapshot: "current" or "snapshot".
+    `names` says which column names the filter uses with a snapshot: "current" or "snapshot".
     """
 
     metadata: str
@@ -60,16 +60,16 @@ class PlannedTask:
 
 @dataclass(frozen=True)
 class Planned:
-    """Java's answer: its tasks by file path, or what it threw."""
+    """Java's answer: its tasks by file path, or its exception."""
 
     tasks: dict[str, PlannedTask]
     error: str | None
 
 
 class JavaPlanner:
-    """A running JVM; `plan` asks for any number of scans at once.
+    """A running JVM; `plan` requests any number of scans at once.
 
-    Scans of one table are best asked in a row.
+    Consecutive scans of one table are fastest.
     """
 
     def __init__(self, child: subprocess.Popen[bytes], log: Path) -> None:
@@ -77,7 +77,7 @@ class JavaPlanner:
         self._log = log
 
     def plan(self, requests: Sequence[PlanRequest]) -> list[Planned]:
-        """Return an answer per request, in order."""
+        """Return an answer for each request, in order."""
         stdin, stdout = self._child.stdin, self._child.stdout
         if stdin is None or stdout is None:
             raise ServiceFailed("the JVM was started without pipes")
@@ -94,7 +94,7 @@ class JavaPlanner:
 
 
 def _send(stdin: IO[bytes], lines: list[bytes]) -> None:
-    """In a thread of its own: with both pipes full, writing first and reading then would never end."""
+    """Send lines in a separate thread: writing all before reading would block when both pipes are full."""
     for line in lines:
         stdin.write(line)
     stdin.flush()
@@ -109,7 +109,7 @@ def _planned(answer: dict[str, Any]) -> Planned:
 
 @contextmanager
 def java_planner(log: Path) -> Iterator[JavaPlanner]:
-    """Compile where that was not done yet, start the JVM, and end it by closing its input."""
+    """Compile the planner if necessary, start the JVM, and end it by closing its input."""
     classpath = _classpath()
     classes = compiled(SOURCE, classpath)
     argv = [java_17(), "-Xmx1g", *SHORT_LIVED, "-Diceberg.worker.num-threads=2"]

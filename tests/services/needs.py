@@ -16,4 +16,4 @@ NEEDS_TRINO = [
         reason="Trino needs a JDK 25 (JAVA25, or one below /usr/lib/jvm)",
     ),
 ]
-"""Marks of the tests with Trino. Where there is a CI, it has the JDK."""
+"""Marks of the tests with Trino. A CI machine has its JDK."""

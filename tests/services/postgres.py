@@ -1,8 +1,8 @@
-"""A PostgreSQL server with the configuration that compose mounts, in a fresh cluster.
+"""A PostgreSQL server with compose's configuration, in a new cluster.
 
-PostgreSQL refuses to run as root, so as root it runs as the user `postgres`, from a folder of its own outside pytest's
-(which only root may enter).
-Only the port and the socket folder are set on the command line; everything else is `deploy/postgres/postgresql.conf`.
+PostgreSQL refuses to run as root. As root the tests run it as the user `postgres`, from a folder outside
+pytest's, which only root may enter. Only the port and the socket folder are set on the command line; everything
+else is `deploy/postgres/postgresql.conf`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ PASSWORD = "seamark"
 
 
 def _binary(name: str) -> str:
-    """PostgreSQL's programs are in Debian's versioned folder, newest first, or on PATH.
+    """Return the path of a PostgreSQL program: in Debian's folder of the newest version, or on PATH.
 
-    There, Debian's clients are a script in Perl, which takes five times as much CPU time to start as psql itself.
+    Debian's clients on PATH are a Perl script, which takes five times as much CPU time to start as psql itself.
     """
     folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda p: int(p.parent.name), reverse=True)
     found = next((str(f / name) for f in folders if (f / name).exists()), None) or shutil.which(name)
@@ -56,7 +56,7 @@ class Postgres:
         return f"postgresql://{USER}:{PASSWORD}@127.0.0.1:{self.port}/{database}"
 
     def sql(self, statement: str, database: str = "postgres") -> str:
-        """Run `statement` with psql; rows as text, one a line, columns parted by |."""
+        """Run `statement` with psql; return rows as text, one per line, with columns separated by |."""
         argv = [_binary("psql"), "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-c", statement, self.url(database)]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
         if done.returncode:
@@ -70,7 +70,7 @@ class Postgres:
         return self.url(name)
 
     def empty_database(self, url: str) -> None:
-        """Make the database of `url` as it was when it was new: that costs a tenth of creating another one."""
+        """Return the database of `url` to its initial state, which costs a tenth of creating another one."""
         name = url.rsplit("/", 1)[1]
         others = f"FROM pg_stat_activity WHERE datname = '{name}' AND pid <> pg_backend_pid()"
         ended = f"SELECT count(pg_terminate_backend(pid, 10000)) {others}"
@@ -78,17 +78,17 @@ class Postgres:
         self.sql(f"{ended}; DROP SCHEMA public CASCADE; {created}", name)
 
     def drop_database(self, url: str) -> None:
-        """Drop the database of `url`, ending whoever is still connected."""
+        """Drop the database of `url`, ending all its connections."""
         self.sql(f'DROP DATABASE IF EXISTS "{url.rsplit("/", 1)[1]}" WITH (FORCE)')
 
 
 @contextmanager
 def postgres_server() -> Iterator[Postgres]:
-    """A fresh cluster, ended and removed on exit."""
+    """Start a new cluster, which is ended and removed on exit."""
     root = Path(tempfile.mkdtemp(prefix="seamark-pg-"))
     try:
         data, config, password = root / "data", root / "postgresql.conf", root / "password"
-        shutil.copyfile(CONFIG, config)  # a copy, because the server's user may not reach into the checkout
+        shutil.copyfile(CONFIG, config)  # A copy, because the server's user may not have access to the checkout
         password.write_text(PASSWORD)
         if os.geteuid() == 0:
             for path in (root, config, password):
@@ -109,6 +109,6 @@ def postgres_server() -> Iterator[Postgres]:
             process.start(lambda: subprocess.run(probe).returncode == 0, timeout_s=60)
             yield server
         finally:
-            process.stop(first=signal.SIGINT)  # fast shutdown: SIGTERM would wait for every client to leave
+            process.stop(first=signal.SIGINT)  # Fast shutdown: SIGTERM would wait for every client to disconnect.
     finally:
         shutil.rmtree(root, ignore_errors=True)

@@ -1,8 +1,8 @@
-"""One child process: started in its own group, awaited until ready, ended by id, its log's tail in every error.
+"""One child process in its own group: awaited until ready, ended by id, with the end of its log in every error.
 
-A test must never hang on a service that died, nor leave one behind: `ManagedProcess` therefore watches the child while
-it waits for readiness, ends the whole process group on exit (terminate, then kill), and ends what is left when the
-interpreter goes.
+A test must never hang because a service died, nor leave a service running. So `ManagedProcess` watches the child while
+it waits for readiness, ends the whole process group on exit (terminate, then kill), and ends all remaining processes
+when the interpreter exits.
 """
 
 from __future__ import annotations
@@ -35,19 +35,20 @@ class ServiceFailed(Exception):
 
 
 _PORTS = range(20_000, 32_000)
-"""Below those that Linux gives to clients and to whoever asks for any port: what is drawn stays free until it is used,
-and while its server is down to be started again."""
+"""Ports below those that Linux assigns to clients and to requests for any port.
+
+So a chosen port stays free until its use, and while its server is down before a restart.
+"""
 
 
 _drawn: set[int] = set()
-"""A test may draw several ports before it uses the first."""
+"""Ports that this process has chosen; a test may choose several before it uses the first."""
 
 
 def free_port() -> int:
-    """Return a TCP port of 127.0.0.1 that was free a moment ago, and that no other process of this run of tests
-    draws.
+    """Return a TCP port of 127.0.0.1 that was free a moment ago, and that no other process of this test run chooses.
 
-    This process draws it again only after all others.
+    This process chooses it again only after all others.
     """
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     share = _PORTS[worker % 8 :: 8]
@@ -76,7 +77,7 @@ def http_ok(url: str, *, contains: str = "") -> bool:
 
 
 class ManagedProcess:
-    """`argv` run with `env` (added to the environment) in `cwd`, both output streams in `log`.
+    """A process `argv` with `env` (added to the environment) in `cwd`, with both output streams in `log`.
 
     In tests, a server of Seamark (`forked`) comes from the fork server.
     """
@@ -99,7 +100,7 @@ class ManagedProcess:
 
     @property
     def pid(self) -> int:
-        """Process id of the child (which is also its process group)."""
+        """The process id of the child, which is also its process group."""
         if self._child is None:
             raise ServiceFailed(f"{self.argv[0]} is not running")
         return self._child.pid
@@ -108,7 +109,11 @@ class ManagedProcess:
         return self._child is not None and self._child.poll() is None
 
     def start(self, ready: Callable[[], bool], *, timeout_s: float) -> None:
-        """Start the child, and return once `ready()` is true; raise `ServiceFailed` with the log's tail otherwise."""
+        """Start the child, and return once `ready()` is true.
+
+        Raises:
+            ServiceFailed: The child was not ready in time; the message has the end of its log.
+        """
         with self.log.open("ab") as out:
             self._child = fork(self.argv, self._env, self._cwd, out.fileno()) if self._forked else None
             self._child = self._child or subprocess.Popen(
@@ -128,7 +133,7 @@ class ManagedProcess:
             time.sleep(0.05)
 
     def send(self, number: int) -> None:
-        """Send `number` to the whole group; a group that is gone already is no error."""
+        """Send signal `number` to the whole group; a group that has already ended is not an error."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
@@ -137,18 +142,18 @@ class ManagedProcess:
         if self._child is None:
             raise ServiceFailed(f"{self.argv[0]} is not running")
         code = self._child.wait(timeout_s)
-        self.send(signal.SIGKILL)  # workers that outlived their parent
+        self.send(signal.SIGKILL)  # Workers that outlived their parent
         _living.discard(self)
         return code
 
     def stop(self, *, first: int = signal.SIGTERM, grace_s: float = 15.0) -> int | None:
-        """End the group: `first`, SIGKILL when it is still there after `grace_s` seconds.
+        """End the group with the signal `first`, and with SIGKILL if it still exists after `grace_s` seconds.
 
-        Returns the exit code.
+        Return the exit code.
         """
         if self._child is None:
             return None
-        if self not in _living:  # waited for already: its id may be somebody else's by now
+        if self not in _living:  # It has been awaited already, so its id may belong to another process by now.
             return self._child.returncode
         if self._child.poll() is None:
             self.send(first)
@@ -158,7 +163,7 @@ class ManagedProcess:
         return self.wait(grace_s)
 
     def leave_running(self) -> None:
-        """From here on the child outlives this interpreter; `stop` leaves it alone."""
+        """Let the child outlive this interpreter; `stop` then has no effect."""
         _living.discard(self)
 
     def log_tail(self, lines: int = 40) -> str:

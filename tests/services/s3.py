@@ -1,7 +1,7 @@
-"""A real S3 server: versitygw over a folder, or S3Proxy where only Java is at hand.
+"""A real S3 server: versitygw over a folder, or S3Proxy where only Java is available.
 
-`make services` puts one of them into `.cache/`; both check signatures and do conditional puts, unlike a mock.
-The keys and the region come from `deploy/s3/versitygw.env`, which compose reads too.
+`make services` puts one of them into `.cache/`; both check signatures and support conditional puts, unlike a mock.
+The keys and the region come from `deploy/s3/versitygw.env`, which compose uses too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CONFIG = DEPLOY / "s3" / "versitygw.env"
 
 
 def read_env_file(path: Path) -> dict[str, str]:
-    """NAME=value lines, as compose's env_file reads them."""
+    """Read NAME=value lines in the format of compose's env_file."""
     lines = (line.strip() for line in path.read_text().splitlines())
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
@@ -34,7 +34,7 @@ def read_env_file(path: Path) -> dict[str, str]:
 class S3:
     """A running store.
 
-    `root` is the folder behind it, `process` can be stopped to make it fail.
+    `root` is its folder; stopping `process` makes it fail.
     """
 
     endpoint: str
@@ -46,7 +46,7 @@ class S3:
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def client(self) -> Any:
-        """Return a botocore client, path style, without retries (tests want to see the first answer)."""
+        """Return a botocore client with path style and without retries, because tests check the first answer."""
         return botocore.session.Session().create_client(
             "s3",
             endpoint_url=self.endpoint,
@@ -77,7 +77,7 @@ class S3:
         }
 
     def client_properties(self) -> dict[str, str]:
-        """Catalog properties with which Spark's S3FileIO and PyIceberg reach this store themselves."""
+        """Return the catalog properties with which Spark's S3FileIO and PyIceberg connect to this store themselves."""
         return {
             "s3.endpoint": self.endpoint,
             "s3.path-style-access": "true",
@@ -125,12 +125,12 @@ def _s3proxy(root: Path, port: int, settings: dict[str, str], log: Path) -> Mana
 
 @contextmanager
 def s3_server(folder: Path, *, keep_alive: bool = False) -> Iterator[S3]:
-    """An S3 server whose objects lie below `folder`; yields its address and keys.
+    """Start an S3 server whose objects are below `folder`; yield it.
 
-    Buckets: `create_bucket()`.
+    Create buckets with `create_bucket()`.
 
     Args:
-        keep_alive: Versitygw keeps connections open, as stores in the cloud do; by default it does not.
+        keep_alive: Versitygw keeps connections open, like stores in the cloud; by default it does not.
     """
     root = folder / "objects"
     root.mkdir(parents=True)

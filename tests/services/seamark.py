@@ -1,4 +1,4 @@
-"""`seamark serve` as a process of its own, to be killed, drained and started again."""
+"""`seamark serve` as a separate process that tests kill, drain and restart."""
 
 from __future__ import annotations
 
@@ -17,13 +17,11 @@ SHARED_KEY = base64.b64encode(b"a key that is known to all tests").decode()
 
 
 class Seamark:
-    """A server over `home` (SQLite and a local warehouse unless told otherwise).
+    """A server over `home`, by default with SQLite and a local warehouse.
 
-    The port stays the same over restarts.
-
-    `env` are `SEAMARK_…` variables; `flags` go to `seamark serve` as they are. `prefix` is a command that runs it, such
-    as one in another network namespace, where tests reach it at `base_url`. `program` is the `seamark` of another
-    checkout.
+    The port stays the same over restarts. `env` are `SEAMARK_…` variables; `flags` are additional arguments of
+    `seamark serve`. `prefix` is a command that runs it, for example in another network namespace, where tests
+    reach it at `base_url`. `program` is the `seamark` of another checkout.
     """
 
     def __init__(
@@ -54,8 +52,8 @@ class Seamark:
         ]
         argv += ["--port", str(self.port), "--warehouse", self.warehouse]
         argv += ["--database", database] if database else []
-        # Replicas of one database need one key, whatever their homes.
-        # Without table services: what a test finds shall be its own work.
+        # Replicas of one database need the same key, even with different homes.
+        # Table services are off, so that all work that a test observes is its own.
         settings = {"SEAMARK_ENCRYPTION_KEY": SHARED_KEY, "SEAMARK_SERVICES_WORKERS": "0", **(env or {})}
         log = home / "seamark.log"
         self._process = ManagedProcess(
@@ -74,19 +72,22 @@ class Seamark:
         return self._process.running()
 
     def start(self, timeout_s: float = 90.0) -> Seamark:
-        """Start the server and wait until it is ready and has said so."""
+        """Start the server and wait until it is ready and has logged so."""
         self._process.start(self._is_ready, timeout_s=timeout_s)
         return self
 
     def _is_ready(self) -> bool:
-        """`server.json` comes last: /readyz is answered before the gateway listens, and before the log says so."""
+        """Return whether the server is ready.
+
+        `server.json` comes last: /readyz answers before the gateway listens and before the log line.
+        """
         with contextlib.suppress(OSError):
             told = json.loads((self.home / "server.json").read_bytes())
             return told["pid"] == self.pid and http_ok(f"{self.base_url}/readyz")
         return False
 
     def kill9(self) -> None:
-        """What a power cut leaves: the whole process group is gone at once."""
+        """Kill the whole process group at once, as a power failure would."""
         self._process.stop(first=signal.SIGKILL)
 
     def terminate(self, timeout_s: float = 40.0) -> int:
@@ -95,15 +96,15 @@ class Seamark:
         return self._process.wait(timeout_s)
 
     def wait(self, timeout_s: float = 30.0) -> int:
-        """Return the exit code of a server that ends by itself, as one with a fault injected does."""
+        """Return the exit code of a server that ends by itself, for example with an injected fault."""
         return self._process.wait(timeout_s)
 
     def leave_running(self) -> None:
-        """The server outlives this interpreter; its log and home are the caller's to clean up."""
+        """Let the server outlive this interpreter; the caller removes its log and home."""
         self._process.leave_running()
 
     def restart(self, timeout_s: float = 90.0) -> Seamark:
-        """End what runs and starts again on the same port, home and database."""
+        """End the running server and start it again on the same port, home and database."""
         self._process.stop()
         return self.start(timeout_s)
 

@@ -1,4 +1,4 @@
-"""Spark for tests: one small local session for the whole run, catalogs added to it by name."""
+"""Spark for tests: one small local session for the whole run, with catalogs added by name."""
 
 from __future__ import annotations
 
@@ -17,19 +17,23 @@ from tests.services.java import SHORT_LIVED, compiled, java_17
 from tests.services.process import CACHE
 
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-"""Spark compiles no Java for a query: of a test's few rows, compiling takes a sixth of all CPU time."""
+"""Options that disable compiled Java code for queries: for few rows, compiling takes a sixth of all CPU time."""
 _LARGE_CODE = ("-XX:ReservedCodeCacheSize=192m", "-XX:-MethodFlushing")
-"""Of the compiled code of a session over all tests of a process there is more than the 48 MB that a JVM without its
-optimizing compiler keeps: it would look for code to throw away, and compile it again."""
+"""Options for a larger code cache. The compiled code of all tests in a process exceeds the 48 MB of a JVM without its
+optimizing compiler, which would then discard code and compile it again.
+"""
 _LOCAL_FILES = Path(__file__).with_name("LocalFiles.java")
 _numbers = itertools.count()
 
 
 def _result_socket(connection: Any) -> Any:
-    """PySpark's own leaves the socket to the garbage collector, whose warning would fail whichever test is running."""
+    """Read a result and close its socket.
+
+    PySpark leaves the socket to the garbage collector, whose warning would fail whichever test is running.
+    """
     file, sock = pyspark.util.local_connect_and_auth(connection[0], connection[1])
     sock.settimeout(None)
-    sock.close()  # takes effect when `file` is closed
+    sock.close()  # It takes effect when `file` is closed.
     return file
 
 
@@ -37,7 +41,7 @@ pyspark.util._create_local_socket = _result_socket  # type: ignore[assignment]
 
 
 def local_files() -> dict[str, str]:
-    """Settings with which Spark starts no process for each local file that it makes."""
+    """Return settings with which Spark starts no process for each local file that it creates."""
     hadoop = sorted((Path(pyspark.__file__).parent / "jars").glob("hadoop-client-api-*.jar"))
     classes = compiled(_LOCAL_FILES, [str(hadoop[-1])])
     return {"spark.driver.extraClassPath": str(classes), "spark.hadoop.fs.file.impl": _LOCAL_FILES.stem}
@@ -45,9 +49,9 @@ def local_files() -> dict[str, str]:
 
 @contextmanager
 def spark_session(folder: Path, conf: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
-    """A session whose scratch files lie in `folder`.
+    """Open a session whose scratch files are in `folder`.
 
-    Stopped on exit; the next one reuses the JVM.
+    It is stopped on exit; the next one reuses the JVM.
     """
     java_17()
     scratch = {
@@ -64,7 +68,7 @@ def spark_session(folder: Path, conf: Mapping[str, str] | None = None) -> Iterat
 
 
 def new_catalog(spark: SparkSession, uri: str, *, token: str = "", extra: Mapping[str, str] | None = None) -> str:
-    """Add a catalog for the server at `uri` under a name never used before in this JVM; return the name."""
+    """Add a catalog for the server at `uri` under a new name in this JVM; return the name."""
     name = f"sea{next(_numbers)}"
     add_catalog(spark, catalog_conf(name, uri, token=token, extra=extra))
     return name

@@ -1,7 +1,7 @@
 """Trino as a process, from jars (`make trino`), with the configuration folder that compose mounts.
 
-Only what compose's container gives by itself is set here: the node's address and data folder, and the variables that
-the files name. And what tests of the protocol ask for besides: spooled results, https.
+The module sets only what compose's container provides: the node's address and data folder, and the variables that the
+files name. It also sets what tests of the protocol need: spooled results and https.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ MAIN = DEPLOY / "trino" / "main" / "TrinoMain.java"
 JARS = CACHE / "trino"
 SPOOLING = Path(__file__).with_name("LocalSpooling.java")
 CATALOG = "seamark"
-"""What compose's file calls it."""
+"""The catalog's name in compose's file"""
 PLANS = "trino"
-"""What its catalogs carry in `X-Seamark-Plans`, and the proxy's option has by default."""
+"""The value of `X-Seamark-Plans` in its catalogs, which is the default of the proxy's option"""
 BY_NAME = "_by_name"
-"""Ends the names of catalogs in which plan tables have names."""
+"""The suffix of catalogs in which plan tables have names"""
 
 
 @dataclass
@@ -49,14 +49,15 @@ class Trino:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Also again, once its process has ended; the ports stay the same."""
+        """Start Trino, or restart it after its process has ended; the ports stay the same."""
         info = f"{self.base_url}/v1/info"
         self.process.start(lambda: http_ok(info, contains='"starting":false'), timeout_s=180)
 
     def rows(self, sql: str, session: dict[str, str] | None = None, *, catalog: str = CATALOG) -> list[list[Any]]:
-        """Return all rows of `sql`; raise the client's error, with Trino's message, when the statement fails.
+        """Return all rows of `sql`; `session` are session properties.
 
-        `session` are session properties.
+        Raises:
+            Exception: The statement failed; the client's error has Trino's message.
         """
         connection: Any = trino.dbapi.connect(  # type: ignore[no-untyped-call]
             host="127.0.0.1", port=self.port, user="tests", catalog=catalog, session_properties=session, encoding=None
@@ -69,7 +70,7 @@ class Trino:
 
 
 def _iceberg() -> Path:
-    """Return the plugin's jars, with the service entry that Trino's archive would carry."""
+    """Return the plugin's jars, with the service entry that Trino's archive would have."""
     folder = JARS / "plugin" / "iceberg"
     entry = folder / "seamark-service-entry.jar"
     if not any(folder.glob("trino-iceberg-*.jar")) or not any(JARS.glob("lib/trino-main-*.jar")):
@@ -100,7 +101,7 @@ def _plugins(folder: Path, home: Path, *, spooling: bool) -> Path:
 
 
 def _spooling(folder: Path) -> dict[str, str]:
-    """Trino looks for the manager's file in its own folder alone."""
+    """Write the configuration of spooling, which Trino reads only from its own folder."""
     segments = folder / "segments"
     segments.mkdir()
     (folder / "etc").mkdir()
@@ -113,10 +114,9 @@ def _spooling(folder: Path) -> dict[str, str]:
 
 
 def _catalogs(folder: Path, others: Mapping[str, str], extra: Mapping[str, str], *, by_name: bool) -> Path:
-    """Compose's, and others that differ by their name and the server's address alone.
+    """Write compose's catalog, and others that differ only in their name and the server's address.
 
-    With `by_name`, there is a twin of each, `{name}_by_name`, that does not carry `X-Seamark-Plans`. `extra` replaces
-    properties of all.
+    With `by_name`, each has a twin `{name}_by_name` without `X-Seamark-Plans`. `extra` replaces properties of all.
     """
     catalogs = folder / "catalog"
     shutil.copytree(ETC / "catalog", catalogs)
@@ -151,12 +151,12 @@ def trino_server(
     by_name: bool = False,
     catalog: Mapping[str, str] | None = None,
 ) -> Iterator[Trino]:
-    """Trino over the Seamark server at `uri`, and over `others` by the names of their catalogs; local tables are
-    readable anywhere.
+    """Run Trino over the Seamark server at `uri`, and over `others` by the names of their catalogs.
 
-    With a `certificate` and its key (one PEM file), there is https, too. Takes 15 to 40 s. `jvm` are options beside
-    those of the file, whose garbage collector takes a fifth of the CPU time in tests; `properties` come on top;
-    `catalog` replaces properties of the catalogs.
+    Local tables are readable anywhere. With a `certificate` and its key (one PEM file), https is available too.
+    The start takes 15 to 40 s. `jvm` are options in addition to those of the file, whose garbage collector
+    takes a fifth of the CPU time in tests; `properties` are additional; `catalog` replaces properties of the
+    catalogs.
     """
     home = java_25_home()
     if home is None:

@@ -1,4 +1,4 @@
-"""One Trino for all tests that do not break it, over two Seamark servers. It spools results, and has https, too."""
+"""One Trino for all tests that do not break it, over two Seamark servers, with spooled results and https."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.services.seamark import Seamark
 from tests.services.trino import CATALOG, Trino, trino_server
 
 REMOTE = "remote"
-"""The catalog of the server whose tables are in S3."""
+"""The catalog of the server whose tables are in S3"""
 
 
 @dataclass
 class TrinoLake:
-    """`servers` by the names of their catalogs in Trino; `clients` are the catalog properties for other engines.
+    """The Trino, `servers` by the names of their catalogs, and `clients`: the catalog properties for other engines.
 
     `authority` is the certificate of Trino's https.
     """
@@ -30,13 +30,13 @@ class TrinoLake:
 
     @property
     def seamark(self) -> Seamark:
-        """Of the tables on local files."""
+        """The server of the tables on local files."""
         return self.servers[CATALOG]
 
 
 @contextmanager
 def open_trino_lake(folder: Path, s3: S3, properties: Mapping[str, str]) -> Iterator[TrinoLake]:
-    """`properties` are further ones of Trino's."""
+    """Open both servers and Trino; `properties` are additional ones of Trino."""
     warehouse = f"s3://{s3.create_bucket()}/warehouse"
     certificate, key = self_signed(folder)
     pair = folder / "trino.pem"
@@ -60,7 +60,7 @@ def open_trino_lake(folder: Path, s3: S3, properties: Mapping[str, str]) -> Iter
 
 
 def self_signed(folder: Path) -> tuple[Path, Path]:
-    """Return a certificate for this machine, which is its own authority, and its key."""
+    """Return a self-signed certificate for this machine, and its key."""
     certificate, key = folder / "certificate.pem", folder / "key.pem"
     kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
     names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]

@@ -1,4 +1,4 @@
-"""`seamark trino-proxy` as a process of its own."""
+"""`seamark trino-proxy` as a separate process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ class TrinoProxy:
         return f"http://127.0.0.1:{self.port}"
 
     def statements(self, outcome: str) -> int:
-        """Return how many were "rewritten" so far, "unchanged", or begun again as the "original"."""
+        """Return the number of statements so far with this outcome: "rewritten", "unchanged", or restarted as
+        the "original".
+        """
         with urllib.request.urlopen(f"{self.url}/seamark/metrics", timeout=60) as answer:
             for line in answer.read().decode().splitlines():
                 if line.startswith(f'seamark_trino_statements_total{{outcome="{outcome}"}}'):
@@ -32,9 +34,9 @@ class TrinoProxy:
 
 @contextmanager
 def trino_proxy(folder: Path, *flags: str, seamark: str) -> Iterator[TrinoProxy]:
-    """Of Trino's catalog `seamark`; its header tells counts.
+    """Run a proxy for Trino's catalog `seamark`, whose header shows counts.
 
-    `flags` go to the command, the coordinators among them.
+    `flags` are arguments of the command, including the coordinators.
     """
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()

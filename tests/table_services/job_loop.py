@@ -1,4 +1,4 @@
-"""Runs one kind of job on a table without a pause, in a process of its own that a test kills."""
+"""A process that runs one kind of job on a table continuously until a test kills it."""
 
 from __future__ import annotations
 
@@ -22,20 +22,19 @@ TARGET_BYTES = 3000
 
 
 def run(kind: str, url: str, table: str, log: str, readable_ms: int, yields: bool) -> None:
-    """Until killed.
+    """Run jobs until the process is killed.
 
-    Appends each [kind, counts] to the file `log`.
+    Append each [kind, counts] to the file `log`.
 
     Args:
-        readable_ms: The age for which snapshots stay.
-        yields: Rewrites run one at a time, and leave out files that writers will probably replace, as those of the
-            server do.
+        readable_ms: The minimum age of snapshots that expire.
+        yields: Rewrites run one at a time, and leave out files that writers will probably replace, as in the server.
     """
     client, rng = IndexClient(url), random.Random()
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     while True:
         counts: dict[str, int] = {}
-        # What a job loses to a writer, or to another job, is tried again, as the server does.
+        # A job that loses to a writer or another job is repeated, as in the server.
         with contextlib.suppress(ClientError, RuntimeError):
             if kind in ("compaction", "clustering"):
                 compacts = kind == "compaction"
@@ -66,5 +65,5 @@ def run(kind: str, url: str, table: str, log: str, readable_ms: int, yields: boo
                 counts = {"orphans": remove_orphan_files(client, table).files}
             else:
                 counts = {"builds": run_indexing(client, tuple(table.split("."))).get("builds", 0)}
-        os.write(file, json.dumps([kind, counts]).encode() + b"\n")  # one write, which a kill does not tear
+        os.write(file, json.dumps([kind, counts]).encode() + b"\n")  # One write, which a kill cannot split
         time.sleep(rng.uniform(0.05, 0.3))

@@ -1,4 +1,4 @@
-"""What worker processes need: keys of the storage, and a server that they can verify."""
+"""Tests of what worker processes need: credentials for the storage, and a server that they can verify."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.services.s3 import S3
 
 @pytest.fixture(autouse=True)
 def no_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Of this machine, and none that an earlier test has found."""
+    """Remove the machine's credentials, and those that an earlier test found."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -68,12 +68,12 @@ async def test_workers_use_the_keys_of_the_settings(s3: S3, s3_bucket: str, tmp_
     assert not [key for key in left if not key.endswith("/")]
 
 
-async def test_workers_use_what_a_profile_of_aws_gives_the_server(
+async def test_workers_use_the_keys_of_the_servers_aws_profile(
     s3: S3, s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The profile runs a program for the keys, as one for a role does.
+    """The profile runs a program for the keys, like a profile for a role.
 
-    The worker needs no profile for it.
+    The worker does not need a profile.
     """
     given = f'{{"Version": 1, "AccessKeyId": "{s3.access_key}", "SecretAccessKey": "{s3.secret_key}"}}'
     (tmp_path / "keys.json").write_text(given)
@@ -83,7 +83,7 @@ async def test_workers_use_what_a_profile_of_aws_gives_the_server(
     assert await storage_problem(settings(s3, s3_bucket, tmp_path), SystemClock(), JOB_WORKER) == ""
 
 
-async def test_missing_and_wrong_keys_are_told(
+async def test_missing_and_wrong_keys_are_reported(
     s3: S3, s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SystemClock()
@@ -96,15 +96,15 @@ async def test_missing_and_wrong_keys_are_told(
     assert "missing" in await storage_problem(settings(s3, s3_bucket, tmp_path), clock, JOB_WORKER)
 
 
-async def test_a_gateway_that_does_not_answer_is_told(s3: S3, s3_bucket: str, tmp_path: Path) -> None:
+async def test_gateway_that_does_not_answer_is_reported(s3: S3, s3_bucket: str, tmp_path: Path) -> None:
     """Jobs get keys for one table there, so the server lends them none."""
     url = f"http://127.0.0.1:{free_port()}"
     given = settings(s3, s3_bucket, tmp_path, s3_client_access="gateway", gateway_url=url, **keys(s3))
     assert f"does not reach the objects gateway at {url}" in await storage_problem(given, SystemClock(), JOB_WORKER)
 
 
-def test_a_renewed_certificate_and_the_one_before_it_are_those_of_the_server(tmp_path: Path) -> None:
-    """Workers of a server load a renewed certificate one after the other."""
+def test_renewed_certificate_and_its_predecessor_are_both_accepted(tmp_path: Path) -> None:
+    """Workers of a server load a renewed certificate one after another."""
     authority = Authority(tmp_path, ("seamark.example",))
     authority.issue("first")
     certificate = Certificate(authority.certificate, authority.key)
@@ -119,8 +119,8 @@ def test_a_renewed_certificate_and_the_one_before_it_are_those_of_the_server(tmp
     assert first not in certificate.leaves()
 
 
-async def test_a_worker_accepts_the_certificate_of_its_server_and_no_other(tmp_path: Path) -> None:
-    """Whatever names it has, and also if it has the same names and the same authority."""
+async def test_worker_accepts_only_the_certificate_of_its_server(tmp_path: Path) -> None:
+    """It rejects other certificates whatever names they have, even with the same names and the same authority."""
     authority = Authority(tmp_path, ("seamark.example",))
     authority.issue("server")
     files = {"tls_cert": str(authority.certificate), "tls_key": str(authority.key)}
@@ -137,8 +137,8 @@ async def test_a_worker_accepts_the_certificate_of_its_server_and_no_other(tmp_p
             SeamarkClient(server.url, certificates="none").ping()
 
 
-async def test_a_statement_requests_joins_from_a_server_with_such_a_certificate(tmp_path: Path) -> None:
-    """Plan tables come by other connections than tables."""
+async def test_statement_requests_joins_from_a_server_with_such_a_certificate(tmp_path: Path) -> None:
+    """Plan tables use other connections than tables."""
     authority = Authority(tmp_path, ("seamark.example",))
     authority.issue("server")
     files = {"tls_cert": str(authority.certificate), "tls_key": str(authority.key)}
@@ -163,7 +163,7 @@ async def test_a_statement_requests_joins_from_a_server_with_such_a_certificate(
         assert await asyncio.to_thread(joined_files, server.url) == (("id", 1),)
 
 
-def test_the_driver_of_a_spark_job_leaves_no_keys_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_of_a_spark_job_leaves_no_keys_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder of the job stays if the server is killed."""
     request = JobRequest("compaction", ("db",), "t", "http://127.0.0.1", None, (), 0o022, storage={"s3.secret": "key"})
     (tmp_path / REQUEST).write_bytes(msgspec.json.encode(request))

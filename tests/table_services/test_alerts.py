@@ -1,4 +1,4 @@
-"""The alert rules name metrics and labels that the server has."""
+"""Tests that the alert rules use metrics and labels of the server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "alerts.yaml"
 _METRIC = re.compile(r"seamark_[a-z_]+")
 
 
-def test_each_rule_names_metrics_that_the_server_has() -> None:
+def test_each_alert_rule_uses_metrics_of_the_server() -> None:
     metrics = ServerMetrics()
     metrics.jobs.job_ended("compaction", "completed", 1.0, {"bytes_before": 2, "bytes_after": 1, "bytes_wasted": 3})
     metrics.jobs.jobs_lag("compaction", 4.0, 5)

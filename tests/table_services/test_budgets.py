@@ -1,4 +1,4 @@
-"""Time windows and priorities of jobs, by the properties of their tables."""
+"""Tests of time windows and priorities of jobs, set by table properties."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def at(text: str) -> int:
         ("nonsense", "12:00", 0),
     ],
 )
-def test_a_job_waits_until_its_window_begins(windows: str, now: str, wait_minutes: int) -> None:
+def test_job_waits_until_its_window_begins(windows: str, now: str, wait_minutes: int) -> None:
     assert wait_s(windows, at(now)) == 60 * wait_minutes
 
 
@@ -47,11 +47,11 @@ def test_random_windows_agree_with_a_walk_over_minutes() -> None:
 
 
 @pytest.mark.parametrize("text", ["25:00-26:00", "1:00-2:00", "10:00-10:00", "10:00", "10:00-24:30", "a," * 30])
-def test_an_invalid_window_is_none(text: str) -> None:
+def test_invalid_window_is_ignored(text: str) -> None:
     assert parse_windows(text) is None
 
 
-def test_indexes_are_built_at_any_time_and_a_high_priority_comes_before_all_normal_ones() -> None:
+def test_index_jobs_ignore_windows_and_high_priority_precedes_normal() -> None:
     properties = {"seamark.services.window": "01:00-02:00", "seamark.services.priority": "high"}
     index = with_budget(Job("indexing", ("db",), "t", "u", 5), properties)
     expiration = with_budget(Job("expiration", ("db",), "t", "u", 9), properties)

@@ -1,4 +1,4 @@
-"""`seamark serve` alone keeps indexes built: a real server process with its worker, and tables of stock PyIceberg."""
+"""Tests that `seamark serve` alone keeps indexes built, with a real server, its worker, and tables of PyIceberg."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def covered(client: IndexClient, table: str, files: int) -> bool:
 
 
 def metric(server: Seamark, name: str) -> float:
-    """Return the value of a metric; -1 when the server does not show it."""
+    """Return the value of a metric, or -1 if the server does not show it."""
     with urlopen(f"{server.base_url}/metrics") as answer:
         lines = answer.read().decode().splitlines()
     return next((float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name} ")), -1.0)
 
 
 def worker_pids(server: Seamark) -> list[int]:
-    """Worker processes of the server, by the parent that /proc names."""
+    """Return the worker processes of the server, by their parent in /proc."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -67,7 +67,7 @@ def worker_pids(server: Seamark) -> list[int]:
     return found
 
 
-def test_an_index_that_a_property_defines_is_built_and_follows_commits(server: Seamark) -> None:
+def test_index_defined_by_a_property_is_built_and_follows_commits(server: Seamark) -> None:
     catalog = RestCatalog("s", uri=server.base_url)
     catalog.create_namespace("db")
     catalog.create_table("db.t", SCHEMA, properties=INDEX)
@@ -81,13 +81,13 @@ def test_an_index_that_a_property_defines_is_built_and_follows_commits(server: S
     explained = client.explain("db.t", "name = 'name 3'")
     assert explained.files == 1
 
-    # A worker that is killed is started again, for the next change.
+    # A killed worker is restarted for the next change.
     block_until(lambda: metric(server, "seamark_service_queue") == 0)
     os.kill(pid, signal.SIGKILL)
     append(catalog, "db.t", 5)
     block_until(lambda: covered(client, "db.t", 5))
 
-    # A table that existed before the server started is examined, and the worker ends with the server.
+    # A table that is older than the server's start is examined, and the worker ends with the server.
     block_until(lambda: not any(build.state == "inflight" for build in client.timeline("db.t", action="indexing")))
     pids = worker_pids(server)
     server.kill9()
@@ -99,7 +99,7 @@ def test_an_index_that_a_property_defines_is_built_and_follows_commits(server: S
     assert server.terminate() == 0
 
 
-def test_a_worker_logs_in_with_a_token_of_its_own_and_keeps_no_secret_of_the_server(tmp_path: Path) -> None:
+def test_worker_uses_its_own_token_and_has_no_secret_of_the_server(tmp_path: Path) -> None:
     env = {"SEAMARK_SERVICES_WORKERS": "1", "SEAMARK_AUTH": "token", "SEAMARK_WEBHOOK_SECRET": "hunter2"}
     env |= {"PGPASSWORD": "hunter3", "AWS_SECRET_ACCESS_KEY": "hunter4", "MY_TOKEN": "hunter5"}
     server = Seamark(tmp_path / "home", env=env)
@@ -123,7 +123,7 @@ def test_a_worker_logs_in_with_a_token_of_its_own_and_keeps_no_secret_of_the_ser
 
 
 @pytest.mark.slow
-def test_a_table_whose_policy_enables_it_is_compacted(server: Seamark) -> None:
+def test_table_is_compacted_when_its_policy_enables_it(server: Seamark) -> None:
     catalog = RestCatalog("s", uri=server.base_url)
     catalog.create_namespace("db")
     for name, properties in (("kept", {}), ("merged", {"seamark.compaction.enabled": "true"})):
@@ -137,8 +137,8 @@ def test_a_table_whose_policy_enables_it_is_compacted(server: Seamark) -> None:
     assert client.files("db.kept").num_rows == 6
 
 
-def test_workers_that_cannot_work_are_told_wherever_an_operator_looks(tmp_path: Path) -> None:
-    """Here they have an address at which no server is.
+def test_workers_that_cannot_work_are_reported_in_every_operators_view(tmp_path: Path) -> None:
+    """Here the workers have an address without a server.
 
     The server itself and its queries are not affected.
     """
@@ -162,7 +162,7 @@ def test_workers_that_cannot_work_are_told_wherever_an_operator_looks(tmp_path: 
         assert client.index("db.t", "by_name").lag_files == 2
 
 
-def test_a_job_that_leaves_files_out_has_failed_until_a_run_succeeds(server: Seamark) -> None:
+def test_job_that_omits_files_counts_as_failed_until_a_run_succeeds(server: Seamark) -> None:
     catalog = RestCatalog("s", uri=server.base_url)
     catalog.create_namespace("db")
     table = catalog.create_table("db.t", SCHEMA)
@@ -188,7 +188,7 @@ def test_a_job_that_leaves_files_out_has_failed_until_a_run_succeeds(server: Sea
     assert run_seamark("doctor", "--url", server.base_url).returncode == 0
 
 
-@pytest.mark.slow  # as the compaction above: by a policy, in a worker
+@pytest.mark.slow  # By a policy and in a worker, like the compaction above
 def test_old_snapshots_expire_and_the_runs_are_listed(server: Seamark) -> None:
     catalog = RestCatalog("s", uri=server.base_url)
     catalog.create_namespace("db")
@@ -235,7 +235,7 @@ def runs(client: IndexClient) -> list[TimelineInstant]:
     return list(client.timeline("db.t", action="maintenance"))
 
 
-def test_the_worker_yields_the_cpu_and_the_disk_to_requests(server: Seamark) -> None:
+def test_worker_has_lower_cpu_and_disk_priority_than_requests(server: Seamark) -> None:
     catalog = RestCatalog("s", uri=server.base_url)
     catalog.create_namespace("db")
     catalog.create_table("db.t", SCHEMA, properties=INDEX)
@@ -246,11 +246,11 @@ def test_the_worker_yields_the_cpu_and_the_disk_to_requests(server: Seamark) -> 
     def io_class() -> str:
         return subprocess.run(["ionice", "-p", str(pid)], capture_output=True, text=True, check=True).stdout.strip()
 
-    block_until(lambda: io_class() == "idle")  # the last that it sets
+    block_until(lambda: io_class() == "idle")  # The last variable that it sets
     assert os.sched_getscheduler(pid) == os.SCHED_BATCH
     assert os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, server.pid)
-    # In the session of the server its work would count as the server's.
+    # In the server's session, its work would count as the server's.
     assert os.getsid(pid) == pid != os.getsid(server.pid)
     autogroup = Path(f"/proc/{pid}/autogroup")
-    if autogroup.exists():  # not every kernel groups processes by sessions
+    if autogroup.exists():  # Not every kernel groups processes by sessions.
         assert autogroup.read_text().split()[-2:] == ["nice", "15"]

@@ -1,4 +1,4 @@
-"""The worker process of a real server maintains a table with encrypted files, by the key service of its settings."""
+"""Tests that a real server's worker maintains a table with encrypted files, using the key service of its settings."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.waits import block_until
 ROOT = Path(__file__).parents[2]
 KMS = {"SEAMARK_PARQUET_KMS": "tests.connector.parquet.encrypted:ConfiguredKms", "PYTHONPATH": str(ROOT)}
 SECRET = {("payload", "k1"), ("price", "k2"), ("place.city", "k2")}
-"""Of CONFIGURATIONS[2]."""
+"""The secret of CONFIGURATIONS[2]"""
 
 
 def fill(server: Seamark) -> IndexClient:
-    """Six small encrypted files in each of two partitions; nothing is to be done about them yet."""
+    """Write six small encrypted files to each of two partitions, which need no maintenance yet."""
     catalog = RestCatalog("s", uri=server.base_url)
     catalog.create_namespace("db")
     catalog.create_table("db.t", SCHEMA, partition_spec=BY_PART, properties=PROPERTIES)
@@ -46,11 +46,11 @@ def errors(client: IndexClient) -> list[str]:
     return [str(run.summary["error"]) for run in runs if run.summary.get("service") == "compaction"]
 
 
-@pytest.mark.slow  # two starts of a server, and of its worker
-def test_a_worker_merges_and_indexes_encrypted_files_by_the_key_service_of_its_settings(tmp_path: Path) -> None:
-    """The variables of the service reach it, those with the prefix of the settings.
+@pytest.mark.slow  # Two starts of a server and its worker
+def test_worker_merges_and_indexes_encrypted_files_with_the_configured_key_service(tmp_path: Path) -> None:
+    """The worker gets the variables of the service with the prefix of the settings.
 
-    Without them the table stays, and the run says why.
+    Without them the table is unchanged, and the run reports the reason.
     """
     env = {**KMS, "SEAMARK_PARQUET_KEY_FILE": key_file(tmp_path, "db"), "SEAMARK_SERVICES_WORKERS": "1"}
     with Seamark(tmp_path / "home", env=env) as server:

@@ -1,4 +1,4 @@
-"""What the process of a job may open, although it has the rights of the server's account."""
+"""Tests of what a job's process may open, although it has the rights of the server's account."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ ALLOWED = {
 
 
 @pytest.mark.skipif(landlock._abi() < 6, reason="this kernel has no Landlock, or one without ports and signals")
-def test_a_job_opens_the_files_of_its_table_and_reaches_the_hosts_that_it_needs(tmp_path: Path) -> None:
+def test_job_opens_only_its_tables_files_and_the_hosts_that_it_needs(tmp_path: Path) -> None:
     for name in ("own", "joined", "allowed", "other"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a").write_text("a")
@@ -123,8 +123,8 @@ def test_a_job_opens_the_files_of_its_table_and_reaches_the_hosts_that_it_needs(
     assert refused == {"PermissionError"}
 
 
-def test_a_kernel_without_landlock_refuses_nothing() -> None:
-    """Then our code alone refuses other files."""
+def test_kernel_without_landlock_restricts_nothing() -> None:
+    """Then only our code refuses other files."""
     script = (
         "from seamark.commands.confinement import landlock\n"
         "landlock._abi = lambda: 0\n"
@@ -145,8 +145,8 @@ job_worker.main()
 """
 
 
-def test_a_job_cannot_read_the_request_of_the_next_job() -> None:
-    """The next request has the login for another namespace, and perhaps keys."""
+def test_job_cannot_read_the_request_of_the_next_job() -> None:
+    """The next request has the login for another namespace, and maybe keys."""
     request = msgspec.json.encode(JobRequest("reading", ("db",), "t", "http://127.0.0.1:1", None, (), 0o022))
     argv = [sys.executable, "-P", "-c", INPUT_SCRIPT]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:

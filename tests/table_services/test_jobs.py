@@ -1,4 +1,4 @@
-"""The queue of jobs: each table and service has one job at a time, failed ones wait longer each time."""
+"""Tests of the job queue: one job for each table and service at a time, and growing pauses after failures."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_jobs_run_by_priority_and_then_by_age() -> None:
     assert [(await queue.take()).table for _ in range(4)] == ["b", "d", "a", "c"]
 
 
-async def test_a_job_that_is_proposed_while_it_runs_runs_once_more_after_a_pause() -> None:
+async def test_job_proposed_while_it_runs_runs_again_after_a_pause() -> None:
     now = Now()
     queue = JobQueue(now, limit=QUEUE)
     queue.put(a_job("t"))
@@ -59,7 +59,7 @@ async def test_a_job_that_is_proposed_while_it_runs_runs_once_more_after_a_pause
     assert await taken(queue) is None
 
 
-async def test_a_job_that_found_nothing_rests_shorter_than_one_that_did_something() -> None:
+async def test_job_without_work_pauses_shorter_than_one_with_work() -> None:
     now = Now()
     queue = JobQueue(now, limit=QUEUE)
     looks = Job("manifests", ("db",), "t", "uuid", pause_s=600.0, idle_pause_s=60.0)
@@ -76,7 +76,7 @@ async def test_a_job_that_found_nothing_rests_shorter_than_one_that_did_somethin
     assert queue.finish(await queue.take(), failed=False, idle=True) == 1.0
 
 
-async def test_failed_jobs_wait_twice_as_long_each_time_until_one_succeeds() -> None:
+async def test_pause_of_a_failing_job_doubles_until_it_succeeds() -> None:
     now = Now()
     queue = JobQueue(now, limit=QUEUE)
     queue.put(a_job("t"))
@@ -94,7 +94,7 @@ async def test_failed_jobs_wait_twice_as_long_each_time_until_one_succeeds() -> 
     assert queue.finish(await queue.take(), failed=True) == BACKOFF_S
 
 
-async def test_a_change_does_not_end_the_backoff_of_a_failing_job() -> None:
+async def test_change_does_not_end_the_pause_of_a_failing_job() -> None:
     now = Now()
     queue = JobQueue(now, limit=QUEUE)
     queue.put(a_job("t"))
@@ -105,7 +105,7 @@ async def test_a_change_does_not_end_the_backoff_of_a_failing_job() -> None:
     assert await taken(queue) is not None
 
 
-async def test_the_jobs_that_start_next_are_listed_by_due_time_priority_and_age() -> None:
+async def test_next_jobs_are_listed_by_due_time_priority_and_age() -> None:
     now = Now()
     queue = JobQueue(now, limit=QUEUE)
     queue.put(a_job("failing"))
@@ -121,11 +121,11 @@ async def test_the_jobs_that_start_next_are_listed_by_due_time_priority_and_age(
     assert queue.waiting_namespaces().total() == 5
 
 
-async def test_a_tenant_that_fills_the_queue_leaves_places_for_others() -> None:
+async def test_tenant_that_fills_the_queue_leaves_places_for_others() -> None:
     queue = JobQueue(Now(), limit=100)
     accepted = [queue.put(a_job(f"t{number}")) for number in range(200)]
     assert accepted == [True] * 80 + [False] * 120
-    assert queue.put(a_job("t7", priority=0))  # it waits already
+    assert queue.put(a_job("t7", priority=0))  # The job is waiting already.
     for tenant in ("x", "y", "z"):
         assert queue.put(a_job(f"of {tenant}", tenant=tenant))
     assert len(queue) == 83
@@ -133,8 +133,8 @@ async def test_a_tenant_that_fills_the_queue_leaves_places_for_others() -> None:
     queue.check_invariants()
 
 
-async def test_a_tenant_with_thousands_of_jobs_does_not_delay_one_with_a_single_job() -> None:
-    """Each tenant gets the same time, not the same number of jobs, while it has jobs that wait."""
+async def test_tenant_with_thousands_of_jobs_does_not_delay_one_with_a_single_job() -> None:
+    """While several tenants have waiting jobs, each gets the same time, not the same number of jobs."""
     now = Now()
     queue = JobQueue(now, limit=QUEUE)
     seconds = {"large": 1.0, "slow": 10.0, "small": 1.0}
@@ -153,12 +153,12 @@ async def test_a_tenant_with_thousands_of_jobs_does_not_delay_one_with_a_single_
         spent[job.tenant] += 0 if job.tenant == "small" else seconds[job.tenant]
         queue.finish(job, failed=False)
         queue.check_invariants()
-    assert spent["small"] == 1  # at its first or second turn
+    assert spent["small"] == 1  # In its first or second turn
     assert abs(spent["large"] - spent["slow"]) <= 20
 
 
 async def test_work_of_the_queue_grows_little_with_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted in heap operations, each of which costs a logarithm of the length: 10,000 tables with three services."""
+    """The test counts heap operations, each of logarithmic cost: 10,000 tables with three services."""
     steps = {"push": 0, "pop": 0}
 
     def push(heap: list[Any], item: Any) -> None:
@@ -173,7 +173,7 @@ async def test_work_of_the_queue_grows_little_with_its_length(monkeypatch: pytes
     monkeypatch.setattr(job_queue, "heappop", pop)
     queue = JobQueue(Now(), limit=50_000)
     tables = 10_000
-    for _ in range(3):  # the second and third look find each job in the queue
+    for _ in range(3):  # The second and third checks find each job in the queue.
         for number in range(tables):
             for service in ("indexing", "compaction", "expiration"):
                 assert queue.put(a_job(f"t{number}", service=service))
@@ -184,7 +184,7 @@ async def test_work_of_the_queue_grows_little_with_its_length(monkeypatch: pytes
     assert len(queue) == 0
 
 
-async def test_the_lag_is_that_of_the_job_that_is_due_longest_and_failing_tables_are_counted() -> None:
+async def test_lag_is_that_of_the_most_overdue_job_and_failing_tables_are_counted() -> None:
     now = Now()
     queue = JobQueue(now, limit=QUEUE)
     queue.put(a_job("a"))
@@ -196,11 +196,11 @@ async def test_the_lag_is_that_of_the_job_that_is_due_longest_and_failing_tables
     assert queue.lags() == {"indexing": 17.0, "compaction": 2.0}
     queue.finish(await queue.take(), failed=True)
     assert queue.failing() == {"indexing": 1}
-    assert queue.lags() == {"indexing": 7.0, "compaction": 2.0}  # the failed job is due later
+    assert queue.lags() == {"indexing": 7.0, "compaction": 2.0}  # The failed job is due later.
 
 
-async def test_random_histories_lose_no_proposal_and_run_no_job_twice_at_once() -> None:
-    """Whatever is proposed after a job began is followed by a run that began later."""
+async def test_random_histories_lose_no_proposal_and_run_no_job_concurrently_with_itself() -> None:
+    """A proposal after the start of a job is followed by a run that starts later."""
     rng = random.Random(20)
     now = Now()
     queue = JobQueue(now, limit=QUEUE)

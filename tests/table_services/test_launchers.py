@@ -1,4 +1,4 @@
-"""Which launcher runs a job: by the table's property, and by the bytes that were added since the last rewrite."""
+"""Tests of the choice of launcher: by the table's property, and by the bytes added since the last rewrite."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def choice(*names: str, spark_bytes: int = 100) -> LauncherChoice:
     return LauncherChoice({name: Launched() for name in names}, spark_bytes=spark_bytes)
 
 
-def test_a_large_rewrite_runs_on_the_cluster_or_else_on_local_spark_or_else_in_the_worker() -> None:
+def test_large_rewrite_runs_on_the_cluster_or_local_spark_or_in_the_worker() -> None:
     for names, expected in (((WORKER, LOCAL, CLUSTER), CLUSTER), ((WORKER, LOCAL), LOCAL), ((WORKER,), WORKER)):
         assert choice(*names).name_of(a_job(100)) == expected
         assert choice(*names).name_of(a_job(99)) == WORKER
         assert choice(*names, spark_bytes=0).name_of(a_job(1 << 50)) == WORKER
 
 
-def test_the_property_overrides_the_size_and_jobs_that_rewrite_nothing_stay_in_the_worker() -> None:
+def test_launcher_property_overrides_the_size_and_other_jobs_stay_in_the_worker() -> None:
     chosen = choice(WORKER, LOCAL, CLUSTER)
     assert chosen.name_of(a_job(1, launcher_of({"seamark.services.launcher": "local"}))) == LOCAL
     assert chosen.name_of(a_job(1 << 40, launcher_of({"seamark.services.launcher": "worker"}))) == WORKER
@@ -77,7 +77,7 @@ def test_the_property_overrides_the_size_and_jobs_that_rewrite_nothing_stay_in_t
 
 @pytest.mark.parametrize("permitted", [(WORKER,), (WORKER, LOCAL), (WORKER, CLUSTER), (WORKER, LOCAL, CLUSTER)])
 @pytest.mark.parametrize("chosen", [AUTO, WORKER, LOCAL, CLUSTER, "nonsense"])
-async def test_a_job_runs_only_where_the_server_permits_and_else_as_without_the_property(
+async def test_launcher_property_is_ignored_unless_the_server_permits_it(
     permitted: tuple[str, ...], chosen: str
 ) -> None:
     launchers = {name: Launched() for name in permitted}
@@ -94,7 +94,7 @@ async def test_a_job_runs_only_where_the_server_permits_and_else_as_without_the_
 
 
 @given(memory_bytes=st.integers(3 << 30, 1 << 42))
-def test_the_processes_of_local_spark_share_its_memory(memory_bytes: int) -> None:
+def test_processes_of_local_spark_share_its_memory(memory_bytes: int) -> None:
     limits = local_limits(memory_bytes)
     tasks = int(limits.master.removeprefix("local[").removesuffix("]"))
     assert 1 <= tasks <= len(os.sched_getaffinity(0))
@@ -102,14 +102,14 @@ def test_the_processes_of_local_spark_share_its_memory(memory_bytes: int) -> Non
     assert memory_bytes - tasks - 2 < (tasks + 2) * limits.process_bytes <= memory_bytes
 
 
-def test_without_a_limit_local_spark_uses_all_cpus() -> None:
+def test_local_spark_without_a_limit_uses_all_cpus() -> None:
     assert local_limits(0) == ("local[*]", 0)
 
 
 async def test_each_process_of_a_local_job_inherits_the_memory_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a program in the place of spark-submit that starts another process, as the real one starts the JVM."""
+    """A program in place of spark-submit starts another process, as the real one starts the JVM."""
     program = tmp_path / "bin" / "spark-submit"
     program.parent.mkdir()
     script = "import resource; print(resource.getrlimit(resource.RLIMIT_DATA)[1])"
@@ -126,7 +126,7 @@ async def test_each_process_of_a_local_job_inherits_the_memory_limit(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_end_a_command_that_waits_for_spark_quietly(tmp_path: Path, number: signal.Signals) -> None:
-    """Also those that come while it cleans up; the program in the place of spark-submit does not end by itself."""
+    """This includes signals during its clean-up; the program in place of spark-submit does not end by itself."""
     for name, text in (("spark-submit", f"echo $$ >{tmp_path}/pid; exec sleep 600"), ("java", "exit 1")):
         program = tmp_path / "bin" / name
         program.parent.mkdir(exist_ok=True)
@@ -139,7 +139,7 @@ def test_signals_end_a_command_that_waits_for_spark_quietly(tmp_path: Path, numb
         try:
             block_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().endswith("\n"))
             spark = int((tmp_path / "pid").read_text())
-            # When it has set the priority, it waits for the program's end.
+            # Once the priority is set, the command waits for the program's end.
             block_until(lambda: os.getpriority(os.PRIO_PROCESS, spark) > os.getpriority(os.PRIO_PROCESS, process.pid))
             while process.poll() is None:
                 process.send_signal(number)
@@ -147,7 +147,7 @@ def test_signals_end_a_command_that_waits_for_spark_quietly(tmp_path: Path, numb
             assert process.stdout.read() == b""
         finally:
             process.kill()
-    # A shell says the same for both: the code, or the signal if the last one came when Python had ended.
+    # A shell reports both in the same way: the code, or the signal if the last one arrived after Python had ended.
     assert process.returncode in (128 + number, -number)
     assert list(tmp_path.glob("seamark-job-*")) == []
     with pytest.raises(ProcessLookupError):
@@ -155,9 +155,9 @@ def test_signals_end_a_command_that_waits_for_spark_quietly(tmp_path: Path, numb
 
 
 @pytest.mark.parametrize("dies", ["before the driver starts", "later"])
-def test_a_driver_ends_when_its_server_has_died(tmp_path: Path, dies: str) -> None:
+def test_driver_ends_when_its_server_has_died(tmp_path: Path, dies: str) -> None:
     os.mkfifo(tmp_path / ALIVE)
-    os.mkfifo(tmp_path / REQUEST)  # which nobody writes, so the driver has work until its end
+    os.mkfifo(tmp_path / REQUEST)  # Nothing writes to it, so the driver has work until its end.
     alive = os.open(tmp_path / ALIVE, os.O_RDWR | os.O_CLOEXEC)
     if dies == "before the driver starts":
         os.close(alive)
@@ -180,7 +180,7 @@ def _has_open(pid: int, path: Path) -> bool:
     return str(path) in found
 
 
-def test_the_bytes_of_a_rewrite_are_those_that_commits_added_since_the_last_one() -> None:
+def test_bytes_of_a_rewrite_are_those_added_since_the_last_one() -> None:
     def metadata(*summaries: dict[str, str]) -> TableMetadata:
         snapshots = [
             {"snapshot-id": number, "sequence-number": number, "timestamp-ms": number, "manifest-list": "file:///l"}

@@ -1,4 +1,4 @@
-"""A job that a policy causes runs while those who set the policy may change the table."""
+"""Tests that a policy's job runs only while the users who set the policy may change the table."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ WENDY = Grant("wendy", "writer", ("db",))
 
 
 @pytest.mark.parametrize("on_namespace", [False, True])
-async def test_a_job_does_not_run_for_a_setter_whose_rights_were_withdrawn(tmp_path: Path, on_namespace: bool) -> None:
-    """The run is recorded as failed, and says whose policy it is.
+async def test_job_does_not_run_after_the_rights_of_its_policys_author_were_withdrawn(
+    tmp_path: Path, on_namespace: bool
+) -> None:
+    """The run is recorded as failed, with the name of the policy's author.
 
-    Policies of others are not concerned.
+    Policies of other users are not affected.
     """
     async with running(tmp_path) as server:
         parts = server.components

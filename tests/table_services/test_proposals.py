@@ -1,4 +1,4 @@
-"""What services propose for a table, by its metadata alone."""
+"""Tests of the jobs that services propose for a table from its metadata alone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def proposer(kind: type[JobProposer], clock: Clock | None = None, **by_default: 
     """Return the server's half of a service.
 
     Args:
-        by_default: Which services run on tables without their switch.
+        by_default: Services that run on tables without their switch.
     """
     settings = Settings(**{f"services_{name}": enabled for name, enabled in by_default.items()})
     return kind(settings, clock or SystemClock())
@@ -73,18 +73,18 @@ def a_table(properties: dict[str, str], version: int = 2, **totals: int) -> Tabl
         (a_table({}, total_data_files=9, total_files_size=9), False),
     ],
 )
-def test_compaction_is_proposed_where_it_may_find_work(table: TableMetadata, proposed: bool) -> None:
+def test_compaction_is_proposed_when_it_may_find_work(table: TableMetadata, proposed: bool) -> None:
     assert (proposer(Compaction, compaction=False, clustering=True).propose(ENTRY, table) is not None) == proposed
 
 
-def test_the_property_of_a_table_outweighs_the_setting() -> None:
+def test_table_property_takes_precedence_over_the_setting() -> None:
     totals = {"total_data_files": 9, "total_files_size": 9}
     service = proposer(Compaction, compaction=True, clustering=True)
     assert service.propose(ENTRY, a_table({}, **totals)) is not None
     assert service.propose(ENTRY, a_table({"seamark.compaction.enabled": "false"}, **totals)) is None
 
 
-def test_a_table_with_clustering_columns_is_clustered_and_not_compacted() -> None:
+def test_table_with_clustering_columns_is_clustered_and_not_compacted() -> None:
     columns = {**ON, "seamark.clustering.columns": "id"}
     totals = {"total_data_files": 9, "total_files_size": 9}
     compaction, clustering = (
@@ -101,7 +101,7 @@ def test_a_table_with_clustering_columns_is_clustered_and_not_compacted() -> Non
     assert clustering.propose(ENTRY, a_table(columns, version=1, **totals)) is None
 
 
-def test_plans_of_large_tables_are_rarer() -> None:
+def test_large_tables_are_examined_less_often() -> None:
     service = proposer(Compaction, compaction=True, clustering=True)
     job = service.propose(ENTRY, a_table({}, total_data_files=1_000_000, total_files_size=9))
     assert job is not None
@@ -153,7 +153,7 @@ EXPIRES = {"seamark.expiration.enabled": "true"}
         (with_snapshots(EXPIRES, 1, 16 * DAY_MS, 20 * DAY_MS, max_snapshot_age_ms=1000), True),
     ],
 )
-def test_an_expiration_is_proposed_where_it_may_find_old_snapshots(table: TableMetadata, proposed: bool) -> None:
+def test_expiration_is_proposed_when_it_may_find_old_snapshots(table: TableMetadata, proposed: bool) -> None:
     clock = LateClock()
     clock.ahead_ms = 20 * DAY_MS - SystemClock().now_ms()
     assert (proposer(SnapshotExpiration, clock, expiration=False).propose(ENTRY, table) is not None) == proposed
@@ -171,7 +171,7 @@ def test_an_expiration_is_proposed_where_it_may_find_old_snapshots(table: TableM
         ({"seamark.orphan-files.min-age-ms": "86400000"}, True, True),
     ],
 )
-def test_a_removal_of_orphan_files_is_proposed_where_it_is_enabled_and_possible(
+def test_orphan_removal_is_proposed_when_it_is_enabled_and_possible(
     properties: dict[str, str], default: bool, proposed: bool
 ) -> None:
     job = proposer(OrphanFileRemoval, orphan_files=default).propose(ENTRY, a_table(properties))
@@ -191,7 +191,7 @@ def test_a_removal_of_orphan_files_is_proposed_where_it_is_enabled_and_possible(
         ({}, {}, True, False),
     ],
 )
-def test_a_rewrite_of_manifests_is_proposed_after_a_change(
+def test_manifest_rewrite_is_proposed_after_a_change(
     properties: dict[str, str], totals: dict[str, Any], default: bool, proposed: bool
 ) -> None:
     job = proposer(ManifestRewriting, manifests=default).propose(ENTRY, a_table(properties, **totals))
@@ -200,7 +200,7 @@ def test_a_rewrite_of_manifests_is_proposed_after_a_change(
 
 
 def a_history(*totals: dict[str, Any], statistics_of: int | None, columns: tuple[int, ...] = (1, 2)) -> TableMetadata:
-    """Return a snapshot for each of `totals`; the one with this id has statistics."""
+    """Return a table with a snapshot for each of `totals`; the snapshot with this id has statistics."""
     document = msgspec.json.decode(encode_table(a_table({}, total_records=1)))
     snapshot = document["snapshots"][0]
     document["snapshots"] = [
@@ -250,9 +250,7 @@ SAME = {"operation": "replace", "added_records": 100, "deleted_records": 100, "t
         (a_table({"seamark.statistics.changed-percent": "no"}, total_records=9), False),
     ],
 )
-def test_statistics_are_proposed_when_they_are_missing_or_much_has_changed(
-    table: TableMetadata, proposed: bool
-) -> None:
+def test_statistics_are_proposed_when_they_are_missing_or_outdated(table: TableMetadata, proposed: bool) -> None:
     assert (proposer(TableStatistics, statistics=True).propose(ENTRY, table) is not None) == proposed
     assert proposer(TableStatistics, statistics=False).propose(ENTRY, table) is None
 
@@ -260,7 +258,7 @@ def test_statistics_are_proposed_when_they_are_missing_or_much_has_changed(
 @pytest.mark.parametrize(
     ("specs", "proposed"), [((2,), False), ((2, 4), True), ((4, 2), False), ((3, 4), False), ((4, 8, 16), True)]
 )
-def test_a_split_is_proposed_where_a_spec_has_fewer_buckets(specs: tuple[int, ...], proposed: bool) -> None:
+def test_split_is_proposed_when_a_spec_has_fewer_buckets(specs: tuple[int, ...], proposed: bool) -> None:
     document = msgspec.json.decode(encode_table(a_table({}, total_data_files=1)))
     document["partition-specs"] = [
         {

@@ -1,4 +1,4 @@
-"""Each declared table service has both halves and a command, and keeps the names that tables and settings store."""
+"""Tests that each declared table service has both halves and a command, and keeps its stored names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STORED_NAMES = {
     "manifests": ("manifests", "seamark.manifests.enabled", "services_manifests"),
     "bucket-splitting": ("split-buckets", "seamark.bucket-splitting.enabled", "services_bucket_splitting"),
 }
-"""The command, the switch and the setting of each service. Tables, files of settings and scripts have them."""
+"""The command, the switch and the setting of each service. Tables, settings files and scripts contain them."""
 
 
 def test_each_service_has_both_halves_and_a_command() -> None:
@@ -34,7 +34,7 @@ def test_each_service_has_both_halves_and_a_command() -> None:
     assert all(proposer.service is SERVICES[name] for name, proposer in PROPOSERS.items())
 
 
-def test_names_that_tables_and_settings_store_stay() -> None:
+def test_names_stored_in_tables_and_settings_do_not_change() -> None:
     assert {name: (one.command, one.switch, one.setting) for name, one in SERVICES.items()} == STORED_NAMES
 
 
@@ -48,7 +48,7 @@ def test_properties_and_settings_of_a_service_follow_its_declaration(service: Ta
     assert set(service.steered_by) <= SERVICES.keys() - {service.name}
 
 
-def test_whose_properties_steer_a_job() -> None:
+def test_each_service_lists_the_properties_that_steer_its_jobs() -> None:
     assert steering_prefixes("compaction") == ("seamark.compaction.", "seamark.clustering.")
     assert steering_prefixes("expiration") == ("seamark.expiration.", "history.expire.")
     assert steering_prefixes("indexing") == ("seamark.index.",)

@@ -1,4 +1,4 @@
-"""The list of waiting jobs tells a caller nothing of jobs in namespaces that it may not read."""
+"""Tests that the list of waiting jobs reveals nothing about jobs in namespaces that the caller may not read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.server.rig import running, some_settings
 
 
 def state_of(*waiting: tuple[str, int]) -> str:
-    """As a replica publishes it, whose queue has so many jobs in each namespace, in this order."""
+    """Return the state that a replica publishes with this many waiting jobs in each namespace, in this order."""
     queue = JobQueue(lambda: 0.0, limit=20_000)
     for namespace, count in waiting:
         for number in range(count):
@@ -36,7 +36,7 @@ def state_of(*waiting: tuple[str, int]) -> str:
         ((("a", WAITING_LISTED + 1),), {"a": False, "b": True}),
     ],
 )
-def test_a_list_is_complete_if_no_job_of_the_readable_namespaces_is_left_out(
+def test_list_is_complete_if_no_readable_job_is_omitted(
     waiting: tuple[tuple[str, int], ...], complete_of: dict[str, bool]
 ) -> None:
     state = msgspec.json.decode(state_of(*waiting), type=JobsState)
@@ -44,7 +44,7 @@ def test_a_list_is_complete_if_no_job_of_the_readable_namespaces_is_left_out(
     assert state.is_complete(lambda _: True) == all(complete_of.values())
 
 
-def test_with_more_namespaces_than_are_published_no_list_is_called_complete() -> None:
+def test_list_is_never_complete_with_more_namespaces_than_are_published() -> None:
     names = [(f"n{number:04}", 1) for number in range(WAITING_LISTED + NAMESPACES_LISTED)]
     state = msgspec.json.decode(state_of(*names), type=JobsState)
     assert not state.more
@@ -55,7 +55,7 @@ def test_with_more_namespaces_than_are_published_no_list_is_called_complete() ->
     assert not state.is_complete(lambda path: path == ("n0000",))
 
 
-async def test_the_list_of_a_table_does_not_tell_that_jobs_of_other_namespaces_wait(tmp_path: Path) -> None:
+async def test_list_of_a_table_does_not_reveal_waiting_jobs_of_other_namespaces(tmp_path: Path) -> None:
     clock = SystemClock()
     secrets = {}
     async with open_store(some_settings(tmp_path).database_url(), clock=clock) as store:

@@ -1,4 +1,4 @@
-"""The scheduler over a real store: one replica leads, changes lead to jobs, failed jobs are repeated."""
+"""Tests of the scheduler with a real store: one replica leads, changes cause jobs, failed jobs are repeated."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Recorder:
     """A launcher that records its jobs, fails the first `failures`, and takes `takes_s`.
 
     Attributes:
-        agains: So many jobs want to run again.
+        agains: The number of jobs that request another run.
     """
 
     ran: list[str] = field(default_factory=list)
@@ -154,8 +154,8 @@ async def create(server: Running, namespace: str, *names: str) -> None:
             assert answer.status == 200, await answer.text()
 
 
-async def test_every_replica_tells_which_jobs_run_and_how_far_they_are(tmp_path: Path) -> None:
-    """Through the lease of the replica that runs them; when it is gone, so are they."""
+async def test_every_replica_lists_running_jobs_with_their_progress(tmp_path: Path) -> None:
+    """The lease of the replica that runs them lists them; without it they are gone."""
     async with running(tmp_path) as server:
         await create(server, "a", "t1")
 
@@ -168,7 +168,7 @@ async def test_every_replica_tells_which_jobs_run_and_how_far_they_are(tmp_path:
         assert await listed("jobs") == []
         recorder = Recorder(takes_s=60, progress=JobProgress(3, 12, 1 << 20, 5 << 20))
         async with scheduled(server, recorder, lasts_s=0.3):
-            await until(lambda: ("every-table", 1, 1 << 20, 5 << 20) in recorder.shown)  # after the renewal
+            await until(lambda: ("every-table", 1, 1 << 20, 5 << 20) in recorder.shown)  # After the renewal
             assert len(await listed("jobs")) == 1
             (job,) = await listed("tables/a/t1/jobs")
             assert (job["service"], job["namespace"], job["table"], job["launcher"]) == (
@@ -187,7 +187,7 @@ async def test_every_replica_tells_which_jobs_run_and_how_far_they_are(tmp_path:
             await create(server, "a", "t2")
             assert await listed("tables/a/t2/jobs") == []
             async with asyncio.timeout(60):
-                while not (waiting := await listed("tables/a/t2/jobs", "waiting")):  # the state of the next renewal
+                while not (waiting := await listed("tables/a/t2/jobs", "waiting")):  # The state of the next renewal
                     await asyncio.sleep(0.05)
             assert [(job["service"], job["table"], job["failures"]) for job in waiting] == [("every-table", "t2", 0)]
             assert await listed("jobs", "waiting") == waiting
@@ -211,7 +211,7 @@ async def test_existing_tables_of_all_namespaces_and_later_changes_are_examined(
         assert set(recorder.outcomes) == {"completed"}
 
 
-async def test_a_failed_job_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_job_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_queue, "BACKOFF_S", 0.05)
     async with running(tmp_path) as server:
         await create(server, "a", "t")
@@ -220,7 +220,7 @@ async def test_a_failed_job_is_repeated(tmp_path: Path, monkeypatch: pytest.Monk
             await until(lambda: recorder.outcomes == ["failed", "failed", "completed"])
 
 
-async def test_a_job_that_leaves_something_for_later_runs_again_without_a_change(tmp_path: Path) -> None:
+async def test_job_with_remaining_work_runs_again_without_a_change(tmp_path: Path) -> None:
     async with running(tmp_path, services_workers=0) as server:
         await create(server, "db", "t")
         recorder = Recorder(agains=2)
@@ -228,7 +228,7 @@ async def test_a_job_that_leaves_something_for_later_runs_again_without_a_change
             await until(lambda: recorder.outcomes == ["completed"] * 3)
 
 
-async def test_a_table_in_which_nothing_was_to_do_is_soon_looked_at_again(tmp_path: Path) -> None:
+async def test_table_without_work_is_examined_again_soon(tmp_path: Path) -> None:
     async with running(tmp_path, services_workers=0) as server:
         await create(server, "db", "t")
         recorder = Recorder()
@@ -262,15 +262,17 @@ async def test_one_replica_leads_and_another_takes_over_when_it_is_gone(tmp_path
         async with scheduled(server, first, lasts_s=4.0):
             await until(lambda: first.ran)
             async with scheduled(server, second, lasts_s=4.0):
-                await asyncio.sleep(4.5)  # the lease is short, but a busy machine renews it in time
+                await asyncio.sleep(4.5)  # The lease is short, but a busy machine renews it in time.
                 assert (first.ran, second.ran) == (["t"], [])
         assert first.stopped == 1
         async with scheduled(server, second, lasts_s=2.0):
             await until(lambda: second.ran == ["t"])
 
 
-async def test_a_job_that_is_no_longer_wanted_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The policy has changed, the table was dropped, or another has its name: also a failed job is not repeated."""
+async def test_obsolete_job_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy has changed, the table was dropped, or another table has its name; a failed job is not
+    repeated either.
+    """
     monkeypatch.setattr(job_queue, "BACKOFF_S", 0.3)
     async with running(tmp_path) as server:
         await create(server, "a", "disabled", "dropped", "replaced", "wanted")
@@ -287,20 +289,22 @@ async def test_a_job_that_is_no_longer_wanted_does_not_run(tmp_path: Path, monke
         assert sorted(recorder.ran[4:]) == ["replaced", "wanted"]
 
 
-async def test_a_table_with_unreadable_metadata_does_not_stop_the_others(tmp_path: Path) -> None:
+async def test_table_with_unreadable_metadata_does_not_stop_the_others(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         await create(server, "a", "bad", "good")
         _, loaded = await server.get("/v1/namespaces/a/tables/bad")
         Path(loaded["metadata-location"].removeprefix("file://")).write_text("{")
-    async with running(tmp_path) as server:  # whose cache is empty
+    async with running(tmp_path) as server:  # Its cache is empty.
         recorder = Recorder()
         async with scheduled(server, recorder):
             await until(lambda: "good" in recorder.ran)
         assert "bad" not in recorder.ran
 
 
-async def test_what_one_table_breaks_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A writer may find a fault of a service, or take over the process of a worker by a data file."""
+async def test_failure_caused_by_one_table_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer may trigger a bug of a service, or take over a worker process with a data file."""
 
     class Faulty(EveryTable):
         def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
@@ -327,8 +331,8 @@ async def test_what_one_table_breaks_does_not_stop_the_others(tmp_path: Path, mo
         assert "an-answer" in recorder.ran
 
 
-async def test_a_look_at_many_tables_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The event loop belongs to requests: beyond the first tables, a sweep takes a small share of its time."""
+async def test_sweep_over_many_tables_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop must serve requests: after the first tables, a sweep takes a small share of its time."""
     monkeypatch.setattr(watch, "_FREE_TABLES", 0)
     async with running(tmp_path) as server:
         await create(server, "a", *(f"t{number}" for number in range(20)))
@@ -352,8 +356,10 @@ async def test_a_look_at_many_tables_pauses(tmp_path: Path, monkeypatch: pytest.
         assert 0 < sum(slept) <= busy_s / 0.015
 
 
-async def test_a_sweep_looks_again_only_at_tables_that_changed_or_wait_for_another_look(tmp_path: Path) -> None:
-    """The sweep looks again after a change of the table, a namespace's policy or its name, and after a refusal."""
+async def test_sweep_repeats_only_changed_or_waiting_tables(tmp_path: Path) -> None:
+    """A table is examined again after a change of the table, of a namespace's policy or of its name, and after
+    a refusal.
+    """
     async with running(tmp_path) as server:
         await create(server, "a")
         await create(server, "a\x1fdeep", "never", "changed", "renamed", "refused", "late")

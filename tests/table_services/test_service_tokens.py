@@ -1,4 +1,4 @@
-"""Service tokens: what the worker processes of table services log in with, and nobody else can make."""
+"""Tests of service tokens: logins of table services' worker processes, which nobody else can create."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def a_keyring(root: bytes = b"r" * 32) -> Keyring:
     return Keyring([SigningKey(b"12345678", 0, root)], SystemClock())
 
 
-def test_a_token_is_a_writer_of_its_namespace_and_of_nothing_else() -> None:
+def test_service_token_is_a_writer_of_its_namespace_only() -> None:
     tokens = ServiceTokens(a_keyring(), SystemClock())
     principal, _ = tokens.principal(tokens.issue(("shop", "eu"), 60))
     authorizer = Authorizer()
@@ -32,7 +32,7 @@ def test_a_token_is_a_writer_of_its_namespace_and_of_nothing_else() -> None:
         assert not authorizer.allows(principal, operation, ("shop", "eu"))
 
 
-def test_a_token_ends_after_its_time() -> None:
+def test_service_token_expires() -> None:
     clock = LateClock()
     tokens = ServiceTokens(a_keyring(), clock)
     token = tokens.issue(("shop",), 60)
@@ -43,7 +43,7 @@ def test_a_token_ends_after_its_time() -> None:
         tokens.principal(token)
 
 
-def test_no_other_text_is_a_token() -> None:
+def test_other_text_is_not_accepted_as_a_service_token() -> None:
     tokens = ServiceTokens(a_keyring(), SystemClock())
     token = tokens.issue(("shop",), 60)
     raw = base64.urlsafe_b64decode(token.removeprefix(PREFIX) + "==")

@@ -1,4 +1,4 @@
-"""Compaction and clustering on Spark: local, and on a standalone cluster with a real master and worker."""
+"""Tests of compaction and clustering on Spark: local, and on a standalone cluster with a real master and worker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.waits import block_until
 
 SCHEMA = pa.schema([("id", pa.int64()), ("country", pa.string())])
 JVM_S = 300.0
-"""A JVM of a low priority on a busy machine."""
+"""The time limit for a JVM with low priority on a busy machine."""
 SMALL_JVM = "--driver-memory 512m --executor-memory 512m --conf spark.executor.cores=1"
 
 
@@ -55,7 +55,7 @@ def run(*arguments: str) -> str:
 
 @contextmanager
 def standalone_cluster(folder: Path) -> Iterator[str]:
-    """A master and a worker on loopback; the URL of the master."""
+    """Start a master and a worker on loopback, and yield the URL of the master."""
     java_17()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -88,7 +88,7 @@ def standalone_cluster(folder: Path) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_a_standalone_cluster_compacts_and_clusters(tmp_path: Path) -> None:
+def test_standalone_cluster_compacts_and_clusters(tmp_path: Path) -> None:
     with Seamark(tmp_path / "home", env={"SEAMARK_SERVICES_WORKERS": "0"}) as server:
         catalog = create(server, "t", 12)
         create(server, "c", 12, **{"seamark.clustering.columns": "id,country"})
@@ -102,7 +102,7 @@ def test_a_standalone_cluster_compacts_and_clusters(tmp_path: Path) -> None:
 
 
 def drivers(home: Path) -> list[int]:
-    """Process of jobs that this server has started; their scratch folders are below `home`."""
+    """Return the job processes that this server has started; their scratch folders are below `home`."""
     found = []
     for folder in Path("/proc").iterdir():
         try:
@@ -114,12 +114,12 @@ def drivers(home: Path) -> list[int]:
 
 
 def limits_of(pid: int) -> tuple[int, int]:
-    """Memory limit and priority."""
+    """Return memory limit and priority."""
     return resource.prlimit(pid, resource.RLIMIT_DATA)[1], os.getpriority(os.PRIO_PROCESS, pid)
 
 
 @pytest.mark.slow
-def test_the_server_runs_jobs_on_local_spark_and_its_death_ends_the_driver(tmp_path: Path) -> None:
+def test_server_runs_jobs_on_local_spark_and_its_death_ends_the_driver(tmp_path: Path) -> None:
     """The killed job commits nothing or a whole batch; the next server completes the work."""
     java_17()
     env = {"SEAMARK_SERVICES_WORKERS": "1", "TMPDIR": str(tmp_path), "SEAMARK_SERVICES_LAUNCHERS": "worker,local"}

@@ -1,8 +1,8 @@
-"""A storm: writers of all kinds, readers, changes of schema and partitioning, and all table services at full speed,
-whose processes are killed at random. Every snapshot that a reader opens holds what the writers' own records say.
+"""A storm: writers of all kinds, readers, schema and partition changes, and all table services at full speed.
 
-Each writer has keys of its own, and with each upsert writes its number of the step into a row of its own. So a
-snapshot itself says how far each writer was, and what it must hold.
+Processes of services are killed at random. Every snapshot that a reader opens must agree with the writers' records.
+Each writer has its own keys, and with each upsert writes the number of its step into a row of its own. So a snapshot
+itself shows the step of each writer, and what it must contain.
 """
 
 from __future__ import annotations
@@ -53,24 +53,26 @@ STEP_ROWS = 3
 READABLE_S, READABLE_LONG_S = 10, 30
 """Snapshots are kept for so long; no reader needs so long for one, in the long storms on a busy machine either."""
 AGED_AFTER_S = 30.0
-"""A file is this old before the test makes it look a month old; no writer needs so long from a file to its commit."""
+"""The age of a file before the test makes it look a month old; no writer needs as long from a file to its commit."""
 LATE_S = 120.0
 WASTED_MAX = 0.2
-"""Part of the bytes that rewrites read which may be wasted, where jobs choose files as those of the server do."""
+"""The largest fraction of the bytes read by rewrites that may be wasted, if jobs choose files like the
+server's jobs.
+"""
 REWRITES_MIN = 20
-"""Of fewer rewrites the part says nothing: each one that loses is much of the bytes. A busy machine does few."""
+"""With fewer rewrites the fraction is not checked, because each lost one is a large part. A busy machine does few."""
 KINDS = (
     *("clustering", "compaction", "expiration", "indexing", "orphan-files"),
     *("statistics", "manifests", "bucket-splitting"),
 )
-"""Clustering and compaction both run here; the server runs only one of the two for a table."""
+"""The kinds of jobs. Clustering and compaction both run here; the server runs only one of them for a table."""
 
 State = frozenset[tuple[int, str]]
 
 
 @dataclass
 class Writer:
-    """`allowed[k]`: the states between its upserts k and k + 1.
+    """A writer. `allowed[k]` are the states between its upserts k and k + 1.
 
     For a writer that only appends, k steps have k times `STEP_ROWS` rows.
     """
@@ -87,7 +89,7 @@ class Writer:
         """Return the step that the rows of a snapshot show.
 
         Raises:
-            AssertionError: For rows that no step left.
+            AssertionError: The rows do not match any step.
         """
         held = dict(rows)
         assert len(held) == len(rows), f"writer {self.number}: a key stands twice, {Counter(rows).most_common(3)}"
@@ -135,7 +137,7 @@ class Storm:
         return not self.stop.is_set()
 
     def run(self, *works: Callable[[], None]) -> None:
-        """All works until the time is up; the first error ends them all."""
+        """Run all works until the time is over; the first error ends them all."""
 
         def guarded(work: Callable[[], None]) -> None:
             try:
@@ -167,7 +169,7 @@ class Storm:
             given = table_of(list(changed.items()))
             try:
                 upsert(client, "db.t", given, keys=["id"], mode=mode, strategy=strategy)
-            except Unwritable:  # once the table is partitioned by more than the key
+            except Unwritable:  # Once the table is partitioned by more than the key
                 assert strategy == "equality"
                 upsert(client, "db.t", given, keys=["id"])
             writer.acknowledged = step
@@ -194,7 +196,7 @@ class Storm:
                 except CommitFailedException as error:
                     self.refused.append(str(error))
                     continue
-                except IndexError:  # PyIceberg's own repeat fails so after a change of the partition spec
+                except IndexError:  # PyIceberg's own retry fails with this error after a change of the partition spec.
                     continue
                 writer.acknowledged = step
                 step += 1
@@ -263,14 +265,14 @@ class Storm:
 
 
 class Jobs:
-    """One process for each kind of job; killed at random, and started again."""
+    """One process for each kind of job; processes are killed at random and restarted."""
 
     def __init__(self, storm: Storm, log: Path, readable_s: int, *, yields: bool) -> None:
         self._storm = storm
         self._readable_ms = 1000 * readable_s
         self._log = log
         self._yields = yields
-        # The server of forks has all modules loaded, so that a new process works at once.
+        # The fork server has loaded all modules, so a new process starts at once.
         self._context = get_context("forkserver")
         self._context.set_forkserver_preload([job_loop.__name__])
         self.killed = 0
@@ -299,7 +301,7 @@ class Jobs:
         return process
 
     def totals(self) -> dict[str, Counter[str]]:
-        """Return what the jobs counted, by their kind; runs that were killed are not in it."""
+        """Return the counts of jobs by kind, without runs that were killed."""
         found: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
         for line in self._log.read_text().splitlines() if self._log.exists() else ():
             kind, counts = json.loads(line)
@@ -331,13 +333,13 @@ def test_services_never_change_rows_or_stop_a_writer(
     properties = {"format-version": str(version), "seamark.index.by_text": "bloom(text)", REBASE: "append"}
     properties["seamark.clustering.columns"] = "text,id"
     bucket = PartitionField(1, 1000, BucketTransform(2), "id_bucket")
-    spec = PartitionSpec(*[bucket] if version > 2 else [])  # PyIceberg appends to no buckets
+    spec = PartitionSpec(*[bucket] if version > 2 else [])  # PyIceberg cannot append to buckets.
     catalog.create_table("db.t", SCHEMA, partition_spec=spec, properties=properties)
     storm = Storm(server.base_url, seed, seconds)
     first, second, appender, stock = storm.writers
     assert isinstance(appender, Appender)
     assert isinstance(stock, Appender)
-    # The short storm is for the right rows: there jobs compete and take all files, and lose more of their work.
+    # The short storm checks rows only: its jobs compete for all files, and lose more of their work.
     is_long = seconds > 60
     jobs = Jobs(storm, tmp_path / "jobs.jsonl", READABLE_LONG_S if is_long else READABLE_S, yields=is_long)
 
@@ -361,7 +363,7 @@ def test_services_never_change_rows_or_stop_a_writer(
         lambda: storm.upsert(first, seed),
         lambda: storm.upsert(second, seed + 1),
         lambda: storm.append(appender),
-        lambda: storm.append_stock(stock) if version < 3 else storm.append(stock),  # PyIceberg writes no version 3
+        lambda: storm.append_stock(stock) if version < 3 else storm.append(stock),  # PyIceberg cannot write version 3.
         lambda: storm.evolve(seconds / 6),
         lambda: storm.read(seed + 2),
         lambda: storm.age(tmp_path / "home" / "warehouse"),
@@ -378,14 +380,14 @@ def test_services_never_change_rows_or_stop_a_writer(
     if is_long and rewritten["commits"] + rewritten["conflicts"] >= REWRITES_MIN:
         assert wasted < WASTED_MAX
 
-    # What killed jobs have left, the services remove: nothing is cleaned by hand.
+    # The services remove what killed jobs have left: the test cleans nothing itself.
     storm.check(client, At(), steps)
     compact(client, "db.t", policy=CompactionPolicy(job_loop.TARGET_BYTES, 2))
     compute_statistics(client, "db.t")
     expire(client, "db.t", older_than_ms=1 << 60)
     table = catalog.load_table("db.t")
     for path in (tmp_path / "home" / "warehouse").rglob("*"):
-        if path.is_file() and path != path_of(table.metadata_location):  # the newest file says how old the others are
+        if path.is_file() and path != path_of(table.metadata_location):  # The newest file shows how old the others are.
             os.utime(path, (time.time() - 30 * 86_400,) * 2)
     remove_orphan_files(client, "db.t")
     statistics = {path_of(file.statistics_path) for file in table.metadata.statistics}

@@ -1,4 +1,4 @@
-"""A table service of one declaration and two halves is proposed, run, shown, switched and documented."""
+"""Tests that a table service of one declaration and two halves is proposed, run, listed, switched and documented."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ print(json.dumps(outputs))
 """
 
 
-def test_a_declaration_and_two_halves_are_a_table_service(tmp_path: Path) -> None:
+def test_declaration_and_two_halves_make_a_table_service(tmp_path: Path) -> None:
     program = (sys.executable, "-P", "-c", SERVER)
     with Seamark(tmp_path / "home", env={"SEAMARK_SERVICES_WORKERS": "1"}, prefix=program) as server:
         catalog = RestCatalog("s", uri=server.base_url)

@@ -1,4 +1,4 @@
-"""The two halves of the toy table service, and the worker process that knows it.
+"""The two halves of the toy table service, and the worker process that includes it.
 
 The import registers the service. Settings and commands read the declarations when their modules are loaded, so a
 program registers the declaration before it imports this module.
@@ -29,7 +29,7 @@ object.__setattr__(EXTENSIONS, "job_worker", "tests.table_services.toy_halves")
 
 
 def wrong_label(metadata: TableMetadata) -> str | None:
-    """Return the number of data files, if the table has enough of them and another label."""
+    """Return the number of data files if the table has enough of them and a different label, else None."""
     snapshot = metadata.current_snapshot
     files = 0 if snapshot is None else count_of(snapshot.summary_map(), "total-data-files", 0)
     is_wrong = files >= count_of(metadata.properties, MIN_FILES, 2) and metadata.properties.get(LABEL) != str(files)

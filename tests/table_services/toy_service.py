@@ -1,4 +1,4 @@
-"""The declaration of a toy table service, as `formats/services/services.py` has those of the product."""
+"""The declaration of a toy table service, in the form of `formats/services/services.py`."""
 
 from __future__ import annotations
 

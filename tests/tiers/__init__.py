@@ -1,1 +1,1 @@
-"""How tests are sorted into tiers, spread over processes, and timed: plugins that `tests/conftest.py` loads."""
+"""Plugins that `tests/conftest.py` loads: they sort tests into tiers, spread them over processes, and measure them."""

@@ -1,8 +1,8 @@
-"""How long each file of tests takes, in wall time and in CPU time, kept in `durations.csv`.
+"""Wall time and CPU time of each test file, stored in `durations.csv`.
 
-`pytest --keep-durations` writes the file (`make durations`); `spread` reads it to start the longest work first, and a
-reader sees in it which test became slow. CPU time includes the processes that a test starts, such as servers and JVMs.
-What is shared by a session, such as Spark's JVM, counts for the file that runs while it works.
+`pytest --keep-durations` writes the file (`make durations`). `spread` reads it to start the longest work first, and
+readers see which test became slow. CPU time includes processes that a test starts, such as servers and JVMs. The time
+of a process that a session shares, such as Spark's JVM, counts for the file that runs meanwhile.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 
 KEPT = Path(__file__).with_name("durations.csv")
 SLOW_S = 5.0
-"""A test of its own row takes at least as long."""
+"""The least time of a test that has its own row."""
 
 
 class Duration(NamedTuple):
@@ -32,7 +32,7 @@ class Duration(NamedTuple):
 
 
 def read_durations(path: Path = KEPT) -> dict[str, Duration]:
-    """Return the kept durations by place; none where the file does not exist."""
+    """Return the stored durations by file or test; empty if the file does not exist."""
     if not path.exists():
         return {}
     with path.open(newline="") as file:
@@ -42,7 +42,7 @@ def read_durations(path: Path = KEPT) -> dict[str, Duration]:
 
 
 def write_durations(durations: list[Duration], path: Path = KEPT) -> None:
-    """The longest first, so that a change of the file shows what became slow."""
+    """Write the longest durations first, so that a diff of the file shows what became slow."""
     with path.open("w", newline="") as file:
         out = csv.writer(file, lineterminator="\n")
         out.writerow(Duration._fields)
@@ -51,7 +51,7 @@ def write_durations(durations: list[Duration], path: Path = KEPT) -> None:
 
 
 def _tree_cpu_s() -> float:
-    """CPU seconds of this process and of all that it started, ended or not."""
+    """Return the CPU seconds of this process and of all processes that it started, ended or not."""
     process = psutil.Process()
     own = process.cpu_times()
     total: float = own.user + own.system + own.children_user + own.children_system
@@ -63,7 +63,7 @@ def _tree_cpu_s() -> float:
 
 
 class Recorder:
-    """In the process that runs tests: times each test, and reads the CPU time where a file ends."""
+    """A plugin for processes that run tests: it times each test, and reads the CPU time at the end of each file."""
 
     def __init__(self) -> None:
         self._cpu_s = _tree_cpu_s()
@@ -87,7 +87,7 @@ class Recorder:
         before = self.found.get(place, Duration(place, 0, 0.0, 0.0))
         cpu_s = _tree_cpu_s()
         wall_s = before.wall_s + sum(test.wall_s for test in self._open)
-        # A child that ended unawaited takes its CPU time with it.
+        # A child that ends without being awaited loses its CPU time.
         used_s = before.cpu_s + max(0.0, cpu_s - self._cpu_s)
         self.found[place] = Duration(place, before.tests + len(self._open), wall_s, used_s)
         self._cpu_s, self._open = cpu_s, []
@@ -98,7 +98,7 @@ class Recorder:
 
 
 class Keeper:
-    """In the process that the user started: collects what the others recorded and writes the file."""
+    """A plugin for the process that the user started: it collects the records of the others and writes the file."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder

@@ -1,8 +1,8 @@
-"""Python's garbage collector is off while tests are collected, never looks at what is there afterwards, and runs less
-often than by default.
+"""Python's garbage collector is off during the collection of tests, ignores the objects created by then, and runs
+rarely.
 
-Ten thousand tests and all imported modules stay until the process ends. To examine them again and again takes CPU
-time from the tests; so do collections after each 700 new objects, of which most are freed without one.
+Ten thousand tests and all imported modules stay until the process ends. Examining them repeatedly would take CPU time
+from the tests. So would a collection after each 700 new objects, most of which are freed without one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The tier of each test, as a marker: `unit` (no JVM, no server process), `server` (a server, a database, an object
-store) or `engines` (a JVM: Spark, Trino, the compliance kit, Iceberg's own Java).
+"""The tier of each test as a marker.
 
-A folder says the least tier of its tests; a test's fixtures and markers may raise it. `pytest --tier unit` collects no
-file of a folder above that tier, so that nothing of an engine is imported. A test of the unit tier that starts a
-program of another tier fails.
+The tiers are `unit` (no JVM, no server process), `server` (a server, a database, an object store) and `engines` (a JVM:
+Spark, Trino, the compliance kit, Iceberg's own Java). A folder gives the least tier of its tests; a test's fixtures and
+markers may raise it. `pytest --tier unit` collects no file of a folder above that tier, so that it imports
+nothing of an engine. A test of the unit tier fails if it starts a program of another tier.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FOLDERS = {
     **dict.fromkeys(("deploy", "engines", "rck"), "engines"),
     "gateway": "server",
 }
-"""What is not named is of the unit tier."""
+"""The tiers of folders; folders that are not listed are in the unit tier."""
 FILES = {
     "connector/trino/test_trino_proxy_command.py": "server",
     "bench/test_demo.py": "engines",
@@ -45,10 +45,10 @@ FIXTURES = {
     **dict.fromkeys(("spark", "spark_catalog", "trino_lake", "java_catalog", "java"), "engines"),
 }
 PROGRAMS = {"chromium", "java", "initdb", "postgres", "seamark", "spark-sql", "spark-submit", "versitygw"}
-"""What no test of the unit tier starts."""
+"""Programs that tests of the unit tier may not start."""
 
 SLOW_TIMEOUT_S = 1800
-"""Of a slow test without a limit: on a busy machine, 400 random queries take longer than other tests may."""
+"""The time limit of a slow test without its own limit: on a busy machine, 400 random queries exceed the usual limit."""
 
 _started: list[str] = []
 
@@ -66,7 +66,7 @@ def tier_of_path(path: Path) -> str:
 
 
 def tier_of(path: Path, fixtures: set[str], markers: set[str]) -> str:
-    """Return the highest that its file, its fixtures and its markers ask for."""
+    """Return the highest tier that the test's file, fixtures and markers require."""
     asked = [tier_of_path(path), *(FIXTURES[name] for name in fixtures & FIXTURES.keys())]
     if markers & {"spark", "trino"}:
         asked.append("engines")

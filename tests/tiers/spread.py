@@ -1,11 +1,13 @@
 """How tests are spread over the processes of pytest-xdist (`pytest -n 3`).
 
-A file stays whole, since its fixtures are started once for all of it. All files that ask for Iceberg's planner in Java
-are one unit: a second JVM costs more to start and to warm up than it saves. Files that ask for Spark are two units,
-each with a session: one unit would take longer than all other tests. Those that ask for Trino are in the second,
-because some of them ask for Spark, too. The units begin first, each in a process; what else takes longest, by the kept
-durations, follows. So no process is left alone with something long at the end. Tests wait for JVMs, servers and disks
-for much of their time, which is why there are more processes than cores. Without `-n` nothing of this has any effect.
+A file stays in one process, because its fixtures are started once for all its tests. All files that use Iceberg's
+planner in Java are one unit: a second JVM costs more than it saves. Files that use Spark are two units with a session
+each, because one unit would take longer than all other tests. Files that use Trino are in the second unit, because some
+of them use Spark too.
+
+The units begin first, each in its own process; then the longest files by the stored durations. So no process is left
+with long work at the end. Tests often wait for JVMs, servers and disks, so there are more processes than cores. Without
+`-n` nothing of this has an effect.
 """
 
 from __future__ import annotations
@@ -36,15 +38,18 @@ UNITS = {
     ),
 }
 SESSIONS = {"spark", "trino_lake"}
-"""Fixtures that start a JVM for the session. Only tests of the units ask for them: each further process would start its
-own, late, when it has grown."""
+"""Fixtures that start a JVM for the session.
+
+Only tests of the units may use them, because each further process would start
+its own JVM late.
+"""
 NEW_S, LONG_S = 1.0, 60.0
 """How long a file takes that has no kept duration, and how long one of LONG does."""
 LONG = ("tests/bench/test_demo.py", "tests/faults/test_spark_tasks.py", "tests/rck/")
 
 
 def unit_of(nodeid: str) -> str:
-    """Return what has to run in one process with the test."""
+    """Return the unit of a test, whose tests run in one process."""
     for unit, files in UNITS.items():
         if nodeid.startswith(files):
             return unit
@@ -56,7 +61,7 @@ def _guess_s(file: str) -> float:
 
 
 def order_of(nodeids: list[str]) -> list[int]:
-    """Return the places of the tests in the order in which they begin: whole units, the longest first."""
+    """Return the positions of the tests in starting order: whole units, the longest first."""
     kept = read_durations()
     wall_s: dict[str, float] = {}
     for file in {nodeid.partition("::")[0] for nodeid in nodeids}:
@@ -65,14 +70,14 @@ def order_of(nodeids: list[str]) -> list[int]:
 
     def key(place: int) -> tuple[bool, float, str]:
         unit = unit_of(nodeids[place])
-        # Durations are those of files: a unit that has only some tests of a file may have none.
+        # Durations are stored for files: a unit with only some tests of a file may have none.
         return unit not in UNITS, -wall_s.get(unit, 0.0), unit
 
     return sorted(range(len(nodeids)), key=key)
 
 
 class Spread(LoadFileScheduling):
-    """Whole units, in the order of `pytest_collection_modifyitems`."""
+    """A scheduler of whole units, in the order of `pytest_collection_modifyitems`."""
 
     def _split_scope(self, nodeid: str) -> str:
         return unit_of(nodeid)
@@ -86,13 +91,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Spread:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In every process alike.
+    """Sort the tests in the same way in every process.
 
-    UsageError for a test that would start a further JVM.
+    Raises:
+        UsageError: A test would start a further JVM.
     """
     for item in items:
         for fixture in SESSIONS & set(getattr(item, "fixturenames", ())):
             if unit_of(item.nodeid) not in UNITS:
-                raise pytest.UsageError(f"{item.nodeid} asks for {fixture!r}: name its file in tests/tiers/spread.py")
+                raise pytest.UsageError(f"{item.nodeid} uses {fixture!r}: add its file to tests/tiers/spread.py")
     if hasattr(config, "workerinput"):
         items[:] = [items[place] for place in order_of([item.nodeid for item in items])]

@@ -1,4 +1,4 @@
-"""Tiers, the order of tests, and kept durations."""
+"""Tests of the tiers, the order of tests, and the stored durations."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from tests.tiers.marks import FILES, FOLDERS, ROOT, tier_of
         ("iceberg/test_puffin.py", set(), set(), "engines"),
     ],
 )
-def test_a_folder_gives_the_least_tier_and_fixtures_and_markers_raise_it(
+def test_folder_gives_the_least_tier_and_fixtures_and_markers_raise_it(
     path: str, fixtures: set[str], markers: set[str], tier: str
 ) -> None:
     assert tier_of(ROOT / path, fixtures, markers) == tier
 
 
-def test_what_the_tiers_name_exists() -> None:
+def test_names_in_the_tiers_exist() -> None:
     assert [name for name in (*FOLDERS, *FILES) if not (ROOT / name).exists()] == []
     files = [file.relative_to(ROOT.parent).as_posix() for file in ROOT.rglob("test_*.py")]
     for prefixes in (*spread.UNITS.values(), spread.LONG):
@@ -43,7 +43,7 @@ def test_what_the_tiers_name_exists() -> None:
         assert [name for name in named if not any(file.startswith(name) for file in files)] == []
 
 
-def test_engines_begin_first_then_what_took_longest_and_units_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_begin_first_then_the_longest_and_units_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = {"tests/a.py": 2.0, "tests/b.py": 9.0, "tests/engines/test_x.py": 5.0, "tests/planner/test_lake.py": 7.0}
     durations = {place: Duration(place, 1, wall_s, 0.0) for place, wall_s in kept.items()}
     monkeypatch.setattr(spread, "read_durations", lambda: durations)
@@ -60,12 +60,12 @@ def test_engines_begin_first_then_what_took_longest_and_units_stay_whole(monkeyp
     assert begun == [ids[4], ids[2], ids[6], ids[7], ids[3], ids[0], ids[5], ids[1]]
 
 
-def test_some_tests_of_a_file_may_be_all_of_a_unit() -> None:
+def test_unit_may_have_only_some_tests_of_a_file() -> None:
     ids = ["tests/gateway/test_engines.py::test_pyiceberg", "tests/gateway/test_engines.py::test_spark_writes"]
     assert spread.order_of(ids) == [1, 0]
 
 
-def test_durations_are_kept_with_the_longest_first(tmp_path: Path) -> None:
+def test_durations_are_stored_with_the_longest_first(tmp_path: Path) -> None:
     path = tmp_path / "durations.csv"
     assert read_durations(path) == {}
     short, long = Duration("tests/a.py", 3, 0.5, 0.2), Duration("tests/b.py", 1, 8.0, 9.5)
@@ -73,7 +73,7 @@ def test_durations_are_kept_with_the_longest_first(tmp_path: Path) -> None:
     assert list(read_durations(path).values()) == [long, short]
 
 
-def test_an_exploring_run_draws_one_seed_for_all_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exploring_run_uses_one_seed_for_all_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEST_SEED", "to be restored after the test")
     monkeypatch.delenv("TEST_SEED")
     monkeypatch.setattr(seeds, "EXPLORING", True)
@@ -84,7 +84,7 @@ def test_an_exploring_run_draws_one_seed_for_all_its_processes(monkeypatch: pyte
     assert seeds.first_seed("SEED_OF_ONE_TEST") == 7
 
 
-def test_servers_are_forked_also_where_a_module_that_tests_import_has_set_a_variable(
+def test_servers_are_forked_even_if_an_imported_module_has_set_a_variable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fork_server, "_environment", {})
@@ -93,7 +93,7 @@ def test_servers_are_forked_also_where_a_module_that_tests_import_has_set_a_vari
     assert fork_server._environment == dict(os.environ)
 
 
-def test_processes_begin_to_compile_at_places_of_their_own() -> None:
+def test_processes_begin_to_compile_at_different_modules() -> None:
     files = [Path(f"tests/test_{number}.py") for number in range(10)]
     begun = [bytecode.rotated(files, number, 4) for number in range(4)]
     assert [one[0] for one in begun] == [files[0], files[2], files[5], files[7]]
@@ -101,7 +101,7 @@ def test_processes_begin_to_compile_at_places_of_their_own() -> None:
     assert bytecode.rotated([], 3, 4) == []
 
 
-def test_a_module_of_which_pytest_keeps_bytecode_is_compiled(tmp_path: Path) -> None:
+def test_module_with_bytecode_from_pytest_counts_as_compiled(tmp_path: Path) -> None:
     (tmp_path / "__pycache__").mkdir()
     (tmp_path / "__pycache__" / "test_more.cpython-311-pytest-9.2.0.pyc").touch()
     assert bytecode.is_compiled(tmp_path / "test_more.py")

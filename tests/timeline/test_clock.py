@@ -1,4 +1,4 @@
-"""The clock's UUIDs."""
+"""Tests of the clock's UUIDs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from seamark.formats.runtime.clock import Clock, SimulatedClock, SystemClock
 
 
 @pytest.mark.parametrize("clock", [SystemClock(), SimulatedClock(7)])
-def test_uuids_of_one_millisecond_sort_in_the_order_in_which_they_were_made(clock: Clock) -> None:
+def test_uuids_of_one_millisecond_sort_in_the_order_of_their_creation(clock: Clock) -> None:
     uuids = [clock.uuid7() for _ in range(3_000)]
     assert [str(one) for one in uuids] == sorted(str(one) for one in uuids)
     assert {(one.version, one.variant) for one in uuids} == {(7, uuids[0].variant)}

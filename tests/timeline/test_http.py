@@ -1,4 +1,4 @@
-"""The timeline over HTTP: pages, filters, long-poll and event stream, across two replicas."""
+"""Tests of the timeline over HTTP: pages, filters, long poll and event stream, with two replicas."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ids(page: dict[str, Any]) -> list[str]:
     return [instant["id"] for instant in page["instants"]]
 
 
-async def test_pages_follow_each_other_in_both_directions(server: Running) -> None:
+async def test_pages_are_consecutive_in_both_directions(server: Running) -> None:
     written = [(await server.record(name)).id for name in "abcde"]
     seen: list[str] = []
     path = "/api/v1/timeline?limit=2"
@@ -49,7 +49,7 @@ async def test_pages_follow_each_other_in_both_directions(server: Running) -> No
     assert end == {"instants": [], "next-since": None}
 
 
-async def test_filters_hold_together(server: Running) -> None:
+async def test_all_conditions_of_a_filter_apply(server: Running) -> None:
     wanted = await server.record("a", "drop")
     await server.record("a", "commit")
     await server.record("b", "drop")
@@ -59,7 +59,7 @@ async def test_filters_hold_together(server: Running) -> None:
     assert ids(page) == []
 
 
-async def test_a_tables_history_survives_its_rename(server: Running) -> None:
+async def test_history_of_a_table_survives_its_rename(server: Running) -> None:
     store = server.components.store
     entry = Entry(kind=EntryKind.TABLE, namespace=("db",), name="old", uuid="u1", metadata_location="file:///x")
     await store.transact([CreateEntry(entry=entry)])
@@ -76,7 +76,7 @@ async def test_a_tables_history_survives_its_rename(server: Running) -> None:
     assert (status, body["error"]["type"]) == (404, "NoSuchTableException")
 
 
-async def test_a_bad_parameter_is_refused_by_name(server: Running) -> None:
+async def test_bad_parameter_is_rejected_by_name(server: Running) -> None:
     cases: list[str] = [
         "limit=0",
         "limit=-1",
@@ -104,7 +104,7 @@ async def test_a_bad_parameter_is_refused_by_name(server: Running) -> None:
         assert query.split("=")[0].split("&")[0] in body["error"]["message"].lower() or "order" in query, query
 
 
-async def test_a_long_poll_hears_another_replicas_commit(server: Running, tmp_path: Path) -> None:
+async def test_long_poll_returns_a_commit_of_another_replica(server: Running, tmp_path: Path) -> None:
     async with running(tmp_path) as other:
         first = await server.record("a")
         _, page = await other.get("/api/v1/timeline")
@@ -118,7 +118,7 @@ async def test_a_long_poll_hears_another_replicas_commit(server: Running, tmp_pa
         assert first.id != second.id
 
 
-async def test_a_long_poll_ends_by_itself_and_tells_where_to_go_on(server: Running) -> None:
+async def test_long_poll_ends_by_itself_with_the_position_to_continue(server: Running) -> None:
     await server.record("a")
     _, page = await server.get("/api/v1/timeline")
     since = page["next-since"]
@@ -140,7 +140,7 @@ async def events_of(answer: aiohttp.ClientResponse, count: int) -> list[tuple[st
     return found
 
 
-async def test_an_event_stream_goes_on_after_the_last_event_a_client_saw(server: Running, tmp_path: Path) -> None:
+async def test_event_stream_continues_after_the_last_event_of_the_client(server: Running, tmp_path: Path) -> None:
     headers = {"Accept": "text/event-stream"}
     written = [(await server.record(name)).id for name in "ab"]
     async with running(tmp_path) as other:
@@ -149,7 +149,7 @@ async def test_an_event_stream_goes_on_after_the_last_event_a_client_saw(server:
             assert stream.headers["Content-Type"].startswith("text/event-stream")
             assert "X-Request-Id" in stream.headers
             seen = await events_of(stream, 2)
-            written.append((await server.record("c")).id)  # by the other replica
+            written.append((await server.record("c")).id)  # By the other replica
             seen += await events_of(stream, 1)
             written.append((await other.record("d")).id)
             seen += await events_of(stream, 1)
@@ -161,7 +161,7 @@ async def test_an_event_stream_goes_on_after_the_last_event_a_client_saw(server:
             assert data["name"] == "c"
 
 
-async def test_latest_streams_only_what_comes_after_now(server: Running) -> None:
+async def test_latest_streams_only_later_events(server: Running) -> None:
     await server.record("a")
     headers = {"Accept": "text/event-stream"}
     async with server.http.get(f"{server.url}/api/v1/timeline?since=latest", headers=headers) as stream:
@@ -171,7 +171,7 @@ async def test_latest_streams_only_what_comes_after_now(server: Running) -> None
     assert data["id"] == later.id
 
 
-async def test_streams_beyond_the_bound_get_503_and_when_to_come_again(tmp_path: Path) -> None:
+async def test_streams_over_the_limit_get_503_and_retry_after(tmp_path: Path) -> None:
     headers = {"Accept": "text/event-stream"}
     async with (
         running(tmp_path, watchers_limit=1, requests_limit=1) as server,
@@ -181,11 +181,11 @@ async def test_streams_beyond_the_bound_get_503_and_when_to_come_again(tmp_path:
             assert refused.status == 503
             assert int(refused.headers["Retry-After"]) >= 1
             assert (await refused.json())["error"]["type"] == "ServiceUnavailableException"
-        status, _ = await server.get("/api/v1/dropped")  # streams do not count as requests being answered
+        status, _ = await server.get("/api/v1/dropped")  # Streams do not count as running requests.
         assert status == 200
 
 
-async def test_names_of_all_kinds_stand_in_the_path(server: Running) -> None:
+async def test_path_accepts_names_of_all_kinds(server: Running) -> None:
     cases: list[str] = ["a.b", "ü", "a b", "100%", "a+b", "a/b"]
     for name in cases:
         instant = await server.record(name, namespace=("db", name))

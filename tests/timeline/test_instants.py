@@ -1,4 +1,4 @@
-"""The life of an instant."""
+"""Tests of the states of an instant."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_no_path_leaves_a_finished_state(wanted: list[InstantState]) -> None:
         check_invariants(instant)
 
 
-def test_a_filter_matches_on_every_condition() -> None:
+def test_filter_matches_only_if_every_condition_does() -> None:
     instant = an_instant(SimulatedClock(1), "t", "commit")
     assert matches(InstantFilter(), instant)
     assert matches(InstantFilter(namespace=("db",), name="t", action="commit", state=C, uuid=instant.uuid), instant)

@@ -1,4 +1,4 @@
-"""Time that has passed, against a clock that jumps: what the catalog counts is never more than what really passed."""
+"""Tests of passed time with a clock that jumps: the catalog never counts more than the time that really passed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DAY_MS = 24 * HOUR_MS
 YEAR_MS = 365 * DAY_MS
 
 
-def test_ago_is_the_latest_time_since_which_so_much_has_passed() -> None:
+def test_ago_returns_the_latest_time_since_which_the_given_time_has_passed() -> None:
     passed = PassedTime(1000, 0, ((100, 200), (500, 800)))
     assert passed.ago(0) == 1000
     for age_ms in range(1, 700):
@@ -31,13 +31,13 @@ def test_ago_is_the_latest_time_since_which_so_much_has_passed() -> None:
 
 @pytest.mark.parametrize("seed", quick(range(40), 4))
 async def test_no_more_time_counts_than_has_passed(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock jumps by minutes to years, the machine restarts, and another machine looks; no server runs for days."""
+    """The clock jumps by minutes to years, the machine restarts, and another machine reads; no server runs for days."""
     rng = random.Random(seed)
     monkeypatch.setattr(passed_time, "_GAPS_MAX", rng.choice([2, 3, 100]))
     clock = SimulatedClock(seed=seed)
     real_ms, allowance_ms = 0, 0
     events: list[tuple[int, int, int]] = []
-    """When something was recorded by the clock, and when really, and what errors were allowed before."""
+    """The times of recorded events by the clock and in reality, and the errors allowed before them."""
     async with open_sqlite(tmp_path / "c.db", clock=clock) as store:
         await look_at_clock(store, clock)
         for number in range(examples(200, 60)):
@@ -49,10 +49,10 @@ async def test_no_more_time_counts_than_has_passed(tmp_path: Path, seed: int, mo
                 allowance_ms += span_ms // 1000
             elif action < 0.7:
                 clock.jump(rng.choice([-1, 1]) * rng.choice([90_000, HOUR_MS, DAY_MS, YEAR_MS]))
-            elif action < 0.85:  # a machine that was off, or another one, whose clock may be wrong
+            elif action < 0.85:  # A machine that was off, or another machine, whose clock may be wrong
                 span_ms = rng.choice([90_000, HOUR_MS // 2, 3 * DAY_MS])
                 clock.advance(span_ms)
-                clock.jump(rng.choice([0, 0, HOUR_MS // 2, -DAY_MS, YEAR_MS]))  # more than a minute: it is recorded
+                clock.jump(rng.choice([0, 0, HOUR_MS // 2, -DAY_MS, YEAR_MS]))  # More than a minute, so it is recorded
                 clock.machine = f"machine {number}"
                 real_ms += span_ms
                 allowance_ms += HOUR_MS
@@ -64,7 +64,7 @@ async def test_no_more_time_counts_than_has_passed(tmp_path: Path, seed: int, mo
             events.append((clock.now_ms(), real_ms, allowance_ms))
 
 
-async def test_time_in_which_the_server_runs_counts_in_full(tmp_path: Path) -> None:
+async def test_time_while_the_server_runs_counts_in_full(tmp_path: Path) -> None:
     clock = SimulatedClock(seed=1)
     async with open_sqlite(tmp_path / "c.db", clock=clock) as store:
         start_ms = (await look_at_clock(store, clock)).now_ms
@@ -78,8 +78,8 @@ async def test_time_in_which_the_server_runs_counts_in_full(tmp_path: Path) -> N
         assert passed.ago(3 * DAY_MS) < start_ms
 
 
-async def test_a_server_that_is_off_most_of_the_day_deletes_what_is_old(tmp_path: Path) -> None:
-    """More gaps than are kept: nothing counts twice, and the time in which the server ran is not forgotten."""
+async def test_server_that_is_off_most_of_the_day_still_deletes_what_is_old(tmp_path: Path) -> None:
+    """There are more gaps than are stored: no time counts twice, and the time while the server ran is not forgotten."""
     clock = SimulatedClock(seed=1)
     async with open_sqlite(tmp_path / "c.db", clock=clock) as store:
         start_ms = (await look_at_clock(store, clock)).now_ms
@@ -99,7 +99,7 @@ async def test_a_server_that_is_off_most_of_the_day_deletes_what_is_old(tmp_path
         assert passed.ago(30 * DAY_MS) >= start_ms
 
 
-async def test_replicas_whose_clocks_differ_leave_one_gap(tmp_path: Path) -> None:
+async def test_replicas_with_different_clocks_leave_one_gap(tmp_path: Path) -> None:
     clock = SimulatedClock(seed=1)
     async with open_sqlite(tmp_path / "c.db", clock=clock) as store:
         start_ms = (await look_at_clock(store, clock)).now_ms
@@ -115,7 +115,7 @@ async def test_replicas_whose_clocks_differ_leave_one_gap(tmp_path: Path) -> Non
         assert passed.measure_ms(start_ms, passed.now_ms) == 10 * HOUR_MS
 
 
-async def test_a_lease_of_a_clock_that_was_ahead_does_not_last(tmp_path: Path) -> None:
+async def test_lease_of_a_clock_that_was_ahead_does_not_last(tmp_path: Path) -> None:
     clock = SimulatedClock(seed=1)
     async with open_sqlite(tmp_path / "c.db", clock=clock) as store:
         wrong, right = (Lease(store, clock, "work", holder, lasts_s=60) for holder in ("wrong", "right"))
@@ -126,7 +126,7 @@ async def test_a_lease_of_a_clock_that_was_ahead_does_not_last(tmp_path: Path) -
         wrong.forget()
         with pytest.raises(LeaseLost):
             await wrong.hold()
-        await wrong.release()  # takes no lease of another holder
+        await wrong.release()  # It takes no lease of another holder.
         right.forget()
         await right.hold()
         assert right.fence == 2

@@ -1,4 +1,4 @@
-"""Waiting for the timeline: at once for this replica's commits, soon for others', bounded, and never missing any."""
+"""Tests of waiting for the timeline: woken at once by this replica's commits and soon by others', without loss."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def replica(stack: AsyncExitStack, settings: Settings) -> Replica:
 
 @pytest.fixture
 async def two(tmp_path: Path) -> AsyncIterator[tuple[Replica, Replica]]:
-    """Two replicas over one database; the first polls seldom."""
+    """Open two replicas over one database; the first polls rarely."""
     async with AsyncExitStack() as stack:
         first = await replica(stack, some_settings(tmp_path, watch_poll_s=0.6, watchers_limit=3))
         second = await replica(stack, some_settings(tmp_path, watch_poll_s=0.1))
@@ -52,7 +52,7 @@ async def two(tmp_path: Path) -> AsyncIterator[tuple[Replica, Replica]]:
         second.timeline.check_invariants()
 
 
-async def test_a_watch_that_finds_something_answers_without_waiting(two: tuple[Replica, Replica]) -> None:
+async def test_watch_with_an_existing_match_answers_without_waiting(two: tuple[Replica, Replica]) -> None:
     first, _ = two
     instant_id = await first.record()
     async with asyncio.timeout(60):
@@ -60,7 +60,7 @@ async def test_a_watch_that_finds_something_answers_without_waiting(two: tuple[R
     assert [instant.id for instant in found] == [instant_id]
 
 
-async def test_a_commit_of_this_replica_wakes_a_watcher_long_before_the_next_poll(tmp_path: Path) -> None:
+async def test_commit_of_this_replica_wakes_a_watcher_long_before_the_next_poll(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         one = await replica(stack, some_settings(tmp_path, watch_poll_s=60))
         await one.store.transact([CreateNamespace(path=("db",), properties={})])
@@ -71,7 +71,7 @@ async def test_a_commit_of_this_replica_wakes_a_watcher_long_before_the_next_pol
             assert [instant.id for instant in await watch] == [instant_id]
 
 
-async def test_a_commit_of_another_replica_wakes_a_watcher_by_the_poll(two: tuple[Replica, Replica]) -> None:
+async def test_commit_of_another_replica_wakes_a_watcher_by_the_poll(two: tuple[Replica, Replica]) -> None:
     first, second = two
     watch = asyncio.create_task(second.timeline.watch(InstantFilter(), 10, 30))
     await until(lambda: second.timeline.watchers == 1)
@@ -80,7 +80,7 @@ async def test_a_commit_of_another_replica_wakes_a_watcher_by_the_poll(two: tupl
         assert [instant.id for instant in await watch] == [instant_id]
 
 
-async def test_a_watcher_is_not_woken_by_what_it_did_not_ask_for(two: tuple[Replica, Replica]) -> None:
+async def test_watcher_is_not_woken_by_instants_outside_its_filter(two: tuple[Replica, Replica]) -> None:
     first, _ = two
     async with first.timeline.watching(InstantFilter(name="wanted")) as watcher:
         assert await first.timeline.read_next(watcher, 10) == []
@@ -92,7 +92,7 @@ async def test_a_watcher_is_not_woken_by_what_it_did_not_ask_for(two: tuple[Repl
         assert [instant.name for instant in found] == ["wanted"]
 
 
-async def test_a_watch_without_news_ends_empty_after_its_time(two: tuple[Replica, Replica]) -> None:
+async def test_watch_without_news_ends_empty_after_its_time(two: tuple[Replica, Replica]) -> None:
     first, _ = two
     before = CLOCK.monotonic()
     async with asyncio.timeout(60):
@@ -100,7 +100,7 @@ async def test_a_watch_without_news_ends_empty_after_its_time(two: tuple[Replica
     assert CLOCK.monotonic() - before > 0.25
 
 
-async def test_what_nobody_announced_is_found_when_the_watch_ends(tmp_path: Path) -> None:
+async def test_unannounced_instant_is_found_when_the_watch_ends(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         one = await replica(stack, some_settings(tmp_path, watch_poll_s=600))
         await one.store.transact([CreateNamespace(path=("db",), properties={})])
@@ -110,7 +110,7 @@ async def test_what_nobody_announced_is_found_when_the_watch_ends(tmp_path: Path
         assert [instant.id for instant in await watch] == [instant_id]
 
 
-async def test_watchers_beyond_the_bound_are_told_to_come_later(two: tuple[Replica, Replica]) -> None:
+async def test_watchers_over_the_limit_are_told_to_retry_later(two: tuple[Replica, Replica]) -> None:
     first, _ = two
     watches = [asyncio.create_task(first.timeline.watch(InstantFilter(), 1, 60)) for _ in range(3)]
     await until(lambda: first.timeline.watchers == 3)
@@ -121,7 +121,7 @@ async def test_watchers_beyond_the_bound_are_told_to_come_later(two: tuple[Repli
     assert first.timeline.watchers == 0
 
 
-async def test_a_drain_answers_every_watcher_at_once_and_lets_none_wait_again(two: tuple[Replica, Replica]) -> None:
+async def test_drain_answers_every_watcher_at_once_and_accepts_no_new_one(two: tuple[Replica, Replica]) -> None:
     first, _ = two
     watch = asyncio.create_task(first.timeline.watch(InstantFilter(), 1, 30))
     await until(lambda: first.timeline.watchers == 1)
@@ -131,13 +131,13 @@ async def test_a_drain_answers_every_watcher_at_once_and_lets_none_wait_again(tw
         assert await first.timeline.watch(InstantFilter(), 1, 30) == []
 
 
-async def test_nothing_polls_while_nobody_watches(two: tuple[Replica, Replica]) -> None:
+async def test_store_is_not_polled_without_watchers(two: tuple[Replica, Replica]) -> None:
     first, _ = two
     await first.timeline.watch(InstantFilter(), 1, 0.05)
     await until(lambda: "timeline-poller" not in {task.get_name() for task in asyncio.all_tasks()})
 
 
-async def test_a_reader_that_continues_misses_nothing_while_two_replicas_write(two: tuple[Replica, Replica]) -> None:
+async def test_continuing_reader_misses_nothing_while_two_replicas_write(two: tuple[Replica, Replica]) -> None:
     first, second = two
     count = 60
 
@@ -161,7 +161,7 @@ async def test_a_reader_that_continues_misses_nothing_while_two_replicas_write(t
     assert [one for one in seen[0] if one in set(written_b)] == written_b
 
 
-async def test_what_was_archived_can_still_be_read(tmp_path: Path) -> None:
+async def test_archived_instants_can_still_be_read(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         one = await replica(stack, some_settings(tmp_path, timeline_keep=2))
         await one.store.transact([CreateNamespace(path=("db",), properties={})])

@@ -1,4 +1,6 @@
-"""Webhooks against a real receiver: every instant at least once, in order, signed, over failures and restarts."""
+"""Tests of webhooks with a real receiver: every instant at least once, in order, signed, through failures and
+restarts.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ SECRET = "receiver and server know it"
 
 @dataclass
 class Receiver:
-    """Remembers what came; answers with `answers` first, then 204."""
+    """A receiver that records its events; it answers with `answers` first, then 204."""
 
     url: str = ""
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -45,7 +47,7 @@ class Receiver:
         return web.Response(status=status, headers=headers)
 
     async def until(self, count: int) -> list[str]:
-        """Return names of the tables of the first `count` events."""
+        """Return the table names of the first `count` events."""
         async with asyncio.timeout(60):
             while len(self.events) < count:
                 await asyncio.sleep(0.02)
@@ -94,7 +96,7 @@ async def test_every_instant_arrives_once_and_in_order(tmp_path: Path, receiver:
         assert len(receiver.events) == 5
 
 
-async def test_an_event_is_a_signed_cloud_event(tmp_path: Path, receiver: Receiver) -> None:
+async def test_event_is_a_signed_cloud_event(tmp_path: Path, receiver: Receiver) -> None:
     async with running(tmp_path, webhook_urls=(receiver.url,), webhook_secret=SECRET) as server:
         instant = await server.record("t")
         await receiver.until(1)
@@ -114,7 +116,7 @@ async def test_an_event_is_a_signed_cloud_event(tmp_path: Path, receiver: Receiv
     assert abs(int(at_s) - SystemClock().now_ms() // 1000) < 30
 
 
-async def test_a_refused_event_is_sent_again_before_any_later_one(tmp_path: Path, receiver: Receiver) -> None:
+async def test_rejected_event_is_sent_again_before_any_later_one(tmp_path: Path, receiver: Receiver) -> None:
     receiver.answers = [500, 302, 429]
     async with running(tmp_path, webhook_urls=(receiver.url,)) as server:
         await record(server, "ab")
@@ -123,11 +125,11 @@ async def test_a_refused_event_is_sent_again_before_any_later_one(tmp_path: Path
             assert "seamark_webhook_failures_total 3.0" in await answer.text()
 
 
-async def test_a_restarted_server_goes_on_where_the_last_one_stopped(tmp_path: Path, receiver: Receiver) -> None:
+async def test_restarted_server_continues_where_the_last_one_stopped(tmp_path: Path, receiver: Receiver) -> None:
     async with running(tmp_path, webhook_urls=(receiver.url,)) as server:
         await record(server, "ab")
         await receiver.until(2)
-    async with running(tmp_path) as server:  # nobody delivers now
+    async with running(tmp_path) as server:  # No replica delivers now.
         await record(server, "cd")
     async with running(tmp_path, webhook_urls=(receiver.url,)):
         assert await receiver.until(4) == ["a", "b", "c", "d"]
@@ -136,7 +138,7 @@ async def test_a_restarted_server_goes_on_where_the_last_one_stopped(tmp_path: P
     assert ids == sorted(set(ids))
 
 
-async def test_a_server_stopped_in_the_middle_repeats_at_most_the_event_under_way(
+async def test_server_stopped_during_delivery_repeats_at_most_the_current_event(
     tmp_path: Path, receiver: Receiver
 ) -> None:
     receiver.pause_s = 0.1
@@ -167,7 +169,7 @@ async def test_two_replicas_deliver_each_event_once_and_one_takes_over_from_the_
         assert len(receiver.events) == 6
 
 
-async def test_a_receiver_that_is_away_keeps_no_other_from_its_events(tmp_path: Path, receiver: Receiver) -> None:
+async def test_unavailable_receiver_does_not_delay_events_of_others(tmp_path: Path, receiver: Receiver) -> None:
     async with running(tmp_path, webhook_urls=("http://127.0.0.1:9/away", receiver.url)) as server:
         await record(server, "ab")
         assert await receiver.until(2) == ["a", "b"]
