@@ -190,7 +190,7 @@ async def test_fetched_value_that_cannot_be_opened_fails_its_callers_and_is_not_
     def refuse(view: memoryview) -> memoryview:
         raise LookupError("not a block")
 
-    with pytest.raises(LookupError, match="no block"):
+    with pytest.raises(LookupError, match="not a block"):
         await stack.get("k", Source().of("k"), refuse)
     await settled(stack)
     assert not path_of(tmp_path, "k").exists()

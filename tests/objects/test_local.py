@@ -159,7 +159,7 @@ asyncio.run(main())
     assert all(name.startswith(TEMPORARY_PREFIX) for name in leftovers)
 
 
-async def test_leftover_of_a_repeated_id_does_not_count_as_the_object(tmp_path: Path) -> None:
+async def test_create_succeeds_beside_a_leftover_of_the_same_temporary_name(tmp_path: Path) -> None:
     leftover = tmp_path / (TEMPORARY_PREFIX + SimulatedClock(1).random_bytes(12).hex())
     leftover.write_bytes(b"left by a crash of the same seed")
     local = LocalObjects([str(tmp_path)], SimulatedClock(1), threads=1, timeout_s=5)

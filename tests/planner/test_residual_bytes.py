@@ -147,7 +147,7 @@ def test_exact_residuals_of_one_answer_stay_within_the_byte_limit(count: int) ->
     assert ScanTaskWriter(plan, dialect=JAVA, form=TaskForm(residuals=False, exact_residuals=True)).files_max is None
 
 
-def test_unbindable_residuals_are_widened_for_java_and_omitted_for_others() -> None:
+def test_unbindable_residual_is_true_for_java_whole_for_pyiceberg_and_else_omitted() -> None:
     """PyIceberg counts files whose residual is true by metadata; in the standard, a missing residual means the
     filter.
     """

@@ -313,7 +313,7 @@ async def test_signing_for_a_table_on_local_files_is_rejected(api: Api) -> None:
     assert (await api("POST", f"{TABLES}/none/sign", body)).error[:2] == (404, "NoSuchTableException")
 
 
-async def test_stored_keys_are_sent_only_on_request_and_change_the_etag_only_visibly(tmp_path: Path) -> None:
+async def test_stored_keys_are_sent_only_on_request_and_change_the_etag(tmp_path: Path) -> None:
     async with running(tmp_path, **STATIC_S3) as server:
         api = Api(server)
         location = "s3://bucket/lake/db/t"

@@ -63,7 +63,7 @@ async def test_each_file_of_a_random_table_is_found_by_its_identity(tmp_path: Pa
         assert searched > 500
 
 
-async def test_file_listed_twice_has_an_identity_for_each_listing(tmp_path: Path, planner: Planner) -> None:
+async def test_file_listed_twice_is_described_at_both_positions(tmp_path: Path, planner: Planner) -> None:
     table = Table(tmp_path / "t")
     table.commit(1, [table.manifest("a", [1, 2]), table.manifest("b", [2, 3])])
     ids = file_ids_of(await planner.view(table.metadata, ScanRequest()))

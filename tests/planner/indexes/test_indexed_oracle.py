@@ -76,9 +76,9 @@ from tests.services.java_planner import JavaPlanner
 
 CLIENTS = (IEEE, ORDERED)
 NAN_LOVERS = (*CLIENTS, SPARKS)
-"""A client for which NaN is above every number, as in Spark.
+"""All clients, including one for which NaN is above every number, as in Spark.
 
-Plans for other clients may contain these rows by chance.
+Plans for other clients may contain its rows by chance.
 """
 
 
