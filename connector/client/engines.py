@@ -7,7 +7,7 @@ bearer token from the environment variable `SEAMARK_TOKEN`, so that no file cont
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
 CATALOG_CLASS = "org.apache.iceberg.spark.SparkCatalog"
@@ -18,7 +18,6 @@ NO_HIVE = {"spark.sql.catalogImplementation": "in-memory"}
 TOKEN = "SEAMARK_TOKEN"  # noqa: S105  the name of a variable
 TRUST_STORE = "seamark-trust.jks"
 """Java's authorities and that of the server, in the folder in which the engine is started."""
-ENGINES = ("spark", "pyspark", "pyiceberg", "trino", "duckdb")
 
 
 def catalog_conf(
@@ -50,14 +49,8 @@ def connection_text(
         on_s3: Tables are in S3.
         authority: A file (PEM) with the authority of the server's certificate, if the system does not know it.
     """
-    texts = {
-        "spark": _spark,
-        "pyspark": _pyspark,
-        "pyiceberg": _pyiceberg,
-        "trino": _trino_on_s3 if on_s3 else _trino,
-        "duckdb": _duckdb,
-    }
-    text = texts[engine](name, uri, has_token)
+    configure = _trino_on_s3 if engine == "trino" and on_s3 else _CONFIGURATIONS[engine]
+    text = configure(name, uri, has_token)
     return _trusting(engine, text, authority) if authority and uri.startswith("https:") else text
 
 
@@ -179,3 +172,14 @@ def _duckdb(name: str, uri: str, has_token: bool) -> str:
         login += f"CREATE SECRET (TYPE iceberg, TOKEN getenv('{TOKEN}'));\n"
     options += "" if has_token else ", AUTHORIZATION_TYPE 'none'"
     return f"INSTALL iceberg; LOAD iceberg;\n{login}ATTACH '' AS {name} ({options});\nSHOW ALL TABLES;"
+
+
+_CONFIGURATIONS: dict[str, Callable[[str, str, bool], str]] = {
+    "spark": _spark,
+    "pyspark": _pyspark,
+    "pyiceberg": _pyiceberg,
+    "trino": _trino,
+    "duckdb": _duckdb,
+}
+"""What `seamark connect` prints for an engine, from the name of the catalog, its URI, and whether there is a token."""
+ENGINES = tuple(_CONFIGURATIONS)

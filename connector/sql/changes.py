@@ -47,8 +47,8 @@ class DuckDBChange:
     """What it reads."""
     target: Name | None
     """The table whose rows it changes; None for a definition."""
-    query_text: str
-    """The text in which the references of `tables` have their positions."""
+    query: SqlStatement | None
+    """The query in which the references of `tables` have their positions; None for a definition."""
 
 
 def translate_change(
@@ -107,7 +107,7 @@ class _Change:
         )
         text = f"SELECT {converted} FROM ({query})"  # noqa: S608
         tables = tuple(translation.tables)
-        return DuckDBChange(text, tuple(chosen), tables, self._name_of(table), self._statement.query_text)
+        return DuckDBChange(text, tuple(chosen), tables, self._name_of(table), self._statement.query)
 
     def translate_row_change(self, tree: exp.Expr) -> DuckDBChange:
         """UPDATE and DELETE become `SELECT place, new values FROM table WHERE condition`."""
@@ -125,7 +125,8 @@ class _Change:
             raise UnsupportedInDuckDB(f"{kind.value} of this form is not translated")
         selected = quote_name(place)
         text = f"SELECT {', '.join([selected, *texts.values])} FROM {texts.source}"  # noqa: S608
-        query = parse(text).tree
+        parsed = parse(text)
+        query = parsed.tree
         clause = query.args.get("from_")
         if not isinstance(query, exp.Select) or clause is None or len(query.expressions) != 1 + len(chosen):
             raise UnsupportedInDuckDB(f"{kind.value} of this form is not translated")
@@ -146,13 +147,13 @@ class _Change:
             for n, (name, (_, kind)) in enumerate(zip(chosen, query_columns[1:], strict=True), 1)
         ]
         # The analysis of conditions does not know the place.
-        text_without_place = text.replace(selected, "1".ljust(len(selected)), 1)
+        query.expressions[0].replace(exp.Literal.number(1))
         return DuckDBChange(
             f"SELECT {', '.join(['c0', *converted])} FROM ({translated})",  # noqa: S608
             (place, *chosen),
             tuple(translation.tables),
             self._name_of(tree.this),
-            text_without_place,
+            parsed,
         )
 
     def translate_definition(self, tree: exp.Expr) -> DuckDBChange:
@@ -184,7 +185,7 @@ class _Change:
             target = f"{quote_name(self._catalog)}.{quote_name(parts[0])}"
         else:
             target = self._duckdb_name(target_node)
-        return DuckDBChange(f"{word} {kind}{exists} {target}{columns}", (), (), None, "")
+        return DuckDBChange(f"{word} {kind}{exists} {target}{columns}", (), (), None, None)
 
     def _find_target_columns(self, table: exp.Expr) -> Mapping[str, SqlType]:
         if not isinstance(table, exp.Table):
