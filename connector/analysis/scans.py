@@ -29,7 +29,7 @@ from sqlglot.errors import SqlglotError
 from seamark.connector.analysis.algebra.needed_rows import condition_of, joins_of, likes_on
 from seamark.connector.analysis.algebra.relations import Relation, Table
 from seamark.connector.analysis.conditions import ConditionReader
-from seamark.connector.analysis.lexer import QueryText, TrinoToken, UnsupportedStatement, extract_query
+from seamark.connector.analysis.lexer import QueryText, TrinoToken, UnsupportedStatement, extract_query, tokens_of
 from seamark.connector.analysis.queries import ColumnsOf, Queries, check_relations, version_of
 from seamark.connector.analysis.select_names import canonical_name
 from seamark.connector.plans.quotes import quote_name
@@ -92,7 +92,10 @@ def use_parsed_query(text: str, tree: exp.Expr, words: Sequence[Any]) -> ParsedQ
     Raises:
         UnsupportedStatement: The query is not fully understood.
     """
-    return _check_query(extract_query(text), tree, words)
+    tokens = tokens_of(text)
+    if any(token.word == "?" for token in tokens):
+        raise UnsupportedStatement
+    return _check_query(QueryText(text, tokens, range(len(text) + 1)), tree, words)
 
 
 def _check_query(inner: QueryText, tree: exp.Expr, words: Sequence[Any]) -> ParsedQuery:

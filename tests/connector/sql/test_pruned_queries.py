@@ -76,7 +76,8 @@ def test_a_small_table_leaves_files_of_a_large_table_out(served: Served) -> None
 @pytest.mark.parametrize(
     ("text", "parses"),
     [
-        ("SELECT name FROM db.t1 /* a comment */ WHERE id = 4711", 1),
+        ("SELECT name FROM db.t1 WHERE id = 4711", 1),
+        ("\n-- a comment\n SELECT name FROM /* another */ db.t1 WHERE id = 4711", 1),
         ("INSERT INTO db.t1 WITH a AS (SELECT * FROM db.t2) SELECT * FROM a WHERE id = 4711", 1),
         ("DELETE FROM db.t1 WHERE id = 4711", 2),
     ],
