@@ -63,7 +63,7 @@ class TrinoToken(NamedTuple):
 
 @dataclass(frozen=True)
 class QueryText:
-    """A query's text without comments, and its position in the statement."""
+    """A query's text, and its position in the statement."""
 
     text: str
     tokens: tuple[TrinoToken, ...]

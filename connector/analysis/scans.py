@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from itertools import pairwise
+from typing import Any
 
 from sqlglot import Dialect, exp
 from sqlglot.errors import SqlglotError
@@ -28,7 +29,7 @@ from sqlglot.errors import SqlglotError
 from seamark.connector.analysis.algebra.needed_rows import condition_of, joins_of, likes_on
 from seamark.connector.analysis.algebra.relations import Relation, Table
 from seamark.connector.analysis.conditions import ConditionReader
-from seamark.connector.analysis.lexer import QueryText, TrinoToken, UnsupportedStatement, extract_query
+from seamark.connector.analysis.lexer import QueryText, TrinoToken, UnsupportedStatement, extract_query, tokens_of
 from seamark.connector.analysis.queries import ColumnsOf, Queries, check_relations, version_of
 from seamark.connector.analysis.select_names import canonical_name
 from seamark.connector.plans.quotes import quote_name
@@ -71,7 +72,42 @@ def parse_query(statement: str, parameters: Sequence[str] = ()) -> ParsedQuery:
         raise UnsupportedStatement
     inner = extract_query(statement, parameters)
     try:
-        tree = _parse(inner)
+        words = tokens_in(_TRINO, inner.text)
+        trees = parse_statements(_TRINO, inner.text, words)
+    except (SqlglotError, RecursionError):  # also for a fault of sqlglot
+        raise UnsupportedStatement from None
+    if len(trees) != 1 or trees[0] is None:
+        raise UnsupportedStatement
+    return _check_query(inner, trees[0], words)
+
+
+def use_parsed_query(text: str, tree: exp.Expr, words: Sequence[Any]) -> ParsedQuery:
+    """Return a query that sqlglot has parsed already, as `parse_query` does.
+
+    Args:
+        text: The query, in Trino's dialect.
+        tree: Its tree.
+        words: Its tokens by sqlglot.
+
+    Raises:
+        UnsupportedStatement: The query is not fully understood.
+    """
+    tokens = tokens_of(text)
+    if any(token.word == "?" for token in tokens):
+        raise UnsupportedStatement
+    return _check_query(QueryText(text, tokens, range(len(text) + 1)), tree, words)
+
+
+def _check_query(inner: QueryText, tree: exp.Expr, words: Sequence[Any]) -> ParsedQuery:
+    """Return the query, if sqlglot splits it into the same tokens as Trino.
+
+    Raises:
+        UnsupportedStatement: sqlglot splits it differently, or the query is not fully understood.
+    """
+    starts, ends = {one.start for one in inner.tokens}, {one.end for one in inner.tokens}
+    if any(word.start not in starts or word.end + 1 not in ends for word in words):
+        raise UnsupportedStatement
+    try:
         check_relations(tree)
         _check_patterns(tree)
     except RecursionError:
@@ -173,25 +209,6 @@ def _read(
     reader = ConditionReader(casts_decimal=query.casts_decimal, today=today, utc=utc)
     queries = Queries(columns_of, reader, query.names)
     return queries, queries.read(query.tree, {})
-
-
-def _parse(inner: QueryText) -> exp.Expr:
-    """Parse the text of a query.
-
-    Raises:
-        UnsupportedStatement: If sqlglot cannot parse it, or splits it into other tokens than Trino.
-    """
-    try:
-        words = tokens_in(_TRINO, inner.text)
-        trees = parse_statements(_TRINO, inner.text, words)
-    except SqlglotError:  # also for a fault of sqlglot
-        raise UnsupportedStatement from None
-    starts, ends = {one.start for one in inner.tokens}, {one.end for one in inner.tokens}
-    if any(word.start not in starts or word.end + 1 not in ends for word in words):
-        raise UnsupportedStatement
-    if len(trees) != 1 or trees[0] is None:
-        raise UnsupportedStatement
-    return trees[0]
 
 
 def _check_patterns(tree: exp.Expr) -> None:

@@ -7,7 +7,7 @@ texts take the bearer token from the environment variable `SEAMARK_TOKEN`, so th
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
 CATALOG_CLASS = "org.apache.iceberg.spark.SparkCatalog"
@@ -20,10 +20,7 @@ By default, spark-sql creates a Hive metastore in the current folder, and a seco
 """
 TOKEN = "SEAMARK_TOKEN"  # noqa: S105  the name of a variable
 TRUST_STORE = "seamark-trust.jks"
-"""The trust store with Java's authorities and the server's authority, in the folder in which the engine is
-started.
-"""
-ENGINES = ("spark", "pyspark", "pyiceberg", "trino", "duckdb")
+"""Java's authorities and that of the server, in the folder in which the engine is started."""
 
 
 def catalog_conf(
@@ -58,14 +55,8 @@ def connection_text(
         on_s3: Whether the tables are in S3.
         authority: A file (PEM) with the authority of the server's certificate, if the system does not know it.
     """
-    texts = {
-        "spark": _spark,
-        "pyspark": _pyspark,
-        "pyiceberg": _pyiceberg,
-        "trino": _trino_on_s3 if on_s3 else _trino,
-        "duckdb": _duckdb,
-    }
-    text = texts[engine](name, uri, has_token)
+    configure = _trino_on_s3 if engine == "trino" and on_s3 else _CONFIGURATIONS[engine]
+    text = configure(name, uri, has_token)
     return _trusting(engine, text, authority) if authority and uri.startswith("https:") else text
 
 
@@ -187,3 +178,14 @@ def _duckdb(name: str, uri: str, has_token: bool) -> str:
         login += f"CREATE SECRET (TYPE iceberg, TOKEN getenv('{TOKEN}'));\n"
     options += "" if has_token else ", AUTHORIZATION_TYPE 'none'"
     return f"INSTALL iceberg; LOAD iceberg;\n{login}ATTACH '' AS {name} ({options});\nSHOW ALL TABLES;"
+
+
+_CONFIGURATIONS: dict[str, Callable[[str, str, bool], str]] = {
+    "spark": _spark,
+    "pyspark": _pyspark,
+    "pyiceberg": _pyiceberg,
+    "trino": _trino,
+    "duckdb": _duckdb,
+}
+"""What `seamark connect` prints for an engine, from the name of the catalog, its URI, and whether there is a token."""
+ENGINES = tuple(_CONFIGURATIONS)

@@ -49,9 +49,9 @@ class DuckDBChange:
     tables: tuple[StoredTable, ...]
     """The tables that the query reads."""
     target: Name | None
-    """The table whose rows the statement changes; None for CREATE and DROP."""
-    query_text: str
-    """The text in which the references of `tables` have their positions."""
+    """The table whose rows it changes; None for a definition."""
+    query: SqlStatement | None
+    """The query in which the references of `tables` have their positions; None for a definition."""
 
 
 def translate_change(
@@ -110,7 +110,7 @@ class _Change:
         )
         text = f"SELECT {converted} FROM ({query})"  # noqa: S608
         tables = tuple(translation.tables)
-        return DuckDBChange(text, tuple(chosen), tables, self._name_of(table), self._statement.query_text)
+        return DuckDBChange(text, tuple(chosen), tables, self._name_of(table), self._statement.query)
 
     def translate_row_change(self, tree: exp.Expr) -> DuckDBChange:
         """Translate UPDATE or DELETE to `SELECT place, new values FROM table WHERE condition`."""
@@ -128,7 +128,8 @@ class _Change:
             raise UnsupportedInDuckDB(f"{kind.value} of this form is not translated")
         selected = quote_name(place)
         text = f"SELECT {', '.join([selected, *texts.values])} FROM {texts.source}"  # noqa: S608
-        query = parse(text).tree
+        parsed = parse(text)
+        query = parsed.tree
         clause = query.args.get("from_")
         if not isinstance(query, exp.Select) or clause is None or len(query.expressions) != 1 + len(chosen):
             raise UnsupportedInDuckDB(f"{kind.value} of this form is not translated")
@@ -148,14 +149,14 @@ class _Change:
             _convert_to_column_type(SqlValue(f"c{n}", kind), columns[name], name)
             for n, (name, (_, kind)) in enumerate(zip(chosen, query_columns[1:], strict=True), 1)
         ]
-        # The analysis of conditions does not support the column of the place.
-        text_without_place = text.replace(selected, "1".ljust(len(selected)), 1)
+        # The analysis of conditions does not know the place.
+        query.expressions[0].replace(exp.Literal.number(1))
         return DuckDBChange(
             f"SELECT {', '.join(['c0', *converted])} FROM ({translated})",  # noqa: S608
             (place, *chosen),
             tuple(translation.tables),
             self._name_of(tree.this),
-            text_without_place,
+            parsed,
         )
 
     def translate_definition(self, tree: exp.Expr) -> DuckDBChange:
@@ -187,7 +188,7 @@ class _Change:
             target = f"{quote_name(self._catalog)}.{quote_name(parts[0])}"
         else:
             target = self._duckdb_name(target_node)
-        return DuckDBChange(f"{word} {kind}{exists} {target}{columns}", (), (), None, "")
+        return DuckDBChange(f"{word} {kind}{exists} {target}{columns}", (), (), None, None)
 
     def _find_target_columns(self, table: exp.Expr) -> Mapping[str, SqlType]:
         if not isinstance(table, exp.Table):

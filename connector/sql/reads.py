@@ -15,8 +15,9 @@ from datetime import date
 
 from sqlglot import exp
 
+from seamark.connector.analysis.lexer import UnsupportedStatement
 from seamark.connector.analysis.queries import version_of
-from seamark.connector.analysis.scans import find_scans
+from seamark.connector.analysis.scans import scans_of, use_parsed_query
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest, ClientError, NotFound
 from seamark.connector.client.values import CURRENT, At
@@ -28,6 +29,7 @@ from seamark.connector.plans.rewrites import MAX_KEPT_FRACTION
 from seamark.connector.plans.scan import Scan
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan
 from seamark.connector.sql.scopes import StoredTable, UnsupportedInDuckDB
+from seamark.connector.sql.statement import SqlStatement
 from seamark.connector.sql.types import SqlType, from_iceberg
 from seamark.formats.iceberg.expressions.binding import bind
 from seamark.formats.iceberg.expressions.comparisons import resolve_literals
@@ -167,14 +169,18 @@ def table_name(node: exp.Table, catalog: str, schema: str | None = None) -> Name
 
 
 def plan_reads(
-    client: SeamarkClient, text: str, tables: Sequence[StoredTable], catalog: CatalogTables, today: date
+    client: SeamarkClient, query: SqlStatement, tables: Sequence[StoredTable], catalog: CatalogTables, today: date
 ) -> list[PlannedTableRead]:
     """Return the planned read of each reference, in the order of `tables`.
 
     Args:
+        client: The catalog.
+        query: The query, in whose tree `tables` are.
+        tables: The references.
+        catalog: The tables, which are open.
         today: The statement's date in UTC.
     """
-    scans = _find_scans(text, tables, catalog, today)
+    scans = _find_scans(query, tables, catalog, today)
     planned = _request_join_plans(
         client, {n: scan for n, scan in enumerate(scans) if scan is not None}, tables, catalog
     )
@@ -236,8 +242,10 @@ def _bind_filter(scan: Scan, opened: OpenTable) -> Expression:
         return TRUE
 
 
-def _find_scans(text: str, tables: Sequence[StoredTable], catalog: CatalogTables, today: date) -> list[Scan | None]:
-    """Return the scans of the references; a scan is None if the analysis cannot determine it."""
+def _find_scans(
+    query: SqlStatement, tables: Sequence[StoredTable], catalog: CatalogTables, today: date
+) -> list[Scan | None]:
+    """Return the scans of the references; None where the analysis does not determine it."""
     kinds: dict[tuple[str, ...], dict[str, str] | None] = {}
     for table in tables:
         key = tuple(part.name.lower() for part in table.node.parts)
@@ -247,8 +255,12 @@ def _find_scans(text: str, tables: Sequence[StoredTable], catalog: CatalogTables
             for field in named.opened.schema.fields
         }
         kinds[key] = columns if kinds.get(key, columns) == columns else None
-    query_scans = find_scans(
-        text,
+    try:
+        parsed = use_parsed_query(query.text, query.tree, query.words)
+    except UnsupportedStatement:
+        return [None for _ in tables]
+    query_scans = scans_of(
+        parsed,
         columns_of=lambda names: kinds.get(tuple(part for part in names if part is not None)),
         utc=True,
         today=today,

@@ -232,7 +232,7 @@ class SqlSession:
         else:
             reason = "the user has chosen another engine"
         if query is not None:
-            reads = self._plan_reads(statement.query_text, query.tables, tables, now)
+            reads = self._plan_reads(statement.query, query.tables, tables, now)
         demand = Demand(statement.kind, sum(read.bytes for read in reads), reason)
         choice = choose(demand, engines.wanted, engines.available, large_bytes=engines.large_bytes)
         if choice.engine == DUCKDB and query is not None:
@@ -253,7 +253,7 @@ class SqlSession:
         tables = CatalogTables(self._client, self._catalog, self._schema)
         now = datetime.now(UTC)
         change = self._translate_change(statement, tables, now)
-        reads = self._plan_reads(change.query_text, change.tables, tables, now)
+        reads = self._plan_reads(change.query, change.tables, tables, now)
         return _PlannedStatement(statement, choice, change.text, None, reads, change)
 
     def _translate_change(self, statement: SqlStatement, tables: CatalogTables, now: datetime) -> DuckDBChange:
@@ -263,9 +263,9 @@ class SqlSession:
             raise BadRequest(f"DuckDB does not run this statement: {why}") from None
 
     def _plan_reads(
-        self, text: str, tables: Sequence[StoredTable], catalog: CatalogTables, now: datetime
+        self, query: SqlStatement | None, tables: Sequence[StoredTable], catalog: CatalogTables, now: datetime
     ) -> tuple[PlannedTableRead, ...]:
-        reads = plan_reads(self._client, text, tables, catalog, now.date())
+        reads = [] if query is None else plan_reads(self._client, query, tables, catalog, now.date())
         self._checked([read.named.opened for read in reads])
         return tuple(reads)
 
@@ -331,7 +331,7 @@ class SqlSession:
         tables, now = CatalogTables(self._client, self._catalog, self._schema), datetime.now(UTC)
         tables.hold(target, opened)
         change = self._translate_change(statement, tables, now)
-        reads = self._plan_reads(change.query_text, change.tables, tables, now)
+        reads = self._plan_reads(change.query, change.tables, tables, now)
         with register_tables(self._sandbox, reads) as streams:
             rows = execute(self._sandbox, change.text, change.names, streams).read_all()
         changed = next(read for read in reads if read.table.place is not None)

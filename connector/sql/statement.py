@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from typing import Any
 
 from sqlglot import Dialect, TokenType, exp
 from sqlglot.errors import SqlglotError
@@ -49,6 +50,8 @@ _KINDS: dict[type[exp.Expr], Kind] = {
 class SqlStatement:
     text: str
     tree: exp.Expr
+    words: Sequence[Any]
+    """The tokens of the text, by sqlglot."""
 
     @cached_property
     def kind(self) -> Kind:
@@ -57,17 +60,16 @@ class SqlStatement:
         return _KINDS.get(type(self.tree), Kind.OTHER)
 
     @cached_property
-    def query_text(self) -> str:
-        """The statement's query, at its position in the text; in an INSERT, blanks replace the words before the
-        query.
-        """
+    def query(self) -> SqlStatement:
+        """The statement's query, at its position in the text: of INSERT, blanks replace the words before its source."""
         if self.kind is not Kind.INSERT:
-            return self.text
+            return self
         try:
             start = _source_start(tokens_of(self.text), has_columns=isinstance(self.tree.this, exp.Schema))
         except UnsupportedStatement:
-            return self.text
-        return " " * start + self.text[start:]
+            return self
+        words = [word for word in self.words if word.start >= start]
+        return SqlStatement(" " * start + self.text[start:], self.tree.expression, words)
 
 
 def parse(text: str) -> SqlStatement:
@@ -98,7 +100,7 @@ def parse(text: str) -> SqlStatement:
         raise BadRequest("The statement is nested too deeply") from None
     if len(trees) != 1:
         raise BadRequest(f"The text has {len(trees)} statements; it must have one")
-    return SqlStatement(text, trees[0])
+    return SqlStatement(text, trees[0], words)
 
 
 def _source_start(tokens: Sequence[TrinoToken], *, has_columns: bool) -> int:

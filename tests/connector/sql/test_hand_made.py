@@ -185,7 +185,7 @@ def test_statements_return_the_rows_of_plain_duckdb_with_and_without_plans(
             left_out += sum(one.considered_files - one.files for one in result.explanation.tables)
             found = rows_of(result.to_arrow())
             assert found == answer(plain, text), text
-            with patch.object(reads, "find_scans", lambda *_, **__: ()):
+            with patch.object(reads, "scans_of", lambda *_, **__: ()):
                 assert rows_of(session.sql(text).to_arrow()) == found, text
     assert left_out > 10
 

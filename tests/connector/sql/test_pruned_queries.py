@@ -5,13 +5,16 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 
+from seamark.connector.analysis import scans
 from seamark.connector.client.errors import BadRequest
-from seamark.connector.sql import reads
+from seamark.connector.sql import reads, statement
 from seamark.connector.sql.session import SqlSession
+from seamark.formats.iceberg.expressions.sql_parser import parse_statements
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
 from tests.connector.sql.comparing import rows_of
@@ -44,7 +47,7 @@ def check(url: str, seed: int, queries: int) -> Counter[str]:
             told["files left out"] += sum(one.considered_files - one.files for one in pruned.explanation.tables)
             told["joins"] += sum(len(one.joins) for one in pruned.explanation.tables)
             found = rows_of(pruned)
-            with patch.object(reads, "find_scans", lambda *_, **__: ()):
+            with patch.object(reads, "scans_of", lambda *_, **__: ()):
                 whole = session.sql(text)
                 assert all(one.files == one.considered_files for one in whole.explanation.tables)
                 assert found == rows_of(whole), f"seed {seed}, query {number}: {text}"
@@ -68,6 +71,33 @@ def test_join_with_a_small_table_leaves_files_of_a_large_table_out(served: Serve
         found = session.sql(text)
         assert found.explanation.tables[0].joins == (("id", 0),)
         assert found.to_arrow().column(0).to_pylist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("text", "parses"),
+    [
+        ("SELECT name FROM db.t1 WHERE id = 4711", 1),
+        ("\n-- a comment\n SELECT name FROM /* another */ db.t1 WHERE id = 4711", 1),
+        ("INSERT INTO db.t1 WITH a AS (SELECT * FROM db.t2) SELECT * FROM a WHERE id = 4711", 1),
+        ("DELETE FROM db.t1 WHERE id = 4711", 2),
+    ],
+)
+def test_statement_is_parsed_once(served: Served, text: str, parses: int) -> None:
+    """DELETE and UPDATE are parsed once more, as the query of the rows that they change."""
+    count = Counter[str]()
+
+    def parse(*args: Any, **options: Any) -> Any:
+        count["parses"] += 1
+        return parse_statements(*args, **options)
+
+    with (
+        SqlSession(served.url) as session,
+        patch.object(statement, "parse_statements", parse),
+        patch.object(scans, "parse_statements", parse),
+    ):
+        (read,) = session.explain(text).tables
+    assert read.files < read.considered_files
+    assert count["parses"] == parses
 
 
 def test_tag_is_read_as_the_snapshot_that_it_names(served: Served) -> None:

@@ -57,7 +57,7 @@ def ids_of(found: SqlResult) -> list[int]:
 
 @contextmanager
 def read_whole() -> Iterator[None]:
-    with patch.object(reads, "find_scans", lambda *_, **__: ()):
+    with patch.object(reads, "scans_of", lambda *_, **__: ()):
         yield
 
 
