@@ -7,8 +7,8 @@ logic has three values, and a row is used if its condition is *true*. So a part 
 
 The condition None is true for every row. `NEVER` is true for none.
 
-`SemiJoin` requires that a column's value is among the values of another table's column. It is never negated. `Like` is
-a pattern that only the rows of a dimension are compared with.
+`SemiJoin` requires that a column's value is among the values of another table's column, or is less or greater than one
+of them. It is never negated. `Like` is a pattern that only the rows of a dimension are compared with.
 """
 
 from __future__ import annotations
@@ -109,23 +109,32 @@ class Like:
 
 @dataclass(frozen=True)
 class SemiJoin:
-    """Some needed row of a stored table has the same values and no nulls: `pairs` of a column and the table's
-    column.
+    """Some needed row of a stored table has the same values and no nulls.
 
-    `of` identifies the reference to the table. That row also meets `where`, whose columns are (0, name). With a
-    `transform` there is one pair, and the row's value identifies a period of the column, or is an extreme of all rows
-    (`scan.Join`).
+    Attributes:
+        pairs: Columns, and columns of the table.
+        of: Identifies the reference to the table.
+        where: A condition that the row also meets. Its columns are (0, name).
+        transform: With a transform of Iceberg there is one pair, and the row's value identifies a period of the column.
+            With `RANGE`, `MINIMUM` or `MAXIMUM` the column is compared by `ops` (`scan.Join`).
+        ops: The operators of the pairs.
+        exact: With `MINIMUM` or `MAXIMUM`: the extreme is that of exactly the rows that meet `where`.
     """
 
     pairs: tuple[tuple[ColumnReference, str], ...]
     of: object
     where: Condition | None = None
     transform: str = IDENTITY
+    ops: tuple[str, ...] = ()
+    exact: bool = False
     rejects_null: ClassVar[bool] = True
     size: ClassVar[int] = 1
 
     def move_columns(self, to: Move) -> SemiJoin | None:
-        """Return the condition with the moved pairs; with fewer pairs it is weaker."""
+        """Return the condition with the moved pairs; with fewer pairs it is weaker.
+
+        The pairs of a range have one column.
+        """
         pairs = tuple((reference, column) for old, column in self.pairs if (reference := to(old)) is not None)
         return replace(self, pairs=pairs) if pairs else None
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from seamark.connector.plans.conditions import Condition, Like, expression_of, references_of, sql_of
 from seamark.formats.iceberg.expressions.expression import Expression
 from seamark.formats.iceberg.types.transforms import IDENTITY
-from seamark.formats.protocol.wire import MAXIMUM, MINIMUM
+from seamark.formats.protocol.wire import MAXIMUM, MINIMUM, RANGE
 
 
 def columns_of(condition: Condition | None) -> frozenset[str]:
@@ -20,7 +20,7 @@ def columns_of(condition: Condition | None) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Join:
-    """A row is needed only if a needed row of another scan is equal in the columns `on`."""
+    """A row is needed only if a needed row of another scan is equal in the columns `on`, or compared by `ops`."""
 
     scan: int
     """The position of the other scan among the statement's scans."""
@@ -28,14 +28,18 @@ class Join:
     """Pairs of equal columns: this table's, the other table's."""
     transform: str = IDENTITY
     """With a transform of Iceberg there is one pair: the other table's value is the start of the day, month, year or
-    hour of this table's; for `year` also the number of the year. With `MINIMUM` or `MAXIMUM`, this table's value is
-    that extreme of all rows of the other table."""
+    hour of this table's; for `year` also the number of the year. With `RANGE`, each pair is compared by its operator in
+    `ops`; the pairs have one column of this table. With `MINIMUM` or `MAXIMUM`, this table's value is compared with
+    that extreme of the rows of the other table that meet `where`."""
     where: Condition | None = None
-    """The other row also meets this condition on its table."""
+    """The other row also meets this condition on its table. Rows with an extreme meet only this condition."""
     any_of: int | None = None
     """Joins of a scan with the same number are alternatives: a row needs one of them."""
     unless: Condition | None = None
     """Rows of this table that meet it are needed in any case."""
+    ops: tuple[str, ...] = ()
+    exact: bool = False
+    """The extreme is that of exactly the rows that meet `where`; otherwise of some of them."""
 
     @property
     def is_extreme(self) -> bool:
@@ -99,9 +103,9 @@ class Scan:
 
     @property
     def is_restricted(self) -> bool:
-        """Whether there is a condition on its rows, or on those of another table, within a disjunction."""
-        has_where = any(join.where is not None for join in self.joins)
-        return self.condition is not None or bool(self.likes) or has_where
+        """Whether there is a condition on its rows, or a join that needs no condition on the rows of its table."""
+        has_join = any(join.where is not None or join.transform in (RANGE, MINIMUM, MAXIMUM) for join in self.joins)
+        return self.condition is not None or bool(self.likes) or has_join
 
     @cached_property
     def columns(self) -> frozenset[str]:
