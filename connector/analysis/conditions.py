@@ -71,6 +71,10 @@ class ConditionReader:
         """Return a condition that is true where `node` is true."""
         return _Reading(self, self._today, resolve, kind).read(node, negated=False)
 
+    def read_exactly(self, node: exp.Expr, resolve: Resolve, kind: KindOf) -> ColumnComparison | None:
+        """Return a comparison of a column that is true for exactly the rows for which `node` is true."""
+        return _Reading(self, self._today, resolve, kind).read_exactly(node)
+
     def literal(self, node: exp.Expr) -> Literal | None:
         return parse_literal(node, casts_decimal=self._casts_decimal)
 
@@ -118,6 +122,11 @@ class _Reading:
         if leaf is None:
             return self._read_predicate(node, negated=negated)
         return leaf.negation() if negated else leaf
+
+    def read_exactly(self, node: exp.Expr) -> ColumnComparison | None:
+        comparison = self._read_leaf(node)
+        is_exact = comparison is not None and comparison.exact and comparison.transform == IDENTITY
+        return comparison if is_exact else None
 
     # What functions need (`comparisons.Comparisons`)
 

@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
 from typing import NamedTuple
 
 from sqlglot import exp
 
-from seamark.connector.analysis.algebra.blocks import Extreme, QueryBlock, exists_values, extreme_values
+from seamark.connector.analysis.algebra.blocks import Extreme, QueryBlock, exists_values
 from seamark.connector.analysis.algebra.equivalences import (
     Equality,
+    Limit,
     Pair,
     Predicate,
+    has_order,
     is_comparable,
     is_year_number,
     partner_values,
     period_values,
+    range_values,
     restrict_to_sources,
 )
-from seamark.connector.analysis.algebra.relations import Relation
-from seamark.connector.analysis.conditions import ConditionReader, is_plain, split_conjunction
+from seamark.connector.analysis.algebra.extremes import extreme_values, is_beyond_extreme
+from seamark.connector.analysis.algebra.relations import Relation, is_exact
+from seamark.connector.analysis.comparisons import FLIPPED
+from seamark.connector.analysis.conditions import COMPARISONS, ConditionReader, is_plain, split_conjunction
 from seamark.connector.analysis.literals import unit_of
+from seamark.connector.analysis.operands import class_of_kind, class_of_literal
 from seamark.connector.analysis.select_names import ParsedJoin, SelectNames, sources_in
 from seamark.connector.plans.conditions import DAY, HOUR, MONTH, YEAR, ColumnReference, Condition, SemiJoin, all_of
 from seamark.formats.protocol.wire import MAXIMUM, MINIMUM
+
+EXACT_PARTS_MAX = 100
+"""Parts of a condition that are read once more, to find out whether an extreme is that of exactly its rows."""
 
 
 class InnerSelect(NamedTuple):
@@ -71,7 +82,17 @@ class PredicateReader:
 
     def predicate(self, node: exp.Expr) -> Predicate:
         """Return the predicate of WHERE."""
-        return Predicate(self._read_condition(node, None), tuple(self._equalities(node)))
+        condition, equalities = self._read_condition(node, None), tuple(self._equalities(node))
+        return Predicate(condition, equalities, partial(self._read_exactly, node))
+
+    def _read_exactly(self, node: exp.Expr) -> Condition | None:
+        """Return the condition that is true for exactly the rows for which `node` is true, if it is simple."""
+        parts = list(islice(split_conjunction(node), EXACT_PARTS_MAX + 1))
+        if len(parts) > EXACT_PARTS_MAX:
+            return None
+        comparisons = [self._reader.read_exactly(part, self._names.resolve, self._names.kind) for part in parts]
+        exact = [each for each in comparisons if each is not None and is_exact(self._names.kind(each.column))]
+        return all_of(exact) if len(exact) == len(comparisons) else None
 
     def predicate_on(self, join: ParsedJoin) -> Predicate:
         """Return the predicate of ON or USING, which see the sources of their join only.
@@ -91,7 +112,8 @@ class PredicateReader:
         """
         if node is None:
             return None
-        return all_of([self.condition(node), *self._subquery_values(node), *self._period_values(node, seen)])
+        values = [*self._subquery_values(node), *self._period_values(node, seen), *self._range_values(node, seen)]
+        return all_of([self.condition(node), *values])
 
     # Equal columns
 
@@ -146,6 +168,10 @@ class PredicateReader:
                         yield from self._values_in([column], self._queries.get(id(inner)))
                 case exp.Exists():
                     yield from self._values_of_exists(self._queries.get(id(part.this)))
+                case _:
+                    for column, op, other in self._read_inequalities(part):
+                        inner = other.this if isinstance(other, exp.Any) else other
+                        yield from self._values_beside(column, op, self._queries.get(id(inner)))
 
     def _values_in(self, columns: Sequence[exp.Expr], query: Relation | None) -> Iterator[Condition]:
         """Yield conditions for columns that are equal, all together, to the columns of a row of the query."""
@@ -160,9 +186,21 @@ class PredicateReader:
             if is_comparable(self._names.kind(reference), _kind_of_output(query, name)):
                 pairs.append((reference, name))
         for reference, name in pairs:
-            yield from extreme_values(reference, self._names.kind(reference), query, name)
+            yield from extreme_values(reference, self._names.kind(reference), "=", query, name)
         if pairs:
             yield from partner_values(pairs, query)
+
+    def _values_beside(self, column: exp.Expr, op: str, query: Relation | None) -> Iterator[SemiJoin]:
+        """Yield semi-joins for a column that is less or greater than the column of a row of the query."""
+        names = None if query is None else query.names()
+        reference = self._names.resolve_node(column)
+        name = names[0] if names is not None and len(names) == 1 else None
+        if query is None or reference is None or name is None:
+            return
+        kind = self._names.kind(reference)
+        yield from extreme_values(reference, kind, op, query, name)
+        if has_order(kind, _kind_of_output(query, name)) and not is_beyond_extreme(op, query, name):
+            yield from range_values(reference, [Limit(op, name)], query)
 
     def _values_of_exists(self, query: Relation | None) -> Iterator[SemiJoin]:
         """Yield semi-joins for columns of this SELECT that the WHERE of a subquery compares with its own columns."""
@@ -201,6 +239,50 @@ class PredicateReader:
                 if is_seen and period.has_values_of(self._names.kind(reference), self._names.kind(partner)):
                     relation = self._names.sources[partner[0]].relation
                     yield from period_values(reference, period.transform, relation, partner[1])
+
+    # Inequalities
+
+    def _read_inequalities(self, part: exp.Expr) -> Iterator[tuple[exp.Expr, str, exp.Expr]]:
+        """Yield `left op right` for each comparison in `part`, and the same with the sides exchanged."""
+        comparisons: list[tuple[exp.Expr, str, exp.Expr]] = []
+        if isinstance(part, exp.LT | exp.LTE | exp.GT | exp.GTE) and is_plain(part):
+            comparisons.append((part.this, COMPARISONS[type(part)], part.expression))
+        elif type(part) is exp.Between and is_plain(part) and not part.args.get("negate"):
+            low, high = part.args["low"], part.args["high"]
+            # Engines compare all three operands in their common type.
+            classes = {self._class_of(operand) for operand in (part.this, low, high)}
+            if len(classes) == 1 and None not in classes:
+                comparisons += [(part.this, ">=", low), (part.this, "<=", high)]
+        for left, op, right in comparisons:
+            sides = left.unnest(), right.unnest()
+            yield sides[0], op, _keep_query(right, sides[1])
+            yield sides[1], FLIPPED[op], _keep_query(left, sides[0])
+
+    def _class_of(self, operand: exp.Expr) -> str | None:
+        """Return the class (`operands.py`) of a column, a subquery or a literal; None if it is not known."""
+        query = self._queries.get(id(operand))
+        if query is not None:
+            names = query.names()
+            return None if names is None or len(names) != 1 else class_of_kind(_kind_of_output(query, str(names[0])))
+        reference = self._names.resolve_node(operand.unnest())
+        if reference is not None:
+            return class_of_kind(self._names.kind(reference))
+        literal = self._reader.literal(operand)
+        return None if literal is None else class_of_literal(literal)
+
+    def _range_values(self, node: exp.Expr, seen: frozenset[int] | None) -> Iterator[SemiJoin]:
+        """Yield semi-joins for columns that are less or greater than columns of another source."""
+        limits: dict[tuple[ColumnReference, int], list[Limit]] = {}
+        for part in split_conjunction(node):
+            for left, op, right in self._read_inequalities(part):
+                reference, partner = self._names.resolve_node(left), self._names.resolve_node(right)
+                if reference is None or partner is None or reference[0] == partner[0]:
+                    continue
+                is_seen = seen is None or {reference[0], partner[0]} <= seen
+                if is_seen and has_order(self._names.kind(reference), self._names.kind(partner)):
+                    limits.setdefault((reference, partner[0]), []).append(Limit(op, partner[1]))
+        for (reference, source), each in limits.items():
+            yield from range_values(reference, each, self._names.sources[source].relation)
 
 
 class Period(NamedTuple):
@@ -261,6 +343,11 @@ def extremes_of(names: SelectNames) -> dict[str, Extreme]:
         for number, name in enumerate(outputs)
         if number in extremes and outputs.count(name) == 1
     }
+
+
+def _keep_query(node: exp.Expr, inner: exp.Expr) -> exp.Expr:
+    """Return the node of a subquery with its brackets, by which it is known, and other nodes without."""
+    return node if isinstance(node, exp.Subquery) else inner
 
 
 def _kind_of_output(query: Relation, name: str) -> str | None:

@@ -41,7 +41,12 @@ _TRINO = Dialect.get_or_raise("trino")
 _UNREAD = (exp.Pivot, exp.TableSample, exp.Lateral, exp.Columns, exp.Lambda, exp.Into)
 _JOINS = ("", "INNER", "CROSS", "OUTER")
 _JOIN_ARGS = {"this", "side", "kind", "on", "using"}
-_COMPARED = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ, exp.NullSafeNEQ)
+_ONE_KIND = frozenset({"integer", "date", "timestamp", "timestamptz"})
+"""Kinds of columns that are compared by `<` with subqueries, and by BETWEEN with columns and subqueries."""
+_TIMES = "times"
+"""Dates and timestamps."""
+_ORDERED = (exp.LT, exp.LTE, exp.GT, exp.GTE)
+_COMPARED = (exp.EQ, exp.NEQ, *_ORDERED, exp.NullSafeEQ, exp.NullSafeNEQ)
 _TABLE_ARGS = {"this", "db", "catalog", "alias", "joins", "when"}
 _ALIAS = re.compile(r'\s++(?:AS\s++)?+([a-z_]\w*+|"[^"]++")', re.IGNORECASE)
 _AT = re.compile(r"\s*+(AT\s*+\(\s*+VERSION\s*+=>\s*+([0-9]{1,19})\s*+\))", re.IGNORECASE | re.ASCII)
@@ -323,6 +328,12 @@ def _find_replacements(node: exp.Expr, kinds: NameKinds, utc: bool) -> list[tupl
         case exp.Is() if isinstance(node.expression, exp.Null):
             return [] if type(node.this) is exp.Column else None
         case exp.Between() if not node.args.get("symmetric"):
+            bounds = [node.args["low"], node.args["high"]]
+            compared = [one for one in bounds if isinstance(one, exp.Column | exp.Subquery)]
+            if compared:
+                kind = _find_ordered_kind([node.this, *compared], kinds)
+                constants = [one for one in bounds if not isinstance(one, exp.Column | exp.Subquery)]
+                return None if kind is None or (constants and kind == _TIMES) else replace_constants(kind, constants)
             return replace_in_comparison(node.this, [node.args["low"], node.args["high"]])
         case exp.In() | exp.EQ() if isinstance(node.this, exp.Tuple):
             return [] if is_of_values(node, kinds) else None
@@ -332,6 +343,10 @@ def _find_replacements(node: exp.Expr, kinds: NameKinds, utc: bool) -> list[tupl
             ]
             ours, theirs = map(kinds.kind, sides)
             return [] if ours not in (None, "double") and ours == theirs else None
+        case exp.Expr() if type(node) in _ORDERED and any(
+            isinstance(one, exp.Subquery | exp.Any) for one in (node.this, node.expression)
+        ):
+            return None if _find_ordered_kind([node.this, node.expression], kinds) is None else []
         case exp.In() if node.args.get("query") is not None:
             ours, theirs = kinds.kind(node.this), kinds.kind(_find_only_column(node.args["query"]))
             return [] if ours not in (None, "double") and ours == theirs else None
@@ -349,11 +364,27 @@ def _find_replacements(node: exp.Expr, kinds: NameKinds, utc: bool) -> list[tupl
     left, right = node.this, node.expression
     both = kinds.kind(left), kinds.kind(right)
     if type(left) is exp.Column and type(right) is exp.Column:
-        return [] if both[0] not in (None, "double") and both[0] == both[1] else None
+        is_equal = both[0] not in (None, "double") and both[0] == both[1]
+        is_ordered = type(node) in _ORDERED and _find_ordered_kind([left, right], kinds) is not None
+        return [] if is_equal or is_ordered else None
     if _is_period(left, right, kinds) or _is_period(right, left, kinds):
         return []
     replacements = replace_in_comparison(left, [right])
     return replace_in_comparison(right, [left]) if replacements is None else replacements
+
+
+def _find_ordered_kind(operands: Sequence[exp.Expr], kinds: NameKinds) -> str | None:
+    """Return the kind of columns and subqueries that DuckDB orders as Trino does: one of `_ONE_KIND`, or `_TIMES` for
+    dates beside timestamps, which both convert to timestamps; None for others.
+    """
+    operand_kinds: set[str | None] = set()
+    for operand in operands:
+        inner = operand.this if isinstance(operand, exp.Any) else operand
+        operand_kinds.add(kinds.kind(_find_only_column(inner) if isinstance(inner, exp.Subquery) else inner))
+    if operand_kinds == {"date", "timestamp"}:
+        return _TIMES
+    kind = operand_kinds.pop() if len(operand_kinds) == 1 else None
+    return kind if kind in _ONE_KIND else None
 
 
 def _replace_pattern(node: exp.Expr, kinds: NameKinds) -> list[tuple[exp.Expr, exp.Expr]] | None:

@@ -105,14 +105,23 @@ class JoinRequest:
     transform: str = IDENTITY
     any_of: int | None = None
     unless: Expression | None = None
-    """`transform`, `any_of` and `unless` have the same meaning as in `scan.Join`."""
+    ops: tuple[str, ...] = ()
+    exact: bool = False
+    """These as in `scan.Join`."""
 
     def body(self) -> dict[str, Any]:
-        body: dict[str, Any] = {"table": list(self.table), "on": dict(self.on), "snapshot-id": self.snapshot_id}
+        pairs = self.on[:1] if self.ops else self.on
+        body: dict[str, Any] = {"table": list(self.table), "on": dict(pairs), "snapshot-id": self.snapshot_id}
         if self.filter is not None:
             body["filter"] = expression_json(self.filter)
         if self.transform != IDENTITY:
             body["transform"] = self.transform
+        if self.ops:
+            body["operator"] = self.ops[0]
+        if len(self.ops) > 1:
+            body |= {"end": self.on[1][1], "end-operator": self.ops[1]}
+        if self.exact:
+            body["exact"] = True
         if self.any_of is not None:
             body["any-of"] = self.any_of
         if self.unless is not None:

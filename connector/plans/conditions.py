@@ -8,8 +8,8 @@ true for NaN.
 
 The condition None is true for all rows. `NEVER` is true for no row.
 
-`SemiJoin` requires that a column's value is among the values of another table's column. It is never
-negated. `Like` is a pattern, which is compared only with the rows of a dimension.
+`SemiJoin` requires that a column's value is among the values of another table's column, or is less or greater than one
+of them. It is never negated. `Like` is a pattern that only the rows of a dimension are compared with.
 """
 
 from __future__ import annotations
@@ -117,26 +117,32 @@ class Like:
 
 @dataclass(frozen=True)
 class SemiJoin:
-    """The requirement that a needed row of a stored table has the same values and no nulls.
-
-    With a `transform`, there is one pair, and the row's value identifies a period of the column, or is an
-    extreme of all rows (`scan.Join`).
+    """Some needed row of a stored table has the same values and no nulls.
 
     Attributes:
+        pairs: Columns, and columns of the table.
         of: Identifies the reference to the table.
-        pairs: Pairs of a column and a column of the table.
-        where: A condition that the row also meets; its columns are (0, name).
+        where: A condition that the row also meets. Its columns are (0, name).
+        transform: With a transform of Iceberg there is one pair, and the row's value identifies a period of the column.
+            With `RANGE`, `MINIMUM` or `MAXIMUM` the column is compared by `ops` (`scan.Join`).
+        ops: The operators of the pairs.
+        exact: With `MINIMUM` or `MAXIMUM`: the extreme is that of exactly the rows that meet `where`.
     """
 
     pairs: tuple[tuple[ColumnReference, str], ...]
     of: object
     where: Condition | None = None
     transform: str = IDENTITY
+    ops: tuple[str, ...] = ()
+    exact: bool = False
     rejects_null: ClassVar[bool] = True
     size: ClassVar[int] = 1
 
     def move_columns(self, to: Move) -> SemiJoin | None:
-        """Return the semi-join with moved columns; if only some pairs can be moved, it is weaker."""
+        """Return the condition with the moved pairs; with fewer pairs it is weaker.
+
+        The pairs of a range have one column.
+        """
         pairs = tuple((reference, column) for old, column in self.pairs if (reference := to(old)) is not None)
         return replace(self, pairs=pairs) if pairs else None
 

@@ -95,17 +95,20 @@ class Dimension:
     def request(self) -> JoinRequest:
         scan, join = self.planned.scan, self.join
         nested = tuple(one.request() for one in self.dimensions)
-        condition = drop_functions(weaken(all_of([scan.condition, join.where]), _of_column))
+        condition = join.where if join.is_extreme else all_of([scan.condition, join.where])
+        condition = drop_functions(weaken(condition, _of_column))
         return JoinRequest(
             self.planned.table,
             join.on,
             None if condition is None else expression_of(condition),
             self.snapshot_id,
             nested,
-            scan.likes,
+            () if join.is_extreme else scan.likes,
             join.transform,
             join.any_of,
             None if join.unless is None else expression_of(join.unless),
+            join.ops,
+            join.exact,
         )
 
 
@@ -187,11 +190,9 @@ class _DimensionTree:
             table = None if planned is None else _find_table(planned, self._known)
             if planned is None or table is None or table.snapshot_id is None or join.scan in path:
                 continue
-            # The server computes the extreme from statistics of files, for tables of any size.
-            if join.is_extreme:
-                if planned.scan.condition is None and not planned.scan.likes:
-                    self._left -= 1
-                    dimensions.append(Dimension(planned, table.snapshot_id, table.files, join, ()))
+            if join.is_extreme:  # the server reads it from statistics of files, of tables of any size
+                self._left -= 1
+                dimensions.append(Dimension(planned, table.snapshot_id, table.files, join, ()))
                 continue
             if not _is_small(table, limited) and not (
                 planned.table == self._planned_scans[number].table and _has_values(planned.scan)
@@ -201,7 +202,13 @@ class _DimensionTree:
             behind = self.dimensions(join.scan, (*path, number))
             # A condition on the join columns alone also applies directly to the filtered table.
             is_pushed_down = join.transform == IDENTITY and join.where is None and join.any_of is None
-            if behind or not is_pushed_down or not planned.scan.columns <= {column for _, column in join.on}:
+            is_open = len(join.ops) == 1  # without a condition, a range without an end leaves out few files
+            if (
+                behind
+                or not (is_pushed_down or is_open)
+                or not planned.scan.columns <= {column for _, column in join.on}
+                or (is_open and planned.scan.columns)
+            ):
                 dimensions.append(Dimension(planned, table.snapshot_id, table.files, join, behind))
             else:
                 self._left += 1

@@ -207,7 +207,11 @@ def drop_scans(
 def find_used_joins(dimensions: Sequence[Dimension], plan: TablePlanResponse) -> list[tuple[str, int]]:
     """Return the columns by which files were left out, and the number of keys."""
     used = _effective_joins(dimensions, plan)
-    return [("+".join(column for column, _ in one.on), outcome.keys or 0) for one, outcome in used if one in dimensions]
+    return [
+        ("+".join(dict.fromkeys(column for column, _ in one.on)), outcome.keys or 0)
+        for one, outcome in used
+        if one in dimensions
+    ]
 
 
 def _request_of(

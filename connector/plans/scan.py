@@ -10,7 +10,7 @@ from functools import cached_property
 from seamark.connector.plans.conditions import Condition, Like, expression_of, references_of, sql_of
 from seamark.formats.iceberg.expressions.expression import Expression
 from seamark.formats.iceberg.types.transforms import IDENTITY
-from seamark.formats.protocol.wire import MAXIMUM, MINIMUM
+from seamark.formats.protocol.wire import MAXIMUM, MINIMUM, RANGE
 
 
 def columns_of(condition: Condition | None) -> frozenset[str]:
@@ -22,25 +22,26 @@ def columns_of(condition: Condition | None) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Join:
-    """A join: a row is needed only if a needed row of another scan has equal values in the columns `on`."""
+    """A row is needed only if a needed row of another scan is equal in the columns `on`, or compared by `ops`."""
 
     scan: int
     """The position of the other scan among the statement's scans."""
     on: tuple[tuple[str, str], ...]
     """Pairs of columns with equal values: a column of this table, and a column of the other table."""
     transform: str = IDENTITY
-    """The function that relates the values of the two columns; there is then one pair.
-
-    With a transform of Iceberg, the other table's value is the start of the day, month, year or hour of this
-    table's value; for `year`, it may also be the number of the year. With `MINIMUM` or `MAXIMUM`, this table's
-    value is the minimum or maximum of all rows of the other table.
-    """
+    """With a transform of Iceberg there is one pair: the other table's value is the start of the day, month, year or
+    hour of this table's; for `year` also the number of the year. With `RANGE`, each pair is compared by its operator in
+    `ops`; the pairs have one column of this table. With `MINIMUM` or `MAXIMUM`, this table's value is compared with
+    that extreme of the rows of the other table that meet `where`."""
     where: Condition | None = None
-    """A condition that the other row also meets."""
+    """The other row also meets this condition on its table. Rows with an extreme meet only this condition."""
     any_of: int | None = None
     """The number of a group of alternatives: a row needs only one of the joins with the same number."""
     unless: Condition | None = None
-    """A condition on rows of this table; rows that meet it are needed without a match."""
+    """Rows of this table that meet it are needed in any case."""
+    ops: tuple[str, ...] = ()
+    exact: bool = False
+    """The extreme is that of exactly the rows that meet `where`; otherwise of some of them."""
 
     @property
     def is_extreme(self) -> bool:
@@ -112,9 +113,9 @@ class Scan:
 
     @property
     def is_restricted(self) -> bool:
-        """Whether there is a condition on the rows of the scan, also if it is only in joins or alternatives."""
-        has_where = any(join.where is not None for join in self.joins)
-        return self.condition is not None or bool(self.likes) or has_where
+        """Whether there is a condition on its rows, or a join that needs no condition on the rows of its table."""
+        has_join = any(join.where is not None or join.transform in (RANGE, MINIMUM, MAXIMUM) for join in self.joins)
+        return self.condition is not None or bool(self.likes) or has_join
 
     @cached_property
     def columns(self) -> frozenset[str]:

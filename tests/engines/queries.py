@@ -53,7 +53,7 @@ class Queries:
 
     def query(self) -> str:
         rng = self._rng
-        shapes = [self._lateral, self._sets, self._windowed, self._shadowed, self._converted]
+        shapes = [self._lateral, self._sets, self._windowed, self._shadowed, self._converted, self._compared]
         kind = rng.randrange(9 + len(shapes) + bool(self._past))
         if kind >= 9:
             return [*shapes, self._earlier][kind - 9]()
@@ -121,6 +121,28 @@ class Queries:
             shown = f"(SELECT max(x.{number}) FROM {source} WHERE {where})"
             return f"SELECT o.*, {shown} AS m FROM ({inner}) o WHERE {self._condition(columns, 'o')}"
         return f"SELECT o.*, q.n, q.m FROM ({inner}) o {join.format(body)} WHERE {outer}"
+
+    def _compared(self) -> str:
+        """Return a comparison with extremes of rows that meet a condition, or with columns of another table."""
+        rng = self._rng
+        column, table, other = rng.choice(
+            [
+                *(("day", "sales", "day"), ("id", "sales", "id"), ("nt", "sales", "nt"), ("item", "sales", "item")),
+                *(("day", "stores", "opened"), ("id", "items", "i_id"), ("item", "items", "size")),
+            ]
+        )
+        op = rng.choice(["=", "<", "<=", ">", ">="])
+        rows = f"{self._db}.{table} q" + (f" WHERE {self._of(table, 'q')}" if rng.random() < 0.7 else "")
+        values = [f"(SELECT {extreme}(q.{other}) FROM {rows})" for extreme in rng.sample(["max", "min"], 2)]
+        sales = f"SELECT f.id, f.{column} FROM {self._db}.sales f"
+        where = f" AND {self._of('sales', 'f')}" if rng.random() < 0.3 else ""
+        if rng.random() < 0.6:
+            between = f"f.{column} BETWEEN {values[0]} AND {values[1]}"
+            return f"{sales} WHERE {rng.choice([f'f.{column} {op} {values[0]}', between])}{where}"
+        kind = rng.choice(_KINDS)
+        end = f" AND f.{column} {rng.choice(['<', '<='])} q.{other}" if rng.random() < 0.5 else ""
+        on = f"f.{column} {op} q.{other}{end} AND {self._of(table, 'q')}"
+        return f"{sales} {kind} {self._db}.{table} q ON {on} WHERE {self._of('sales', 'f')}"
 
     def _sets(self) -> str:
         rng = self._rng

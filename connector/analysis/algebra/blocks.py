@@ -16,7 +16,8 @@
   values of these columns. The same is true of IN and EXISTS, if the subquery creates no rows itself.
 - A subquery in an expression is a separate query. If its WHERE compares a column with a column of this block, only rows
   with values of needed rows of this block are needed. The same applies to LATERAL.
-- A column that is equal to the extreme of all rows of a table is not beyond any of its values.
+- A column that is compared with the extreme of rows of a table has limits (`extremes.py`), and so has a column that is
+  less or greater than a column of a join partner.
 - VALUES and UNNEST of literals are lists of values for the columns that are equal to theirs.
 """
 
@@ -40,7 +41,7 @@ from seamark.connector.analysis.algebra.equivalences import (
     restrict_to_sources,
     semi_joins,
 )
-from seamark.connector.analysis.algebra.relations import Origin, Relation, Table
+from seamark.connector.analysis.algebra.relations import Origin, Relation
 from seamark.connector.analysis.comparisons import evaluate_literals
 from seamark.connector.analysis.operands import class_of_kind, class_of_literal
 from seamark.connector.plans.conditions import (
@@ -96,10 +97,15 @@ def flatten_inner_joins(tree: JoinTree) -> tuple[list[JoinTree], list[SourceJoin
 
 
 class Extreme(NamedTuple):
-    """The least (`MINIMUM`) or the greatest (`MAXIMUM`) value of a column of a source, of all rows of a group."""
+    """The least (`MINIMUM`) or the greatest (`MAXIMUM`) value of a column of a source.
+
+    Attributes:
+        is_filtered: It is that of some rows of a group, otherwise of all.
+    """
 
     column: ColumnReference
     kind: str
+    is_filtered: bool = False
 
 
 class Outputs(Protocol):
@@ -337,29 +343,3 @@ def exists_values(query: QueryBlock, pairs: Sequence[Equality]) -> Iterator[Semi
         by_source[source].append((outer, column))
     for source, own_pairs in by_source.items():
         yield from semi_joins(own_pairs, query.sources[source])
-
-
-def extreme_values(reference: ColumnReference, kind: str | None, query: Relation, column: str) -> Iterator[SemiJoin]:
-    """Yield the semi-join of a column that is equal to the extreme of a column in all rows of a table.
-
-    `kind` is the type of the column, and `column` the output of the query.
-    """
-    extreme = query.extremes.get(column) if isinstance(query, QueryBlock) else None
-    if extreme is None or not isinstance(query, QueryBlock) or query.kind_of(extreme.column) != kind:
-        return
-    is_whole = query.tree == 0 and query.where is None and query.keys is None and query.having is None
-    source, name = extreme.column
-    origin = query.sources[source].origin([name])
-    if is_whole and origin is not None and _has_all_rows(query.sources[source]):
-        table, (stored,) = origin
-        yield SemiJoin(((reference, stored),), table, transform=extreme.kind)
-
-
-def _has_all_rows(relation: Relation) -> bool:
-    """Return whether each row of the stored table is in the relation."""
-    if not isinstance(relation, QueryBlock):
-        return isinstance(relation, Table)
-    # A function in SELECT may return no row for a row of the source, as DuckDB's `unnest` does.
-    is_projection = relation.needs_rows and relation.tree == 0 and relation.keys is None
-    is_unfiltered = relation.where is None and relation.having is None and relation.correlated is None
-    return is_projection and is_unfiltered and _has_all_rows(relation.sources[0])

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
 
 from seamark.connector.analysis.algebra.relations import Relation, is_exact
 from seamark.connector.plans.conditions import (
@@ -28,13 +28,26 @@ from seamark.connector.plans.conditions import (
     references_of,
     weaken,
 )
+from seamark.formats.protocol.wire import RANGE
 
 Equality: TypeAlias = tuple[ColumnReference, ColumnReference]
 """Two columns of the sources of a block."""
 Pair: TypeAlias = tuple[ColumnReference, str]
 """A column of the sources of a block, and the equal column of another relation."""
+
+
+class Limit(NamedTuple):
+    """A comparison by `op` (<, <=, >, >=) of a column with a column of another relation."""
+
+    op: str
+    column: str
+
+
 KindOf: TypeAlias = Callable[[ColumnReference], str | None]
 _WHOLE = frozenset(("int", "long"))
+_LOCAL_TIMES = frozenset(("date", "timestamp"))
+_ORDERED = _WHOLE | _LOCAL_TIMES | {"timestamptz"}
+_LOWER, _UPPER = (">", ">="), ("<", "<=")
 
 
 @dataclass(frozen=True)
@@ -45,10 +58,13 @@ class Predicate:
         condition: A condition on columns of the block's sources. It has a semi-join for each subquery and each period
             whose values a column has.
         equalities: Equal columns. Their types are comparable.
+        exact: Returns a condition on columns that is true for exactly the rows for which the expression is true; None
+            if there is none.
     """
 
     condition: Condition | None = None
     equalities: tuple[Equality, ...] = ()
+    exact: Callable[[], Condition | None] = field(default=lambda: None, compare=False)
 
 
 ALWAYS = Predicate()
@@ -57,6 +73,11 @@ ALWAYS = Predicate()
 def is_comparable(first: str | None, second: str | None) -> bool:
     """Return whether values of the two types are equal only if they are identical."""
     return is_exact(first) and (first == second or {first, second} == _WHOLE)
+
+
+def has_order(first: str | None, second: str | None) -> bool:
+    """Return whether values of the two types are ordered by their exact values, by engines and by the server."""
+    return first in _ORDERED and second in _ORDERED and (first == second or {first, second} in (_WHOLE, _LOCAL_TIMES))
 
 
 def is_year_number(kind: str | None) -> bool:
@@ -113,6 +134,27 @@ def period_values(reference: ColumnReference, transform: str, partner: Relation,
     if origin is not None:
         table, (name,) = origin
         yield SemiJoin(((reference, name),), table, transform=transform)
+
+
+def range_values(reference: ColumnReference, limits: Sequence[Limit], partner: Relation) -> Iterator[SemiJoin]:
+    """Yield semi-joins of a column that is less or greater than columns of one row of the partner.
+
+    The first lower and the first upper limit are a range with an end.
+    """
+    lower = [limit for limit in limits if limit.op in _LOWER]
+    upper = [limit for limit in limits if limit.op in _UPPER]
+    if lower and upper:
+        ranges = [(lower[0], upper[0]), *((limit,) for limit in (*lower[1:], *upper[1:]))]
+    else:
+        ranges = [(limit,) for limit in limits]
+    for bounds in ranges:
+        origin = partner.origin([limit.column for limit in bounds])
+        if origin is not None:
+            table, names = origin
+            pairs = tuple((reference, name) for name in names)
+            yield SemiJoin(pairs, table, transform=RANGE, ops=tuple(limit.op for limit in bounds))
+        elif len(bounds) > 1:
+            yield from (each for limit in bounds for each in range_values(reference, [limit], partner))
 
 
 # Equivalences

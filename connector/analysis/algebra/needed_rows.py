@@ -2,8 +2,9 @@
 
 Invariant: rows of a table for which its predicate is not true can be left out, and the statement's answer stays the
 same for any data. The same applies to rows without a partner in one of its joins. A partner is a row of the other table
-for which that table's predicate and joins are true, and that is equal and not null in all the columns. The other scan
-must read that table at that snapshot. If this is uncertain, predicates are weaker, and there are fewer joins.
+for which that table's predicate and joins are true, and that is equal, less or greater, as the join says, and not null
+in all the columns. A join with an extreme compares with the extreme of the rows that meet the join's own condition. The
+other scan must read that table at that snapshot. Where this is uncertain, predicates are weaker, and joins are fewer.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
+from seamark.connector.analysis.algebra.extremes import has_outer_limit
 from seamark.connector.analysis.algebra.relations import COMPUTED, Columns, Table
 from seamark.connector.plans.conditions import (
     AnyOf,
@@ -123,7 +125,12 @@ def _join_of(semi_join: SemiJoin, table: Table, scan_of: ScanOf, *, utc: bool) -
     if scan is None or not isinstance(partner, Table):
         return None
     on = tuple((reference[1], column) for reference, column in semi_join.pairs)
-    return Join(scan, on, semi_join.transform, _keep_evaluated_part(partner, semi_join.where, utc=utc))
+    where = _keep_evaluated_part(partner, semi_join.where, utc=utc)
+    join = Join(scan, on, semi_join.transform, where, ops=semi_join.ops)
+    if not join.is_extreme:
+        return join
+    join = replace(join, exact=semi_join.exact and where == semi_join.where)
+    return join if join.exact or has_outer_limit(join.transform, join.ops[0]) else None
 
 
 def _alternatives(either: AnyOf, table: Table, scan_of: ScanOf, number: int, *, utc: bool) -> list[Join]:

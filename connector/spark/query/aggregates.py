@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from seamark.connector.spark.query.catalyst import Catalyst, Node
 from seamark.connector.spark.scala import items
@@ -15,14 +16,24 @@ _WITHOUT_NULLS = ("Sum", "Average", "Min", "Max", "Count")
 _EXTREMES = {"Min": MINIMUM, "Max": MAXIMUM}
 
 
-def extreme_of(catalyst: Catalyst, output: Node) -> tuple[Node, str] | None:
-    """Return the expression of which the output has the extreme, and which extreme; None for another output."""
+class AggregateExtreme(NamedTuple):
+    """The extreme (`MINIMUM` or `MAXIMUM`) of an expression; `is_filtered`: of rows that meet FILTER."""
+
+    expression: Node
+    kind: str
+    is_filtered: bool
+
+
+def extreme_of(catalyst: Catalyst, output: Node) -> AggregateExtreme | None:
+    """Return the extreme that the output is; None for another output."""
     aggregate = output.child() if catalyst.kind(output) == "Alias" else output
     if catalyst.kind(aggregate) != "AggregateExpression":
         return None
     function = aggregate.aggregateFunction()
     extreme = _EXTREMES.get(catalyst.kind(function))
-    return None if extreme is None else (function.child(), extreme)
+    return (
+        None if extreme is None else AggregateExtreme(function.child(), extreme, bool(aggregate.filter().isDefined()))
+    )
 
 
 def conditions_of_rows(catalyst: Catalyst, outputs: Sequence[Node]) -> list[Node]:

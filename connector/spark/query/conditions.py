@@ -20,6 +20,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from sqlglot import exp
 
+from seamark.connector.analysis.algebra.relations import is_exact
 from seamark.connector.analysis.conditions import ConditionReader
 from seamark.connector.plans.conditions import (
     DAY,
@@ -168,6 +169,14 @@ class Conditions:
             pass
         return weaken(all_of(conditions), _keep_sure)
 
+    def read_exactly(self, node: Node, columns: Mapping[int, SparkColumn]) -> ColumnComparison | None:
+        """Return a comparison of a column that is true for exactly the rows for which `node` is true."""
+        reading = _Reading(self._catalyst, columns)
+        try:
+            return reading.read_exactly(node)
+        except (_TooLarge, RecursionError):
+            return None
+
 
 class _TooLarge(Exception):
     """The condition has more than `CONDITION_PARTS_MAX` parts."""
@@ -203,6 +212,14 @@ class _Reading:
         if comparison is None:
             return self._read_by_rules(node, negated=negated)
         return comparison.negation() if negated else comparison
+
+    def read_exactly(self, node: Node) -> ColumnComparison | None:
+        comparison = self._read_leaf(node, self._catalyst.kind(node))
+        if comparison is None or not comparison.exact or comparison.transform != IDENTITY:
+            return None
+        name = comparison.column[1]
+        is_column = "." not in name and is_exact(iceberg_kind(self._kinds[name]))
+        return comparison if is_column else None
 
     def months(self, nodes: Iterable[Node]) -> Iterable[Condition | None]:
         """Return the ranges that `year(c) = 2026 AND month(c) = 3` give; the nodes are parts of a conjunction."""

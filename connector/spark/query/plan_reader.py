@@ -8,16 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
-from seamark.connector.analysis.algebra.blocks import Extreme, QueryBlock, SourceJoin, extreme_values
+from seamark.connector.analysis.algebra.blocks import Extreme, QueryBlock, SourceJoin
 from seamark.connector.analysis.algebra.equivalences import (
     Equality,
+    Limit,
     Predicate,
+    has_order,
     is_comparable,
     partner_values,
     period_values,
+    range_values,
 )
+from seamark.connector.analysis.algebra.extremes import extreme_values, is_beyond_extreme
 from seamark.connector.analysis.algebra.relations import (
     LiteralRows,
     PushdownBarrier,
@@ -26,6 +31,7 @@ from seamark.connector.analysis.algebra.relations import (
     Table,
     UnknownRelation,
 )
+from seamark.connector.analysis.comparisons import FLIPPED
 from seamark.connector.plans.conditions import ColumnReference, Condition, all_of, any_of, move
 from seamark.connector.plans.literals import Literal
 from seamark.connector.spark.query.aggregates import conditions_of_rows, extreme_of
@@ -39,6 +45,9 @@ PLAN_NODES_MAX = 2_000
 """The limit for one query's plan."""
 EXPANDED_VALUES_MAX = 500
 """Values of a row of GROUPING SETS that are read: a value takes calls to the JVM."""
+EXACT_PARTS_MAX = 20
+"""Parts of a condition that are read once more, to find out whether an extreme is that of exactly its rows."""
+_INEQUALITIES = {"LessThan": "<", "LessThanOrEqual": "<=", "GreaterThan": ">", "GreaterThanOrEqual": ">="}
 _SAME_ROWS = frozenset(
     {"SubqueryAlias", "View", "Sort", "Distinct", "RepartitionByExpression", "Repartition", "ResolvedHint"}
     | {"PipeOperator"}
@@ -138,6 +147,22 @@ class _Key(NamedTuple):
     kind: str | None
 
 
+class _ScalarQuery(NamedTuple):
+    """A scalar subquery.
+
+    Attributes:
+        relation: Its rows, without the conditions that compare them with columns of an outer query.
+        output: Its output.
+        kind: The Iceberg type of the output.
+        is_correlated: Whether there are such conditions.
+    """
+
+    relation: Relation
+    output: str
+    kind: str | None
+    is_correlated: bool
+
+
 class PlanReader:
     """Reads one plan.
 
@@ -207,7 +232,8 @@ class PlanReader:
         match kind:
             case "Filter":
                 where = self._read_predicate(node.condition(), child)
-                return self._with_same_columns(QueryBlock([child.relation], 0, AttributeOutputs(), where=where), child)
+                block = QueryBlock([child.relation], 0, AttributeOutputs(), where=where, needs_rows=True)
+                return self._with_same_columns(block, child)
             case "Project":
                 return self._read_project(items(node.projectList()), child)
             case "Aggregate":
@@ -219,7 +245,7 @@ class PlanReader:
             case "Expand":
                 return self._read_expand(node, children)
             case "Generate":
-                return self._cross_join(child, self._read_constants(node))
+                return self._read_generate(node, child)
             case _ if kind in _SET_OPERATIONS:
                 return self._read_set_operation(node, children)
             case _ if kind in _DEPENDENT_ROWS:
@@ -241,7 +267,7 @@ class PlanReader:
         self.tables[table] = marked.mark
         outputs = AttributeOutputs({str(number): (0, column.name) for number, column in marked.columns.items()})
         columns = {number: _rename(column, str(number)) for number, column in marked.columns.items()}
-        return _Rows(QueryBlock([table], 0, outputs), columns)
+        return _Rows(QueryBlock([table], 0, outputs, needs_rows=True), columns)
 
     def _read_constants(self, node: Node) -> _Rows:
         """Read the columns of VALUES, and of an array's elements."""
@@ -257,7 +283,8 @@ class PlanReader:
 
     def _read_project(self, outputs: Iterable[Node], child: _Rows) -> _Rows:
         columns, sources, references = self._pass_on(outputs, child)
-        return _Rows(QueryBlock([child.relation], 0, AttributeOutputs(references)), columns, sources)
+        block = QueryBlock([child.relation], 0, AttributeOutputs(references), needs_rows=True)
+        return _Rows(block, columns, sources)
 
     def _pass_on(
         self, outputs: Iterable[Node], child: _Rows
@@ -288,9 +315,10 @@ class PlanReader:
         extremes = {}
         for output in outputs:
             extreme = extreme_of(self._catalyst, output)
-            source = None if extreme is None else self._find_attribute(extreme[0])
+            source = None if extreme is None else self._find_attribute(extreme.expression)
             if extreme is not None and source in child.ids:
-                extremes[str(self._catalyst.id_of(output))] = Extreme((0, str(source)), extreme[1])
+                name = str(self._catalyst.id_of(output))
+                extremes[name] = Extreme((0, str(source)), extreme.kind, extreme.is_filtered)
         filters = [] if groups else conditions_of_rows(self._catalyst, outputs)
         is_sure = bool(filters) and bool(node.deterministic())
         counted = any_of(self._read_condition([each], child.columns) for each in filters) if is_sure else None
@@ -298,7 +326,7 @@ class PlanReader:
             [child.relation],
             0,
             AttributeOutputs(references),
-            keys=self._find_references(groups, child),
+            keys=self._find_references(groups, child) if groups else None,
             counted=None if counted is None else _at_sources(counted, dict.fromkeys(child.columns, 0)),
             extremes=extremes,
         )
@@ -358,10 +386,12 @@ class PlanReader:
         rows: Relation = UnknownRelation() if relation is None else relation
         return _Rows(QueryBlock([rows], 0, AttributeOutputs(names)), columns)
 
-    def _cross_join(self, left: _Rows, right: _Rows) -> _Rows:
-        if not right.ids:
-            return left
-        return self._join_rows(left, right, SourceJoin(0, 1))
+    def _read_generate(self, node: Node, child: _Rows) -> _Rows:
+        """Read `explode` and other generators: several rows, or none, of each row."""
+        constants = self._read_constants(node)
+        if constants.ids:
+            return self._join_rows(child, constants, SourceJoin(0, 1))
+        return self._with_same_columns(QueryBlock([child.relation], 0, AttributeOutputs()), child)
 
     def _read_join(self, node: Node) -> _Rows:
         left, right = self._read(node.left()), self._read(node.right())
@@ -404,24 +434,77 @@ class PlanReader:
             for side, key, other in ((left, keys[0], right), (right, keys[1], left)):
                 conditions += self._values_of_subquery(key, other)
                 conditions += self._values_of_period(side, other, source_of, sources)
-        return Predicate(all_of(conditions), tuple(equalities))
+        conditions += self._values_of_inequalities(parts, source_of, sources)
+        return Predicate(all_of(conditions), tuple(equalities), partial(self._read_exactly, parts, columns, source_of))
+
+    def _read_exactly(
+        self, parts: Sequence[Node], columns: Mapping[int, SparkColumn], source_of: Mapping[int, int]
+    ) -> Condition | None:
+        """Return the condition that is true for exactly the rows for which all parts are true, if they are simple."""
+        if len(parts) > EXACT_PARTS_MAX:
+            return None
+        comparisons = [self._conditions.read_exactly(part, columns) for part in parts]
+        if any(one is None for one in comparisons):
+            return None
+        return _at_sources(all_of(comparisons), source_of)
+
+    def _values_of_inequalities(
+        self, parts: Sequence[Node], source_of: Mapping[int, int], sources: Sequence[_Rows]
+    ) -> Iterator[Condition]:
+        """Yield semi-joins for columns that are less or greater than subqueries, or than columns of other sources."""
+        limits: dict[tuple[ColumnReference, int], list[Limit]] = {}
+        for part in parts:
+            op = _INEQUALITIES.get(self._catalyst.kind(part))
+            if op is None:
+                continue
+            nodes = (part.left(), part.right())
+            for (side, other), each_op in ((nodes, op), (nodes[::-1], FLIPPED[op])):
+                key = self._read_key(side, source_of)
+                if key is None:
+                    continue
+                yield from self._limits_of_subquery(key, each_op, other)
+                partner = self._read_key(other, source_of)
+                if partner is None or partner.reference[0] == key.reference[0]:
+                    continue
+                if has_order(key.kind, partner.kind):
+                    limit = Limit(each_op, partner.reference[1])
+                    limits.setdefault((key.reference, partner.reference[0]), []).append(limit)
+        for (reference, source), each in limits.items():
+            yield from range_values(reference, each, sources[source].relation)
+
+    def _limits_of_subquery(self, key: _Key, op: str, other: Node) -> Iterator[Condition]:
+        query = self._find_scalar_subquery(other)
+        if query is None or not has_order(key.kind, query.kind):
+            return
+        if not query.is_correlated:
+            yield from extreme_values(key.reference, key.kind, op, query.relation, query.output)
+        if not is_beyond_extreme(op, query.relation, query.output):
+            yield from range_values(key.reference, [Limit(op, query.output)], query.relation)
+
+    def _find_scalar_subquery(self, node: Node) -> _ScalarQuery | None:
+        """Return the scalar subquery that a node is."""
+        if self._catalyst.kind(node) != "ScalarSubquery":
+            return None
+        output = node.plan().output().head()
+        number = self._catalyst.id_of(output)
+        query = self._subqueries.get(number)
+        if query is None:
+            return None
+        kind = iceberg_kind(self._catalyst.type_of(output))
+        return _ScalarQuery(query, str(number), kind, is_correlated=not node.children().isEmpty())
 
     def _read_condition(self, nodes: Sequence[Node], columns: Mapping[int, SparkColumn]) -> Condition | None:
         return self._conditions.read_with_likes(nodes, columns) if columns else None
 
     def _values_of_subquery(self, key: _Key | None, other: Node) -> list[Condition]:
         """Return conditions on a column that is equal to a scalar subquery."""
-        if key is None or self._catalyst.kind(other) != "ScalarSubquery":
+        query = None if key is None else self._find_scalar_subquery(other)
+        if key is None or query is None or not is_comparable(key.kind, query.kind):
             return []
-        output = other.plan().output().head()
-        number = self._catalyst.id_of(output)
-        query = self._subqueries.get(number)
-        if query is None or not is_comparable(key.kind, iceberg_kind(self._catalyst.type_of(output))):
-            return []
-        return [
-            *extreme_values(key.reference, key.kind, query, str(number)),
-            *partner_values([(key.reference, str(number))], query),
-        ]
+        conditions = partner_values([(key.reference, query.output)], query.relation)
+        if not query.is_correlated:
+            conditions += extreme_values(key.reference, key.kind, "=", query.relation, query.output)
+        return conditions
 
     def _values_of_period(
         self, side: Node, other: Node, source_of: Mapping[int, int], sources: Sequence[_Rows]

@@ -105,8 +105,9 @@ class JoinSpec(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     exact: Annotated[
         bool,
         doc(
-            "With `min` or `max`: exactly the rows that satisfy `filter` have the extreme. Without it the filter may "
-            "be satisfied by more rows, so that the extreme has one limit only."
+            "With `min` or `max`: the extreme is that of exactly the rows that satisfy `filter`; without a filter, of "
+            "all rows. If `exact` is false, or if there is a `predicate`, it may be that of fewer rows, so that it has "
+            "only one limit."
         ),
     ] = False
     any_of: Annotated[
@@ -278,8 +279,10 @@ async def _bind_filter(call: Call, spec: JoinSpec, metadata: TableMetadata) -> E
 async def _bind_outside(call: Call, spec: JoinSpec, metadata: TableMetadata) -> Expression | None:
     """Return a condition that is true for at least the rows for which the filter is not; None if that is not known."""
     filter_json = bytes(spec.filter)
-    if not spec.exact or not filter_json:
+    if not spec.exact or spec.predicate is not None:
         return None
+    if not filter_json:
+        return FALSE
 
     def read() -> Expression:
         outside = Not(parse_expression(decode_json(filter_json, "The filter"), typed=True))

@@ -82,7 +82,7 @@ class RequestedJoin:
         operators: With `RANGE`, `MINIMUM` or `MAXIMUM` the operators between the columns of each pair. The pairs of
             `RANGE` have one column of this table.
         outside: With `MINIMUM` or `MAXIMUM` a condition, bound to the other table's columns, that is true for at least
-            the rows of which the column does not have the extreme; None if it is not known. Without a filter FALSE.
+            the rows of which the column does not have the extreme; None if there is none.
     """
 
     table: tuple[str, ...]
@@ -243,7 +243,7 @@ async def _extreme_of(dimensions: Dimensions, join: RequestedJoin, until_s: floa
 
 def _rows_outside(join: RequestedJoin) -> RowsOutside | None:
     """Return the rows of the other table of which the column does not have the extreme."""
-    outside = FALSE if join.filter == TRUE else join.outside
+    outside = join.outside
     if outside is None or any(base_name(predicate.kind) in FLOATS for predicate in predicates_of(outside)):
         return None  # clients differ about NaN, so that neither side of a comparison is sure to have it
     bound_scan = BoundScan.bind(join.metadata, ScanRequest(filter=outside, snapshot_id=join.snapshot_id))

@@ -223,7 +223,34 @@ class Comparisons:
         """Return a condition that equates columns of two tables."""
         owner = self.rng.choice([one.owner for one in scope])
         sides = ([one for one in scope if one.owner == owner], [one for one in scope if one.owner != owner])
-        return self.equality(*sides, scope)
+        return self.inequality(*sides, scope) if self.chance(0.35) else self.equality(*sides, scope)
+
+    def inequality(self, left: Scope, right: Scope, scope: Scope) -> str:
+        """Return a condition that a column is less or greater than columns of another table."""
+        families = (("long",), ("date", "timestamp"), ("double", "decimal(9, 2)"), ("string",))
+        able = [[one for one in side if self.can_name(one, scope)] for side in (left, right)]
+        pairs = [
+            (one, other)
+            for one in able[0]
+            for other in able[1]
+            if any({one.kind, other.kind} <= {*f} for f in families)
+        ]
+        if not pairs:
+            return self.equality(left, right, scope)
+        one, other = self.rng.choice(pairs)
+        ends = [each for column, each in pairs if column is one]
+        low, high = (self.reference(each, scope) for each in (other, self.rng.choice(ends)))
+        if self.chance(0.2):
+            low, high = self.rng.sample([low, self.literal(one.kind)], 2)
+        name = self.reference(one, scope)
+        return self.rng.choice(
+            [
+                f"{name} {self.rng.choice(['<', '<=', '>', '>='])} {low}",
+                f"{name} BETWEEN {low} AND {high}",
+                f"({name} >= {low} AND {high} > {name})",
+                f"{name} NOT BETWEEN {low} AND {high}",
+            ]
+        )
 
     # Conditions on one column
 

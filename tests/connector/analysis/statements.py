@@ -379,6 +379,9 @@ class Statements(Comparisons):
             return f"({text})", scope
         return text, scope
 
+    def beside(self, scope: Scope, more: Scope, both: Scope) -> str:
+        return self.inequality(scope, more, both) if self.chance(0.15) else self.equality(scope, more, both)
+
     def joined(
         self, text: str, scope: Scope, right: str, more: Scope, named: list[Stored], depth: int, outer: Scope
     ) -> tuple[str, Scope]:
@@ -400,7 +403,7 @@ class Statements(Comparisons):
             merged = Column(one.name, one.kind, None)
             rest = [other for other in both if other.name.lower() != one.name.lower()]
             return f"{text} {kind} {right} USING ({self.spelled(one.name)})", [merged, *rest]
-        on = [self.simple(both)] if self.chance(0.3) else [self.equality(scope, more, both)]
+        on = [self.simple(both)] if self.chance(0.3) else [self.beside(scope, more, both)]
         if self.chance(0.35):
             on.append(self.simple(both))
         if depth > 1 and self.chance(0.12):
@@ -443,7 +446,12 @@ class Statements(Comparisons):
     def condition(self, scope: Scope, named: list[Stored], depth: int, outer: Scope) -> str:
         parts = []
         for _ in range(self.rng.choice([1, 1, 1, 1, 2])):
-            if depth > 1 and self.chance(0.2):
+            able = [one for one in scope if self.can_name(one, scope)]
+            one = self.rng.choice(able) if able and self.chance(0.1) else None
+            extreme = None if one is None else self.extreme_comparison(one, self.reference(one, scope), named)
+            if extreme is not None:
+                parts.append(extreme)
+            elif depth > 1 and self.chance(0.2):
                 parts.append(self.subquery(scope, named, depth, outer))
             elif outer and self.chance(0.5):
                 parts.append(self.correlated(scope, outer))
@@ -487,16 +495,39 @@ class Statements(Comparisons):
         if self.chance(0.3):
             return f"{self.reference(one, scope)} = (SELECT max(q.m) FROM ({inner}) AS q (m))"
         if self.chance(0.3):
-            return f"{self.reference(one, scope)} = {self.extreme(one.kind, named) or f'ANY ({inner})'}"
+            return (
+                self.extreme_comparison(one, self.reference(one, scope), named)
+                or f"{self.reference(one, scope)} = ANY ({inner})"
+            )
+        if self.chance(0.2):
+            return f"{self.reference(one, scope)} {self.rng.choice(['<', '<=', '>', '>='])} ANY ({inner})"
         return f"{self.reference(one, scope)} {negated}IN ({inner})"
 
+    def extreme_comparison(self, one: Column, name: str, named: list[Stored]) -> str | None:
+        """Return a comparison with extremes of a column in the rows of a table; None if there is no such table."""
+        extremes = [self.extreme(one.kind, named) for _ in range(2)]
+        if extremes[0] is None:
+            return None
+        op = self.rng.choice(["=", "=", "<", "<=", ">", ">="])
+        low, high = (extremes[0] if self.chance(0.5) else self.literal(one.kind), extremes[1])
+        return self.rng.choice(
+            [f"{name} {op} {extremes[0]}", f"{extremes[0]} {op} {name}", f"{name} BETWEEN {low} AND {high}"]
+        )
+
     def extreme(self, kind: str, named: list[Stored]) -> str | None:
-        """Return a subquery for the minimum or maximum of a column over all rows of a table."""
-        columns = [(table.name, name) for table in named for name, each in table.columns.items() if each == kind]
+        """Return a subquery of the extreme of a column in the rows of a table that meet a condition."""
+        hidden = {one.name.lower() for one in named}
+        tables = [*named, *(one for one in self.tables if one.name.lower() not in hidden)]
+        columns = [(table, name) for table in tables for name, each in table.columns.items() if each == kind]
         if not columns:
             return None
         table, column = self.rng.choice(columns)
-        return f"(SELECT {self.rng.choice(['max', 'min'])}(q.{quoted(column)}) FROM {quoted(table)} AS q)"
+        scope = [Column(name, each, "q") for name, each in table.columns.items()]
+        where = f" WHERE {self.simple(scope)}" if self.chance(0.6) else ""
+        rows = f"{quoted(table.name)} AS q{where}"
+        if self.chance(0.15):
+            rows = f"(SELECT {self.rng.choice(['', 'DISTINCT '])}q.* FROM {rows}) AS q"
+        return f"(SELECT {self.rng.choice(['max', 'min'])}(q.{quoted(column)}) FROM {rows})"
 
     def correlated(self, scope: Scope, outer: Scope) -> str:
         """Return a condition on a column of the outer query.

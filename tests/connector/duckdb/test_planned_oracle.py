@@ -310,3 +310,34 @@ def test_comparison_with_the_extreme_of_a_whole_table_leaves_files_out(server: S
         # A table without values has no extreme.
         check(con, "SELECT * FROM facts WHERE day = (SELECT max(day) FROM other)", told, "no value")
     assert told["queries"] == 5, told
+
+
+def test_comparisons_with_extremes_and_ranges_leave_files_out(server: Seamark) -> None:
+    told = Counter[str]()
+    with closing(seamark.duckdb.connect(server.base_url)) as con:
+        con.execute("CREATE SCHEMA sea.ranges")
+        con.execute("USE sea.ranges")
+        con.execute("CREATE TABLE facts (id BIGINT, day DATE, region VARCHAR)")
+        con.execute("CREATE TABLE periods (name VARCHAR, start DATE, stop TIMESTAMP)")
+        for number in range(8):
+            region = "north" if number < 5 else "south"
+            con.execute(f"INSERT INTO facts SELECT {number}, DATE '2026-01-01' + {number}, '{region}' FROM range(3)")
+        con.execute("INSERT INTO periods VALUES ('a', '2026-01-02', '2026-01-03 12:00:00'), ('b', '2026-01-07', NULL)")
+        con.execute("INSERT INTO periods VALUES ('a', '2026-01-08', '2026-01-09'), ('c', '2026-01-05', '2026-01-01')")
+        for text, files in (
+            ("SELECT * FROM facts WHERE day >= (SELECT max(day) FROM facts WHERE region = 'north')", 4),
+            ("SELECT * FROM facts WHERE day > (SELECT max(day) FROM facts WHERE region = 'north')", 3),
+            ("SELECT * FROM facts WHERE day = (SELECT max(day) FROM facts WHERE region = 'north')", 1),
+            ("SELECT * FROM facts WHERE (SELECT min(id) FROM facts WHERE region = 'south') > id", 5),
+            ("SELECT * FROM facts WHERE day = (SELECT max(day) FROM facts WHERE region = 'east')", 0),
+            ("SELECT * FROM facts f JOIN periods p ON f.day BETWEEN p.start AND p.stop WHERE p.name = 'a'", 3),
+            ("SELECT * FROM periods p LEFT JOIN facts f ON f.day >= p.start AND f.day < p.stop WHERE p.name = 'c'", 0),
+            ("SELECT * FROM facts WHERE day < (SELECT start FROM periods WHERE name = 'c')", 4),
+        ):
+            check(con, text, told, text)
+            summary = seamark.duckdb.rewritten(con, text).summary
+            assert f"ranges.facts={files}/8" in summary, (text, summary)
+        text = "SELECT * FROM facts f LEFT JOIN periods p ON f.day BETWEEN p.start AND p.stop AND p.name = 'a'"
+        check(con, text, told, text)
+        assert len(seamark.duckdb.sql(con, text).fetchall()) == 24
+    assert told["queries"] == 9, told

@@ -79,6 +79,8 @@ class RandomQueries:
         self._mixed = MixedPredicates(rng)
 
     def query(self) -> str:
+        if self._rng.random() < 0.1:
+            return self._compared()
         draw = self._rng.random()
         if draw < 0.3:
             return self._plain()
@@ -114,6 +116,23 @@ class RandomQueries:
         where = self.condition("a.") if self._rng.random() < 0.8 else "TRUE"
         outputs = "a.id, b.id, a.name, b.price, a.x"
         return f"SELECT {outputs} FROM {self._table()} a {kind} {self._table()} b ON a.{key} = b.{key} WHERE {where}"
+
+    def _compared(self) -> str:
+        """Return a comparison with extremes of rows, or with columns of another table."""
+        column, other = self._rng.choice(
+            (("id", "id"), ("id", "k"), ("k", "id"), ("d", "d"), ("ts", "ts"), ("ts", "d"))
+        )
+        op = self._rng.choice(("=", "<", "<=", ">", ">="))
+        where = f" WHERE {self.condition('q.')}" if self._rng.random() < 0.6 else ""
+        rows = f"{self._table()} q{where}"
+        low, high = (f"(SELECT {extreme}(q.{other}) FROM {rows})" for extreme in self._rng.sample(("min", "max"), 2))
+        between = f"a.{column} BETWEEN {low} AND {high}"
+        if self._rng.random() < 0.6:
+            return f"SELECT a.id FROM {self._table()} a WHERE {self._rng.choice((f'a.{column} {op} {low}', between))}"
+        kind = self._rng.choice(("JOIN", "JOIN", "LEFT JOIN", "RIGHT JOIN"))
+        end = f" AND a.{column} <= b.{other} + 0" if column == "id" else f" AND b.{other} >= a.{column}"
+        on = f"a.{column} {op} b.{other}{end}"
+        return f"SELECT a.id, b.id FROM {self._table()} a {kind} {self._table()} b ON {on} WHERE {self.condition('b.')}"
 
     def _nested(self) -> str:
         condition, one, other = self.condition(), self._table(), self._table()

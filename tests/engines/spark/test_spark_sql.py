@@ -394,7 +394,35 @@ def test_row_order_is_not_equality_and_two_extremes_may_come_from_two_rows(rig: 
     assert "joins=db.sales.item:" in rig.same(text).summary
 
 
-def test_grouping_set_key_is_null_outside_its_sets(rig: Rig) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT id FROM {db}.sales WHERE day = (SELECT max(day) FROM {db}.sales)",
+        "SELECT id FROM {db}.sales WHERE day > (SELECT max(day) FROM {db}.sales WHERE id < 200)",
+        "SELECT id FROM {db}.sales WHERE id <= (SELECT max(size) FROM {db}.items WHERE color = 'red')",
+        "SELECT s.id FROM {db}.sales s JOIN {db}.items i ON s.id BETWEEN i.i_id AND i.size WHERE i.brand = 2",
+        "SELECT id FROM {db}.sales WHERE EXISTS (SELECT 1 FROM {db}.stores WHERE day < opened AND city = 'c3')",
+    ],
+)
+def test_extremes_and_ranges_leave_files_out(rig: Rig, text: str) -> None:
+    done = rig.same(text)
+    assert done.statement is not None, done.summary
+    assert done.files < done.considered_files / 2
+
+
+def test_an_extreme_of_fewer_rows_is_not_that_of_the_table(rig: Rig) -> None:
+    """FILTER, explode and an outer query leave out rows of the subquery."""
+    for rows_of_extreme in (
+        "SELECT max(id) FILTER (WHERE id < 20) FROM {db}.sales",
+        "SELECT max(id) FROM (SELECT id, explode(IF(id < 20, array(1), array())) FROM {db}.sales)",
+        "SELECT max(s.id) FROM {db}.sales s WHERE s.day = f.day AND s.id < f.id",
+    ):
+        text = f"SELECT id FROM {{db}}.sales f WHERE id >= ({rows_of_extreme}) AND id < 60"
+        assert len(rig.run(text)) > 10
+        rig.same(text)
+
+
+def test_a_key_of_grouping_sets_is_null_outside_of_its_sets(rig: Rig) -> None:
     sets = "SELECT item, store, count(*) FROM {db}.sales GROUP BY GROUPING SETS ((item), (store), ()) HAVING "
     assert rig.same(f"{sets} item = 3 AND store IS NULL").files < 6
     assert rig.same(f"{sets} coalesce(item, 3) = 3").statement is None

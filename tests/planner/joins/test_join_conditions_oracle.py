@@ -148,14 +148,15 @@ def extreme_join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, A
     """A filter that is not exact has more rows than the subquery."""
     column, dimension, other = rng.choice(COMPARED)
     extreme, op = rng.choice(["min", "max"]), rng.choice(["=", *OPERATORS])
-    asked: dict[str, Any] = {"on": {column: other}, "transform": extreme, "operator": op}
+    exact = rng.random() < 0.7
+    asked: dict[str, Any] = {"on": {column: other}, "transform": extreme, "operator": op, "exact": exact}
     rows = dimension
     if rng.random() < 0.7:
         kind, value = rng.choice(list(FILTERS)), rng.randint(0, 6)
-        asked |= {"filter": {"type": kind, "term": "x", "value": value}, "exact": rng.random() < 0.7}
+        asked["filter"] = {"type": kind, "term": "x", "value": value}
         rows += f" WHERE {FILTERS[kind].format(value)}"
-        if not asked["exact"]:
-            rows += f" AND x >= {rng.randint(0, 4)}"
+    if not exact:
+        rows = f"(SELECT * FROM {rows}) WHERE x >= {rng.randint(0, 4)}"
     asked["table"] = ["db", names[dimension]]
     return asked, f"{column} {op} (SELECT {extreme}({other}) FROM {rows})"
 
