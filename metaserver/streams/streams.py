@@ -23,7 +23,6 @@ from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.protocol.wire import FRESH_FOLDER
 from seamark.formats.runtime.errors import (
     BadRequest,
-    LogUnavailable,
     NoSuchTable,
     RetryLater,
     SeamarkError,
@@ -43,7 +42,7 @@ from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.operations import OpenStream
 from seamark.metaserver.streams.catalog_tables import CatalogTables
 from seamark.metaserver.streams.fresh_snapshots import run_encoding, with_fresh_snapshot
-from seamark.metaserver.streams.log_opening import LogSource, open_log_source
+from seamark.metaserver.streams.log_opening import LogElsewhere, LogSource, open_log_source
 from seamark.metaserver.streams.row_files import RowFiles
 from seamark.metaserver.streams.stream_table import FlushedBefore, FreshRows, StreamLimits, StreamTable
 
@@ -188,9 +187,11 @@ class Streams:
         for _ in range(_STALE_TRIES):
             if metadata is None:
                 metadata = await documents.table(entry.metadata_location)
-            table = await self._open(entry, metadata)
             try:
+                table = await self._open(entry, metadata)
                 fresh = await table.fresh(entry.flushed_offsets())
+            except LogElsewhere:  # a replica without the log serves what was flushed
+                return FreshTable(LoadedTable(entry, metadata), None)
             except FlushedBefore:
                 namespace, name, uuid = entry.namespace, entry.name, entry.uuid
                 entry, metadata = await self._catalog.tables.entry(namespace, name), None
@@ -389,7 +390,7 @@ async def open_streams(
 
     def open_log() -> AbstractAsyncContextManager[StreamLog]:
         if settings.workers > 1:
-            raise LogUnavailable(
+            raise LogElsewhere(
                 f"This server has {settings.workers} workers, and one process owns the log of streams; set workers to 1"
             )
         return open_segment_log(folder, clock, SegmentLimits())
