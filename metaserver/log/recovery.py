@@ -138,9 +138,12 @@ def _scan(files: LogFiles, segment: Segment) -> None:
     """
     assert segment.index is not None
     data = files.read_whole(segment.name)
+    end = 0
     for frame in read_frames(segment.number, data):
-        _index_frame(segment, frame)
-    check_tail(segment.number, segment.size_bytes, data, files.describe(segment.name))
+        end = frame.end
+        if frame.kind is not FrameKind.MARK:  # a mark at the end may not be durable
+            _index_frame(segment, frame)
+    check_tail(segment.number, end, data, files.describe(segment.name))
 
 
 def _index_frame(segment: Segment, frame: Frame) -> None:

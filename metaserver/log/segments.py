@@ -306,6 +306,7 @@ class SegmentLog:
                 "The disk of the log is full, and no row of the request was stored; make room, then retry"
             ) from error
         self._writer = SegmentWriter(number, file, segment.size_bytes)
+        self._segments[-1].size_bytes = previous.durable
         self._segments.append(segment)
         await self._runner.write(previous.finish)
         self._wake_maintenance.set()
