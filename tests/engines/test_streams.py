@@ -50,8 +50,7 @@ def stream(spark: SparkSession, tmp_path: Path) -> Iterator[Stream]:
 
 def test_spark_reads_rows_before_their_commit(stream: Stream) -> None:
     stream.sql(
-        "CREATE TABLE {db}.t (id bigint, name string, day date) USING iceberg PARTITIONED BY (day) "
-        + PROPERTIES
+        "CREATE TABLE {db}.t (id bigint, name string, day date) USING iceberg PARTITIONED BY (day) " + PROPERTIES
     )
     stream.post("t", {"id": 1, "name": "a", "day": "2026-01-01"})
     block_until(lambda: stream.sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)])

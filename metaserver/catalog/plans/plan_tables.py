@@ -26,7 +26,15 @@ import structlog
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
-from seamark.formats.protocol.wire import FORMER_PLANS_FOLDER, NAME_MAX, PLAN_MARK, encode_json, is_plan_name, show
+from seamark.formats.protocol.wire import (
+    FORMER_PLANS_FOLDER,
+    FRESH_FOLDER,
+    NAME_MAX,
+    PLAN_MARK,
+    encode_json,
+    is_plan_name,
+    show,
+)
 from seamark.formats.runtime.errors import BadRequest, CommitUnknown, NoSuchTable, SeamarkError, TooManyRequests
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.plans.plan_shares import PlanShares
@@ -47,8 +55,9 @@ _BATCH = 1000
 _DELETES_CONCURRENT_MAX = 16
 _SHOWN_ID_MIN = 1 << 32
 """Trino reads smaller numbers as `integer`, and a version must be a `bigint`."""
-_PLAN_FILE = re.compile(rf"/{FORMER_PLANS_FOLDER}/[0-9a-f]{{{_DIGEST_CHARACTERS}}}[-/]")
-"""A file of a plan; the folders of this version and of earlier versions end with the same name."""
+_PLAN_FILE = re.compile(rf"/{FORMER_PLANS_FOLDER}/[0-9a-f]{{{_DIGEST_CHARACTERS}}}[-/]|/{FRESH_FOLDER}/")
+"""A file of a plan, or of rows of a stream that a plan names; the folders of this version and of earlier versions end
+with the same name."""
 _log = structlog.get_logger("seamark.plans")
 
 _LOGGED_EVERY_S = 60.0
