@@ -166,7 +166,7 @@ async def test_released_rows_are_removed_by_age_and_others_stay() -> None:
         state = log.shards()[A]
         assert (state.start, state.watermark, state.released) == (200, 210, 200)
         assert state.size_bytes == len("new")
-        assert await texts(log, B) == []
+        assert log.shards()[B].start == 20
         with pytest.raises(OffsetOutOfRange, match="has the rows 200 to 210"):
             await log.read(A, 199, limit_bytes=LIMIT_BYTES)
         assert [each.offset for each in await read_all(log, A, 200)] == [200]
