@@ -1,1 +1,1 @@
-"""Benches of streams."""
+"""Benches of stream tables."""

@@ -25,7 +25,7 @@ from seamark.metaserver.log.frames import (
 from seamark.metaserver.log.index import FramePlace, SegmentIndex
 from seamark.metaserver.log.port import Shard
 from seamark.metaserver.log.segment import INDEX_SUFFIX, SEGMENT_SUFFIX, Segment, number_of, segment_name
-from seamark.metaserver.log.state import AppendEntry, LogState, ShardSummary
+from seamark.metaserver.log.state import AppendEntry, Entry, LogState, ShardSummary
 
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
@@ -148,12 +148,15 @@ def _scan(files: LogFiles, segment: Segment) -> None:
     check_tail(segment.number, end, data, files.describe(segment.name))
 
 
-def _index_frame(segment: Segment, frame: Frame) -> None:
+def _index_frame(segment: Segment, frame: Frame) -> Entry | None:
+    """Add a frame to the index of its segment; return its entry, if it has one."""
     segment.size_bytes = frame.end
-    if frame.kind is FrameKind.ENTRY and segment.index is not None:
-        entry = frame.entry()
-        if isinstance(entry, AppendEntry):
-            segment.index.add(entry, FramePlace(frame.position, frame.end - frame.position))
+    if frame.kind is not FrameKind.ENTRY:
+        return None
+    entry = frame.entry()
+    if isinstance(entry, AppendEntry) and segment.index is not None:
+        segment.index.add(entry, FramePlace(frame.position, frame.end - frame.position))
+    return entry
 
 
 def _read_head(files: LogFiles, segment: Segment) -> Frame:
@@ -175,15 +178,14 @@ def _recover_last(files: LogFiles, segments: list[Segment], state: LogState, seg
     data = files.read_whole(segment.name)
     marked = 0
     for frame in read_frames(segment.number, data):
-        _index_frame(segment, frame)
-        match frame.kind:
-            case FrameKind.HEAD:
-                state.restore(frame.head())
-                _check_continuity(files, segments, state)
-            case FrameKind.ENTRY:
-                state.apply(frame.entry())
-            case FrameKind.MARK:
-                marked = frame.position
+        entry = _index_frame(segment, frame)
+        if entry is not None:
+            state.apply(entry)
+        elif frame.kind is FrameKind.MARK:
+            marked = frame.position
+        else:
+            state.restore(frame.head())
+            _check_continuity(files, segments, state)
     end = segment.size_bytes
     check_tail(segment.number, end, data, files.describe(segment.name))
     torn_bytes = len(data[end:].rstrip(b"\0"))

@@ -272,7 +272,10 @@ class Streams:
     async def flush(self, uuid: str) -> int:
         """Flush a table now; return the number of rows."""
         entry, metadata = await self._stream_tables.load(uuid)
-        return await (await self._open(entry, metadata)).flush()
+        table = await self._open(entry, metadata)
+        if (state := self._flushes.get(uuid)) is not None:
+            state.is_due = False
+        return await table.flush()
 
     async def run(self) -> None:
         """Flush tables that are due, until cancelled."""

@@ -23,6 +23,9 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import BinaryType, DateType, DecimalType, LongType, NestedField, StringType, TimestampType
 
+import seamark
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.write.stream_writer import StreamClosed
 from seamark.formats.protocol.wire import FRESH_FOLDER
 from seamark.metaserver.streams.streams import ENABLED
 from tests.seeds import examples, first_seed
@@ -387,3 +390,33 @@ async def test_fresh_files_are_deleted_after_their_time(tmp_path: Path) -> None:
             await table.clean()
             await asyncio.sleep(0.1)
         assert await stream.ids() == [0, 1, 2, 3]
+
+
+async def test_the_writer_of_the_client_sends_rows_in_order_and_once(stream: Stream) -> None:
+    def write() -> int:
+        with seamark.stream_writer(SeamarkClient(stream.server.url), ("db", "t"), request_rows=7) as writer:
+            for number in range(50):
+                writer.write({"id": number})
+            writer.write([{"id": 50}, {"id": 51, "name": "x"}])
+            writer.write(pa.table({"id": list(range(52, 70))}))
+            writer.flush()
+            return writer.rows
+
+    assert await asyncio.to_thread(write) == 70
+    assert await stream.ids() == list(range(70))
+
+
+async def test_a_writer_whose_row_is_refused_says_so_and_takes_no_more(stream: Stream) -> None:
+    def write() -> str:
+        writer = seamark.stream_writer(SeamarkClient(stream.server.url), ("db", "t"))
+        writer.write({"id": "x"})
+        with pytest.raises(StreamClosed) as refused:
+            writer.flush()
+        with pytest.raises(StreamClosed):
+            writer.write({"id": 1})
+        with pytest.raises(StreamClosed):
+            writer.close()
+        return str(refused.value)
+
+    assert 'the value "x" is not a valid long' in await asyncio.to_thread(write)
+    assert await stream.ids() == []
