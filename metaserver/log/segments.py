@@ -58,7 +58,7 @@ READERS = 4
 
 T = TypeVar("T")
 Answer = Acknowledgement | StreamProducerState | None
-logger = structlog.get_logger(__name__)
+_log = structlog.get_logger("seamark.log")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,7 +195,7 @@ class SegmentLog:
                     await self._write_group()
         except Exception:
             self._failure = "The log has failed unexpectedly; restart the server"
-            logger.exception("log failed")
+            _log.exception("log failed")
         finally:
             if self._failure is None:
                 self._failure = "The log is closed, because the server stops; retry later"
@@ -269,7 +269,7 @@ class SegmentLog:
             f"The disk of the log failed ({error.strerror}), and it is unknown what is durable; restart the server "
             "when the disk works"
         )
-        logger.error("log failed", error=str(error))
+        _log.error("log failed", error=str(error))
         self._refuse_waiting()
         self._waiters.close()
         return CommitUnknown(
@@ -332,7 +332,7 @@ class SegmentLog:
                 await self.store_indexes()
                 await self.trim()
             except OSError as error:  # the segments stay as they are, and the next run tries again
-                logger.warning("log maintenance failed", error=str(error))
+                _log.warning("log maintenance failed", error=str(error))
 
     async def store_indexes(self) -> None:
         """Write the index file of each complete segment that has none.
@@ -481,7 +481,7 @@ async def open_segments(
             f"The disk of the log does not open it: {error}; correct this, then start again"
         ) from error
     if recovered.torn_bytes:
-        logger.warning("log was cut", torn_bytes=recovered.torn_bytes, segment=recovered.segments[-1].name)
+        _log.warning("log was cut", torn_bytes=recovered.torn_bytes, segment=recovered.segments[-1].name)
     log = SegmentLog(files, runner, clock, limits, recovered)
     running = asyncio.create_task(log.run(), name="log-writer")
     maintaining = asyncio.create_task(log.maintain(), name="log-maintenance")
