@@ -193,7 +193,7 @@ class SegmentLog:
                     await asyncio.sleep(0)
                 while self._requests and self._failure is None:
                     await self._write_group()
-        except Exception:
+        except Exception:  # noqa: BLE001  no caller may wait for a task that has ended
             self._failure = "The log has failed unexpectedly; restart the server"
             _log.exception("log failed")
         finally:

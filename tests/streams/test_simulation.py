@@ -46,6 +46,10 @@ def test_rows_are_kept_once_and_in_order() -> None:
     assert {world.is_fleet for world in worlds} == {False, True}
 
 
+def test_a_flush_and_the_retention_overtake_a_reader() -> None:
+    run_world(6762, appends=20)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_rows_are_kept_once_and_in_order_in_many_worlds() -> None:
