@@ -407,7 +407,14 @@ async def open_streams(
             raise LogElsewhere(
                 f"This server has {settings.workers} workers, and one process owns the log of streams; set workers to 1"
             )
-        return open_segment_log(folder, clock, SegmentLimits())
+        limits = SegmentLimits(
+            retention_ms=1000 * settings.stream_log_retention_s,
+            retention_bytes=settings.stream_log_retention_bytes,
+            drops_unreleased=settings.stream_log_drops_unflushed,
+            waiting_bytes_max=settings.stream_log_waiting_bytes,
+            producers_max=settings.stream_log_producers_limit,
+        )
+        return open_segment_log(folder, clock, limits)
 
     async with open_log_source(open_log, folder.exists) as logs:
         streams = Streams(catalog, commits, objects, logs, row_files)

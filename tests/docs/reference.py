@@ -42,7 +42,7 @@ ADVICE = {
     "NoSuchPlanId": "The plan is of another table, or its snapshot has expired. Plan again.",
     "NoSuchPlanTask": "The plan task is of another table, or its snapshot has expired. Plan again.",
     "StreamRemoved": "The table was dropped and its rows in the log are removed. Load the table again.",
-    "OffsetOutOfRange": "The log does not have the row. Begin at a snapshot, or at an offset in the range of the message.",
+    "OffsetOutOfRange": "The log does not have the row. Begin at a snapshot, or at an offset in the message.",
     "NotAcceptable": "The answer does not exist in the requested format.",
     "AlreadyExists": "The name is taken by a table or a view: they share a namespace. For a change: a file "
     "is already in the table; keep it.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from contextlib import suppress
 
@@ -221,3 +222,53 @@ async def test_a_large_append_has_a_segment_of_its_own() -> None:
         assert [len(each) for each in await texts(log, A)] == [5, 20_000, 4]
     async with opened(disk) as log:
         assert [len(each) for each in await texts(log, A)] == [5, 20_000, 4]
+
+
+async def test_an_unexpected_failure_leaves_no_caller_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SimulatedDisk()
+    async with opened(disk) as log:
+        await log.append({A: batch("first")})
+        monkeypatch.setattr(log._writer, "write", lambda frames: 1 / 0)
+        waiting = asyncio.ensure_future(log.wait({A: 1}, 60))
+        answers = await asyncio.gather(*(log.append({A: batch("x")}) for _ in range(3)), return_exceptions=True)
+        assert {type(each) for each in answers} == {CommitUnknown}
+        for refused in (log.append({A: batch("x")}), waiting):
+            with pytest.raises(LogUnavailable, match="restart the server"):
+                await refused
+    async with opened(disk) as log:
+        assert await texts(log, A) == ["first"]
+
+
+async def test_other_files_in_the_folder_are_left_alone() -> None:
+    disk, _ = await written(3)
+    for name in ("notes.segment", "1.index", "lost+found", "00000000000000000001.segment.bak"):
+        disk.create(name, b"mine")
+    async with opened(disk) as log:
+        assert await texts(log, A) == ["row 0", "row 1", "row 2"]
+    assert disk.files["notes.segment"].seen == b"mine"
+
+
+async def test_an_index_file_of_an_earlier_log_is_not_used() -> None:
+    disk = SimulatedDisk()
+    async with opened(disk) as log:
+        for number in range(100):
+            await log.append({A: batch(f"old {number}")})
+        await log.store_indexes()
+    for name in [name for name in disk.files if name.endswith(".segment")]:
+        del disk.files[name]
+    for _ in range(2):
+        async with opened(disk) as log:
+            await log.append({A: batch("new")})
+    async with opened(disk) as log:
+        assert await texts(log, A) == ["new", "new"]
+
+
+async def test_sessions_alone_fill_segments_too() -> None:
+    disk = SimulatedDisk()
+    async with opened(disk) as log:
+        for _ in range(200):
+            await log.fence("p")
+        assert log.producer("p").epoch == 200
+    assert len([name for name in disk.files if name.endswith(".segment")]) > 2
+    async with opened(disk) as log:
+        assert log.producer("p").epoch == 200

@@ -8,7 +8,6 @@ from typing import Any
 
 from seamark.formats.runtime.clock import SimulatedClock
 
-
 TIME_MAX_S = 600
 """The simulated time of one run."""
 
