@@ -63,7 +63,7 @@ def _rules() -> dict[str, Rule]:
         expireSnapshots removeOrphanFiles rewriteManifests renameTable createView replaceView dropView renameView
         commitTransaction commitChange undrop putFunction dropFunction
         putIndex dropIndex startIndexBuild registerIndexFiles finishIndexBuild
-        quarantineIndexFile rebuildIndexRegistry listUnheldFiles recordIndexAudit"""
+        flushRows quarantineIndexFile rebuildIndexRegistry listUnheldFiles recordIndexAudit"""
     admin = "purgeDropped addGrant removeGrant"
     rules = {
         name: Rule(role)

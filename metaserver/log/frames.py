@@ -115,7 +115,8 @@ def read_frame(segment: int, position: int, buffer: Buffer, start: int = 0) -> F
         return None
     magic, crc, body_bytes, meta_bytes, kind = _HEADER.unpack_from(buffer, place)
     end = place + HEADER_BYTES + body_bytes
-    if magic != _MAGIC or end > len(buffer) or meta_bytes > body_bytes or kind not in _KINDS:
+    frame_kind = _KINDS.get(kind)
+    if magic != _MAGIC or end > len(buffer) or meta_bytes > body_bytes or frame_kind is None:
         return None
     view = memoryview(buffer)
     # The checksum covers every byte of the header after it.
@@ -126,7 +127,7 @@ def read_frame(segment: int, position: int, buffer: Buffer, start: int = 0) -> F
     return Frame(
         position,
         position + _align(HEADER_BYTES + body_bytes),
-        FrameKind(kind),
+        frame_kind,
         body[:meta_bytes],
         body[meta_bytes:],
     )
@@ -184,7 +185,7 @@ def frame_length(header: bytes) -> int:
     return _align(HEADER_BYTES + int(_HEADER.unpack_from(header)[2]))
 
 
-_KINDS = frozenset(FrameKind)
+_KINDS = {int(kind): kind for kind in FrameKind}
 
 
 def _align(size_bytes: int) -> int:

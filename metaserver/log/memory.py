@@ -128,7 +128,7 @@ class MemoryLog:
 
 @asynccontextmanager
 async def open_memory_log(
-    clock: Clock, *, producers_max: int = 10_000, keep_ms: int = 7 * 86_400_000, append_bytes_max: int = 64 << 20
+    clock: Clock, *, producers_max: int = 50_000, keep_ms: int = 7 * 86_400_000, append_bytes_max: int = 64 << 20
 ) -> AsyncIterator[MemoryLog]:
     """Open a log in memory; its rows are lost at the end of the block."""
     log = MemoryLog(clock, producers_max=producers_max, keep_ms=keep_ms, append_bytes_max=append_bytes_max)

@@ -24,8 +24,8 @@ from seamark.metaserver.log.frames import (
 )
 from seamark.metaserver.log.index import FramePlace, SegmentIndex
 from seamark.metaserver.log.port import Shard
-from seamark.metaserver.log.segment import INDEX_SUFFIX, SEGMENT_SUFFIX, Segment, segment_name
-from seamark.metaserver.log.state import AppendEntry, LogState, ShardSummary
+from seamark.metaserver.log.segment import INDEX_SUFFIX, SEGMENT_SUFFIX, Segment, number_of, segment_name
+from seamark.metaserver.log.state import AppendEntry, Entry, LogState, ShardSummary
 
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
@@ -77,7 +77,7 @@ def _segment_numbers(files: LogFiles) -> list[int]:
     Raises:
         Corrupt: If one between them is missing.
     """
-    numbers = sorted(int(name.removesuffix(SEGMENT_SUFFIX)) for name in files.names() if name.endswith(SEGMENT_SUFFIX))
+    numbers = sorted(number for name in files.names() if (number := number_of(name, SEGMENT_SUFFIX)) is not None)
     for previous, number in pairwise(numbers):
         if number != previous + 1:
             raise Corrupt(
@@ -89,6 +89,7 @@ def _segment_numbers(files: LogFiles) -> list[int]:
 
 def _begin(files: LogFiles, state: LogState, now_ms: int, segment_bytes: int) -> RecoveredLog:
     state.time_ms = now_ms
+    files.remove([name for name in files.names() if number_of(name, INDEX_SUFFIX) is not None])
     segment = create_segment(files, 1, state, segment_bytes=segment_bytes)
     return RecoveredLog(state, [segment], files.open(segment.name), 0)
 
@@ -107,7 +108,7 @@ def create_segment_file(files: LogFiles, number: int, head: bytes, time_ms: int,
     """Create a segment with an encoded state."""
     data = b"".join(encode_frame(number, 0, FrameKind.HEAD, head, ()))
     files.create(segment_name(number), data, reserve_bytes=max(segment_bytes, len(data)))
-    return Segment(number, len(data), time_ms, SegmentIndex())
+    return Segment(number, len(data), len(data), time_ms, SegmentIndex())
 
 
 def _open_segment(files: LogFiles, number: int, *, is_last: bool) -> Segment:
@@ -115,8 +116,9 @@ def _open_segment(files: LogFiles, number: int, *, is_last: bool) -> Segment:
 
     The frames of the last segment are read later.
     """
-    segment = Segment(number, 0, 0, SegmentIndex())
-    segment.head_time_ms = _read_head(files, segment).head().time_ms
+    segment = Segment(number, 0, 0, 0, SegmentIndex())
+    head = _read_head(files, segment)
+    segment.head_bytes, segment.head_time_ms = head.end, head.head().time_ms
     if is_last:
         return segment
     try:
@@ -138,17 +140,23 @@ def _scan(files: LogFiles, segment: Segment) -> None:
     """
     assert segment.index is not None
     data = files.read_whole(segment.name)
+    end = 0
     for frame in read_frames(segment.number, data):
-        _index_frame(segment, frame)
-    check_tail(segment.number, segment.size_bytes, data, files.describe(segment.name))
+        end = frame.end
+        if frame.kind is not FrameKind.MARK:  # a mark at the end may not be durable
+            _index_frame(segment, frame)
+    check_tail(segment.number, end, data, files.describe(segment.name))
 
 
-def _index_frame(segment: Segment, frame: Frame) -> None:
+def _index_frame(segment: Segment, frame: Frame) -> Entry | None:
+    """Add a frame to the index of its segment; return its entry, if it has one."""
     segment.size_bytes = frame.end
-    if frame.kind is FrameKind.ENTRY and segment.index is not None:
-        entry = frame.entry()
-        if isinstance(entry, AppendEntry):
-            segment.index.add(entry, FramePlace(frame.position, frame.end - frame.position))
+    if frame.kind is not FrameKind.ENTRY:
+        return None
+    entry = frame.entry()
+    if isinstance(entry, AppendEntry) and segment.index is not None:
+        segment.index.add(entry, FramePlace(frame.position, frame.end - frame.position))
+    return entry
 
 
 def _read_head(files: LogFiles, segment: Segment) -> Frame:
@@ -170,15 +178,14 @@ def _recover_last(files: LogFiles, segments: list[Segment], state: LogState, seg
     data = files.read_whole(segment.name)
     marked = 0
     for frame in read_frames(segment.number, data):
-        _index_frame(segment, frame)
-        match frame.kind:
-            case FrameKind.HEAD:
-                state.restore(frame.head())
-                _check_continuity(files, segments, state)
-            case FrameKind.ENTRY:
-                state.apply(frame.entry())
-            case FrameKind.MARK:
-                marked = frame.position
+        entry = _index_frame(segment, frame)
+        if entry is not None:
+            state.apply(entry)
+        elif frame.kind is FrameKind.MARK:
+            marked = frame.position
+        else:
+            state.restore(frame.head())
+            _check_continuity(files, segments, state)
     end = segment.size_bytes
     check_tail(segment.number, end, data, files.describe(segment.name))
     torn_bytes = len(data[end:].rstrip(b"\0"))
@@ -258,4 +265,5 @@ def _check_released(files: LogFiles, segments: list[Segment], state: LogState) -
 
 def _is_orphan(name: str, numbers: list[int]) -> bool:
     """Return whether a file is the index of a segment that was removed."""
-    return name.endswith(INDEX_SUFFIX) and int(name.removesuffix(INDEX_SUFFIX)) < numbers[0]
+    number = number_of(name, INDEX_SUFFIX)
+    return number is not None and number < numbers[0]

@@ -40,12 +40,19 @@ def index_name(number: int) -> str:
     return f"{number:0{_DIGITS}}{INDEX_SUFFIX}"
 
 
+def number_of(name: str, suffix: str) -> int | None:
+    """Return the number in the name of a segment or index file, None for another file."""
+    digits = name.removesuffix(suffix)
+    return int(digits) if name.endswith(suffix) and len(digits) == _DIGITS and digits.isdecimal() else None
+
+
 @dataclass(slots=True)
 class Segment:
     """A segment, the active segment included.
 
     Attributes:
         size_bytes: The bytes of its frames.
+        head_bytes: The bytes of its first frame.
         head_time_ms: The time of the state in its first frame.
         index: The places of its records, None if the index file has them.
         ranges: The rows of each shard, if the index file has the places.
@@ -54,6 +61,7 @@ class Segment:
 
     number: int
     size_bytes: int
+    head_bytes: int
     head_time_ms: int
     index: SegmentIndex | None
     ranges: dict[Shard, ShardRange] = field(default_factory=dict)
@@ -62,6 +70,10 @@ class Segment:
     @property
     def name(self) -> str:
         return segment_name(self.number)
+
+    @property
+    def has_entries(self) -> bool:
+        return self.size_bytes > self.head_bytes
 
     def shards(self) -> Iterable[Shard]:
         """Return the shards that have rows here."""

@@ -58,7 +58,7 @@ READERS = 4
 
 T = TypeVar("T")
 Answer = Acknowledgement | StreamProducerState | None
-logger = structlog.get_logger(__name__)
+_log = structlog.get_logger("seamark.log")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +84,7 @@ class SegmentLimits:
     retention_ms: int = 7 * 86_400_000
     retention_bytes: int = 64 << 30
     drops_unreleased: bool = False
-    producers_max: int = 10_000
+    producers_max: int = 50_000
     trim_interval_s: float = 60
 
 
@@ -193,10 +193,14 @@ class SegmentLog:
                     await asyncio.sleep(0)
                 while self._requests and self._failure is None:
                     await self._write_group()
+        except Exception:  # noqa: BLE001  no caller may wait for a task that has ended
+            self._failure = "The log has failed unexpectedly; restart the server"
+            _log.exception("log failed")
         finally:
             if self._failure is None:
                 self._failure = "The log is closed, because the server stops; retry later"
             self._refuse_waiting()
+            self._waiters.close()
 
     async def _write_group(self) -> None:
         group = Group(self._state, self._clock.now_ms())
@@ -218,10 +222,17 @@ class SegmentLog:
                 meta, payloads = encode_meta(group.entries[-1]), payloads_of(request.batches)
                 frames.append((meta, payloads))
                 size_bytes += frame_bytes(meta, payloads)
-        if not frames or await self._store(group, frames, size_bytes, answers):
-            for future, answer in answers:
+        try:
+            if frames and not await self._store(group, frames, size_bytes, answers):
+                return
+        except BaseException:
+            for future, _ in answers:
                 if not future.done():
-                    future.set_result(answer)
+                    future.set_exception(CommitUnknown("The log ended while it stored the rows; repeat the request"))
+            raise
+        for future, answer in answers:
+            if not future.done():
+                future.set_result(answer)
 
     async def _store(
         self,
@@ -258,7 +269,7 @@ class SegmentLog:
             f"The disk of the log failed ({error.strerror}), and it is unknown what is durable; restart the server "
             "when the disk works"
         )
-        logger.error("log failed", error=str(error))
+        _log.error("log failed", error=str(error))
         self._refuse_waiting()
         self._waiters.close()
         return CommitUnknown(
@@ -276,10 +287,9 @@ class SegmentLog:
     # -- segments ----------------------------------------------------------------------------------------------------
 
     def _is_too_small(self, size_bytes: int) -> bool:
-        """Return whether the active segment has rows and no room for more."""
-        active = self._segments[-1]
-        has_rows = active.index is not None and bool(active.index.shards)
-        return has_rows and self._writer.position + size_bytes + HEADER_BYTES > self._limits.segment_bytes
+        """Return whether the active segment has entries and no room for more."""
+        end = self._writer.position + size_bytes + HEADER_BYTES
+        return end > self._limits.segment_bytes and self._segments[-1].has_entries
 
     def _is_too_old(self) -> bool:
         """Return whether the active segment would keep rows beyond their retention."""
@@ -306,6 +316,7 @@ class SegmentLog:
                 "The disk of the log is full, and no row of the request was stored; make room, then retry"
             ) from error
         self._writer = SegmentWriter(number, file, segment.size_bytes)
+        self._segments[-1].size_bytes = previous.durable
         self._segments.append(segment)
         await self._runner.write(previous.finish)
         self._wake_maintenance.set()
@@ -321,7 +332,7 @@ class SegmentLog:
                 await self.store_indexes()
                 await self.trim()
             except OSError as error:  # the segments stay as they are, and the next run tries again
-                logger.warning("log maintenance failed", error=str(error))
+                _log.warning("log maintenance failed", error=str(error))
 
     async def store_indexes(self) -> None:
         """Write the index file of each complete segment that has none.
@@ -470,7 +481,7 @@ async def open_segments(
             f"The disk of the log does not open it: {error}; correct this, then start again"
         ) from error
     if recovered.torn_bytes:
-        logger.warning("log was cut", torn_bytes=recovered.torn_bytes, segment=recovered.segments[-1].name)
+        _log.warning("log was cut", torn_bytes=recovered.torn_bytes, segment=recovered.segments[-1].name)
     log = SegmentLog(files, runner, clock, limits, recovered)
     running = asyncio.create_task(log.run(), name="log-writer")
     maintaining = asyncio.create_task(log.maintain(), name="log-maintenance")
@@ -492,7 +503,10 @@ async def open_segment_log(folder: Path, clock: Clock, limits: SegmentLimits) ->
         Corrupt: If acknowledged rows are damaged or missing.
         LogUnavailable: If the disk fails.
     """
-    files = await asyncio.to_thread(FolderFiles, folder)
+    try:
+        files = await asyncio.to_thread(FolderFiles, folder)
+    except OSError as error:
+        raise LogUnavailable(f"The folder {folder} of the log does not open: {error.strerror}") from error
     runner = ThreadRunner(READERS)
     try:
         async with open_segments(files, runner, clock, limits) as log:

@@ -33,7 +33,9 @@ from seamark.metaserver.log.port import (
 )
 
 REMEMBERED_APPENDS = 5
-"""Appends of a producer whose positions a duplicate is answered with."""
+"""Appends of a producer whose positions the log remembers for the answer to a repetition."""
+REMEMBERED_MS = 600_000
+"""How long the log remembers these positions at least."""
 
 
 class BatchEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -215,8 +217,11 @@ class LogState:
                 may have rows of it.
         """
         limit = now_ms - self.keep_ms
-        for name in [name for name, each in self.producers.items() if each.time_ms < limit]:
-            del self.producers[name]
+        for name, each in list(self.producers.items()):
+            if each.time_ms < limit:
+                del self.producers[name]
+            elif each.appends and each.time_ms < now_ms - REMEMBERED_MS:
+                self.producers[name] = ProducerSummary(each.epoch, each.sequence, each.time_ms)
         for stream in [stream for stream, time_ms in self.removed.items() if time_ms < min(limit, oldest_ms)]:
             del self.removed[stream]
 

@@ -20,11 +20,12 @@ class SegmentWriter:
 
     Attributes:
         position: The position after the last durable frame and its mark.
+        durable: The position up to which all is durable: the last mark may not be.
     """
 
     def __init__(self, number: int, file: LogFile, position: int) -> None:
         self.number = number
-        self.position = position
+        self.position = self.durable = position
         self._file = file
 
     def write(self, frames: Sequence[tuple[bytes, Sequence[bytes]]]) -> list[FramePlace]:
@@ -57,7 +58,7 @@ class SegmentWriter:
                 "The disk of the log is full, and no row of the request was stored; make room, then retry"
             ) from error
         self._file.sync()
-        self.position = position
+        self.position = self.durable = position
         mark = encode_mark(self.number, position)
         with suppress(OSError):  # the next frame is written over it
             self._file.write(position, [mark])
@@ -65,9 +66,12 @@ class SegmentWriter:
         return places
 
     def finish(self) -> None:
-        """Close a complete segment and return the room that it does not need."""
+        """Close a complete segment and return the room that it does not need.
+
+        The last mark is cut: a complete segment needs none, and the checksum of the segment must not depend on it.
+        """
         with suppress(OSError):
-            self._file.truncate(self.position)
+            self._file.truncate(self.durable)
         self.close()
 
     def close(self) -> None:

@@ -35,3 +35,30 @@ class StreamSettings:
         minimum=1,
     )
     stream_rows_limit: int = setting(100_000, "Rows of one request to a stream table.", minimum=1, maximum=1 << 24)
+    stream_log_retention_s: int = setting(
+        7 * 86_400,
+        "Age in seconds at which the log removes rows of stream tables that are in data files. Rows that are in no "
+        "data file stay.",
+        minimum=60,
+    )
+    stream_log_retention_bytes: int = setting(
+        64 << 30,
+        "Size of the log above which it removes rows that are in data files before they have the age of "
+        "stream_log_retention_s.",
+        minimum=64 << 20,
+    )
+    stream_log_drops_unflushed: bool = setting(
+        False,
+        "Whether the log also removes rows that are in no data file, by age and size. Such rows are lost.",
+    )
+    stream_log_waiting_bytes: int = setting(
+        256 << 20,
+        "Bytes of rows that wait for the disk of the log. Beyond it writers get 429.",
+        minimum=1 << 20,
+    )
+    stream_log_producers_limit: int = setting(
+        50_000,
+        "Names of producers that the log remembers, each for the age of stream_log_retention_s after its last rows. "
+        "New names beyond it get 429.",
+        minimum=1,
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from seamark.formats.runtime.errors import OffsetOutOfRange
 from seamark.metaserver.log.port import Record, Shard, StreamLog
 from seamark.metaserver.streams.row_files import RowSlice
 
@@ -51,7 +52,13 @@ class ShardBlocks:
     async def catch_up(self, watermark: int) -> None:
         """Bring the rows in memory up to `watermark`, an offset that the log has reached."""
         while self.end < watermark:
-            records = await self._log.read(self._shard, self.end, limit_bytes=READ_BYTES, end=watermark)
+            first = self.end
+            try:
+                records = await self._log.read(self._shard, first, limit_bytes=READ_BYTES, end=watermark)
+            except OffsetOutOfRange:
+                if self.end == first:
+                    raise
+                continue  # a flush has added these rows to the table's files, and the log has removed them
             for record in records:
                 # Another call, or an append, may have added it meanwhile.
                 if record.offset <= self.end < record.end:

@@ -10,6 +10,10 @@ from seamark.formats.runtime.errors import ConfigError, LogUnavailable
 from seamark.metaserver.log.port import StreamLog
 
 
+class LogElsewhere(LogUnavailable):
+    """Another process has the log."""
+
+
 class LogSource:
     """Belongs to one event loop."""
 
@@ -35,7 +39,8 @@ class LogSource:
         """Return the log.
 
         Raises:
-            LogUnavailable: If another process uses it, or the disk fails.
+            LogElsewhere: If another process uses it.
+            LogUnavailable: If the disk fails.
         """
         if self._log is None:
             async with self._lock:
@@ -43,7 +48,7 @@ class LogSource:
                     try:
                         self._log = await self._stack.enter_async_context(self._open_log())
                     except ConfigError as error:
-                        raise LogUnavailable(error.message) from None
+                        raise LogElsewhere(error.message) from None
         return self._log
 
 

@@ -234,7 +234,8 @@ class StreamTable:
             written: list[FreshPart] = []
             try:
                 for chosen in parts.choose_ranges(blocks.start, mark, self._cut.get(number)):
-                    files = await self._store(blocks.slices(chosen.start, chosen.end), metadata, self._fresh_folder)
+                    rows = self._slices(number, chosen.start, chosen.end)
+                    files = await self._store(rows, metadata, self._fresh_folder)
                     written.append(FreshPart(number, chosen.start, chosen.end, tuple(map(_without_data, files))))
             finally:
                 # Those before a failure are the beginning of what was chosen, and are as good as if all were written.
@@ -242,6 +243,16 @@ class StreamTable:
                     self._give_up(parts.replace(written))
                 else:  # a flush has ended meanwhile
                     self._give_up(written)
+
+    def _slices(self, number: int, start: int, end: int) -> list[RowSlice]:
+        """Return rows in memory.
+
+        Raises:
+            FlushedBefore: If another process has flushed some of them meanwhile.
+        """
+        if start < self._blocks[number].start:
+            raise FlushedBefore("Another process has flushed these rows; read the pointer again")
+        return self._blocks[number].slices(start, end)
 
     async def _store(
         self, rows: Sequence[RowSlice], metadata: TableMetadata, folder: str | None
@@ -279,7 +290,7 @@ class StreamTable:
             try:
                 for moved in ranges:
                     await self._blocks[moved.shard].catch_up(moved.end)
-                rows = [rows for moved in ranges for rows in self._blocks[moved.shard].slices(moved.start, moved.end)]
+                rows = [rows for moved in ranges for rows in self._slices(moved.shard, moved.start, moved.end)]
                 files = await self._store(rows, metadata, None)
                 try:
                     entry = await self._tables.commit(entry, metadata, files, ranges)

@@ -23,7 +23,6 @@ from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.protocol.wire import FRESH_FOLDER
 from seamark.formats.runtime.errors import (
     BadRequest,
-    LogUnavailable,
     NoSuchTable,
     RetryLater,
     SeamarkError,
@@ -43,12 +42,13 @@ from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.operations import OpenStream
 from seamark.metaserver.streams.catalog_tables import CatalogTables
 from seamark.metaserver.streams.fresh_snapshots import run_encoding, with_fresh_snapshot
-from seamark.metaserver.streams.log_opening import LogSource, open_log_source
+from seamark.metaserver.streams.log_opening import LogElsewhere, LogSource, open_log_source
 from seamark.metaserver.streams.row_files import RowFiles
 from seamark.metaserver.streams.stream_table import FlushedBefore, FreshRows, StreamLimits, StreamTable
 
 ENABLED, SHARDS = "seamark.stream.enabled", "seamark.stream.shards"
 FLUSH_INTERVAL = "seamark.stream.flush-interval-ms"
+FLUSH_INTERVAL_MS_MIN = 100
 SHARDS_MAX = 64
 PRODUCER_CHARACTERS_MAX = 100
 _FORMAT_VERSION_MIN = 2
@@ -169,9 +169,9 @@ class Streams:
             shard = int.from_bytes(hashlib.sha256(named.name.encode()).digest()[:4], "big") % table.shards
         self._flushes[table.uuid].interval_ms = as_int(loaded.metadata.properties, FLUSH_INTERVAL, 0) or None
         acknowledged = await table.append({shard: Batch(rows, payload)}, named)
-        if loaded.metadata.current_snapshot_id is None:
-            # Engines do not ask for a plan of a table without a snapshot.
-            self._flushes[table.uuid].is_due = True
+        state = self._flushes.get(table.uuid)  # None if the table was dropped meanwhile
+        if state is not None and loaded.metadata.current_snapshot_id is None:
+            state.is_due = True  # engines do not ask for a plan of a table without a snapshot
         return acknowledged
 
     async def load_fresh(self, entry: Entry, metadata: TableMetadata | None = None) -> FreshTable:
@@ -188,9 +188,11 @@ class Streams:
         for _ in range(_STALE_TRIES):
             if metadata is None:
                 metadata = await documents.table(entry.metadata_location)
-            table = await self._open(entry, metadata)
             try:
+                table = await self._open(entry, metadata)
                 fresh = await table.fresh(entry.flushed_offsets())
+            except LogElsewhere:  # a replica without the log serves what was flushed
+                return FreshTable(LoadedTable(entry, metadata), None)
             except FlushedBefore:
                 namespace, name, uuid = entry.namespace, entry.name, entry.uuid
                 entry, metadata = await self._catalog.tables.entry(namespace, name), None
@@ -199,34 +201,36 @@ class Streams:
                 continue
             if not fresh.parts:
                 return FreshTable(LoadedTable(entry, metadata), None)
-            snapshot = await self._snapshot_of(entry, metadata, fresh)
+            snapshot = await self._snapshot_of(table, entry, metadata, fresh)
             return FreshTable(LoadedTable(entry, with_fresh_snapshot(metadata, snapshot)), snapshot)
         raise RetryLater("The table was flushed again and again while the plan was made; try again")
 
-    async def _snapshot_of(self, entry: Entry, metadata: TableMetadata, fresh: FreshRows) -> Snapshot:
+    async def _snapshot_of(
+        self, table: StreamTable, entry: Entry, metadata: TableMetadata, fresh: FreshRows
+    ) -> Snapshot:
         locations = tuple(file.location for part in fresh.parts for file in part.files)
         key = (entry.uuid, entry.metadata_location, locations)
         kept = self._snapshots.get(entry.uuid)
         if kept is not None and kept.key == key and self._context.clock.monotonic() < kept.until_s:
             return kept.snapshot
-        return await self._encoding.run(key, lambda: self._make_snapshot(entry, metadata, fresh, key))
+        return await self._encoding.run(key, lambda: self._make_snapshot(table, metadata, fresh, key))
 
     async def _make_snapshot(
-        self, entry: Entry, metadata: TableMetadata, fresh: FreshRows, key: tuple[object, ...]
+        self, table: StreamTable, metadata: TableMetadata, fresh: FreshRows, key: tuple[object, ...]
     ) -> Snapshot:
         listed = await self._manifests.read_list(metadata.current_snapshot)
         files = [file for part in fresh.parts for file in part.files]
         folder = _fresh_folder(metadata)
         encoded = await run_encoding(metadata, listed, files, folder, self._context.clock)
         locations = [location for location, _ in encoded.files]
-        table, retention_s = self._tables[entry.uuid], self._context.settings.stream_fresh_retention_s
+        retention_s = self._context.settings.stream_fresh_retention_s
         try:
             await asyncio.gather(*(self._objects.create(location, data) for location, data in encoded.files))
         finally:
             # Plans name them for at most as long as a query may run after its plan.
             table.give_up_files(locations, extra_s=retention_s)
         until_s = self._context.clock.monotonic() + retention_s
-        self._snapshots[entry.uuid] = _KeptSnapshot(key, encoded.snapshot, until_s)
+        self._snapshots[table.uuid] = _KeptSnapshot(key, encoded.snapshot, until_s)
         return encoded.snapshot
 
     async def _open(self, entry: Entry, metadata: TableMetadata) -> StreamTable:
@@ -268,7 +272,10 @@ class Streams:
     async def flush(self, uuid: str) -> int:
         """Flush a table now; return the number of rows."""
         entry, metadata = await self._stream_tables.load(uuid)
-        return await (await self._open(entry, metadata)).flush()
+        table = await self._open(entry, metadata)
+        if (state := self._flushes.get(uuid)) is not None:
+            state.is_due = False
+        return await table.flush()
 
     async def run(self) -> None:
         """Flush tables that are due, until cancelled."""
@@ -282,18 +289,21 @@ class Streams:
             await self.look()
 
     async def _open_unflushed(self) -> None:
-        """Open the tables that have rows in the log of an earlier process, and remove streams of purged tables."""
+        """Open the tables that have rows in the log of an earlier process, and remove streams of purged tables.
+
+        A stream with rows that were not flushed stays: a database that lacks its table may be restored.
+        """
         if not self._logs.exists:
             return
         log = await self._logs.open()
         unflushed = {shard.stream for shard, state in log.shards().items() if state.watermark > state.released}
         for uuid in sorted({shard.stream for shard in log.shards()} - self._tables.keys()):
             try:
-                if not await self._context.store.names_of(uuid):
-                    await log.remove(uuid)
-                elif uuid in unflushed:
+                if uuid in unflushed:
                     entry, metadata = await self._stream_tables.load(uuid)
                     await self._open(entry, metadata)
+                elif not await self._context.store.names_of(uuid):
+                    await log.remove(uuid)
             except NoSuchTable:
                 _log.info("rows of a dropped table wait in the log", table=uuid)
             except SeamarkError as error:
@@ -369,6 +379,11 @@ def check_stream_table(metadata: TableMetadata, subject: str) -> None:
         raise BadRequest(
             f"{subject} has format version {metadata.format_version}; a stream table needs version 2 or 3. Upgrade it"
         )
+    if not as_int(metadata.properties, FLUSH_INTERVAL, FLUSH_INTERVAL_MS_MIN) >= FLUSH_INTERVAL_MS_MIN:
+        interval = metadata.properties[FLUSH_INTERVAL]
+        raise BadRequest(
+            f"{subject}: {FLUSH_INTERVAL} is {interval!r}; it has to be at least {FLUSH_INTERVAL_MS_MIN} ms"
+        )
     if not 1 <= as_int(metadata.properties, SHARDS, 1) <= SHARDS_MAX:
         raise BadRequest(
             f"{subject}: {SHARDS} is {metadata.properties[SHARDS]!r}; it is a number from 1 to {SHARDS_MAX}"
@@ -389,10 +404,17 @@ async def open_streams(
 
     def open_log() -> AbstractAsyncContextManager[StreamLog]:
         if settings.workers > 1:
-            raise LogUnavailable(
+            raise LogElsewhere(
                 f"This server has {settings.workers} workers, and one process owns the log of streams; set workers to 1"
             )
-        return open_segment_log(folder, clock, SegmentLimits())
+        limits = SegmentLimits(
+            retention_ms=1000 * settings.stream_log_retention_s,
+            retention_bytes=settings.stream_log_retention_bytes,
+            drops_unreleased=settings.stream_log_drops_unflushed,
+            waiting_bytes_max=settings.stream_log_waiting_bytes,
+            producers_max=settings.stream_log_producers_limit,
+        )
+        return open_segment_log(folder, clock, limits)
 
     async with open_log_source(open_log, folder.exists) as logs:
         streams = Streams(catalog, commits, objects, logs, row_files)

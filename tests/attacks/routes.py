@@ -343,6 +343,7 @@ _BODIES: dict[str, _Body] = {
     "createToken": lambda n: {"name": "mallory2", "grants": [{"role": "admin"}]},
     "selectRows": lambda n: {"where": "id > 0", "snapshot-id": n.snapshot()},
     "commitChange": _change,
+    "appendRows": lambda n: {"rows": [{"id": n.rng.randrange(9), "name": n.place()}, {n.place(): None}]},
     "expireSnapshots": lambda n: {"older-than-ms": 1 << 60, "retain-last": 1, "dry-run": n.rng.random() < 0.5},
     "rewriteManifests": lambda n: {"min-count": n.rng.choice((0, 2, 5)), "dry-run": n.rng.random() < 0.5},
     "takeRewriteLease": lambda n: {"holder": n.rng.choice(("a", "b", "")), "release": n.rng.random() < 0.5},
@@ -369,6 +370,7 @@ _BODIES: dict[str, _Body] = {
 
 _QUERIES: dict[str, Callable[[_Names], dict[str, Any]]] = {
     "getConfig": lambda n: {"warehouse": n.place()},
+    "appendRows": lambda n: {"producer": n.c.hint("uuid"), "sequence": 0} if n.rng.random() < 0.5 else {},
     "listNamespaces": lambda n: (
         {"parent": n.of("namespace"), "pageToken": _token(n)}
         if n.rng.random() < 0.5

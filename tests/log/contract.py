@@ -1,11 +1,14 @@
 """What every StreamLog promises: inherited by the tests of each implementation.
 
-A subclass gives the fixture `log`, an open and empty log.
+A subclass gives the fixture `log`, an open and empty log. A subclass of `DurableLogContract` gives `opener`, which
+opens the same log again and again.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 
@@ -21,6 +24,7 @@ from seamark.metaserver.log.port import Batch, Position, Record, Shard, StreamLo
 
 A, B, OTHER = Shard("table-1", 0), Shard("table-1", 1), Shard("table-2", 0)
 LIMIT_BYTES = 1 << 30
+Opener = Callable[[], AbstractAsyncContextManager[StreamLog]]
 
 
 def batch(text: str, rows: int = 1) -> Batch:
@@ -211,3 +215,65 @@ class StreamLogContract:
         with pytest.raises(TooLarge, match="send fewer rows"):
             await log.append({A: Batch(1, bytes(65 << 20))})
         assert log.watermarks([A]) == {A: 0}
+
+
+class DurableLogContract:
+    """What a log that outlives its process promises."""
+
+    async def test_everything_is_there_after_a_restart(self, opener: Opener) -> None:
+        async with opener() as log:
+            for number in range(20):
+                await log.append({A: batch(f"a{number}", 2), OTHER: batch(f"b{number}")}, StreamProducer("p", number))
+            states, records = log.shards(), await read_all(log, A)
+        for _ in range(2):
+            async with opener() as log:
+                assert log.shards() == states
+                assert await read_all(log, A) == records
+                assert await texts(log, OTHER) == [f"b{number}" for number in range(20)]
+                assert log.watermarks([A, B]) == {A: 40, B: 0}
+
+    async def test_a_repetition_after_a_restart_is_stored_once(self, opener: Opener) -> None:
+        async with opener() as log:
+            first = await log.append({A: batch("x", 4), B: batch("y")}, StreamProducer("p", 0))
+        async with opener() as log:
+            second = await log.append({A: batch("x", 4), B: batch("y")}, StreamProducer("p", 0))
+            assert (second.duplicate, second.positions) == (True, first.positions)
+            with pytest.raises(SequenceGap, match="send append 1 first"):
+                await log.append({A: batch("z")}, StreamProducer("p", 2))
+            await log.append({A: batch("z")}, StreamProducer("p", 1))
+        async with opener() as log:
+            assert log.producer("p") == StreamProducerState(0, 1)
+            assert await texts(log, A) == ["x", "z"]
+
+    async def test_an_earlier_session_is_refused_after_a_restart(self, opener: Opener) -> None:
+        async with opener() as log:
+            await log.append({A: batch("0")}, StreamProducer("p", 0))
+            assert (await log.fence("p")).epoch == 1
+        async with opener() as log:
+            with pytest.raises(ProducerFenced):
+                await log.append({A: batch("1")}, StreamProducer("p", 1))
+            assert await log.fence("p") == StreamProducerState(2, 0)
+
+    async def test_a_removed_stream_is_removed_after_a_restart(self, opener: Opener) -> None:
+        async with opener() as log:
+            await log.append({A: batch("x"), OTHER: batch("z")})
+            await log.remove(A.stream)
+        async with opener() as log:
+            assert set(log.shards()) == {OTHER}
+            with pytest.raises(StreamRemoved):
+                await log.append({B: batch("y")})
+
+    async def test_a_cancelled_append_is_whole_or_not_there(self, opener: Opener) -> None:
+        async with opener() as log:
+            for number in range(30):
+                task = asyncio.ensure_future(log.append({A: batch(str(number)), OTHER: batch(str(number))}))
+                for _ in range(number % 7):
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            await log.append({A: batch("end"), OTHER: batch("end")})
+            stored = await texts(log, A)
+            assert await texts(log, OTHER) == stored
+            assert stored[-1] == "end"
+        async with opener() as log:
+            assert await texts(log, A) == await texts(log, OTHER) == stored

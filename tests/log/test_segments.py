@@ -2,27 +2,304 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from seamark.formats.runtime.clock import SystemClock
-from seamark.metaserver.log.segments import SegmentLimits, SegmentLog, open_segment_log
-from tests.log.contract import StreamLogContract
+from seamark.formats.runtime.clock import SimulatedClock, SystemClock
+from seamark.formats.runtime.errors import (
+    ConfigError,
+    LogUnavailable,
+    OffsetOutOfRange,
+    StreamRemoved,
+    TooManyRequests,
+)
+from seamark.metaserver.log.port import Shard, StreamProducer
+from seamark.metaserver.log.segments import SegmentLimits, SegmentLog, open_segment_log, open_segments
+from tests.log.contract import (
+    LIMIT_BYTES,
+    OTHER,
+    A,
+    B,
+    DurableLogContract,
+    Opener,
+    StreamLogContract,
+    batch,
+    read_all,
+    texts,
+)
+from tests.log.disk import DirectRunner, SimulatedDisk
+from tests.log.written_rows import LIMITS, SHARDS, Acknowledged, check_rows
+from tests.seeds import first_seed, quick
+
+REPO = Path(__file__).parents[2]
+SMALL = SegmentLimits(segment_bytes=1024)
 
 
-class TestSegmentLog(StreamLogContract):
+class TestSegmentLog(StreamLogContract, DurableLogContract):
     @pytest.fixture
-    async def log(self, tmp_path: Path) -> AsyncIterator[SegmentLog]:
-        async with open_segment_log(tmp_path / "log", SystemClock(), SegmentLimits()) as log:
+    async def log(self, opener: Opener) -> AsyncIterator[SegmentLog]:
+        async with opener() as log:
             yield log
 
+    @pytest.fixture
+    def opener(self, tmp_path: Path) -> Opener:
+        return partial(open_segment_log, tmp_path / "log", SystemClock(), SegmentLimits())
 
-class TestSmallSegments(StreamLogContract):
+
+class TestSmallSegments(TestSegmentLog):
     """Each segment has a few records, so that reads cross segments and use index files."""
 
     @pytest.fixture
-    async def log(self, tmp_path: Path) -> AsyncIterator[SegmentLog]:
-        async with open_segment_log(tmp_path / "log", SystemClock(), SegmentLimits(segment_bytes=1024)) as log:
-            yield log
+    def opener(self, tmp_path: Path) -> Opener:
+        return partial(open_segment_log, tmp_path / "log", SystemClock(), SMALL)
+
+
+@pytest.mark.parametrize("seed", quick(range(first_seed(), first_seed() + 20), 1))
+async def test_no_acknowledged_row_is_lost_when_the_writer_is_killed(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    acknowledged: list[Acknowledged] = []
+    for _ in range(3):
+        writer = subprocess.Popen(
+            [sys.executable, "-m", "tests.log.written_rows", str(tmp_path / "log")],
+            stdout=subprocess.PIPE,
+            cwd=REPO,
+        )
+        assert writer.stdout is not None
+        lines = [writer.stdout.readline() for _ in range(rng.choice((1, 10, 300, 1500)))]
+        writer.send_signal(signal.SIGKILL)
+        lines += writer.communicate()[0].splitlines(keepends=True)
+        acknowledged += [msgspec.json.decode(line, type=Acknowledged) for line in lines if line.endswith(b"\n")]
+        async with open_segment_log(tmp_path / "log", SystemClock(), LIMITS) as log:
+            records = {shard: await read_all(log, shard) for shard in SHARDS}
+            check_rows(records, acknowledged, dict.fromkeys(SHARDS, 0))
+
+
+async def test_one_sync_is_shared_by_the_appends_that_wait(tmp_path: Path) -> None:
+    async with open_segment_log(tmp_path, SystemClock(), SegmentLimits()) as log:
+        shards = [Shard(f"table-{number}", 0) for number in range(500)]
+        await asyncio.gather(*(log.append({shard: batch("x")}) for shard in shards))
+        assert log.syncs <= 3
+
+
+async def test_too_many_waiting_bytes_are_refused(tmp_path: Path) -> None:
+    async with open_segment_log(tmp_path, SystemClock(), SegmentLimits(waiting_bytes_max=1000)) as log:
+        answers = await asyncio.gather(*(log.append({A: batch("x" * 400)}) for _ in range(5)), return_exceptions=True)
+        assert [isinstance(each, TooManyRequests) for each in answers] == [False, False, True, True, True]
+        await log.append({A: batch("x" * 2000)})
+
+
+async def test_a_folder_has_one_process(tmp_path: Path) -> None:
+    async with open_segment_log(tmp_path, SystemClock(), SMALL):
+        with pytest.raises(ConfigError, match="Another process"):
+            async with open_segment_log(tmp_path, SystemClock(), SMALL):
+                pass
+    async with open_segment_log(tmp_path, SystemClock(), SMALL):
+        pass
+
+
+async def test_files_are_private(tmp_path: Path) -> None:
+    async with open_segment_log(tmp_path / "log", SystemClock(), SMALL) as log:
+        for number in range(20):
+            await log.append({A: batch(f"{number}" * 50)})
+        await log.store_indexes()
+    files = [tmp_path / "log", *(tmp_path / "log").iterdir()]
+    assert len(files) > 5
+    assert all(path.stat().st_mode & 0o077 == 0 for path in files)
+
+
+async def test_many_opens_leave_no_descriptor_open(tmp_path: Path) -> None:
+    before = None
+    for _ in range(20):
+        async with open_segment_log(tmp_path, SystemClock(), SMALL) as log:
+            await log.append({A: batch("x" * 300)})
+        now = len(os.listdir("/proc/self/fd"))
+        before = before or now
+        assert now <= before
+
+
+async def test_a_waiting_reader_is_refused_when_the_log_closes(tmp_path: Path) -> None:
+    async with open_segment_log(tmp_path, SystemClock(), SMALL) as log:
+        waiting = asyncio.ensure_future(log.wait({A: 0}, 60))
+        await asyncio.sleep(0.01)
+    with pytest.raises(LogUnavailable):
+        await waiting
+
+
+async def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(LogUnavailable, match="does not open"):
+        async with open_segment_log(tmp_path / "file" / "log", SystemClock(), SMALL):
+            pass
+
+
+# -- retention: a simulated disk and clock ---------------------------------------------------------------------------
+
+
+def opened(disk: SimulatedDisk, clock: SimulatedClock, **limits):
+    return open_segments(disk, DirectRunner(), clock, SegmentLimits(segment_bytes=1024, **limits))
+
+
+async def fill(log: SegmentLog, count: int = 20) -> None:
+    for number in range(count):
+        await log.append({A: batch(f"{number:3}" * 30, 10), B: batch("y")})
+
+
+async def test_released_rows_are_removed_by_age_and_others_stay() -> None:
+    disk, clock = SimulatedDisk(), SimulatedClock(1)
+    async with opened(disk, clock, retention_ms=1000, trim_interval_s=3600) as log:
+        await fill(log)
+        await log.release({A: 200, B: 20})
+        assert await log.trim() == 0
+        clock.advance(2000)
+        await log.append({A: batch("new", 10), B: batch("y")})
+        await log.trim()
+        state = log.shards()[A]
+        assert (state.start, state.watermark, state.released) == (200, 210, 200)
+        assert state.size_bytes == len("new")
+        assert log.shards()[B].start == 20
+        with pytest.raises(OffsetOutOfRange, match="has the rows 200 to 210"):
+            await log.read(A, 199, limit_bytes=LIMIT_BYTES)
+        assert [each.offset for each in await read_all(log, A, 200)] == [200]
+        states = log.shards()
+    async with opened(disk, clock, retention_ms=1000, trim_interval_s=3600) as log:
+        assert log.shards() == states
+
+
+async def test_rows_that_are_in_no_data_file_are_kept_beyond_every_limit() -> None:
+    disk, clock = SimulatedDisk(), SimulatedClock(1)
+    async with opened(disk, clock, retention_ms=1000, retention_bytes=1, trim_interval_s=3600) as log:
+        await fill(log)
+        clock.advance(2000)
+        await log.release({A: 200})
+        assert await log.trim() == 0
+        assert len(await read_all(log, A)) == 20
+        await log.release({B: 10})
+        assert await log.trim() > 0
+        assert 0 < log.shards()[B].start <= 10
+    async with opened(disk, clock, retention_ms=1, drops_unreleased=True, trim_interval_s=3600) as log:
+        clock.advance(2000)
+        assert await log.trim() > 0
+        assert log.shards()[B].start > 15
+
+
+async def test_released_rows_are_removed_by_size() -> None:
+    disk, clock = SimulatedDisk(), SimulatedClock(1)
+    async with opened(disk, clock, retention_bytes=3000, trim_interval_s=3600) as log:
+        await fill(log, 100)
+        await log.release({A: 1000, B: 100})
+        await log.trim()
+        assert 1024 < log.size_bytes <= 3000 + 1024
+        assert sum(len(file.seen) for file in disk.files.values()) < 8000
+
+
+async def test_rows_of_a_removed_stream_do_not_hold_segments() -> None:
+    disk, clock = SimulatedDisk(), SimulatedClock(1)
+    async with opened(disk, clock, retention_bytes=1, retention_ms=1000, trim_interval_s=3600) as log:
+        await fill(log)
+        await log.remove(A.stream)
+        assert await log.trim() > 1
+        with pytest.raises(StreamRemoved):
+            await log.append({A: batch("x")})
+        clock.advance(5000)
+        for _ in range(3):  # a new segment begins, the old is removed, and with it what the log remembers
+            await log.append({OTHER: batch("x" * 1000)})
+            clock.advance(10)
+            await log.release({OTHER: 99})
+            await log.trim()
+        answer = await log.append({A: batch("x")})
+        assert answer.positions[0].offset == 0
+        assert await texts(log, A) == ["x"]
+        clock.advance(1)
+    async with opened(disk, clock) as log:
+        assert await texts(log, A) == ["x"]
+
+
+async def test_a_quiet_log_removes_rows_too() -> None:
+    disk, clock = SimulatedDisk(), SimulatedClock(1)
+    async with opened(disk, clock, retention_ms=1000, trim_interval_s=3600) as log:
+        await log.append({A: batch("old")})
+        await log.release({A: 1})
+        clock.advance(5000)
+        await log.append({B: batch("new")})
+        await log.trim()
+        assert log.shards()[A].start == 1
+
+
+async def test_producers_are_forgotten_after_the_retention() -> None:
+    disk, clock = SimulatedDisk(), SimulatedClock(1)
+    async with opened(disk, clock, retention_ms=1000, producers_max=2, trim_interval_s=3600) as log:
+        for name in ("p", "q"):
+            await log.append({A: batch("x" * 400)}, StreamProducer(name, 0))
+        with pytest.raises(TooManyRequests):
+            await log.append({A: batch("x")}, StreamProducer("r", 0))
+        clock.advance(5000)
+        await log.append({A: batch("x" * 900)})
+        await log.append({A: batch("x")}, StreamProducer("r", 0))
+        assert log.producer("p") is None
+
+
+async def test_positions_of_idle_producers_are_forgotten_and_their_numbers_stay() -> None:
+    disk, clock = SimulatedDisk(), SimulatedClock(1)
+    async with opened(disk, clock) as log:
+        await log.append({A: batch("x" * 500)}, StreamProducer("p", 0))
+        clock.advance(3_600_000)
+        await log.append({A: batch("x" * 900)})
+        repeated = await log.append({A: batch("x" * 500)}, StreamProducer("p", 0))
+        assert (repeated.duplicate, repeated.positions) == (True, ())
+        await log.append({A: batch("y")}, StreamProducer("p", 1))
+
+
+# -- a real full disk ------------------------------------------------------------------------------------------------
+
+FULL_DISK = """
+import asyncio, sys
+from pathlib import Path
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import LogFull
+from seamark.metaserver.log.port import Batch, Shard
+from seamark.metaserver.log.segments import SegmentLimits, open_segment_log
+
+async def main(folder):
+    shard, stored = Shard("t", 0), 0
+    limits = SegmentLimits(segment_bytes=256 << 10, trim_interval_s=3600)
+    async with open_segment_log(folder / "log", SystemClock(), limits) as log:
+        try:
+            for _ in range(1000):
+                await log.append({shard: Batch(1, bytes(10_000))})
+                stored += 1
+        except LogFull:
+            pass
+        assert log.watermarks([shard]) == {shard: stored}, stored
+        (folder / "ballast").unlink()
+        await log.append({shard: Batch(1, b"last")})
+    async with open_segment_log(folder / "log", SystemClock(), limits) as log:
+        assert log.watermarks([shard]) == {shard: stored + 1}
+        assert (await log.read(shard, stored, limit_bytes=1))[0].batch.payload == b"last"
+    print(stored)
+
+asyncio.run(main(Path(sys.argv[1])))
+"""
+
+
+def test_a_full_file_system_refuses_and_recovers(tmp_path: Path) -> None:
+    script = f"mount -t tmpfs -o size=3m tmpfs {tmp_path} && head -c 1000000 /dev/zero > {tmp_path}/ballast && exec "
+    script += f'{sys.executable} -c "$0" {tmp_path}'
+    command = ["unshare", "--mount", "--map-root-user", "sh", "-c", script, FULL_DISK]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False)
+    if "unshare" in done.stderr or "mount:" in done.stderr:
+        # No mounts in this container: the same with the limit of a file's size, which the kernel refuses as late.
+        limited = f'ulimit -f 100; {sys.executable} -c "$0" {tmp_path}'
+        (tmp_path / "ballast").touch()
+        done = subprocess.run(["sh", "-c", limited, FULL_DISK], cwd=REPO, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert 50 < int(done.stdout) < 1000

@@ -144,10 +144,10 @@ MEDIUM = {
     ),
     *("recordIndexAudit", "quarantineIndexFile", "rebuildIndexRegistry", "listUnheldFiles"),
 }
-LARGE = {"commitChange", "lookupKeys"}
+LARGE = {"appendRows", "commitChange", "lookupKeys"}
 
 
-def test_only_file_commits_and_arrow_keys_take_large_bodies() -> None:
+def test_only_rows_file_commits_and_arrow_keys_take_large_bodies() -> None:
     settings = Settings()
     limits = {described.operation: body_limit(described.body_size, settings) for _, _, described in descriptions()}
     assert {operation for operation, limit in limits.items() if limit > 4 << 20} == LARGE

@@ -10,6 +10,7 @@ from tests.store.contract_plan_tables import PlanTablesContract
 from tests.store.contract_producers import ProducersContract
 from tests.store.contract_records import RecordsContract
 from tests.store.contract_replicas import ReplicasContract
+from tests.store.contract_streams import StreamsContract
 from tests.store.contract_timeline import TimelineContract
 from tests.store.contract_transactions import TransactionsContract
 
@@ -25,5 +26,6 @@ class PointerStoreContract(
     ClaimsContract,
     ReplicasContract,
     ColumnReadsContract,
+    StreamsContract,
 ):
     """All parts of the contract."""

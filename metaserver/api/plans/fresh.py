@@ -18,6 +18,7 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.runtime.decoding import from_json
 from seamark.metaserver.api.http.dispatch import Call
+from seamark.metaserver.api.http.parameters.fresh import reads_fresh
 from seamark.metaserver.api.plans.scan_requests import FILE_COLUMN, PlanTableScan
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.planner.answer.content_files import ClientDialect
@@ -48,6 +49,8 @@ async def load_fresh(call: Call, entry: Entry, data: bytes, dialect: ClientDiale
     """Return what a plan request with this body reads."""
     body = await call.parse(data, PlanTableScan)
     metadata = await call.components.catalog.documents.table(entry.metadata_location)
+    if reads_fresh(call.headers) and body.snapshot_id is not None and metadata.snapshot(body.snapshot_id) is None:
+        body = msgspec.structs.replace(body, snapshot_id=None)  # the fresh snapshot that the catalog has loaded
     if not _is_live(body, metadata, dialect, call.components.clock.now_ms()):
         return FreshPlan(LoadedTable(entry, metadata), None, False)
     if dialect.changes_files and FILE_COLUMN in (body.select or ()):

@@ -1,4 +1,4 @@
-"""The route that appends rows to a stream table. It answers when the log has the rows durably."""
+"""Routes of stream tables. The one that appends rows answers when the log has the rows durably."""
 
 from __future__ import annotations
 
@@ -85,6 +85,27 @@ async def append_rows(call: Call, body: bytes) -> AppendedRows:
     )
     positions = [RowPosition(place.shard.number, place.offset, place.end) for place in acknowledged.positions]
     return AppendedRows(rows, acknowledged.duplicate, positions)
+
+
+class FlushedRows(msgspec.Struct, frozen=True):
+    rows: Annotated[int, doc("The rows that this flush has added to the table's files.")]
+
+
+@Route(
+    "POST",
+    "/api/v1/tables/{namespace}/{table}/flush",
+    "flushRows",
+    "Adds the rows of a stream table that wait for a flush to the table's files now",
+    tags=("streams",),
+    answers=(
+        ResponseSpec(200, "Every row that was acknowledged before is in the table's files", FlushedRows),
+        ResponseSpec(404, "No such table"),
+        ResponseSpec(409, "The flush conflicts with another commit; try again"),
+    ),
+)
+async def flush_rows(call: Call) -> FlushedRows:
+    entry = await call.components.catalog.tables.entry(call.namespace, call.name)
+    return FlushedRows(await call.components.streams.flush(entry.uuid) if entry.flushed else 0)
 
 
 def _prepare(call: Call, body: bytes, row_format: RowFormat, metadata: TableMetadata) -> tuple[int, bytes]:

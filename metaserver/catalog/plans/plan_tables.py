@@ -27,7 +27,15 @@ import structlog
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
-from seamark.formats.protocol.wire import FORMER_PLANS_FOLDER, NAME_MAX, PLAN_MARK, encode_json, is_plan_name, show
+from seamark.formats.protocol.wire import (
+    FORMER_PLANS_FOLDER,
+    FRESH_FOLDER,
+    NAME_MAX,
+    PLAN_MARK,
+    encode_json,
+    is_plan_name,
+    show,
+)
 from seamark.formats.runtime.errors import BadRequest, CommitUnknown, NoSuchTable, SeamarkError, TooManyRequests
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.plans.plan_shares import PlanShares
@@ -51,8 +59,8 @@ _SHOWN_ID_MIN = 1 << 32
 
 Trino reads smaller numbers as `integer`, but a version must be a `bigint`.
 """
-_PLAN_FILE = re.compile(rf"/{FORMER_PLANS_FOLDER}/[0-9a-f]{{{_DIGEST_CHARACTERS}}}[-/]")
-"""A file of a plan. The folders of this version and of earlier versions end with the same name."""
+_PLAN_FILE = re.compile(rf"/{FORMER_PLANS_FOLDER}/[0-9a-f]{{{_DIGEST_CHARACTERS}}}[-/]|/{FRESH_FOLDER}/")
+"""A file of a plan, or a file with rows of a stream. The folders of this version and of earlier versions end with the same name."""
 _log = structlog.get_logger("seamark.plans")
 
 _LOGGED_EVERY_S = 60.0

@@ -27,7 +27,7 @@ from seamark.formats.iceberg.manifests.content_file import (
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
 from seamark.formats.iceberg.types.values import LONG_MAX, Value, decode_json, partition_key
-from seamark.formats.protocol.wire import INDEX_FILES_MAX, check_name
+from seamark.formats.protocol.wire import FRESH_FOLDER, INDEX_FILES_MAX, check_name
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.commit.change_requests.change_body import (
     APPEND,
@@ -251,6 +251,10 @@ def read_change(request: ChangeRequest, metadata: TableMetadata, check_path: Cal
     files = [_file(number, json, metadata) for number, json in enumerate(request.add)]
     for file in files:
         check_path(file.file_path)
+        if f"/{FRESH_FOLDER}/" in file.file_path:
+            raise BadRequest(
+                f"{file.file_path} has rows of a stream that a flush adds to the table; it cannot be committed"
+            )
         if file.first_row_id is not None:
             raise BadRequest(f"{file.file_path}: the commit assigns first-row-id; omit it")
     _check_distinct(files)

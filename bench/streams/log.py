@@ -1,0 +1,200 @@
+"""How fast does the log acknowledge rows, and how soon is it open after a kill?
+
+`python -m bench.streams.log FOLDER BYTES ROWS ROW_BYTES` fills a log for the second question and waits to be killed.
+
+The peer is the disk alone: the same bytes written to one file, with an fdatasync after each batch, by one writer
+without checksums or offsets. It runs before each case, on the same disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.report import OURS, Report, Row
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import TooManyRequests
+from seamark.metaserver.log.port import Batch, Shard
+from seamark.metaserver.log.segments import SegmentLimits, SegmentLog, open_segment_log
+
+BARE = "bare fdatasync"
+ROWS = (1, 10, 1000, 10_000)
+ROW_BYTES = (100, 1000)
+WRITERS = (1, 8, 64)
+SECONDS, QUICK_SECONDS = 2.0, 0.1
+RECOVERED_BYTES, QUICK_RECOVERED_BYTES = 1 << 30, 4 << 20
+SMALL_ROWS, QUICK_SMALL_ROWS = 300_000, 3000
+GOAL_RECOVERY_S, GOAL_CORE_MIB, GOAL_SMALL_ROWS = 5, 20, 15_000
+LIMITS = SegmentLimits()
+
+
+@dataclass
+class Measured:
+    """Acknowledged batches: how many seconds each took, and the time and the CPU time of all."""
+
+    latencies_s: list[float]
+    seconds: float
+    cpu_s: float
+    syncs: int
+
+    def quantile_ms(self, share: float) -> float:
+        """Return a quantile of the latencies."""
+        ordered = sorted(self.latencies_s)
+        return 1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+    @property
+    def rate(self) -> float:
+        """Batches in a second."""
+        return len(self.latencies_s) / self.seconds
+
+
+async def run(folder: Path, *, quick: bool = False) -> Report:
+    seconds = QUICK_SECONDS if quick else SECONDS
+    report = Report("streams_log", "How fast does the log acknowledge rows?", peer="one writer with a bare fdatasync")
+    smallest = bare(folder, 1, seconds)
+    report.bounds = {
+        "fdatasync of this disk after a write of 1 byte": f"{smallest.rate:,.0f} a second, p50 "
+        f"{smallest.quantile_ms(0.5):.2f} ms, p99 {smallest.quantile_ms(0.99):.2f} ms",
+    }
+    for row_bytes, rows in itertools.product(ROW_BYTES, ROWS):
+        disk = bare(folder, rows * row_bytes, seconds)
+        for writers in WRITERS:
+            ours = await acknowledged(folder, rows, row_bytes, writers, seconds)
+            _add(report, f"{rows:,} rows of {row_bytes:,} B, {writers} writers", rows, row_bytes, ours, disk)
+    await _small_batches(report, folder, QUICK_SMALL_ROWS if quick else SMALL_ROWS)
+    for rows, row_bytes in ((10, 1000), (1000, 1000)):
+        await _recovery(report, folder, rows, row_bytes, QUICK_RECOVERED_BYTES if quick else RECOVERED_BYTES)
+    report.notes += [
+        f"Each writer appends to a table of its own and waits for each answer; {seconds:g} s a case.",
+        "CPU is that of the whole process, the writers included. Rows are opaque bytes here: the cost of Arrow and "
+        "JSON is not in these figures.",
+        "A writer that the log refuses, because too many bytes wait, tries again after 10 ms.",
+        "Recovery: from the start of opening to the first read, after kill -9; the files are in the page cache.",
+    ]
+    return report
+
+
+def _add(report: Report, case: str, rows: int, row_bytes: int, ours: Measured, disk: Measured) -> None:
+    mib = rows * row_bytes / 2**20
+    add = report.rows.append
+    rates = {OURS: ours.rate * rows, BARE: disk.rate * rows}
+    add(Row(case, "acknowledged", "rows/s", rates, lower_is_better=False, peer=BARE))
+    add(Row(case, "acknowledged bytes", "MiB/s", {OURS: ours.rate * mib, BARE: disk.rate * mib}, False, BARE))
+    for name, share in (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)):
+        add(Row(case, name, "ms", {OURS: ours.quantile_ms(share), BARE: disk.quantile_ms(share)}, peer=BARE))
+    add(Row(case, "batches a sync", "batches", {OURS: len(ours.latencies_s) / max(1, ours.syncs)}, False))
+    a_core = ours.rate * mib * ours.seconds / ours.cpu_s
+    goal = GOAL_CORE_MIB if rows >= 1000 else None
+    add(Row(case, "bytes a second of CPU", "MiB/s", {OURS: a_core}, False, goal=goal))
+
+
+def bare(folder: Path, size_bytes: int, seconds: float) -> Measured:
+    """Write and sync batches of this size without a log."""
+    path = folder / "bare"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    try:
+        os.posix_fallocate(descriptor, 0, LIMITS.segment_bytes)
+        os.fsync(descriptor)
+        data, position, latencies = os.urandom(size_bytes), 0, []
+        started, cpu = time.perf_counter(), time.process_time()
+        while (before := time.perf_counter()) - started < seconds:
+            os.pwrite(descriptor, data, position)
+            os.fdatasync(descriptor)
+            latencies.append(time.perf_counter() - before)
+            position = position + size_bytes if position + 2 * size_bytes <= LIMITS.segment_bytes else 0
+        return Measured(latencies, time.perf_counter() - started, time.process_time() - cpu, len(latencies))
+    finally:
+        os.close(descriptor)
+        path.unlink()
+
+
+async def acknowledged(folder: Path, rows: int, row_bytes: int, writers: int, seconds: float) -> Measured:
+    """Append batches by several writers for a time."""
+    batch = Batch(rows, os.urandom(rows * row_bytes))
+    latencies: list[float] = []
+    async with open_segment_log(folder / "log", SystemClock(), LIMITS) as log:
+        started, cpu = time.perf_counter(), time.process_time()
+
+        async def write(shard: Shard) -> None:
+            while (before := time.perf_counter()) - started < seconds:
+                while True:
+                    try:
+                        await log.append({shard: batch})
+                        break
+                    except TooManyRequests:
+                        await asyncio.sleep(0.01)
+                latencies.append(time.perf_counter() - before)
+
+        await asyncio.gather(*(write(Shard(f"table-{number}", 0)) for number in range(writers)))
+        measured = Measured(latencies, time.perf_counter() - started, time.process_time() - cpu, log.syncs)
+    shutil.rmtree(folder / "log")
+    return measured
+
+
+async def _small_batches(report: Report, folder: Path, rows: int) -> None:
+    """DuckLake's test: rows in batches of ten, one writer that waits for each answer, and one with 64 on their way."""
+    batch = Batch(10, os.urandom(10 * 50))
+    for in_flight in (1, 64):
+        async with open_segment_log(folder / "log", SystemClock(), LIMITS) as log:
+            started = time.perf_counter()
+            await _append_all(log, batch, rows // 10, in_flight)
+            rate = rows / (time.perf_counter() - started)
+        shutil.rmtree(folder / "log")
+        case = f"{rows:,} rows in batches of ten, {in_flight} on their way"
+        report.rows.append(Row(case, "acknowledged", "rows/s", {OURS: rate}, False, goal=GOAL_SMALL_ROWS))
+
+
+async def _append_all(log: SegmentLog, batch: Batch, count: int, in_flight: int) -> None:
+    places = iter(range(count))
+
+    async def write() -> None:
+        for _ in places:
+            await log.append({Shard("table", 0): batch})
+
+    await asyncio.gather(*(write() for _ in range(in_flight)))
+
+
+async def _recovery(report: Report, folder: Path, rows: int, row_bytes: int, size_bytes: int) -> None:
+    """How long it takes to open a log whose process was killed."""
+    argv = [sys.executable, "-m", "bench.streams.log", str(folder / "log"), str(size_bytes), str(rows), str(row_bytes)]
+    filling = subprocess.Popen(argv, stdout=subprocess.PIPE)
+    assert filling.stdout is not None
+    stored = int(filling.stdout.readline())
+    filling.send_signal(signal.SIGKILL)
+    filling.communicate()
+    started = time.perf_counter()
+    async with open_segment_log(folder / "log", SystemClock(), LIMITS) as log:
+        shard = Shard("table-0", 0)
+        first = await log.read(shard, 0, limit_bytes=1)
+        took = time.perf_counter() - started
+        assert first[0].offset == 0
+        assert sum(state.watermark for state in log.shards().values()) >= stored * rows
+        size = log.size_bytes
+    shutil.rmtree(folder / "log")
+    case = f"recovery of {size / 2**20:,.0f} MiB in {stored:,} batches of {rows:,} rows of {row_bytes:,} B"
+    report.rows.append(Row(case, "until the first read", "s", {OURS: took}, goal=GOAL_RECOVERY_S))
+
+
+async def _fill(folder: Path, size_bytes: int, rows: int, row_bytes: int) -> None:
+    """Fill a log, print how many batches it has, and wait to be killed."""
+    batch = Batch(rows, os.urandom(rows * row_bytes))
+    async with open_segment_log(folder, SystemClock(), LIMITS) as log:
+        count = 0
+        while log.size_bytes < size_bytes:
+            shards = [Shard(f"table-{number}", 0) for number in range(64)]
+            await asyncio.gather(*(log.append({shard: batch}) for shard in shards))
+            count += len(shards)
+        print(count, flush=True)
+        await asyncio.sleep(600)
+
+
+if __name__ == "__main__":
+    asyncio.run(_fill(Path(sys.argv[1]), *map(int, sys.argv[2:])))

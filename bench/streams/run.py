@@ -1,0 +1,21 @@
+"""`python -m bench.streams.run [NAME …] [--quick] [--folder FOLDER]`: the benches of streams, printed and written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench.run import Bench, names_of, parser_of, run_benches
+from bench.streams import log
+
+BENCHES: dict[str, Bench] = {"log": log.run}
+
+
+def main() -> None:
+    parser = parser_of("bench.streams.run", __doc__, BENCHES)
+    parser.add_argument("--folder", type=Path, help="a folder on the disk that is measured")
+    chosen = parser.parse_args()
+    run_benches(BENCHES, names_of(parser, chosen, BENCHES), quick=chosen.quick, folder=chosen.folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,266 @@
+"""Sends rows to a stream table: a thread collects them into requests, and repeats a request until it is acknowledged.
+
+    with stream_writer(client, "db.t") as writer:
+        writer.write({"id": 1, "name": "a"})
+        writer.write(arrow_table)
+        writer.flush()                            every row so far is durable, and readers see it
+
+Requests have a producer and a sequence number, so that a repeat after a lost answer adds no row twice. Rows keep their
+order. A writer has one request under way at a time, so each request has what was written while the last one was sent.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.commits import back_off
+from seamark.connector.client.errors import ClientError, Refused, ServerFailed, Unavailable, Unreachable
+from seamark.connector.client.names import Name, table_path
+
+ARROW, LINES = "application/vnd.apache.arrow.stream", "application/x-ndjson"
+_ROW_BYTES = 64
+"""Memory of a row in addition to its JSON."""
+
+
+class _Part(NamedTuple):
+    """Rows of one call of `write`."""
+
+    content_type: str
+    body: Any
+    """JSON lines as bytes, or record batches."""
+    rows: int
+    size_bytes: int
+
+
+class StreamClosed(Exception):
+    """The writer was closed, or an earlier request failed; the cause is that failure."""
+
+
+class StreamWriter:
+    """Use `stream_writer`. Any number of threads may write."""
+
+    def __init__(
+        self,
+        client: SeamarkClient,
+        table: Name,
+        *,
+        producer: str,
+        request_rows: int,
+        request_bytes: int,
+        buffer_bytes: int,
+        timeout_s: float,
+    ) -> None:
+        """Start the thread; the arguments are those of `stream_writer`."""
+        self._client = client
+        self._path = f"{table_path(table)}/rows"
+        self._producer = producer
+        self._request_rows, self._request_bytes = request_rows, request_bytes
+        self._buffer_bytes = buffer_bytes
+        self._timeout_s = timeout_s
+        self._changed = threading.Condition()
+        self._waiting: deque[_Part] = deque()
+        self._held_bytes = self._unsent_rows = 0
+        self._error: Exception | None = None
+        self._closed = False
+        self._sequence = 0
+        self.rows = 0
+        """Rows that the server has acknowledged."""
+        self._thread = threading.Thread(target=self._run, name="seamark-stream-writer", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> StreamWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._stop()
+
+    def write(self, rows: Mapping[str, Any] | Sequence[Mapping[str, Any]] | pa.Table | pa.RecordBatch) -> None:
+        """Add rows, which are sent in the background. Waits while `buffer_bytes` are unsent.
+
+        Args:
+            rows: A row or rows as dicts whose values JSON can represent, an Arrow table or a record batch.
+
+        Raises:
+            StreamClosed: If the writer was closed, or an earlier request failed.
+        """
+        parts = _parts_of(rows, self._request_rows)
+        with self._changed:
+            for part in parts:
+                self._changed.wait_for(lambda: self._held_bytes < self._buffer_bytes or self._is_done)
+                self._check_open()
+                self._waiting.append(part)
+                self._held_bytes += part.size_bytes
+                self._unsent_rows += part.rows
+                self._changed.notify_all()
+
+    def flush(self) -> None:
+        """Wait until all rows are durable.
+
+        Raises:
+            StreamClosed: If a request failed.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: not self._unsent_rows or self._error is not None)
+            if self._error is not None:
+                raise StreamClosed(f"Rows were not acknowledged: {self._error}") from self._error
+
+    def close(self) -> None:
+        """Flush, and end the thread.
+
+        Raises:
+            StreamClosed: If a request failed.
+        """
+        try:
+            self.flush()
+        finally:
+            self._stop()
+
+    def _stop(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    @property
+    def _is_done(self) -> bool:
+        return self._closed or self._error is not None
+
+    def _check_open(self) -> None:
+        if self._error is not None:
+            raise StreamClosed(f"An earlier request failed: {self._error}") from self._error
+        if self._closed:
+            raise StreamClosed("The writer is closed")
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._is_done)
+                if self._is_done:
+                    return
+                parts = self._take()
+            try:
+                self._send(parts[0].content_type, _join(parts))
+            except Exception as error:  # noqa: BLE001  the callers of `write` and `flush` must receive it
+                with self._changed:
+                    self._error = error
+                    self._changed.notify_all()
+                return
+            sent = sum(part.rows for part in parts)
+            with self._changed:
+                self.rows += sent
+                self._unsent_rows -= sent
+                self._held_bytes -= sum(part.size_bytes for part in parts)
+                self._changed.notify_all()
+
+    def _take(self) -> list[_Part]:
+        """Return the parts of the next request: at least one, of the same form."""
+        parts = [self._waiting.popleft()]
+        rows, size_bytes = parts[0].rows, parts[0].size_bytes
+        while self._waiting:
+            part = self._waiting[0]
+            rows, size_bytes = rows + part.rows, size_bytes + part.size_bytes
+            fits = rows <= self._request_rows and size_bytes <= self._request_bytes
+            if not fits or part.content_type != parts[0].content_type or not _is_joinable(parts[0], part):
+                break
+            parts.append(self._waiting.popleft())
+        return parts
+
+    def _send(self, content_type: str, body: bytes) -> None:
+        """Send one request until it is acknowledged or refused, or `timeout_s` has passed."""
+        query = {"producer": self._producer, "sequence": self._sequence}
+        until_s, number = time.monotonic() + self._timeout_s, 0
+        while True:
+            try:
+                # The producer's sequence makes any repeat harmless.
+                self._client._request("POST", self._path, query, body, headers={"Content-Type": content_type})
+            except Refused:
+                raise
+            except (Unavailable, ServerFailed, Unreachable) as error:
+                if time.monotonic() >= until_s or not _may_pass(error):
+                    raise
+                back_off(number, first_s=0.1, most_s=2.0)
+                number += 1
+            else:
+                self._sequence += 1
+                return
+
+
+def stream_writer(
+    client: SeamarkClient,
+    table: Name,
+    *,
+    producer: str | None = None,
+    request_rows: int = 10_000,
+    request_bytes: int = 8 << 20,
+    buffer_bytes: int = 64 << 20,
+    timeout_s: float = 120.0,
+) -> StreamWriter:
+    """Return a writer of a stream table, for a `with` block.
+
+    Args:
+        client: The client.
+        table: The table.
+        producer: A name that no other writer has used for this table; by default a random one.
+        request_rows: The most rows of a request.
+        request_bytes: The most bytes of a request, except for a row that is larger.
+        buffer_bytes: The memory of unsent rows, at which `write` waits.
+        timeout_s: How long a request is repeated while the server is busy or away.
+    """
+    return StreamWriter(
+        client,
+        table,
+        producer=producer or str(uuid.uuid4()),
+        request_rows=request_rows,
+        request_bytes=request_bytes,
+        buffer_bytes=buffer_bytes,
+        timeout_s=timeout_s,
+    )
+
+
+def _parts_of(rows: Any, request_rows: int) -> list[_Part]:
+    if isinstance(rows, pa.RecordBatch):
+        rows = pa.Table.from_batches([rows])
+    if isinstance(rows, pa.Table):
+        batches = rows.combine_chunks().to_batches(max_chunksize=request_rows)
+        return [_Part(ARROW, batch, batch.num_rows, batch.nbytes) for batch in batches if batch.num_rows]
+    objects = [rows] if isinstance(rows, Mapping) else list(rows)
+    parts = []
+    for start in range(0, len(objects), request_rows):
+        chosen = objects[start : start + request_rows]
+        lines = b"\n".join(json.dumps(row).encode() for row in chosen)
+        parts.append(_Part(LINES, lines, len(chosen), len(lines) + _ROW_BYTES * len(chosen)))
+    return parts
+
+
+def _is_joinable(first: _Part, other: _Part) -> bool:
+    return first.content_type == LINES or bool(first.body.schema.equals(other.body.schema))
+
+
+def _join(parts: Sequence[_Part]) -> bytes:
+    if parts[0].content_type == LINES:
+        return b"\n".join(part.body for part in parts)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, parts[0].body.schema) as stream:
+        for part in parts:
+            stream.write_batch(part.body)
+    return bytes(sink.getvalue())
+
+
+def _may_pass(error: ClientError) -> bool:
+    """Return whether a repeat can have another outcome: not after a bug of the server."""
+    return not isinstance(error, ServerFailed) or error.status in (502, 503, 504) or "Unknown" in error.kind

@@ -1,0 +1,170 @@
+"""A disk for simulations: it loses what was not synced, tears writes, runs full and fails.
+
+`SimulatedDisk` implements `LogFiles`. What a process sees and what is durable differ until a sync.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+SECTOR_BYTES = 512
+
+
+class Crash(BaseException):
+    """The process ends in the middle of work of the disk."""
+
+
+@dataclass
+class SimulatedFile:
+    """`seen` is what processes read, `durable` what a power cut leaves of it; `waiting` are the changes between."""
+
+    seen: bytearray = field(default_factory=bytearray)
+    durable: bytearray = field(default_factory=bytearray)
+    waiting: list[tuple[int, bytes | None]] = field(default_factory=list)
+    """Writes at a position, and cuts of the file (None)."""
+
+
+def _apply(data: bytearray, position: int, part: bytes | None) -> None:
+    if part is None:
+        del data[position:]
+    else:
+        data.extend(bytes(max(0, position + len(part) - len(data))))
+        data[position : position + len(part)] = part
+
+
+class SimulatedDisk:
+    """The files of one folder.
+
+    Attributes:
+        before: Called before each write and sync with the name of the work; it may raise OSError or Crash.
+        free_bytes: The room; each file takes its size.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[str, SimulatedFile] = {}
+        self.before: Callable[[str], None] = lambda work: None
+        self.free_bytes = 1 << 60
+        self.syncs = 0
+
+    # -- what can happen to it
+
+    def cut_power(self, rng: random.Random) -> None:
+        """Lose what was not synced: each sector of each write is there or not."""
+        for file in self.files.values():
+            for position, part in file.waiting:
+                if part is None:
+                    if rng.random() < 0.5:
+                        _apply(file.durable, position, None)
+                    continue
+                outcome = rng.random()
+                place = 0
+                while place < len(part):
+                    end = min(len(part), (position + place) // SECTOR_BYTES * SECTOR_BYTES + SECTOR_BYTES - position)
+                    if outcome < 0.2 or (outcome < 0.8 and rng.random() < 0.5):
+                        _apply(file.durable, position + place, part[place:end])
+                    place = end
+            file.waiting.clear()
+            file.seen[:] = file.durable
+
+    # -- LogFiles
+
+    def names(self) -> list[str]:
+        return sorted(self.files)
+
+    def describe(self, name: str) -> str:
+        return f"/simulated/{name}"
+
+    def create(self, name: str, data: bytes, reserve_bytes: int = 0) -> None:
+        self.before("create")
+        size_bytes = max(len(data), reserve_bytes)
+        self.take_room(size_bytes)
+        content = bytearray(data) + bytes(size_bytes - len(data))
+        self.files[name] = SimulatedFile(content, bytearray(content))
+        self.before("created")
+
+    def open(self, name: str) -> OpenSimulatedFile:
+        return OpenSimulatedFile(self, self.files[name])
+
+    def read(self, name: str, position: int, length: int) -> bytes:
+        if name not in self.files:
+            raise FileNotFoundError(errno.ENOENT, "No such file", name)
+        return bytes(self.files[name].seen[position : position + length])
+
+    def read_whole(self, name: str) -> bytes:
+        return self.read(name, 0, 1 << 60)
+
+    def size_bytes(self, name: str) -> int:
+        return len(self.files[name].seen)
+
+    def remove(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.before("remove")
+            file = self.files.pop(name, None)
+            self.free_bytes += len(file.seen) if file is not None else 0
+
+    def take_room(self, size_bytes: int) -> None:
+        if size_bytes > self.free_bytes:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.free_bytes -= size_bytes
+
+
+class OpenSimulatedFile:
+    """An open file; implements `LogFile`."""
+
+    def __init__(self, disk: SimulatedDisk, file: SimulatedFile) -> None:
+        self._disk = disk
+        self._file = file
+
+    def write(self, position: int, parts: Sequence[bytes]) -> None:
+        for part in parts:
+            middle = len(part) // 2
+            for half, data in ((position, part[:middle]), (position + middle, part[middle:])):
+                self._disk.before("write")
+                self._disk.take_room(max(0, half + len(data) - len(self._file.seen)))
+                _apply(self._file.seen, half, data)
+                self._file.waiting.append((half, data))
+            position += len(part)
+
+    def sync(self) -> None:
+        self._disk.before("sync")
+        self._disk.syncs += 1
+        self._file.durable[:] = self._file.seen
+        self._file.waiting.clear()
+        self._disk.before("synced")
+
+    def truncate(self, size_bytes: int) -> None:
+        self._disk.free_bytes += max(0, len(self._file.seen) - size_bytes)
+        _apply(self._file.seen, size_bytes, None)
+        self._file.waiting.append((size_bytes, None))
+
+    def reserve(self, size_bytes: int) -> None:
+        missing = size_bytes - len(self._file.seen)
+        if missing > 0:
+            self._disk.take_room(missing)
+            self._file.seen.extend(bytes(missing))
+            self._file.waiting.append((size_bytes - missing, bytes(missing)))
+
+    def close(self) -> None:
+        pass
+
+
+class DirectRunner:
+    """Runs the work of the disk at once, in the event loop."""
+
+    async def write(self, work):
+        return work()
+
+    async def read(self, work):
+        return work()
+
+
+def copy_of(disk: SimulatedDisk, *, durable: bool = False) -> SimulatedDisk:
+    """Return a disk as another process sees it, or with `durable` as a power cut leaves it at least."""
+    copied = SimulatedDisk()
+    for name, file in disk.files.items():
+        data = file.durable if durable else file.seen
+        copied.files[name] = SimulatedFile(bytearray(data), bytearray(data))
+    return copied

@@ -1,0 +1,92 @@
+"""A writer whose rows say what they are, and the check of what a log has of them.
+
+`python -m tests.log.written_rows FOLDER SEED` appends to the log in a folder until it is killed, and prints each
+acknowledgement.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import msgspec
+
+from seamark.formats.runtime.clock import SystemClock
+from seamark.metaserver.log.port import Batch, Record, Shard, StreamLog, StreamProducer
+from seamark.metaserver.log.segments import SegmentLimits, open_segment_log
+
+LIMITS = SegmentLimits(segment_bytes=64 << 10, trim_interval_s=0.02)
+SHARDS = [Shard("s1", 0), Shard("s1", 1), Shard("s2", 0)]
+WRITERS = 8
+
+
+class Acknowledged(msgspec.Struct, frozen=True):
+    """One acknowledged append: the offset of each batch by the index of its shard."""
+
+    producer: str
+    sequence: int
+    offsets: dict[int, int]
+
+
+def rows_of(producer: str, sequence: int) -> dict[Shard, Batch]:
+    """Return the batches of an append: the same for the same producer and number."""
+    rng = random.Random(f"{producer}/{sequence}")
+    chosen = rng.sample(SHARDS, rng.choice((1, 1, 2, 3)))
+    text = f"{producer}/{sequence}/".encode()
+    return {shard: Batch(rng.randrange(1, 5), text + rng.randbytes(rng.choice((0, 10, 3000)))) for shard in chosen}
+
+
+async def write(log: StreamLog, name: str, acknowledged) -> None:
+    """Append without end, and repeat an append now and then."""
+    state = await log.fence(name)
+    rng = random.Random(f"{name} {state.epoch}")
+    sequence = state.sequence + 1
+    while True:
+        producer = StreamProducer(name, sequence, state.epoch)
+        answer = await log.append(rows_of(name, sequence), producer)
+        if rng.random() < 0.1:
+            again = await log.append(rows_of(name, sequence), producer)
+            assert (again.duplicate, again.positions) == (True, answer.positions)
+        acknowledged(Acknowledged(name, sequence, {SHARDS.index(p.shard): p.offset for p in answer.positions}))
+        sequence += 1
+
+
+def check_rows(records: dict[Shard, list[Record]], acknowledged: list[Acknowledged], starts: dict[Shard, int]) -> None:
+    """Check what a log has: no row lost, none twice, appends whole and in order."""
+    places: dict[tuple[str, int], dict[Shard, int]] = defaultdict(dict)
+    for shard, stored in records.items():
+        end = starts[shard]
+        last: dict[str, int] = {}
+        for record in stored:
+            assert record.offset == end, "offsets have no gap"
+            end = record.end
+            assert record.sequence > last.get(record.producer, -1), "rows of a producer are in order, and none is twice"
+            last[record.producer] = record.sequence
+            assert record.batch == rows_of(record.producer, record.sequence)[shard], "rows are unchanged"
+            places[record.producer, record.sequence][shard] = record.offset
+    if not any(starts.values()):
+        for (producer, sequence), offsets in places.items():
+            assert set(offsets) == set(rows_of(producer, sequence)), "an append is whole"
+    for each in acknowledged:
+        for index, offset in each.offsets.items():
+            shard = SHARDS[index]
+            stored = places[each.producer, each.sequence].get(shard)
+            assert stored == offset or offset < starts[shard], f"an acknowledged row is lost: {each}"
+
+
+async def main(folder: str) -> None:
+    """Write until killed."""
+
+    def acknowledged(each: Acknowledged) -> None:
+        sys.stdout.buffer.write(msgspec.json.encode(each) + b"\n")
+        sys.stdout.buffer.flush()
+
+    async with open_segment_log(Path(folder), SystemClock(), LIMITS) as log:
+        await asyncio.gather(*(write(log, f"p{number}", acknowledged) for number in range(WRITERS)))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

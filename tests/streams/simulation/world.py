@@ -1,0 +1,497 @@
+"""A simulated world: servers that crash, writers that repeat, readers that check, and one catalog.
+
+A run has one of two forms. *Embedded*: one server with a log in segment files on its disk; a crash may be a power cut.
+*Fleet*: several servers over one log, each of which flushes, so that every flush has rivals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+from seamark.formats.runtime.clock import SimulatedClock
+from seamark.formats.runtime.errors import (
+    LogUnavailable,
+    NoSuchTable,
+    ObjectMissing,
+    OffsetOutOfRange,
+    RetryLater,
+    SeamarkError,
+    StreamRemoved,
+)
+from seamark.metaserver.log.memory import MemoryLog
+from seamark.metaserver.log.port import Batch, StreamLog, StreamProducer
+from seamark.metaserver.log.segments import SegmentLimits, SegmentLog, open_segments
+from seamark.metaserver.streams.stream_table import FlushedBefore, FreshRows, StreamLimits, StreamTable
+from tests.log.disk import Crash, SimulatedDisk, copy_of
+from tests.streams.simulation.ports import (
+    Catalog,
+    Faults,
+    LineFiles,
+    Lost,
+    Network,
+    RemoteLog,
+    RemoteTables,
+    Storage,
+    Table,
+    random_clock_jump,
+)
+
+SHARDS = 2
+LIMITS = StreamLimits(fresh_interval_s=0.05, fresh_retention_s=5)
+LOG_LIMITS = SegmentLimits(segment_bytes=1500, trim_interval_s=0.2, retention_bytes=4000)
+
+
+class Broken(AssertionError):
+    """An invariant does not hold."""
+
+
+@dataclass
+class Append:
+    """One append of a writer: the rows by shard, and what is known of its outcome."""
+
+    producer: str
+    sequence: int
+    uuid: str
+    rows: dict[int, list[bytes]]
+    acknowledged: bool = False
+
+    @property
+    def lines(self) -> list[bytes]:
+        return [line for lines in self.rows.values() for line in lines]
+
+
+@dataclass
+class Process:
+    """A server between its start and its end, with its tasks."""
+
+    name: str
+    number: int
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    log: StreamLog | None = None
+    tables: dict[str, StreamTable] = field(default_factory=dict)
+    paused_until_s: float = 0.0
+    is_alive: bool = True
+
+
+class DelayedRunner:
+    """Runs the work of a disk after a delay; the process may crash in the middle of it."""
+
+    def __init__(self, world: World, process: Process) -> None:
+        self._world = world
+        self._process = process
+        self._writing = asyncio.Lock()
+
+    async def write(self, work):
+        async with self._writing:
+            return await self._run(work)
+
+    async def read(self, work):
+        return await self._run(work)
+
+    async def _run(self, work):
+        await self._wait()
+        try:
+            result = work()
+        except Crash:
+            self._world.crash(self._process)
+            raise asyncio.CancelledError from None
+        await self._wait()
+        return result
+
+    async def _wait(self) -> None:
+        await self._world.network.delay()
+        await self._world.unpaused(self._process)
+        if not self._process.is_alive:
+            raise asyncio.CancelledError
+
+
+class World:
+    """All of a run."""
+
+    def __init__(self, seed: int, *, appends: int = 12, fleet: bool | None = None) -> None:
+        self.rng = random.Random(seed)
+        self.clock = SimulatedClock(seed)
+        scale = self.rng.choice((0.0, 0.3, 1.0))
+        self.faults = Faults(
+            lost=0.06 * scale,
+            repeated=0.2 * scale,
+            refused=0.3 * scale,
+            crash=0.01 * scale,
+            power_cut=0.5,
+            pause=0.1 * scale,
+            clock_jump=0.2 * scale,
+        )
+        self.is_fleet = self.rng.random() < 0.4 if fleet is None else fleet
+        self.network = Network(self.rng, self.faults)
+        self.catalog = Catalog()
+        self.storage = Storage(self.network)
+        self.files = LineFiles()
+        self.disk = SimulatedDisk()
+        self.disk.before = self._before_disk
+        self.shared_log = MemoryLog(self.clock, producers_max=1000, keep_ms=1 << 40, append_bytes_max=1 << 20)
+        self.servers: dict[str, Process] = {}
+        self.started = 0
+        self.uuid = ""
+        self.appends_max = appends
+        self.appended: list[Append] = []
+        self.reads = self.flushes = self.crashes = self.flushed_rows = 0
+        self.durable_checks = 0
+        self.is_ending = False
+        self.trace: list[str] = []
+
+    # -- faults ------------------------------------------------------------------------------------------------------
+
+    def _before_disk(self, work: str) -> None:
+        if not self.is_ending and self.rng.random() < self.faults.crash:
+            raise Crash
+
+    async def unpaused(self, process: Process) -> None:
+        """Wait while a process is paused."""
+        while (pause_s := process.paused_until_s - asyncio.get_running_loop().time()) > 0:
+            await asyncio.sleep(pause_s + 0.001)  # not the rounding errors of a moment
+
+    def crash(self, process: Process) -> None:
+        """End a process in the middle of its work; its messages are still on their way."""
+        if not process.is_alive:
+            return
+        process.is_alive = False
+        self.crashes += 1
+        self.trace.append(f"crash {process.name}")
+        for task in process.tasks:
+            task.cancel()
+        if not self.is_fleet and self.rng.random() < self.faults.power_cut:
+            self.disk.cut_power(self.rng)
+
+    # -- servers -----------------------------------------------------------------------------------------------------
+
+    async def run_server(self, name: str) -> None:
+        """Run one server after another under a name."""
+        while True:
+            self.started += 1
+            process = self.servers[name] = Process(name, self.started)
+            task = asyncio.create_task(self._serve(process))
+            process.tasks.append(task)
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.result()
+            self.crash(process)
+            await asyncio.sleep(self.rng.choice((0.01, 0.2)))
+
+    async def _serve(self, process: Process) -> None:
+        if self.is_fleet:
+            process.log = RemoteLog(self.network, self.shared_log)
+            await self._flush_all(process)
+            return
+        with suppress(LogUnavailable):
+            async with open_segments(self.disk, DelayedRunner(self, process), self.clock, LOG_LIMITS) as log:
+                process.log = log
+                await self._flush_all(process)
+
+    async def _flush_all(self, process: Process) -> None:
+        """Flush the tables of a process at random times, as the server's own loop does."""
+        while True:
+            await asyncio.sleep(self.rng.choice((0.02, 0.1, 0.4)))
+            await self.unpaused(process)
+            for table in list(process.tables.values()):
+                with suppress(SeamarkError):
+                    rows = await table.flush()
+                    self.flushes += rows > 0
+                    self.flushed_rows += rows
+                with suppress(SeamarkError):
+                    await table.clean()
+                table.check_invariants()
+
+    async def table(self, process: Process, uuid: str) -> StreamTable:
+        """Return the table of a process, opened when it is first used."""
+        if process.log is None or not process.is_alive:
+            raise RetryLater("the server starts or has ended")
+        if uuid not in process.tables:
+            tables = RemoteTables(self.network, self.catalog, self.rng)
+            entry, _ = await tables.load(uuid)
+
+            async def run(work):
+                await self.network.delay()
+                await self.unpaused(process)
+                return work()
+
+            process.tables.setdefault(
+                uuid,
+                StreamTable(
+                    entry,
+                    process.log,
+                    tables,
+                    self.files,
+                    self.storage,
+                    self.clock,
+                    LIMITS,
+                    fresh_folder=f"fresh/{process.number}",
+                    run_in_thread=run,
+                ),
+            )
+        return process.tables[uuid]
+
+    async def call(self, process: Process, work):
+        """Send a request to a process: it runs there, and gets no answer if the process ends."""
+
+        async def receive():
+            if not process.is_alive:
+                raise Lost
+            task = asyncio.get_running_loop().create_task(work())
+            process.tasks.append(task)
+            try:
+                await asyncio.wait([task])
+            finally:
+                if task in process.tasks:
+                    process.tasks.remove(task)
+            if task.cancelled() or not process.is_alive:
+                raise Lost
+            return task.result()
+
+        return await self.network.send(receive)
+
+    # -- tables ------------------------------------------------------------------------------------------------------
+
+    def create_table(self) -> None:
+        """Create the table, or drop it and create another under its name."""
+        if self.uuid:
+            self.catalog.tables[self.uuid].is_dropped = True
+        self.uuid = f"table-{len(self.catalog.tables)}"
+        self.catalog.tables[self.uuid] = Table(self.uuid, dict.fromkeys(range(SHARDS), 0))
+
+    def live(self) -> list[Process]:
+        return [process for process in self.servers.values() if process.is_alive]
+
+    # -- writers -----------------------------------------------------------------------------------------------------
+
+    async def run_writer(self, name: str) -> None:
+        """Append all rows of a writer, several at once, each repeated until it is acknowledged."""
+        first = 0
+        session = 0
+        while first < self.appends_max:
+            uuid = self.uuid
+            count = min(self.rng.choice((1, 3, 5)), self.appends_max - first)
+            producer = f"{name}.{session}"
+            appends = [self._make(producer, uuid, number) for number in range(count)]
+            self.appended += appends
+            outcomes = await asyncio.gather(*(self._send(each) for each in appends))
+            first += count
+            session += 1
+            if not all(outcomes):  # the table was dropped
+                continue
+            await asyncio.sleep(self.rng.choice((0, 0.05)))
+
+    def _make(self, producer: str, uuid: str, sequence: int) -> Append:
+        chosen = self.rng.sample(range(SHARDS), self.rng.choice((1, 1, SHARDS)))
+        return Append(
+            producer,
+            sequence,
+            uuid,
+            {
+                shard: [f"{producer}/{sequence}/{shard}/{row}".encode() for row in range(self.rng.choice((1, 3)))]
+                for shard in chosen
+            },
+        )
+
+    async def _send(self, append: Append) -> bool:
+        """Repeat an append until it is acknowledged; return False if its table is dropped."""
+        batches = {shard: Batch(len(rows), b"\n".join(rows)) for shard, rows in append.rows.items()}
+        while True:
+            if append.uuid != self.uuid:
+                return False
+            if live := self.live():
+                process = self.rng.choice(live)
+
+                async def work(process=process) -> None:
+                    await self.unpaused(process)
+                    table = await self.table(process, append.uuid)
+                    await table.append(batches, StreamProducer(append.producer, append.sequence))
+                    table.check_invariants()
+
+                try:
+                    await self.call(process, work)
+                except (NoSuchTable, StreamRemoved):
+                    return False
+                except (SeamarkError, Lost):
+                    pass
+                else:
+                    append.acknowledged = True
+                    return True
+            await asyncio.sleep(self.rng.choice((0.01, 0.05)))
+
+    # -- readers -----------------------------------------------------------------------------------------------------
+
+    async def run_reader(self) -> None:
+        """Read the table again and again, and check each answer."""
+        seen: Counter[bytes] = Counter()
+        last: tuple[int, str] = (0, "")
+        while True:
+            await asyncio.sleep(self.rng.choice((0.01, 0.05, 0.2)))
+            live = self.live()
+            if not live:
+                continue
+            process, uuid = self.rng.choice(live), self.uuid
+            required = [each for each in self.appended if each.acknowledged and each.uuid == uuid]
+            try:
+                lines = await self._read(process, uuid)
+            except OffsetOutOfRange as error:
+                if not self.is_fleet:  # in a fleet another server has flushed and removed them
+                    raise Broken(f"acknowledged rows are lost: {error.message}") from None
+                continue
+            except (SeamarkError, Lost):
+                continue
+            if uuid != self.uuid:
+                continue
+            self.reads += 1
+            self.check_read(lines, uuid, required)
+            if last == (process.number, uuid) and seen - lines:
+                raise Broken(f"a reader went back: {sorted(seen - lines)[:5]} are gone")
+            seen, last = lines, (process.number, uuid)
+
+    async def _read(self, process: Process, uuid: str) -> Counter[bytes]:
+        """Return the rows of the table: those of the pointer and the fresh rows, as a plan of the server does."""
+        tables = RemoteTables(self.network, self.catalog, self.rng)
+
+        async def plan() -> tuple[tuple[str, ...], FreshRows]:
+            await self.unpaused(process)
+            for _ in range(5):
+                table = await self.table(process, uuid)
+                entry, files = await tables.load(uuid)
+                with suppress(FlushedBefore):
+                    return files, await table.fresh(entry.flushed_offsets())
+            raise RetryLater("flushed again and again")
+
+        files, fresh = await self.call(process, plan)
+        await self._check_durable(uuid, fresh.offsets)
+        locations = [*files, *(file.location for part in fresh.parts for file in part.files)]
+        lines: Counter[bytes] = Counter()
+        for location in locations:
+            try:
+                lines.update((await self.storage.read(location)).split(b"\n"))
+            except ObjectMissing:
+                raise Broken(f"a plan names {location}, which is gone") from None
+        return lines
+
+    async def _check_durable(self, uuid: str, offsets) -> None:
+        """Check that the rows of a plan would outlast a power cut at this moment."""
+        if self.is_fleet or self.rng.random() < 0.5:
+            return
+        self.durable_checks += 1
+        disk = copy_of(self.disk, durable=True)
+        async with open_segments(disk, InstantRunner(), self.clock, LOG_LIMITS) as log:
+            for shard, state in log.shards(uuid).items():
+                if offsets.get(shard.number, 0) > state.watermark:
+                    raise Broken(f"a reader sees row {offsets[shard.number]} beyond the watermark of {shard}")
+
+    # -- checks ------------------------------------------------------------------------------------------------------
+
+    def check_read(self, lines: Counter[bytes], uuid: str, required: list[Append]) -> None:
+        """Check the rows of one read."""
+        if twice := [line for line, count in lines.items() if count > 1]:
+            raise Broken(f"rows are there twice: {twice[:5]}")
+        for append in self.appended:
+            there = [line in lines for line in append.lines]
+            if any(there) and not all(there):
+                raise Broken(f"half of an append is visible: {append.lines}")
+            if any(there) and append.uuid != uuid:
+                raise Broken(f"rows of another table are visible: {append.lines}")
+        for append in required:
+            if missing := [line for line in append.lines if line not in lines]:
+                raise Broken(f"acknowledged rows are lost: {missing[:5]}")
+
+    async def check_order(self, log: StreamLog) -> None:
+        """Check that the rows of each producer are in the order of its numbers, in each shard."""
+        for shard, state in log.shards().items():
+            offset, last = state.start, {}
+            while offset < state.watermark:
+                for record in await log.read(shard, offset, limit_bytes=1 << 20):
+                    if record.sequence <= last.get(record.producer, -1):
+                        raise Broken(f"append {record.sequence} of {record.producer} is out of order in {shard}")
+                    last[record.producer] = record.sequence
+                    offset = record.end
+
+    # -- a run -------------------------------------------------------------------------------------------------------
+
+    async def _misfortune(self) -> None:
+        """Crash and pause servers, move the clock, drop tables and commit beside the stream."""
+        while True:
+            await asyncio.sleep(self.rng.choice((0.05, 0.3)))
+            dice = self.rng.random()
+            if dice < self.faults.pause and (live := self.live()):
+                process = self.rng.choice(live)
+                process.paused_until_s = asyncio.get_running_loop().time() + self.rng.choice((0.3, 3))
+            elif dice < 2 * self.faults.pause and (live := self.live()):
+                self.crash(self.rng.choice(live))
+            elif dice < 2 * self.faults.pause + self.faults.clock_jump:
+                random_clock_jump(self.clock, self.rng)
+            elif dice < 0.5 and self.faults.lost:
+                table = self.catalog.tables[self.uuid]
+                table.version += 1
+            elif dice > 1 - self.faults.pause / 4:
+                self.create_table()
+
+    async def run(self) -> None:
+        """Run until all writers are done, then heal everything and check the contents."""
+        self.create_table()
+        names = ("a", "b", "c") if self.is_fleet else ("a",)
+        servers = [asyncio.create_task(self.run_server(name)) for name in names]
+        readers = [asyncio.create_task(self.run_reader()) for _ in range(2)]
+        misfortune = asyncio.create_task(self._misfortune())
+        writers = [asyncio.create_task(self.run_writer(f"w{number}")) for number in range(3)]
+        background = [*servers, *readers, misfortune]
+        await self._until(writers, background)
+        self.is_ending = True
+        misfortune.cancel()
+        for name in ("lost", "repeated", "refused", "crash", "pause", "clock_jump"):
+            setattr(self.faults, name, 0.0)
+        await self._until([asyncio.create_task(self._settle())], [*servers, *readers])
+
+    async def _until(self, wanted: list[asyncio.Task[None]], background: list[asyncio.Task[None]]) -> None:
+        """Wait for tasks; a failure of any task ends the run."""
+        waiting = set(wanted)
+        while waiting:
+            done, _ = await asyncio.wait([*waiting, *background], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+            if self.network.failures:
+                raise self.network.failures[0]
+            waiting -= done
+
+    async def _flush(self, process: Process) -> int:
+        return await (await self.table(process, self.uuid)).flush()
+
+    async def _settle(self) -> None:
+        """Flush all rows and check the table and the log."""
+        table = self.catalog.tables[self.uuid]
+        while True:
+            await asyncio.sleep(0.5)
+            for process in self.live():
+                with suppress(SeamarkError, Lost):
+                    if await self.call(process, partial(self._flush, process)) == 0:
+                        break
+            else:
+                continue
+            break
+        lines: Counter[bytes] = Counter()
+        for location in table.files:
+            lines.update(self.storage.objects[location].split(b"\n"))
+        acknowledged = [each for each in self.appended if each.acknowledged and each.uuid == self.uuid]
+        self.check_read(lines, self.uuid, acknowledged)
+        log = self.live()[0].log
+        assert log is not None
+        with suppress(OffsetOutOfRange):  # retention goes on meanwhile
+            await self.check_order(log if isinstance(log, SegmentLog) else self.shared_log)
+
+
+class InstantRunner:
+    """Runs the work of a disk at once."""
+
+    async def write(self, work):
+        return work()
+
+    async def read(self, work):
+        return work()

@@ -1,0 +1,448 @@
+"""Rows over HTTP to a real server, read by stock PyIceberg: each acknowledged row once, before and after its flush."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog import Catalog
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.exceptions import BadRequestError, CommitFailedException
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import BinaryType, DateType, DecimalType, LongType, NestedField, StringType, TimestampType
+
+import seamark
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.write.stream_writer import StreamClosed
+from seamark.formats.protocol.wire import FRESH_FOLDER
+from seamark.metaserver.streams.streams import ENABLED
+from tests.seeds import examples, first_seed
+from tests.server.rig import Running, running
+from tests.waits import until
+
+NEVER_MS = 3_600_000
+SCHEMA = Schema(
+    NestedField(1, "id", LongType(), required=True),
+    NestedField(2, "name", StringType()),
+    NestedField(3, "day", DateType()),
+)
+BY_NAME = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "name"))
+ARROW, LINES = "application/vnd.apache.arrow.stream", "application/x-ndjson"
+
+
+class Stream:
+    """A server with the stream table `db.t`, and stock PyIceberg."""
+
+    def __init__(self, server: Running, catalog: Catalog) -> None:
+        self.server, self.catalog = server, catalog
+
+    async def send(self, body: bytes, content_type: str = "application/json", query: str = "") -> tuple[int, Any]:
+        url = f"{self.server.url}/api/v1/tables/db/t/rows{query}"
+        async with self.server.http.post(url, data=body, headers={"Content-Type": content_type}) as answer:
+            return answer.status, await answer.json()
+
+    async def post(self, *rows: dict[str, Any], query: str = "") -> Any:
+        status, answer = await self.send(json.dumps(rows).encode(), query=query)
+        assert status == 200, answer
+        return answer
+
+    async def refused(self, body: bytes, content_type: str = "application/json", query: str = "") -> tuple[int, str]:
+        status, answer = await self.send(body, content_type, query)
+        return status, answer["error"]["message"]
+
+    async def ids(self, where: str | None = None) -> list[int]:
+        """The ids that stock PyIceberg reads, ascending."""
+
+        def read() -> list[int]:
+            scan = self.catalog.load_table("db.t").scan(**({"row_filter": where} if where else {}))
+            return sorted(scan.to_arrow().column("id").to_pylist())
+
+        return await asyncio.to_thread(read)
+
+    async def flush(self) -> int:
+        (uuid,) = self.server.components.streams.tables
+        return await self.server.components.streams.flush(uuid)
+
+    async def snapshots(self) -> int:
+        table = await asyncio.to_thread(self.catalog.load_table, "db.t")
+        return len(table.metadata.snapshots)
+
+
+@asynccontextmanager
+async def streaming(home: Path, **settings: Any) -> AsyncIterator[Stream]:
+    async with running(home, **{"stream_flush_interval_ms": NEVER_MS, **settings}) as server:
+        catalog = await asyncio.to_thread(
+            lambda: RestCatalog("streams", uri=server.url, **{"rest-scan-planning-enabled": "true"})
+        )
+        yield Stream(server, catalog)
+
+
+@pytest.fixture
+async def stream(tmp_path: Path) -> AsyncIterator[Stream]:
+    async with streaming(tmp_path) as stream:
+        await create(stream)
+        yield stream
+
+
+async def create(stream: Stream, schema: Schema = SCHEMA, **more: Any) -> None:
+    properties = {ENABLED: "true", **more.pop("properties", {})}
+    await asyncio.to_thread(stream.catalog.create_table, "db.t", schema, properties=properties, **more)
+
+
+def arrow_body(**columns: Any) -> bytes:
+    table, sink = pa.table(columns), io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+async def test_every_format_is_read_before_any_commit(stream: Stream) -> None:
+    await stream.post({"id": 1, "name": "a", "day": "2026-01-31"}, {"id": 2})
+    assert (await stream.send(b'{"id": 3, "name": "c"}\n{"id": 4}\n', LINES))[0] == 200
+    assert (await stream.send(arrow_body(id=[5, 6], name=["e", None]), ARROW))[0] == 200
+    assert (await stream.send(b'{"rows": [{"id": 7}]}'))[0] == 200
+    assert await stream.ids() == [1, 2, 3, 4, 5, 6, 7]
+    assert await stream.ids("id >= 3 and id < 6") == [3, 4, 5]
+    assert await stream.ids("name = 'e'") == [5]
+    assert await stream.ids("name is null and id > 2") == [4, 6, 7]
+    assert await stream.ids("day = '2026-01-31'") == [1]
+
+
+async def test_the_first_rows_of_an_empty_table_are_committed_at_once(stream: Stream) -> None:
+    """Spark plans no scan of a table without a snapshot."""
+    await stream.post({"id": 1})
+    async with asyncio.timeout(30):
+        while not await stream.snapshots():
+            await asyncio.sleep(0.02)
+    await stream.post({"id": 2})
+    await asyncio.sleep(0.3)
+    assert await stream.snapshots() == 1
+    assert await stream.ids() == [1, 2]
+
+
+async def test_rows_are_there_once_after_their_flush(stream: Stream) -> None:
+    await stream.post({"id": 1}, {"id": 2})
+    await stream.flush()
+    await stream.post({"id": 3})
+    assert await stream.ids() == [1, 2, 3]
+    assert await stream.flush() == 1
+    assert await stream.ids() == [1, 2, 3]
+    table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
+    paths = [task.file.file_path for task in await asyncio.to_thread(lambda: list(table.scan().plan_files()))]
+    assert not [path for path in paths if FRESH_FOLDER in path]
+    summary = table.metadata.snapshots[-1].summary
+    assert summary is not None
+    assert summary["total-records"] == "3"
+
+
+async def test_a_named_snapshot_has_no_fresh_rows(stream: Stream) -> None:
+    await stream.post({"id": 1})
+    await stream.flush()
+    await stream.post({"id": 2})
+    table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
+    head = table.metadata.current_snapshot_id
+    rows = await asyncio.to_thread(lambda: table.scan(snapshot_id=head).to_arrow())
+    assert rows.column("id").to_pylist() == [1]
+
+
+async def test_rows_of_a_partitioned_table_are_pruned_by_partition(tmp_path: Path) -> None:
+    async with streaming(tmp_path) as stream:
+        await create(stream, partition_spec=BY_NAME)
+        await stream.post({"id": 1, "name": "a"}, {"id": 2, "name": "b"}, {"id": 3, "name": "a"})
+        table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
+        tasks = await asyncio.to_thread(lambda: list(table.scan(row_filter="name = 'a'").plan_files()))
+        assert [task.file.record_count for task in tasks] == [2]
+        assert await stream.ids("name = 'b'") == [2]
+        await stream.flush()
+        assert await stream.ids("name = 'a'") == [1, 3]
+
+
+async def test_a_repeated_request_of_a_producer_adds_no_row(stream: Stream) -> None:
+    first = await stream.post({"id": 1}, query="?producer=p&sequence=0")
+    again = await stream.post({"id": 1}, query="?producer=p&sequence=0")
+    assert not first["duplicate"]
+    assert again["duplicate"]
+    await stream.post({"id": 2}, query="?producer=p&sequence=1")
+    await stream.post({"id": 3}, query="?producer=other&sequence=0")
+    status, message = await stream.refused(b'[{"id": 9}]', query="?producer=p&sequence=7")
+    assert (status, "send append 2 first" in message) == (409, True)
+    assert await stream.ids() == [1, 2, 3]
+
+
+async def test_rows_that_do_not_fit_are_refused_with_row_column_and_value(stream: Stream) -> None:
+    async def reason(*rows: Any) -> str:
+        status, message = await stream.refused(json.dumps(rows).encode())
+        assert status == 400
+        return message
+
+    assert 'Row 1, column id: the value "x" is not a valid long' in await reason({"id": 1}, {"id": "x"})
+    assert "Row 0, column id: the value 1.5" in await reason({"id": 1.5})
+    assert "Row 0, column id: the value true" in await reason({"id": True})
+    assert f"column id: the value {1 << 64}" in await reason({"id": 1 << 64})
+    assert "Row 1 has the column 'nam', which the table does not have" in await reason({"id": 1}, {"id": 2, "nam": 1})
+    assert "Row 0, column day: the value" in await reason({"id": 1, "day": "31.1.2026"})
+    assert "column id is required" in await reason({"name": "a"}, {"id": 1})
+    assert "Row 0 is 7" in await reason(7)
+    assert (await stream.refused(b"[{"))[0] == 400
+    assert (await stream.refused(b"id\n1\n", "text/csv"))[0] == 415
+    assert (await stream.refused(b"nothing", ARROW))[0] == 400
+    status, message = await stream.refused(arrow_body(id=["x"]), ARROW)
+    assert (status, "column id" in message) == (400, True)
+    assert (await stream.refused(b"[]", query="?producer=p"))[0] == 400
+    assert (await stream.refused(b"[]", query="?producer=p&sequence=-1"))[0] == 400
+    assert await stream.ids() == []
+
+
+async def test_a_table_that_is_no_stream_table_takes_no_rows(tmp_path: Path) -> None:
+    async with streaming(tmp_path) as stream:
+        await create(stream, properties={ENABLED: "false"})
+        status, message = await stream.refused(b'[{"id": 1}]')
+        assert (status, f"set its property {ENABLED} to true" in message) == (400, True)
+        await asyncio.to_thread(stream.catalog.drop_table, "db.t")
+        assert (await stream.refused(b'[{"id": 1}]'))[0] == 404
+        await create(stream, properties={"format-version": "1"})
+        assert "needs version 2 or 3" in (await stream.refused(b'[{"id": 1}]'))[1]
+
+
+async def test_values_of_all_types_are_kept(tmp_path: Path) -> None:
+    schema = Schema(
+        NestedField(1, "id", LongType(), required=True),
+        NestedField(2, "price", DecimalType(9, 2)),
+        NestedField(3, "at", TimestampType()),
+        NestedField(4, "raw", BinaryType()),
+    )
+    async with streaming(tmp_path) as stream:
+        await create(stream, schema)
+        await stream.post(
+            {"id": "9223372036854775807", "price": "12.30", "at": "2026-01-31T12:00:00.000001", "raw": "00ff"},
+            {"id": 1, "price": 5, "at": "2026-01-31 12:00:00"},
+        )
+        rows = await asyncio.to_thread(lambda: stream.catalog.load_table("db.t").scan().to_arrow().to_pylist())
+        assert [str(row["price"]) for row in rows] == ["12.30", "5.00"]
+        assert [row["id"] for row in rows] == [2**63 - 1, 1]
+        assert rows[0]["raw"] == b"\x00\xff"
+        assert str(rows[0]["at"]) == "2026-01-31 12:00:00.000001"
+
+
+async def test_rows_survive_a_restart_and_are_flushed_once(tmp_path: Path) -> None:
+    async with streaming(tmp_path) as stream:
+        await create(stream)
+        await stream.post({"id": 1})
+        await stream.flush()
+        await stream.post({"id": 2}, query="?producer=p&sequence=0")
+    async with streaming(tmp_path) as stream:
+        assert await stream.ids() == [1, 2]
+        assert (await stream.post({"id": 2}, query="?producer=p&sequence=0"))["duplicate"]
+        await stream.post({"id": 3})
+        assert await stream.ids() == [1, 2, 3]
+        await stream.flush()
+        assert await stream.ids() == [1, 2, 3]
+
+
+async def test_a_new_column_appears_while_rows_of_the_old_schema_wait(stream: Stream) -> None:
+    await stream.post({"id": 1, "name": "a"})
+
+    def add_column() -> None:
+        with stream.catalog.load_table("db.t").update_schema() as update:
+            update.add_column("more", StringType())
+            update.rename_column("name", "title")
+
+    await asyncio.to_thread(add_column)
+    await stream.post({"id": 2, "title": "b", "more": "m"})
+    for _ in range(2):
+        rows = await asyncio.to_thread(lambda: stream.catalog.load_table("db.t").scan().to_arrow().to_pylist())
+        shown = sorted((row["id"], row["title"], row["more"]) for row in rows)
+        assert shown == [(1, "a", None), (2, "b", "m")]
+        await stream.flush()
+
+
+async def test_writers_are_held_back_at_the_limit_of_memory(tmp_path: Path) -> None:
+    async with streaming(tmp_path, stream_memory_bytes=1 << 20) as stream:
+        await create(stream)
+        row = {"id": 1, "name": "x" * 300_000}
+        for _ in range(40):
+            url = f"{stream.server.url}/api/v1/tables/db/t/rows"
+            async with stream.server.http.post(url, json=[row]) as answer:
+                if answer.status == 429:
+                    assert answer.headers["Retry-After"] == "1"
+                    break
+        else:
+            # Flushes kept up with the writer.
+            assert await stream.snapshots() > 1
+        (table,) = stream.server.components.streams.tables.values()
+        await until(lambda: table.size_bytes == 0, within_s=30)
+        await stream.post({"id": 2})
+
+
+async def test_a_dropped_table_takes_its_rows_with_it_and_an_undrop_brings_them_back(stream: Stream) -> None:
+    await stream.post({"id": 1})
+    await stream.flush()
+    await stream.post({"id": 2})
+    await asyncio.to_thread(stream.catalog.drop_table, "db.t")
+    streams = stream.server.components.streams
+    await until(lambda: _look(stream) and not streams.tables, within_s=30)
+    _, dropped = await stream.server.get("/api/v1/dropped")
+    async with stream.server.http.post(
+        f"{stream.server.url}/api/v1/dropped/{dropped['dropped'][0]['id']}/undrop"
+    ) as answer:
+        assert answer.status == 200, await answer.text()
+    assert await stream.ids() == [1, 2]
+
+
+def _look(stream: Stream) -> bool:
+    for state in stream.server.components.streams._flushes.values():
+        state.is_due = True
+    return True
+
+
+@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(6, judged=1)))
+async def test_random_writers_flushes_batches_and_readers(tmp_path: Path, seed: int) -> None:
+    """Streams, batch appends, flushes and restarts of a table at once; every reader gets each row that was
+    acknowledged before, exactly once.
+    """
+    import random
+
+    rng, acknowledged = random.Random(seed), Counter[int]()
+    sequences, sent = Counter[str](), 0
+
+    async def write(stream: Stream, producer: str) -> None:
+        nonlocal sent
+        for _ in range(rng.randint(1, 8)):
+            numbers = [sent := sent + 1 for _ in range(rng.randint(1, 20))]
+            rows = [{"id": number, "name": rng.choice("abc")} for number in numbers]
+            for _ in range(rng.choice([1, 1, 2])):  # a repeat, as after a lost answer
+                await stream.post(*rows, query=f"?producer={producer}&sequence={sequences[producer]}")
+            sequences[producer] += 1
+            acknowledged.update(numbers)
+            await asyncio.sleep(rng.random() / 50)
+
+    async def append(stream: Stream) -> None:
+        nonlocal sent
+        number = sent = sent + 1
+
+        def commit() -> bool:
+            arrow = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
+            table = stream.catalog.load_table("db.t")
+            try:
+                table.append(pa.table({"id": [number], "name": ["z"]}, schema=arrow))
+            except CommitFailedException:
+                return False
+            return True
+
+        if await asyncio.to_thread(commit):
+            acknowledged[number] += 1
+
+    async def read(stream: Stream) -> None:
+        for _ in range(rng.randint(1, 4)):
+            before = dict(acknowledged)
+            rows = Counter(await stream.ids())
+            assert not [number for number, times in rows.items() if times > 1], "a row is repeated"
+            assert not before.keys() - rows.keys(), "an acknowledged row is missing"
+            assert rows.keys() <= set(range(1, sent + 1))
+
+    async def flush(stream: Stream) -> None:
+        await asyncio.sleep(rng.random() / 10)
+        if stream.server.components.streams.tables:
+            await stream.flush()
+
+    schema = Schema(*SCHEMA.fields[:2])
+    for restart in range(2):
+        async with streaming(tmp_path) as stream:
+            if not restart:
+                shards = {"seamark.stream.shards": str(rng.choice([1, 3]))}
+                await create(stream, schema, partition_spec=rng.choice([BY_NAME, PartitionSpec()]), properties=shards)
+            for _ in range(2):
+                await asyncio.gather(
+                    write(stream, "p"), write(stream, "q"), append(stream), read(stream), read(stream), flush(stream)
+                )
+            assert await stream.ids() == sorted(acknowledged)
+    async with streaming(tmp_path) as stream:
+        assert await stream.ids() == sorted(acknowledged)
+        await stream.flush()
+        assert await stream.ids() == sorted(acknowledged)
+
+
+async def test_fresh_files_are_deleted_after_their_time(tmp_path: Path) -> None:
+    async with streaming(tmp_path, stream_fresh_retention_s=1) as stream:
+        await create(stream)
+        for number in range(4):
+            await stream.post({"id": number})
+            await stream.ids()
+        await stream.flush()
+        folders = list(tmp_path.rglob(FRESH_FOLDER))
+        assert any(os.listdir(folder) for folder in folders)
+        (table,) = stream.server.components.streams.tables.values()
+        deadline_s = time.monotonic() + 30
+        while any(os.listdir(folder) for folder in folders):
+            assert time.monotonic() < deadline_s
+            await table.clean()
+            await asyncio.sleep(0.1)
+        assert await stream.ids() == [0, 1, 2, 3]
+
+
+async def test_the_writer_of_the_client_sends_rows_in_order_and_once(stream: Stream) -> None:
+    def write() -> int:
+        with seamark.stream_writer(SeamarkClient(stream.server.url), ("db", "t"), request_rows=7) as writer:
+            for number in range(50):
+                writer.write({"id": number})
+            writer.write([{"id": 50}, {"id": 51, "name": "x"}])
+            writer.write(pa.table({"id": list(range(52, 70))}))
+            writer.flush()
+            return writer.rows
+
+    assert await asyncio.to_thread(write) == 70
+    assert await stream.ids() == list(range(70))
+
+
+async def test_a_writer_whose_row_is_refused_says_so_and_takes_no_more(stream: Stream) -> None:
+    def write() -> str:
+        writer = seamark.stream_writer(SeamarkClient(stream.server.url), ("db", "t"))
+        writer.write({"id": "x"})
+        with pytest.raises(StreamClosed) as refused:
+            writer.flush()
+        with pytest.raises(StreamClosed):
+            writer.write({"id": 1})
+        with pytest.raises(StreamClosed):
+            writer.close()
+        return str(refused.value)
+
+    assert 'the value "x" is not a valid long' in await asyncio.to_thread(write)
+    assert await stream.ids() == []
+
+
+@pytest.mark.parametrize("version", ["2", "3"])
+async def test_an_engine_that_plans_by_itself_reads_fresh_rows_by_a_header(tmp_path: Path, version: str) -> None:
+    async with streaming(tmp_path, scan_planning_mode="client") as stream:
+        await create(stream, properties={"format-version": version})
+        await stream.post({"id": 1, "name": "a"})
+        await stream.flush()
+        await stream.post({"id": 2, "name": "b"}, {"id": 3})
+
+        def read() -> tuple[list[int], list[int], int]:
+            with (
+                RestCatalog("fresh", uri=stream.server.url, **{"header.X-Seamark-Fresh": "true"}) as fresh,
+                RestCatalog("plain", uri=stream.server.url) as plain,
+            ):
+                table = fresh.load_table("db.t")
+                found = sorted(table.scan().to_arrow().column("id").to_pylist())
+                some = table.scan(row_filter="id >= 3").to_arrow().column("id").to_pylist()
+                if version == "2":  # PyIceberg cannot write version 3
+                    with pytest.raises(BadRequestError, match="commit through a catalog without the header"):
+                        table.append(table.scan().to_arrow())
+                return found, some, plain.load_table("db.t").scan().count()
+
+        assert await asyncio.to_thread(read) == ([1, 2, 3], [3], 1)
+        await stream.flush()
+        assert await asyncio.to_thread(read) == ([1, 2, 3], [3], 3)

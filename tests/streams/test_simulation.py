@@ -1,0 +1,220 @@
+"""Stream tables and their log in a simulated world of crashes: the classes of the server, no sockets, no threads.
+
+Each invariant has a mutation: code that breaks it on purpose. The simulation has to find each of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from seamark.metaserver.log import recovery, segments
+from seamark.metaserver.log.state import AppendEntry, Group
+from seamark.metaserver.streams.stream_table import StreamTable
+from tests.log.disk import OpenSimulatedFile
+from tests.seeds import first_seed
+from tests.streams.simulation.loop import run_simulated
+from tests.streams.simulation.ports import Catalog
+from tests.streams.simulation.world import Broken, World
+
+QUICK_SEEDS = 200
+SLOW_SEEDS = 10_000
+MUTATION_SEEDS = 300
+"""The seeds in which the simulation has to find a mutation."""
+
+
+def run_world(seed: int, **options) -> World:
+    """Run one world to its end."""
+    world = World(seed, **options)
+    try:
+        run_simulated(world.clock, world.run())
+    except Exception as error:
+        error.add_note(f"seed {seed}; run_world({seed}) repeats it")
+        raise
+    return world
+
+
+def test_rows_are_kept_once_and_in_order() -> None:
+    worlds = [run_world(seed, appends=4) for seed in range(first_seed(), first_seed() + QUICK_SEEDS)]
+    assert sum(world.reads for world in worlds) > 10 * QUICK_SEEDS
+    assert sum(world.crashes for world in worlds) > QUICK_SEEDS / 2
+    assert sum(world.flushed_rows for world in worlds) > 20 * QUICK_SEEDS
+    assert sum(world.durable_checks for world in worlds) > 2 * QUICK_SEEDS
+    assert {world.is_fleet for world in worlds} == {False, True}
+
+
+def test_a_flush_and_the_retention_overtake_a_reader() -> None:
+    run_world(6762, appends=20)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_rows_are_kept_once_and_in_order_in_many_worlds() -> None:
+    for seed in range(first_seed(), first_seed() + SLOW_SEEDS):
+        run_world(seed, appends=20)
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    first, second = run_world(3), run_world(3)
+    assert first.trace == second.trace
+    assert (first.reads, first.flushed_rows) == (second.reads, second.flushed_rows)
+    assert first.storage.objects == second.storage.objects
+
+
+# -- mutations -------------------------------------------------------------------------------------------------------
+
+
+def acknowledge_before_the_sync(patch: pytest.MonkeyPatch) -> None:
+    """Rows are acknowledged without a sync, and a power cut loses them."""
+    patch.setattr(OpenSimulatedFile, "sync", lambda file: None)
+
+
+def forget_what_producers_sent(patch: pytest.MonkeyPatch) -> None:
+    """A repeated append is stored again."""
+    patch.setattr(Group, "_check_sequence", lambda group, producer: None)
+
+
+def accept_appends_in_any_order(patch: pytest.MonkeyPatch) -> None:
+    """Only an append that the log remembers is a repetition; each other number is accepted."""
+
+    def accept(group: Group, producer):
+        summary = group._producer(producer.name)
+        appends = summary.appends if summary is not None else ()
+        return next((each.acknowledge() for each in appends if each.sequence == producer.sequence), None)
+
+    patch.setattr(Group, "_check_sequence", accept)
+
+
+def skip_numbers(patch: pytest.MonkeyPatch) -> None:
+    """An append that overtakes an earlier one makes it a repetition."""
+    check = Group._check_sequence
+    patch.setattr(Group, "_check_sequence", lambda group, producer: check(group, replace(producer, sparse=True)))
+
+
+def flush_without_comparing(patch: pytest.MonkeyPatch) -> None:
+    """A flush adds its rows although the offsets have moved."""
+    commit = Catalog.commit
+
+    def add(catalog: Catalog, *args) -> None:
+        catalog.compares = False
+        commit(catalog, *args)
+
+    patch.setattr(Catalog, "commit", add)
+
+
+def serve_rows_of_the_last_process_without_a_sync(patch: pytest.MonkeyPatch) -> None:
+    """After a crash, rows that only the kernel's memory has are readable."""
+    recover_last = recovery._recover_last
+
+    def recover(files, segments_, state, segment_bytes):
+        patch_ = pytest.MonkeyPatch()
+        patch_.setattr(OpenSimulatedFile, "sync", lambda file: None)
+        try:
+            return recover_last(files, segments_, state, segment_bytes)
+        finally:
+            patch_.undo()
+
+    patch.setattr(recovery, "_recover_last", recover)
+
+
+def follow_no_flush(patch: pytest.MonkeyPatch) -> None:
+    """A reader with the pointer before a flush gets the fresh rows after it."""
+    patch.setattr(StreamTable, "_observe", lambda table, flushed: table._advance(flushed))
+
+
+def read_shards_at_different_moments(patch: pytest.MonkeyPatch) -> None:
+    """A reader sees half of an append: the watermarks of two shards are of different times."""
+    watermarks = StreamTable.watermarks
+    earlier: dict[int, dict[int, int]] = {}
+
+    def mixed(table: StreamTable) -> dict[int, int]:
+        now = watermarks(table)
+        before = earlier.get(id(table), now)
+        earlier[id(table)] = now
+        last = max(now)
+        return {**now, last: max(before.get(last, 0), table.flushed[last])}
+
+    patch.setattr(StreamTable, "watermarks", mixed)
+
+
+def store_shards_apart(patch: pytest.MonkeyPatch) -> None:
+    """Each batch of an append is a record of its own, so that a power cut leaves half of the append."""
+    append = Group.append
+
+    def split(group: Group, batches, producer):
+        answer = append(group, batches, producer)
+        if not answer.duplicate:
+            entry = group.entries.pop()
+            assert isinstance(entry, AppendEntry)
+            group.entries += [
+                AppendEntry(entry.time_ms, (each,), entry.producer, entry.epoch, entry.sequence)
+                for each in entry.batches
+            ]
+        return answer
+
+    async def write_group(log: segments.SegmentLog) -> None:
+        """As the product's, for several entries of one append."""
+        group = Group(log._state, log._clock.now_ms())
+        answers, frames = [], []
+        while log._requests:
+            request = log._requests.popleft()
+            if request.future.done():
+                continue
+            entries = len(group.entries)
+            try:
+                answers.append((request.future, request.admit(group)))
+            except segments.SeamarkError as error:
+                request.future.set_exception(error)
+                continue
+            for entry, batch in zip(group.entries[entries:], request.batches, strict=False):
+                frames.append((segments.encode_meta(entry), segments.payloads_of([batch])))
+        if not frames or await log._store(group, frames, 0, answers):
+            for future, answer in answers:
+                if not future.done():
+                    future.set_result(answer)
+
+    patch.setattr(Group, "append", split)
+    patch.setattr(segments.SegmentLog, "_write_group", write_group)
+
+
+def forget_flushed_offsets(patch: pytest.MonkeyPatch) -> None:
+    """Retention removes rows that are in no data file."""
+    patch.setattr(segments.Segment, "is_released", lambda segment, state: True)
+
+
+MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], str, bool, int]] = [
+    (acknowledge_before_the_sync, "acknowledged rows are lost|beyond the watermark", False, 5),
+    (forget_flushed_offsets, "acknowledged rows are lost", False, 9),
+    (skip_numbers, "acknowledged rows are lost", False, 1),
+    (forget_what_producers_sent, "twice|out of order", False, 1),
+    (flush_without_comparing, "twice", True, 2),
+    (accept_appends_in_any_order, "out of order", True, 17),
+    (follow_no_flush, "acknowledged rows are lost|went back", True, 3),
+    (serve_rows_of_the_last_process_without_a_sync, "beyond the watermark|went back", False, 37),
+    (read_shards_at_different_moments, "half of an append|acknowledged rows are lost", False, 1),
+    (store_shards_apart, "half of an append", False, 58),
+]
+"""What breaks, how the simulation says so, whether in a fleet, and from which seed on it is found soon."""
+
+
+@pytest.mark.parametrize(
+    ("mutate", "expected", "fleet", "first"), MUTATIONS, ids=[mutation[0].__name__ for mutation in MUTATIONS]
+)
+def test_the_simulation_finds(
+    mutate: Callable[[pytest.MonkeyPatch], None],
+    expected: str,
+    fleet: bool,
+    first: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mutate(monkeypatch)
+    for seed in range(first, first + MUTATION_SEEDS):
+        try:
+            run_world(seed, fleet=fleet)
+        except Broken as error:
+            assert re.search(expected, str(error)), error  # noqa: PT017
+            return
+    pytest.fail("the simulation does not find it")

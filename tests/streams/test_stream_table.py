@@ -1,0 +1,137 @@
+"""The protocol of a stream table: each acknowledged row is read exactly once, whoever flushes and whatever fails."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from seamark.formats.runtime.errors import CommitConflict, CommitUnknown, RetryLater
+from seamark.metaserver.streams.stream_table import StreamTable
+from tests.seeds import examples, first_seed
+from tests.streams.world import a_world, batch
+
+FLUSH_FAILS = (CommitConflict, CommitUnknown, RetryLater)
+
+
+async def test_a_row_is_read_after_its_acknowledgement_and_once_after_its_flush() -> None:
+    async with a_world() as world:
+        table = world.open()
+        await table.append({0: batch(1, 2)})
+        assert await world.read(table) == [1, 2]
+        await table.append({0: batch(3)})
+        assert await world.read(table) == [1, 2, 3]
+        assert await table.flush() == 3
+        assert world.rows_of(world.files) == [1, 2, 3]
+        assert await world.read(table) == [1, 2, 3]
+        assert await table.flush() == 0
+        table.check_invariants()
+
+
+async def test_a_pointer_from_before_a_flush_is_refused() -> None:
+    async with a_world() as world:
+        table = world.open()
+        await table.append({0: batch(1)})
+        before = dict(world.flushed)
+        await table.flush()
+        with pytest.raises(CommitConflict, match="read its pointer again"):
+            await table.fresh(before)
+
+
+async def test_the_flush_of_a_second_owner_adds_no_row_twice() -> None:
+    async with a_world() as world:
+        first, second = world.open(), world.open()
+        await first.append({0: batch(1, 2)})
+        await second.append({0: batch(3)})
+        results = await asyncio.gather(first.flush(), second.flush(), return_exceptions=True)
+        assert sum(result for result in results if isinstance(result, int)) == 3
+        assert world.rows_of(world.files) == [1, 2, 3]
+        for owner in (first, second):
+            assert await world.read(owner) == [1, 2, 3]
+            owner.check_invariants()
+
+
+@pytest.mark.parametrize("outcome", ["lost", "found"])
+async def test_a_flush_with_an_unknown_outcome_loses_and_repeats_no_row(outcome: str) -> None:
+    async with a_world() as world:
+        table = world.open()
+        await table.append({0: batch(1, 2)})
+        await world.read(table)
+        world.fails = [outcome]
+        with pytest.raises(CommitUnknown):
+            await table.flush()
+        assert await world.read(table) == [1, 2]
+        assert await table.flush() == (2 if outcome == "lost" else 0)
+        assert await world.read(table) == [1, 2]
+
+
+async def test_fresh_files_stay_few_and_replaced_files_are_deleted() -> None:
+    async with a_world() as world:
+        table = world.open()
+        for number in range(100):
+            await table.append({0: batch(number)})
+            assert await world.read(table) == list(range(number + 1))
+            table.check_invariants()
+        assert len(table.fresh_files()) <= 8
+        await table.clean()
+        assert len(world.objects) == len(table.fresh_files())
+        await table.flush()
+        await table.clean()
+        assert world.objects.keys() == set(world.files)
+
+
+async def test_a_new_owner_reads_rows_of_the_log_that_it_did_not_append() -> None:
+    async with a_world() as world:
+        table = world.open()
+        await table.append({0: batch(*range(10))})
+        await table.flush()
+        await table.append({0: batch(10)})
+        later = world.open()
+        assert await world.read(later) == list(range(11))
+        assert await later.flush() == 1
+
+
+@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(60, judged=12)))
+async def test_random_writers_owners_flushes_and_readers(seed: int) -> None:
+    """Every reader gets each row that was acknowledged before, and no row twice, in the order of each shard."""
+    async with a_world(seed, shards=2) as world:
+        rng, acknowledged, owners = world.rng, set[int](), [world.open(), world.open()]
+        world.busy_chance, sent = 0.02, 0
+
+        async def write(table: StreamTable) -> None:
+            nonlocal sent
+            numbers = [sent := sent + 1 for _ in range(rng.randint(1, 3))]
+            shards = {shard: batch(*numbers[shard::2]) for shard in (0, 1) if numbers[shard::2]}
+            await table.append(shards)
+            acknowledged.update(numbers)
+
+        async def read(table: StreamTable) -> None:
+            before = set(acknowledged)
+            with suppress(RetryLater):
+                rows = await world.read(table)
+                assert len(rows) == len(set(rows)), "a row is repeated"
+                assert before <= set(rows), "an acknowledged row is missing"
+                assert set(rows) <= acknowledged | set(range(1, sent + 1))
+
+        async def flush(table: StreamTable) -> None:
+            if rng.random() < 0.3:
+                world.fails.append(rng.choice(["refused", "lost", "found"]))
+            with suppress(*FLUSH_FAILS):
+                await table.flush()
+
+        for _ in range(60):
+            if rng.random() < 0.1:
+                owners[rng.randrange(2)] = world.open()
+            steps = [
+                rng.choice([write, write, read, read, flush])(rng.choice(owners)) for _ in range(rng.randint(1, 6))
+            ]
+            await asyncio.gather(*steps)
+            for owner in owners:
+                owner.check_invariants()
+        world.fails.clear()
+        while True:
+            with suppress(*FLUSH_FAILS):
+                await owners[0].flush()
+                break
+        assert sorted(world.rows_of(world.files)) == list(range(1, sent + 1))

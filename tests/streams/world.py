@@ -1,0 +1,132 @@
+"""A stream table without a server: the log in memory, and a catalog and a storage that are dictionaries.
+
+Rows are numbers. A payload is their JSON, and a file is the list of its numbers, so that a test reads what a reader
+would read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any, cast
+
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.runtime.clock import Clock, SystemClock
+from seamark.formats.runtime.errors import CommitConflict, CommitUnknown, RetryLater
+from seamark.metaserver.log.memory import MemoryLog, open_memory_log
+from seamark.metaserver.log.port import Batch
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.store.model import Entry, EntryKind
+from seamark.metaserver.store.operations import FlushedRange
+from seamark.metaserver.streams.row_files import EncodedFile, RowSlice
+from seamark.metaserver.streams.stream_table import FlushedBefore, StreamLimits, StreamTable
+
+UUID = "uuid-of-t"
+
+
+class NumberFiles:
+    """Encodes rows that are numbers."""
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    def encode(self, rows: Sequence[RowSlice], metadata: TableMetadata, folder: str | None) -> list[EncodedFile]:
+        numbers = [number for part in rows for number in json.loads(part.payload)[part.first : part.first + part.rows]]
+        self.made += 1
+        location = f"{folder or 'data'}/{self.made}"
+        return [EncodedFile(location, json.dumps(numbers).encode(), b"{}", len(numbers))]
+
+
+class World:
+    """The table's files, its flushed offsets, and the storage."""
+
+    def __init__(self, log: MemoryLog, clock: Clock, rng: Random, *, shards: int = 1) -> None:
+        self.log, self._clock, self.rng = log, clock, rng
+        self.objects: dict[str, bytes] = {}
+        self.files: tuple[str, ...] = ()
+        self.flushed = dict.fromkeys(range(shards), 0)
+        self.busy_chance = 0.0
+        self.fails: list[str] = []
+        """What goes wrong with the next commits."""
+        self.row_files = NumberFiles()
+
+    def entry(self) -> Entry:
+        flushed = ",".join(f"{number}:{offset}" for number, offset in self.flushed.items())
+        return Entry(EntryKind.TABLE, ("db",), "t", UUID, "|".join(self.files), flushed=flushed)
+
+    def open(self, *, interval_s: float = 0.0) -> StreamTable:
+        """Another owner of the table, as after a restart."""
+        return StreamTable(
+            self.entry(),
+            self.log,
+            self,
+            cast("Any", self.row_files),
+            cast("ObjectStore", self),
+            self._clock,
+            StreamLimits(interval_s, 0.0),
+            fresh_folder="fresh",
+            run_in_thread=_run_now,
+        )
+
+    # The storage
+
+    async def create(self, location: str, data: bytes) -> None:
+        assert location not in self.objects
+        if self.rng.random() < self.busy_chance:
+            raise RetryLater("the storage is busy")
+        self.objects[location] = data
+
+    async def delete(self, location: str) -> None:
+        self.objects.pop(location, None)
+
+    # The catalog
+
+    async def load(self, uuid: str) -> tuple[Entry, TableMetadata]:
+        assert uuid == UUID
+        return self.entry(), cast("TableMetadata", None)
+
+    async def commit(
+        self, entry: Entry, metadata: TableMetadata, files: Sequence[EncodedFile], ranges: Sequence[FlushedRange]
+    ) -> Entry:
+        outcome = self.fails.pop() if self.fails else ""
+        if outcome == "refused" or any(self.flushed[moved.shard] != moved.start for moved in ranges):
+            raise CommitConflict("another flush was faster")
+        if outcome != "lost":
+            self.files += tuple(file.location for file in files)
+            self.flushed |= {moved.shard: moved.end for moved in ranges}
+        if outcome:
+            raise CommitUnknown("nobody knows")
+        return self.entry()
+
+    # A reader
+
+    def rows_of(self, locations: Sequence[str]) -> list[int]:
+        return [number for location in locations for number in json.loads(self.objects[location])]
+
+    async def read(self, table: StreamTable) -> list[int]:
+        """What a plan of this owner reads: pointer first, then the fresh rows that belong to it."""
+        for _ in range(50):
+            files, flushed = self.files, dict(self.flushed)
+            try:
+                fresh = await table.fresh(flushed)
+            except FlushedBefore:
+                continue
+            return self.rows_of([*files, *(file.location for part in fresh.parts for file in part.files)])
+        raise AssertionError("flushes overtook every read")
+
+
+async def _run_now(work: Any) -> list[EncodedFile]:
+    return cast("list[EncodedFile]", work())
+
+
+def batch(*numbers: int) -> Batch:
+    return Batch(len(numbers), json.dumps(numbers).encode())
+
+
+@asynccontextmanager
+async def a_world(seed: int = 1, *, shards: int = 1) -> AsyncIterator[World]:
+    clock = SystemClock()
+    async with open_memory_log(clock) as log:
+        yield World(log, clock, Random(seed), shards=shards)
