@@ -60,7 +60,10 @@ _SHOWN_ID_MIN = 1 << 32
 Trino reads smaller numbers as `integer`, but a version must be a `bigint`.
 """
 _PLAN_FILE = re.compile(rf"/{FORMER_PLANS_FOLDER}/[0-9a-f]{{{_DIGEST_CHARACTERS}}}[-/]|/{FRESH_FOLDER}/")
-"""A file of a plan, or a file with rows of a stream. The folders of this version and of earlier versions end with the same name."""
+"""A file of a plan, or a file with rows of a stream.
+
+The folders of plans of this version and of earlier versions end with the same name.
+"""
 _log = structlog.get_logger("seamark.plans")
 
 _LOGGED_EVERY_S = 60.0
