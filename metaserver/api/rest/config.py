@@ -40,11 +40,11 @@ def _endpoints(app: web.Application) -> list[str]:
 def _defaults(call: Call) -> dict[str, str]:
     """Return the default properties of the catalog.
 
-    PyIceberg reads the planning mode only from its catalog's properties, not from a table's `config`. Its server
-    therefore plans all tables or no table. PyIceberg works with the server's plans of all tables, because it uses
-    plans only for
-    tables that it reads through the server and changes itself. For other clients the property would override the mode
-    of a table.
+    PyIceberg reads the planning mode only from its catalog's properties, not from a table's `config`. The server
+    therefore plans all tables for PyIceberg, or none. To plan all is correct: PyIceberg uses the server's plans only
+    for reads, and plans its changes itself. Other clients do not get the property, because it would override the mode
+    of a
+    table.
     """
     is_pyiceberg = call.headers.get("User-Agent", "").startswith("PyIceberg/")
     if is_pyiceberg and call.components.settings.scan_planning_mode != "client":
