@@ -1,7 +1,7 @@
 """Routes that renew the leases of plan tables and plan snapshots, for clients that wait before they read them.
 
 A principal that may read the table may renew its plans, because it may also create them. A name whose lease has ended
-still resolves if its lease is renewed while its files exist. To create the plan again does not renew it: after a commit
+resolves again if its lease is renewed while its files exist. To create the plan again does not renew it: after a commit
 to the table the result is another plan.
 """
 

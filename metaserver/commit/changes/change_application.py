@@ -304,7 +304,7 @@ class ChangeApplication:
             removed,
             metadata,
             parent,
-            # A merge could remove old manifests that an undo would need to restore.
+            # A merge could remove the old manifests that this undo restores.
             merging=None if undo is not None and undo.manifests else self._merging,
             now_ms=self._context.clock.now_ms(),
         )
