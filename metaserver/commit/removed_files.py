@@ -1,10 +1,10 @@
 """Refuses commits of files that an orphan removal has deleted.
 
-A removal deletes old files that nothing names. If a writer commits such a file days later, or after the clock was wrong
-for a while, the table would become unreadable. So a removal writes a note to the database, before and after each batch,
-under the lock of the table's commits: it deletes files of the table. While a note is younger than `_WRITERS_MS`, a
-commit checks that the files that it adds exist. It checks before it takes the lock, and again under the lock only if
-the note has changed since.
+A removal deletes old files that nothing names. If a writer commits such a file days later, or after the clock was
+wrong for a while, the table would become unreadable. So a removal writes a note to the database that it deletes files
+of the table, before and after each batch, under the lock of the table's commits. While a note is younger than
+`_WRITERS_MS`, a commit checks that the files that it adds exist. It checks before it takes the lock, and again under
+the lock only if the note has changed since.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """How much time has really passed, even if the clock jumps: for deletions that are decided by age.
 
-If a clock jumps ahead, everything looks old: files that a writer is about to commit, tables that were dropped a minute
-ago, snapshots, the audit log. So the catalog records when it last looked at the clock, and counts only time that it has
-seen pass. Between two looks on one machine, the monotonic clock measures the time. Between looks on different machines,
-or after a restart of the machine, the catalog believes a difference of up to an hour. Any other difference is a gap:
-the clock may have jumped, or no server ran. Time in a gap does not count. So in either case nothing is deleted too
-early,
-and everything is deleted later.
+If a clock jumps ahead, everything looks old: files that a writer is about to commit, tables that were dropped a
+minute ago, snapshots, the audit log. So the catalog records when it last looked at the clock, and counts only time
+that it has seen pass. Between two looks on one machine, the monotonic clock measures the time. Between looks on
+different machines, or after a restart of the machine, the catalog believes a difference of up to an hour. Any other
+difference is a gap: the clock may have jumped, or no server ran. Time in a gap does not count. So in either case
+nothing is deleted too early, and everything is deleted later.
 
 If a clock goes back, later gaps are forgotten, because their end is in the future.
 """
@@ -108,7 +107,8 @@ def _add_look(last: _Look | None, now_ms: int, monotonic_s: float, machine: str)
     else:
         is_gap = seen_ms > _BELIEVED_MS
     if is_gap and gaps and gaps[-1][1] >= last.now_ms:
-        gaps = (*gaps[:-1], (gaps[-1][0], now_ms))  # Two replicas with different clocks add a gap at each look.
+        # Two replicas with different clocks would otherwise add a gap at each look.
+        gaps = (*gaps[:-1], (gaps[-1][0], now_ms))
     elif is_gap:
         gaps = (*gaps, (last.now_ms, now_ms))
     if len(gaps) > _GAPS_MAX:

@@ -158,7 +158,7 @@ class PointerStore(Protocol):
         """Return the fencing number of a lease; 0 if it has never been taken."""
 
     async def lease_state(self, lease: str, now_ms: int) -> str:
-        """Return what the holder of a lease publishes; empty if nobody holds the lease now."""
+        """Return what the holder of a lease publishes; empty if the lease has no holder now."""
 
     async def claims(self, uuid: str) -> list[Claim]:
         """Return the current and earlier locations of the UUID."""
@@ -206,7 +206,7 @@ class PointerStore(Protocol):
     ) -> list[PlanSnapshot]:
         """Return the plan snapshots of the table for the audience with live leases, in order of id.
 
-        If there are more than `limit`, return those whose leases end last.
+        If there are more than `limit`, return the snapshots with the leases that end last.
         """
 
     async def plan_table_count(self, now_ms: int) -> int:

@@ -2,8 +2,7 @@
 
 The log is authoritative. `catch_up` reads the rows up to a watermark: from the records that appends of this process
 have offered, and otherwise from the log. So the rows in memory are always a range without gaps that begins at the
-flushed
-offset, whichever process appended them, and a start of the server needs no separate recovery.
+flushed offset, regardless of the process that appended them, and a start of the server needs no separate recovery.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from seamark.metaserver.store.operations import FlushedRange
 from seamark.metaserver.streams.row_files import EncodedFile
 
 _FLUSH = "stream-flush"
-"""The key in the summary of a snapshot that a flush has made."""
+"""The key in a snapshot's summary that marks a snapshot of a flush."""
 FLUSHER = Caller(who="seamark-streams", request_id="")
 _FILES_MAX = 1_000_000
 

@@ -17,7 +17,9 @@ from seamark.metaserver.streams.row_files import EncodedFile
 MERGED_ROWS_MAX = 1_000_000
 """The maximum number of rows of parts that a new part replaces."""
 _MERGE_RATIO = 2
-"""A new part replaces the part before it unless that one has more than this number of times its rows."""
+"""A new part replaces the part before it, unless the part before it has more rows than this number times the new
+rows.
+"""
 
 
 class FreshPart(msgspec.Struct, frozen=True):
@@ -30,7 +32,7 @@ class FreshPart(msgspec.Struct, frozen=True):
 
 
 class OffsetRange(msgspec.Struct, frozen=True):
-    """The rows that one part will have."""
+    """The rows that a part will have."""
 
     start: int
     end: int

@@ -6,7 +6,7 @@ The rules:
 - A reader gets the files of a pointer, and the fresh rows from the flushed offsets that belong to this pointer up to
   watermarks of one moment. So a flush neither hides nor repeats a row, and a reader sees each append whole.
 - A flush adds files with the rows from the flushed offset to `cut`, and moves the flushed offset from the former to the
-  latter, in one transaction. Whoever flushes, each row is added once.
+  latter, in one transaction. Each row is added once, even if several processes flush.
 - Rows leave the memory, and fresh files are given up, only after the flushed offset has passed them.
 
 The class knows no socket, no database and no file system: it works on ports, so that a simulation runs it.
@@ -135,7 +135,7 @@ class StreamTable:
         self._written_s = -limits.fresh_interval_s
         self._fresh_lock, self._flush_lock = asyncio.Lock(), asyncio.Lock()
         self._unneeded: list[tuple[float, str]] = []
-        """Locations of files that no plan names any more, and when they are deleted."""
+        """Locations of files that plans no longer name, and when they are deleted."""
         self.appending_bytes = 0
 
     @property

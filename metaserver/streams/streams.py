@@ -97,7 +97,7 @@ class _FlushState:
         self.interval_ms: int | None = None
         """The table's own flush interval, if it has one."""
         self.is_due = False
-        """Whether the next look flushes the table, whatever its age."""
+        """Whether the next look flushes the table, regardless of its age."""
 
 
 class Streams:

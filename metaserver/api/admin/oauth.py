@@ -9,7 +9,7 @@ has two grants:
 - Token exchange (RFC 8693), with which Java clients refresh. An access token alone yields an access token with the
   same expiry: a client cannot prolong a login without the secret, so a stolen access token expires. Java sends Basic
   credentials once the token has expired. With them, an access token of the same holder yields an access token with a
-  full lifetime, even if the old one has expired. A bearer token of this server is returned unchanged, because it is
+  full lifetime, even if the old token has expired. A bearer token of this server is returned unchanged, because it is
   the secret. A token of the OIDC issuer is also returned unchanged, because only the issuer can prolong it.
 
 The answer is a JWT (`access/issued.py`) that expires with the bearer token it was created from. Without logins (auth =

@@ -35,7 +35,7 @@ RATE_LEAST = 64 << 10
 _LINGERING_BYTES = 1 << 20
 """The bytes of an unread body that are read after the answer, because some clients read the answer only then."""
 _INFLATED_BYTES = 64 << 10
-"""The bytes that one step inflates before the event loop runs other tasks: a fraction of a millisecond."""
+"""The number of bytes that a step inflates before the event loop runs other tasks: a fraction of a millisecond."""
 _PIECE = 1 << 20
 """The bytes that are copied or searched in one step: a fraction of a millisecond."""
 QUICK_BYTES = 256 << 10
@@ -88,9 +88,8 @@ async def read(request: web.Request, size: BodySize | None = None) -> bytes:
     codings = request.headers.getall("Content-Encoding", None)
     coding = "" if codings is None else coding_of(codings)
     try:
-        if (
-            not coding and content.is_eof() and content.exception() is None
-        ):  # Like most bodies, this one arrived with the headers.
+        if not coding and content.is_eof() and content.exception() is None:
+            # Like most bodies, this body arrived with the headers.
             if content.total_bytes > limit:
                 raise _too_large(limit)
             body = bytes(content.read_nowait())

@@ -225,7 +225,7 @@ class Call:
     async def in_turn(self, work: Callable[[], B]) -> B:
         """Return the result of `work`, which is long Python work on the content of the request.
 
-        The work runs in a thread, one piece of work at a time in the whole process. Principals take turns.
+        The work runs in a thread, one piece of work at a time in the whole process. All principals get an equal share.
         """
         return await self.components.worker_limits.parsing.run(self.principal.name, work)
 

@@ -138,7 +138,7 @@ def progress_of(build: Build) -> dict[str, Any]:
 async def record_progress(call: Call, build: Build) -> None:
     """Record the progress on the timeline.
 
-    If updates are concurrent, the last one need not have the most progress.
+    If updates are concurrent, the last update need not have the most progress.
     """
     try:
         await move(call, build.instant, InstantState.INFLIGHT, progress_of(build))

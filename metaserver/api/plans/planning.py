@@ -344,8 +344,8 @@ class _ClientScan:
     """Binds, plans and answers a scan that a client requests.
 
     Work on a filter grows with its length. To read, bind or write a filter with two hundred thousand values takes up to
-    seconds of Python. For a long filter all of this runs in a thread, for one filter at a time, and principals take
-    turns.
+    seconds of Python. For a long filter all of this runs in a thread, for one filter at a time. All principals get an
+    equal share.
 
     An instance outlives the HTTP request if the plan is fetched later, so it does not refer to the request.
     """
@@ -503,7 +503,7 @@ class _ClientScan:
         return self._entry.uuid
 
     async def _run(self, work: Callable[[], T]) -> T:
-        """Return the result of work on the request. If the filter is long, the work waits for its turn."""
+        """Return the result of work on the request. If the filter is long, the work runs by `Call.in_turn`."""
         return await self._run_in_turn(work) if self._request.has_long_filter else work()
 
     async def _run_in_turn(self, work: Callable[[], T]) -> T:

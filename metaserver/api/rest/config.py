@@ -43,8 +43,7 @@ def _defaults(call: Call) -> dict[str, str]:
     PyIceberg reads the planning mode only from its catalog's properties, not from a table's `config`. The server
     therefore plans all tables for PyIceberg, or none. To plan all is correct: PyIceberg uses the server's plans only
     for reads, and plans its changes itself. Other clients do not get the property, because it would override the mode
-    of a
-    table.
+    of a table.
     """
     is_pyiceberg = call.headers.get("User-Agent", "").startswith("PyIceberg/")
     if is_pyiceberg and call.components.settings.scan_planning_mode != "client":

@@ -63,8 +63,7 @@ class LocationChecks:
 
     Belongs to one attempt. Writers can overwrite manifest lists and manifests after their commit. So each path is
     checked before the server reads the file: otherwise the outcome of a change would reveal the content of another
-    table's
-    file.
+    table's file.
     """
 
     def __init__(self, planner: Planner, metadata: TableMetadata, uuid: str) -> None:
@@ -228,8 +227,7 @@ class ChangeApplication:
 
         A location must be in the warehouse and, for a confined writer, in the locations of the table. Otherwise the
         table would give access to files of another table. The locations come from the database, because a writer may
-        overwrite
-        the metadata file.
+        overwrite the metadata file.
         """
         warehouse = self._context.warehouse
         if self._caller.confined_to is None:

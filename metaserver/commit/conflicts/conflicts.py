@@ -120,7 +120,7 @@ class ConflictCheck:
         return (view, rows), gone
 
     async def _check_vectors(self) -> None:
-        """Check that the change removes the existing deletion vector of a data file if it adds another one."""
+        """Check that the change removes the existing deletion vector of a data file if it adds another vector."""
         vectors = await run_by_count(len(self._change.deletes), self._vectors)
         for _, entries in await referring(self._manifests, self._listed, vectors, self._metadata):
             twin = await run_by_count(len(entries), partial(self._find_other_vector, entries, vectors))
@@ -202,10 +202,7 @@ class ConflictCheck:
             await self._refuse_in_scope(writing, scope, "rewrote rows that the change deletes")
 
     def _list_removed_by_name(self) -> set[str]:
-        """Return the data files that the request names.
-
-        The request does not name the data file to which a delete file is attached.
-        """
+        """Return the removed data files that the request itself names."""
         by_name = set(self._change.request.remove)
         return {file.file_path for file in self._found.files if file.content == DATA and key_of(file) in by_name}
 

@@ -162,7 +162,7 @@ def _add(entries: Iterable[ManifestEntry], entries_by_key: _Entries) -> None:
 
 
 def _check_gone(gone: Sequence[ManifestEntry], added: Iterable[Remove], restored: set[str]) -> None:
-    """Check that later commits removed none of the files that the undo needs."""
+    """Check that later commits removed no file that the snapshot added, and no deletes of restored files."""
     keys = set(added)
     for entry in gone:
         file = entry.file

@@ -42,7 +42,7 @@ from seamark.metaserver.store.port import InstantFilter, PointerStore
 
 ACTION = "expiration"
 SNAPSHOTS_MAX = 1000
-"""The maximum number of snapshots that one expiration removes. A further expiration removes the next snapshots."""
+"""The maximum number of snapshots that an expiration removes. A further expiration removes the next snapshots."""
 _MEMORY_SHARES = 8
 """Part of `commit_memory_bytes` for the manifests that are read here."""
 _BATCH = 100

@@ -15,8 +15,7 @@ between the file and the newest file in the table's folders counts, because a li
 
 A writer that is killed while it writes to S3 leaves an unfinished multipart upload. Its parts take space, and no
 listing of files shows it. Uploads of the minimum age, of files with such names, are aborted: no commit can name an
-unfinished
-file.
+unfinished file.
 """
 
 from __future__ import annotations

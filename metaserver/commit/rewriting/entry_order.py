@@ -26,7 +26,7 @@ def partition_of(entry: ManifestEntry) -> Key:
 
 
 def count_touches(manifests: Iterable[Sequence[ManifestEntry]]) -> tuple[int, int]:
-    """Return two numbers: for all partitions, the sum of the manifests that list files of each; and the partitions."""
+    """Return the number of pairs of a partition and a manifest that lists its files, and the number of partitions."""
     seen: set[Key] = set()
     touches = 0
     for entries in manifests:

@@ -61,9 +61,13 @@ GROUP_BYTES_MAX, GROUP_ENTRIES_MAX = 64 << 20, 300_000
 ATTEMPTS = 3
 """The maximum number of attempts. An attempt fails if other commits have replaced all of its manifests meanwhile."""
 WORTH = 0.75
-"""A rewrite is committed if at most this part of the manifests is left…"""
+"""A rewrite is committed if it leaves at most this fraction of the manifests.
+
+`_TOUCHES` and `_FEWER` are the alternative.
+"""
 _TOUCHES, _FEWER = 4, 0.5
-"""…or if a partition is in this number of manifests on average, and this part of it is left."""
+"""A rewrite is also committed if a partition is in at least `_TOUCHES` manifests on average, and the rewrite leaves
+at most the fraction `_FEWER` of them."""
 _REWRITES_CONCURRENT_MAX = 2
 _DECODED_BYTES_MAX = 1 << 30
 _CHECKED_BYTES_MAX = 1 << 30

@@ -135,8 +135,7 @@ class Manifests:
 
         `check_paths` is called with each manifest list before it is read, and with the manifests in it. `limit_bytes`
         bounds the decoded manifests of the change, which otherwise gets a BadRequest; None for callers that have
-        their own
-        bound.
+        their own bound.
         """
         checked = copy(self)
         checked._check_paths = check_paths

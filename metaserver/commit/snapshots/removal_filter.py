@@ -1,13 +1,12 @@
 """Takes the removals of files out of past snapshots, before an undo restores the files.
 
 Iceberg's incremental clean-up (Java's `IncrementalFileCleanup`, by which Trino, Flink and programs expire snapshots)
-does not compare the snapshots that remain. It deletes each file that a manifest of an expired snapshot marks as DELETED
-by an expired snapshot of the branch's history. After an undo of the removal, it would delete a live file. So no
-manifest that a snapshot of the table lists may mark a file as DELETED that is in the table again. The server writes
-such
-manifests again without these entries, and also the manifest lists that name them. The live files of each snapshot stay
-the same, with their sequence numbers and row ids; only its manifest list has another location. The old files stay for
-present readers, until they are removed as orphan files.
+does not compare the snapshots that remain. It deletes each file that a manifest of an expired snapshot marks as
+DELETED by an expired snapshot of the branch's history. After an undo of the removal, it would delete a live file. So
+no manifest that a snapshot of the table lists may mark a file as DELETED that is in the table again. The server
+writes such manifests again without these entries, and also the manifest lists that name them. The live files of each
+snapshot stay the same, with their sequence numbers and row ids; only its manifest list has another location. The old
+files stay for present readers, until they are removed as orphan files.
 """
 
 from __future__ import annotations

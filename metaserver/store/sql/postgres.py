@@ -63,7 +63,7 @@ _LOST = (
     asyncpg.InterfaceError,
     # The pool may use an idle connection that the server has shut down before the pool sees that it is closed.
     asyncpg.InternalClientError,
-    OSError,  # OSError includes TimeoutError and ConnectionError.
+    OSError,  # This includes TimeoutError and ConnectionError.
 )
 _REASONS: dict[type[Exception], str] = {
     ConnectionRefusedError: "connection refused",
