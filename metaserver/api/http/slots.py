@@ -134,9 +134,8 @@ class RequestSlot:
             RetryLater: All slots for receiving bodies are in use.
             TooManyRequests: The principal uses its share of these slots.
         """
-        if (
-            self._own is not self._bounds.tokens
-        ):  # Unauthenticated requests must not delay the bodies of other requests.
+        if self._own is not self._bounds.tokens:
+            # Unauthenticated requests must not delay the bodies of other requests.
             self._move(self._bounds.reading)
 
     def end_reading(self) -> None:

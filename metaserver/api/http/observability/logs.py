@@ -87,10 +87,8 @@ def _add_worker(worker: int) -> Any:
 def _serialize(event: dict[str, Any], **_: Any) -> bytes:
     try:
         return encode_json(event, enc_hook=str)
-    except (
-        UnicodeEncodeError,
-        RecursionError,
-    ):  # The text has half of a surrogate pair; logging must not fail a request.
+    except (UnicodeEncodeError, RecursionError):
+        # The text has half of a surrogate pair; logging must not fail a request.
         return encode_json({name: repr(value)[:_REPR_MAX] for name, value in event.items()})
 
 
