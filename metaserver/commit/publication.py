@@ -71,7 +71,7 @@ class CommitEvent(msgspec.Struct, frozen=True):
     requested_ms: int
     snapshot_id: int | None
     summary: Mapping[str, Any] = {}
-    """The snapshot's summary; the timeline keeps the operation and the counts."""
+    """The snapshot's summary. The timeline keeps the operation and the counts."""
     updates: tuple[str, ...] = SNAPSHOT_ADDED
     """The actions of the metadata updates."""
     fingerprint: str | None = None

@@ -27,7 +27,7 @@ class LogFile(Protocol):
         """Write the parts one after another. An OSError leaves any part of them written."""
 
     def sync(self) -> None:
-        """Make all writes durable. After an OSError it is unknown what is durable."""
+        """Make all writes durable. After an OSError it is unknown which writes are durable."""
 
     def truncate(self, size_bytes: int) -> None:
         """Cut the file."""

@@ -149,7 +149,7 @@ def check_tail(segment: int, position: int, buffer: Buffer, name: str) -> None:
         name: The path of the segment, for the message.
 
     Raises:
-        Corrupt: If there is a mark after `position`.
+        Corrupt: There is a mark after `position`.
     """
     find = buffer.find if isinstance(buffer, bytes | bytearray) else bytes(buffer).find
     place = position

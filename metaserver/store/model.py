@@ -339,4 +339,4 @@ class Claim(msgspec.Struct, frozen=True):
     allowed: bool = False
     """Whether the entry claims nothing there and may only name files of others."""
     spelled: str = ""
-    """The location as it was claimed, of which `location` is the key; empty for claims of earlier versions."""
+    """The location in the form in which it was claimed; `location` is its key. Empty for claims of earlier versions."""

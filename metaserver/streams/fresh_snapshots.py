@@ -124,4 +124,4 @@ async def run_encoding(
 
 
 _IN_LOOP_ENTRIES_MAX = 50
-"""Larger numbers of entries are encoded in a thread."""
+"""The maximum number of entries that are encoded in the event loop. More are encoded in a thread."""

@@ -95,9 +95,10 @@ def _folders(settings: Settings) -> list[Path]:
 
 
 def _lacking_bytes(folders: Iterable[Path], least: int) -> int:
-    """Return how far the free space of the fullest disk is below `least`, or below a twentieth of a small disk.
+    """Return the bytes that the fullest disk lacks.
 
-    For a folder that does not exist yet, its nearest existing parent counts.
+    A disk needs `least` bytes of free space, or a twentieth of its size if it is small. If a folder does not exist
+    yet, its nearest existing parent counts.
     """
     lacking = []
     for folder in folders:

@@ -1,4 +1,4 @@
-"""Routes of table services: running and waiting jobs, what is wrong with a table, and its policy."""
+"""Routes of table services: running and waiting jobs, the problems of a table, and its policy."""
 
 from __future__ import annotations
 

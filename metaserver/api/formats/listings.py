@@ -276,7 +276,10 @@ class PartitionListing:
         return [[item[name] for item in self._items[start:end]] for name in names]
 
     def _add_files(self, within_files: FoundFiles, names: tuple[str, str], only: int | None = None) -> None:
-        """Add the files, or those of one `content`, to the columns `names` of records and of files."""
+        """Add the files to the columns `names` of records and of files.
+
+        With `only`, add only the files of this `content`.
+        """
         within = group_by_partition(within_files)
         counted = (
             np.ones(within_files.files, dtype=np.int64)

@@ -39,7 +39,7 @@ _INFLATED_BYTES = 64 << 10
 _PIECE = 1 << 20
 """The bytes that are copied or searched in one step: a fraction of a millisecond."""
 QUICK_BYTES = 256 << 10
-"""Larger bodies are not parsed in the event loop."""
+"""The maximum size of a body that is parsed in the event loop."""
 _CONTAINERS_MAX, _CONTAINERS_MAX_LARGE = 100_000, 4_000_000
 """Objects and arrays in a body, and in one of the class LARGE. Each costs some sixty bytes, however short its text."""
 _VALUES_MAX = 600_000

@@ -79,14 +79,14 @@ class ServerComponents:
     keyring: StoredKeyring
     gateway_keys: GatewayKeys
     peers: Peers | None
-    """None without `peer_address`."""
+    """The other replicas. None without `peer_address`."""
     services_status: ServicesStatus
     audit: AuditLog
     tracer: Tracer | None
-    """None when tracing is off."""
+    """The tracer. None if tracing is off."""
     worker_limits: WorkerLimits
     certificate: Certificate | None
-    """None without TLS."""
+    """The certificate of the server. None without TLS."""
     drain: asyncio.Event
     """Set when the server stops: readiness fails, long-polls return, and connections are closed after the answer."""
 

@@ -151,7 +151,7 @@ class Call:
 
     @property
     def name(self) -> str:
-        """The first name in the path: that of the table, view or function."""
+        """The first name in the path: the name of the table, view or function."""
         return self.names[0]
 
     @property
@@ -160,7 +160,7 @@ class Call:
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """The variables of the path as aiohttp decodes them, for those that are not names of catalog entries."""
+        """The variables of the path that are not names of catalog entries, as aiohttp decodes them."""
         return self._request.match_info
 
     @property

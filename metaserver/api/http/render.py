@@ -120,8 +120,8 @@ async def table_answer(
 ) -> web.Response:
     """Return a LoadTableResult.
 
-    `compress` is False for answers that are requested only once. `shown` are plan snapshots that follow those of the
-    table.
+    `compress` is False for answers that are requested only once. `shown` are plan snapshots that the answer adds
+    after the snapshots of the table.
     """
     staged = loaded.entry is None
     uuid = loaded.metadata.table_uuid or "" if loaded.entry is None else loaded.entry.uuid

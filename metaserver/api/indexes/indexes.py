@@ -341,8 +341,10 @@ async def _show_index(call: Call, table: TableIndexes, name: str) -> dict[str, A
 
 
 class _TableState(NamedTuple):
-    """The files of a table that indexes are compared with: those of its current snapshot, those that only other
-    snapshots of refs have, and the time of each index's last audit by definition id."""
+    """The files of a table that indexes are compared with, and the time of each index's last audit by definition id.
+
+    The files of the current snapshot and the files that only other snapshots of refs have are separate.
+    """
 
     files: SnapshotFiles
     other_snapshots: Sequence[NewFiles]

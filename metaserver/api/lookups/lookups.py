@@ -60,7 +60,7 @@ _ROWS_PER_PIECE = 2_000
 _ROWS_PER_BATCH = 1 << 16
 _IN_LOOP_BODY_BYTES_MAX = 64 << 10
 _IN_LOOP_KEYS_MAX = 200
-"""Above this number, keys or rows are processed in a thread."""
+"""The maximum number of keys or rows that are processed in the event loop. More are processed in a thread."""
 
 LOCATOR: web.AppKey[Locator] = web.AppKey("locator", Locator)
 COVERS: web.AppKey[IndexResolver] = web.AppKey("covers", IndexResolver)

@@ -49,7 +49,7 @@ from seamark.metaserver.planner.view.view import TableView
 ARROW_LIMIT = 100_000
 """The limit, and the default, of the number of items of an Arrow answer."""
 IN_THREAD_JSON = 500
-"""Larger pages take about 2 ms of work or more, and are encoded in a thread."""
+"""The number of items above which a page is encoded in a thread: about 2 ms of work."""
 IN_THREAD_FILES = 5_000
 """Partitions of larger tables are computed in a thread: each page needs all files."""
 PREFIXES: web.AppKey[PrefixCache] = web.AppKey("prefixes", PrefixCache)

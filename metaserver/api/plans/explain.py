@@ -1,7 +1,7 @@
 """The explain route: plans a scan and returns the effect of each stage and the unused parts of the predicate.
 
-The plan cache is bypassed, so that the timings are those of a complete plan. The files in the answer, listed on
-request, are those that an engine with the same predicate would read.
+The plan cache is bypassed, so that the timings are the times of a complete plan. If the request asks to list files, the
+answer has the files that an engine with the same predicate would read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Joins in requests about a table: decodes them, checks them against the other tables and the caller's rights, and
 evaluates them.
 
-The caller needs the right to read every joined table. A refusal equals that of the table's route.
+The caller needs the right to read every joined table. A refusal has the same error as the route of that table.
 """
 
 from __future__ import annotations

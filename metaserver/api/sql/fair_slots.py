@@ -29,7 +29,7 @@ class _Waiting:
 
 
 class FairSlots:
-    """A number of slots, `limit`, of which each holder gets at most half.
+    """A limited number of slots. Each holder gets at most half of the `limit`.
 
     The holder None, a caller without a login, has no share.
     """

@@ -75,7 +75,7 @@ class ChangeRequest(ChangeFields, frozen=True, kw_only=True):
 
 
 class ReadScope(msgspec.Struct, frozen=True):
-    """The rows that a change has read: those that match `bound`, or those of `partitions` as (spec id, tuple)."""
+    """The rows that a change has read: rows that match `bound`, or rows of `partitions` as (spec id, tuple)."""
 
     bound: Expression | None = None
     partitions: tuple[tuple[int, Partition], ...] = ()

@@ -55,7 +55,7 @@ from seamark.metaserver.planner.plan.planner import Planner
 DECODED_BYTES_MAX = 2 << 30
 """Memory limit for the decoded manifests of one change."""
 _IN_THREAD_FILES = 200
-"""Above this number, files are decoded in a thread."""
+"""The number of files above which files are decoded in a thread."""
 
 
 class LocationChecks:
@@ -176,7 +176,7 @@ class ChangeApplication:
         """Check that no orphan removal has deleted an added file since it was written.
 
         Raises:
-            BadRequest: If a removal has deleted such a file.
+            BadRequest: A removal has deleted such a file.
         """
         change = self._change
         if note is None or note == self._removal:

@@ -44,7 +44,7 @@ from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition,
 from seamark.metaserver.planner.view.view import ENTRY_BITS, TableView, never
 
 _IN_LOOP_FILES_MAX = 200
-"""Above this number, files and partitions are compared in a thread."""
+"""The maximum number of files and partitions that are compared in the event loop. More are compared in a thread."""
 
 
 class ConflictCheck:
@@ -326,13 +326,13 @@ class ConflictCheck:
     async def _refuse_in_scope(
         self, files: AddedFiles, scope: ReadScope, description: str, *, stats: bool = False
     ) -> None:
-        """Check that none of the files may contain or delete rows of the scope.
+        """Check that no file may contain or delete rows of the scope.
 
         Args:
             stats: Whether the column bounds describe rows that the files contain.
 
         Raises:
-            Collision: A file may.
+            Collision: A file may contain or delete such rows.
         """
         read = partial(self._in_scope, files, scope, stats=stats)
         # A filter may list two hundred thousand values.

@@ -87,7 +87,10 @@ class History:
         return tuple(snapshot for snapshot in self.snapshots if self._operations[snapshot.snapshot_id] != REPLACE)
 
     async def find_added(self, *, deletes: bool, replaced: bool = False) -> AddedFiles:
-        """Return the data files or delete files that the snapshots added; with `replaced` also those of compactions."""
+        """Return the data files or delete files that the snapshots added.
+
+        With `replaced`, the files that compactions added are included.
+        """
         manifests: list[ManifestFile] = []
         changing = self.snapshots if replaced else self._changing()
         for snapshot in changing:
@@ -109,8 +112,9 @@ class History:
         return AddedFiles(deletes.view, selection)
 
     async def find_removed(self, *, deletes: bool, replaced: bool) -> list[RemovedFiles]:
-        """Return the data files or delete files that the snapshots removed; with `replaced` also those of
-        compactions.
+        """Return the data files or delete files that the snapshots removed.
+
+        With `replaced`, the files that compactions removed are included.
         """
         removals = []
         for snapshot in self.snapshots:

@@ -92,7 +92,7 @@ def _deleting(added: AddedFiles, bound: Expression) -> tuple[Selection, list[_Fi
 
 
 async def exclude_data(source: CheckedFiles, added: AddedFiles, bound: Expression) -> AddedFiles:
-    """Return the data files without those that have no row for which `bound` is true.
+    """Return the data files that may have a row for which `bound` is true.
 
     Partitions and bounds were compared before.
     """

@@ -32,8 +32,8 @@ class Undo(NamedTuple):
     """The files that the undone snapshot added, and the entries of the files that it removed.
 
     Attributes:
-        manifests: For a snapshot that changed only manifests, those of the head, with the old manifests in the place of
-            the new manifests.
+        manifests: Set if the snapshot changed only manifests: the manifests of the head, with the old manifests in the
+            place of the new manifests.
     """
 
     added: frozenset[Remove]

@@ -427,7 +427,7 @@ def _lower_action(update: dict[str, Any]) -> dict[str, Any]:
 
 
 def _describe(commit: _Commit, updates: Sequence[Update]) -> CommitEvent:
-    """Return what the timeline records about the updates of one table."""
+    """Return the event that the timeline records for the updates of one table."""
     added = [update.snapshot for update in updates if isinstance(update, AddSnapshot)]
     return CommitEvent(
         caller=commit.caller,

@@ -44,7 +44,7 @@ ACTION = "expiration"
 SNAPSHOTS_MAX = 1000
 """The maximum number of snapshots that an expiration removes. A further expiration removes the next snapshots."""
 _MEMORY_SHARES = 8
-"""Part of `commit_memory_bytes` for the manifests that are read here."""
+"""The part of `commit_memory_bytes` for the manifests that are read here."""
 _BATCH = 100
 _EXPIRATIONS_CONCURRENT_MAX = 2
 """The maximum number of concurrent expirations. There is a limit because each has the names of many files in memory."""
@@ -109,7 +109,7 @@ class _Removal(msgspec.Struct, frozen=True):
 
 
 async def pending_expirations(store: PointerStore, uuid: str | None = None) -> list[Instant]:
-    """Return expirations whose deletion is not complete: those of a table, or the first of all tables."""
+    """Return expirations whose deletion is not complete, of one table or of all tables."""
     where = InstantFilter(uuid=uuid, action=ACTION, state=InstantState.INFLIGHT, archived=False)
     return await store.instants(where, _BATCH)
 

@@ -80,7 +80,7 @@ _BATCH = 100
 _REMOVALS_CONCURRENT_MAX = 2
 _DELETES_CONCURRENT_MAX = 16
 _MEMORY_SHARES = 8
-"""Part of `commit_memory_bytes` for the manifests that are read here."""
+"""The part of `commit_memory_bytes` for the manifests that are read here."""
 _log = structlog.get_logger("seamark.orphans")
 
 

@@ -75,7 +75,7 @@ _CHECKED_BYTES_MAX = 1 << 30
 _SOUND_BYTES = 4 << 20
 _SAMPLE_ENTRIES = 500
 _MEMORY_SHARES = 8
-"""Part of `commit_memory_bytes` for the manifests that are read here."""
+"""The part of `commit_memory_bytes` for the manifests that are read here."""
 
 
 class RewriteManifestsRequest(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
@@ -350,7 +350,7 @@ def _divide_entries(
 
 
 def _fitting(entries: Sequence[ManifestEntry], metadata: TableMetadata, spec_id: int, content: int) -> int:
-    """Return how many entries fit a manifest of the target size.
+    """Return the number of entries that fit a manifest of the target size.
 
     A sample is written to estimate the number, because small manifests are mostly header.
     """

@@ -38,7 +38,7 @@ def key_of(file: ContentFile) -> Remove:
 
 
 def live(manifests: Sequence[ManifestFile]) -> tuple[ManifestFile, ...]:
-    """Return the manifests without those that are known to list no live file."""
+    """Return the manifests that may list a live file."""
     return tuple(
         manifest for manifest in manifests if manifest.added_files_count != 0 or manifest.existing_files_count != 0
     )
@@ -106,11 +106,11 @@ async def puffins_in_use(
     metadata: TableMetadata,
     known_entries: Mapping[str, Sequence[ManifestEntry]],
 ) -> frozenset[str]:
-    """Return the Puffin files of the removed deletion vectors with other live vectors.
+    """Return the Puffin files of the removed deletion vectors that also have other live vectors.
 
     Args:
-        listed: The manifests of which the removed files are left out.
-        known: Live entries by manifest, which need not be read again.
+        listed: The manifests from which the files are removed.
+        known_entries: Live entries by manifest, which need not be read again.
     """
     paths = await run_by_count(len(removed), partial(_puffins, removed))
     if not paths:

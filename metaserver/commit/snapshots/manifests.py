@@ -59,7 +59,7 @@ memory.
 """
 _IN_LOOP_ENTRIES = 2_000
 _IN_THREAD_BYTES = 64 << 10
-"""Larger manifests are decoded in a thread."""
+"""The size above which a manifest is decoded in a thread."""
 
 
 class PathHashes(NamedTuple):

@@ -200,7 +200,7 @@ class PlanMetrics:
 
 
 class CacheMetrics:
-    """The memory of all caches, and the use of those of metadata and of index files."""
+    """The memory of all caches, and the use of the caches of metadata and of index files."""
 
     def __init__(self, make: MetricFactory) -> None:
         self._memory = make.gauge("seamark_cache_memory_bytes", "Memory of each cache.", "cache")
