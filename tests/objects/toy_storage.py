@@ -4,8 +4,9 @@ The example for a new storage. It has all that a storage needs, and nothing else
 
 - `Toy`, the rules of its locations, which the settings and both sides read. A storage of the product is in
   `formats/storage/storages.py`.
-- `ToyStorage`, the part of the server: opens the `ObjectStore`, gives clients access, and explains failures to operators.
-  A storage of the product is a module in `metaserver/objects/`, registered in `metaserver/objects/storages.py`.
+- `ToyStorage`, the part of the server: opens the `ObjectStore`, gives clients access, and explains failures to
+  operators. A storage of the product is a module in `metaserver/objects/`, registered in
+  `metaserver/objects/storages.py`.
 - `ToyClient`, the part of readers, writers and jobs. A storage of the product is in `connector/client/file_systems.py`.
 
 `registered_toy` shows the three registries. The tests of a storage inherit `tests/objects/contract.py`.
