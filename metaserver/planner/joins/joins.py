@@ -5,8 +5,8 @@ null, and that may match the join's filter. Each of several columns has its own 
 whose equality differs from that of their keys, such as floats, produce no filter. A join that exceeds its time or
 limits is skipped, and its outcome reports that.
 
-A join on the day, month, year or hour of a column becomes a condition on the column, and so does a join by `<`, `>` or
-BETWEEN. Joins that are alternatives become a disjunction: a row is needed only if it has a partner in one of them.
+A join on the day, month, year or hour of a column, or by `<`, `>` or BETWEEN, becomes a condition on the column. Joins
+that are alternatives become a disjunction: a row is needed only if it has a partner in one of them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from seamark.metaserver.planner.joins.extremes import (
 )
 from seamark.metaserver.planner.joins.like_predicates import AnyLike
 from seamark.metaserver.planner.joins.periods import make_period_condition
-from seamark.metaserver.planner.joins.ranges import ComparedColumn, make_range_condition
+from seamark.metaserver.planner.joins.ranges import LimitedColumn, make_range_condition
 from seamark.metaserver.planner.lookup.lookup import RequestedColumn
 from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
@@ -203,7 +203,7 @@ async def _filters_of(dimensions: Dimensions, join: RequestedJoin, until_s: floa
         operators = join.operators if is_range else ()
         keys = await dimensions.keys(DimensionRequest(bound_scan, join.entry, columns, join.likes, operators), until_s)
         if is_range:
-            condition = make_range_condition(ComparedColumn(*pairs[0][:3]), *keys)
+            condition = make_range_condition(LimitedColumn(*pairs[0][:3]), *keys)
         elif not is_compared:
             condition = _period_condition(pairs[0], join.transform, keys[0])
         else:
@@ -230,7 +230,7 @@ async def _extreme_of(dimensions: Dimensions, join: RequestedJoin, until_s: floa
         def read(scan: ScanPlan) -> Expression:
             column = RequestedColumn(pair.other_id, pair.other_kind)
             limits = find_extreme_limits(join.transform, column, scan, _rows_outside(join))
-            return make_extreme_condition(ComparedColumn(*pair[:3]), op, pair.other_kind, limits)
+            return make_extreme_condition(LimitedColumn(*pair[:3]), op, pair.other_kind, limits)
 
         condition = await dimensions.condition(bound_scan, join.entry, read, until_s)
         outcome = JoinOutcome(join.table, join.snapshot_id, 1, used=True)

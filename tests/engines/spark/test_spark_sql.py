@@ -404,7 +404,7 @@ def test_an_order_of_rows_is_no_equality_and_two_extremes_are_of_two_rows(rig: R
 def test_extremes_and_ranges_leave_files_out(rig: Rig, text: str) -> None:
     done = rig.same(text)
     assert done.statement is not None, done.summary
-    assert done.files < done.considered_files / 2
+    assert done.considered_files - done.files > 24  # the subquery reads all files of its table
 
 
 def test_an_extreme_of_fewer_rows_is_not_that_of_the_table(rig: Rig) -> None:
