@@ -22,6 +22,7 @@ import msgspec
 from seamark.formats.iceberg.expressions.expression import (
     FALSE,
     TRUE,
+    Bound,
     Expression,
     all_of,
     any_of,
@@ -242,10 +243,18 @@ async def _extreme_of(dimensions: Dimensions, join: RequestedJoin, until_s: floa
 def _rows_outside(join: RequestedJoin) -> RowsOutside | None:
     """Return the rows of the other table of which the column does not have the extreme."""
     outside = join.outside
-    if outside is None or any(base_name(predicate.kind) in FLOATS for predicate in predicates_of(outside)):
-        return None  # clients differ about NaN, so that neither side of a comparison is sure to have it
+    if outside is None or not all(map(_is_counted, predicates_of(outside))):
+        return None
     bound_scan = BoundScan.bind(join.metadata, ScanRequest(filter=outside, snapshot_id=join.snapshot_id))
     return RowsOutside(bound_scan.bound, bound_scan.partition_filters)
+
+
+def _is_counted(predicate: Bound) -> bool:
+    """Return whether statistics count each row on one side of a predicate for all clients.
+
+    Clients differ about NaN, and some file formats do not count a field of a null struct as null.
+    """
+    return base_name(predicate.kind) not in FLOATS and "." not in predicate.name
 
 
 def _period_condition(pair: Pair, transform: str, keys: KeySet) -> Expression:
