@@ -46,7 +46,7 @@ PLAN_NODES_MAX = 2_000
 EXPANDED_VALUES_MAX = 500
 """Values of a row of GROUPING SETS that are read: a value takes calls to the JVM."""
 EXACT_PARTS_MAX = 20
-"""Parts of a condition that are read once more, to find out whether an extreme is that of exactly its rows."""
+"""Parts of a condition that are read once more, because they decide whether an extreme is that of exactly its rows."""
 _INEQUALITIES = {"LessThan": "<", "LessThanOrEqual": "<=", "GreaterThan": ">", "GreaterThanOrEqual": ">="}
 _SAME_ROWS = frozenset(
     {"SubqueryAlias", "View", "Sort", "Distinct", "RepartitionByExpression", "Repartition", "ResolvedHint"}
@@ -482,7 +482,11 @@ class PlanReader:
             yield from range_values(key.reference, [Limit(op, query.output)], query.relation)
 
     def _find_scalar_subquery(self, node: Node) -> _ScalarQuery | None:
-        """Return the scalar subquery that a node is."""
+        """Return the scalar subquery that a node is, or one of int that is cast to bigint."""
+        if self._catalyst.kind(node) == "Cast" and self._catalyst.type_of(node) == "bigint":
+            node = node.child()
+            if self._catalyst.type_of(node) != "int":
+                return None
         if self._catalyst.kind(node) != "ScalarSubquery":
             return None
         output = node.plan().output().head()

@@ -407,7 +407,7 @@ def test_row_order_is_not_equality_and_two_extremes_may_come_from_two_rows(rig: 
 def test_extremes_and_ranges_leave_files_out(rig: Rig, text: str) -> None:
     done = rig.same(text)
     assert done.statement is not None, done.summary
-    assert done.files < done.considered_files / 2
+    assert done.considered_files - done.files > 24  # the subquery reads all files of its table
 
 
 def test_an_extreme_of_fewer_rows_is_not_that_of_the_table(rig: Rig) -> None:
