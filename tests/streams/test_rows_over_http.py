@@ -25,7 +25,7 @@ from pyiceberg.types import BinaryType, DateType, DecimalType, LongType, NestedF
 
 import seamark
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.write.stream_writer import StreamClosed
+from seamark.connector.streams.writer import StreamClosed
 from seamark.formats.protocol.wire import FRESH_FOLDER
 from seamark.metaserver.streams.streams import ENABLED
 from tests.seeds import examples, first_seed
