@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from seamark.connector.client.indexes import IndexClient
     from seamark.connector.client.values import At
     from seamark.connector.read.scans import scan
-    from seamark.connector.write.appends import append, overwrite, overwrite_partitions
     from seamark.connector.streams.writer import stream_writer
+    from seamark.connector.write.appends import append, overwrite, overwrite_partitions
     from seamark.connector.write.upserts import delete, upsert
 
 __all__ = [

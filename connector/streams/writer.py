@@ -6,7 +6,7 @@
         writer.flush()                            every row so far is durable, and readers see it
 
 Requests have a producer and a sequence number, so that a repeat after a lost answer adds no row twice. Rows keep their
-order. A writer has one request under way at a time, so a request has what was written while the request before was sent.
+order. A writer has one request under way at a time. Rows that are written meanwhile are in the next request.
 """
 
 from __future__ import annotations

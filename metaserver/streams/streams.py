@@ -1,7 +1,7 @@
 """The stream tables of a server: opens them, limits their memory, and flushes them.
 
-One task watches all tables and starts a separate task for the flush of each table that is due, so that a slow
-table holds up no other. The memory for rows is one limit for all tables: from half of it on, the largest table is flushed at
+One task watches all tables. It starts a separate task for the flush of each table that is due, so that a slow table
+holds up no other. The memory for rows is one limit for all tables: from half of it on, the largest table is flushed at
 once; at the limit, appends are refused until flushes have made room.
 """
 
