@@ -31,7 +31,7 @@ from awscrt.checksums import crc32c
 
 from seamark.formats.runtime.errors import Corrupt
 from seamark.metaserver.log.port import Batch, Shard
-from seamark.metaserver.log.state import AppendEntry, Entry, StateSummary
+from seamark.metaserver.log.state import AppendEntry, BatchEntry, Entry, StateSummary
 
 HEADER_BYTES = 32
 ALIGNMENT_BYTES = 8
@@ -169,14 +169,19 @@ def damaged(name: str, position: int) -> Corrupt:
     )
 
 
-def find_batch(entry: AppendEntry, payloads: memoryview, shard: Shard) -> tuple[int, Batch]:
-    """Return the batch of a shard in an append, with the offset of its first row."""
+def payload_parts(entry: AppendEntry, payloads: memoryview) -> Iterator[tuple[BatchEntry, memoryview]]:
+    """Yield the batches of an append with the bytes of their payload and kinds."""
     place = 0
     for each in entry.batches:
-        middle, end = place + each.payload_bytes, place + each.size_bytes
+        yield each, payloads[place : place + each.size_bytes]
+        place += each.size_bytes
+
+
+def find_batch(entry: AppendEntry, payloads: memoryview, shard: Shard) -> tuple[int, Batch]:
+    """Return the batch of a shard in an append, with the offset of its first row."""
+    for each, data in payload_parts(entry, payloads):
         if each.shard == shard:
-            return each.offset, Batch(each.rows, bytes(payloads[place:middle]), bytes(payloads[middle:end]))
-        place = end
+            return each.offset, Batch(each.rows, bytes(data[: each.payload_bytes]), bytes(data[each.payload_bytes :]))
     raise KeyError(shard)
 
 

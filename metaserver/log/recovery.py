@@ -62,7 +62,7 @@ def recover(files: LogFiles, state: LogState, now_ms: int, *, segment_bytes: int
     segments = [_open_segment(files, number, is_last=number == numbers[-1]) for number in numbers]
     torn_bytes, file = _recover_last(files, segments, state, segment_bytes)
     try:
-        _restore_starts(files, segments, state)
+        _restore_starts(segments, state)
         _check_released(files, segments[:-1], state)
         files.remove([name for name in files.names() if _is_orphan(name, numbers)])
     except BaseException:
@@ -230,18 +230,16 @@ def _check_continuity(files: LogFiles, segments: list[Segment], state: LogState)
             raise damaged(files.describe(segments[-2].name), segments[-2].size_bytes)
 
 
-def _restore_starts(files: LogFiles, segments: list[Segment], state: LogState) -> None:
+def _restore_starts(segments: list[Segment], state: LogState) -> None:
     """Determine the first row of each shard that is still there, and the bytes of its rows."""
-    head = _read_head(files, segments[0]).head()
-    starts = {Shard(each.stream, each.number): each.watermark for each in head.shards}
-    for shard, summary in state.shards.items():
-        summary.start = starts.get(shard, 0)
-        summary.size_bytes = 0
-    for segment in segments:
+    for summary in state.shards.values():
+        summary.start, summary.size_bytes = summary.watermark, 0
+    for segment in reversed(segments):
         for shard in segment.shards():
-            summary_or_none: ShardSummary | None = state.shards.get(shard)
-            if summary_or_none is not None:
-                summary_or_none.size_bytes += segment.rows_bytes(shard)
+            stored: ShardSummary | None = state.shards.get(shard)
+            if stored is not None:
+                stored.start = segment.first(shard) or 0
+                stored.size_bytes += segment.rows_bytes(shard)
 
 
 def _check_released(files: LogFiles, segments: list[Segment], state: LogState) -> None:

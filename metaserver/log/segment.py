@@ -46,7 +46,7 @@ def number_of(name: str, suffix: str) -> int | None:
     return int(digits) if name.endswith(suffix) and len(digits) == _DIGITS and digits.isdecimal() else None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Segment:
     """A segment, the active segment included.
 
@@ -66,6 +66,8 @@ class Segment:
     index: SegmentIndex | None
     ranges: dict[Shard, ShardRange] = field(default_factory=dict)
     body_position: int = 0
+    is_gone: bool = False
+    """Whether the file was removed or replaced."""
 
     @property
     def name(self) -> str:
