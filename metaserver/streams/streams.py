@@ -119,6 +119,8 @@ class Streams:
         self._snapshots: dict[str, _KeptSnapshot] = {}
         """The last fresh snapshot of each table."""
         self._encoding: SingleFlight[tuple[object, ...], Snapshot] = SingleFlight()
+        self._flushed_for_removal: dict[str, int] = {}
+        """The snapshot of the last flush of a table before a commit that removes rows, until a commit has read it."""
         self._next_shard = 0
         self._cleaned_s = 0.0
 
@@ -131,6 +133,11 @@ class Streams:
     def size_bytes(self) -> int:
         """Memory of rows that are not flushed."""
         return sum(table.size_bytes for table in self._tables.values())
+
+    @property
+    def has_log(self) -> bool:
+        """Whether this server has, or had, rows of stream tables."""
+        return self._logs.exists
 
     async def append(
         self, loaded: LoadedTable, payload: bytes, rows: int, *, who: str, producer: tuple[str, int] | None
@@ -277,6 +284,30 @@ class Streams:
             state.is_due = False
         return await table.flush()
 
+    async def flush_for_removal(self, entry: Entry, read_snapshot_id: int | None) -> None:
+        """Flush a table before a commit that removes rows, so that the commit conflicts with rows that it has not read.
+
+        Readers may have seen rows that no file had when the statement began. After the flush, the statement is
+        repeated. Its second commit has read the flush, and does not cause another one.
+
+        Args:
+            entry: The table.
+            read_snapshot_id: The snapshot that the commit has read.
+        """
+        if not entry.flushed:
+            return
+        try:
+            loaded, metadata = await self._stream_tables.load(entry.uuid)
+            table = await self._open(loaded, metadata)
+        except LogElsewhere:  # no reader of this process has seen such rows
+            return
+        if read_snapshot_id is not None and self._flushed_for_removal.pop(entry.uuid, None) == read_snapshot_id:
+            return
+        if await table.flush():
+            _, metadata = await self._stream_tables.load(entry.uuid)
+            if metadata.current_snapshot_id is not None:
+                self._flushed_for_removal[entry.uuid] = metadata.current_snapshot_id
+
     async def run(self) -> None:
         """Flush tables that are due, until cancelled."""
         monotonic = self._context.clock.monotonic
@@ -354,8 +385,10 @@ class Streams:
             state.task = None
 
     def _close_table(self, table: StreamTable) -> None:
-        for by_uuid in (self._tables, self._flushes, self._snapshots):
-            by_uuid.pop(table.uuid, None)
+        self._tables.pop(table.uuid, None)
+        self._flushes.pop(table.uuid, None)
+        self._snapshots.pop(table.uuid, None)
+        self._flushed_for_removal.pop(table.uuid, None)
 
     async def close(self) -> None:
         """Wait for running flushes."""

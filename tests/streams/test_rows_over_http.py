@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.rest import RestCatalog
-from pyiceberg.exceptions import BadRequestError, CommitFailedException
+from pyiceberg.exceptions import BadRequestError, CommitFailedException, ValidationException
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
@@ -446,3 +447,23 @@ async def test_an_engine_that_plans_by_itself_reads_fresh_rows_by_a_header(tmp_p
         assert await asyncio.to_thread(read) == ([1, 2, 3], [3], 1)
         await stream.flush()
         assert await asyncio.to_thread(read) == ([1, 2, 3], [3], 3)
+
+
+async def test_a_commit_that_removes_rows_conflicts_with_rows_that_it_has_not_read(stream: Stream) -> None:
+    await stream.post({"id": 1, "name": "a"}, {"id": 2, "name": "b"})
+    await stream.flush()
+    await stream.post({"id": 3, "name": "a"})
+    assert await stream.ids() == [1, 2, 3]
+
+    def delete() -> None:
+        stream.catalog.load_table("db.t").delete("name = 'a'")
+
+    with pytest.raises(ValidationException, match="matching the filter"):
+        await asyncio.to_thread(delete)
+    await stream.post({"id": 4, "name": "b"})
+    await asyncio.to_thread(delete)
+    assert await stream.ids() == [2, 4]
+    await stream.post({"id": 5, "name": "b"})
+    client = SeamarkClient(stream.server.url)
+    await asyncio.to_thread(partial(seamark.delete, client, ("db", "t"), where="name = 'b'"))
+    assert await stream.ids() == []
