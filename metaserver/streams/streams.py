@@ -288,7 +288,7 @@ class Streams:
         """Flush a table before a commit that removes rows, so that the commit conflicts with rows that it has not read.
 
         Readers may have seen rows that no file had when the statement began. After the flush, the statement is
-        repeated. Its second commit has read the flush, and does not cause another one.
+        repeated. The second commit has read the flush, and does not cause another flush.
 
         Args:
             entry: The table.
