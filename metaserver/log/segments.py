@@ -363,23 +363,26 @@ class SegmentLog:
 
     async def _trim(self) -> int:
         oldest_ms = self._clock.now_ms() - self._limits.retention_ms
+        size_bytes = self.size_bytes
         removed: list[LogSegment] = []
-        rewritten = 0
-        for segment in list(self._segments[:-1]):
-            if segment.time_ms() >= oldest_ms and self.size_bytes <= self._limits.retention_bytes:
+        for segment in self._segments[:-1]:
+            is_kept = segment.time_ms() >= oldest_ms and size_bytes <= self._limits.retention_bytes
+            if is_kept or not (self._limits.drops_unreleased or segment.is_released(self._state)):
                 break
-            if not rewritten and (self._limits.drops_unreleased or segment.is_released(self._state)):
-                self._move_starts(segment, {})
-                self._segments.remove(segment)
-                segment.is_gone = True
-                removed.append(segment)
-                continue
-            if not await self._rewrite(segment):
-                break
-            rewritten += 1
+            size_bytes -= segment.size_bytes
+            removed.append(segment)
+        for segment in removed:
+            self._move_starts(segment, {})
+            segment.is_gone = True
+        del self._segments[: len(removed)]
         if removed:
             names = [name for segment in removed for name in (segment.name, index_name(segment.number))]
             await self._runner.read(partial(self._files.remove, names))
+        # Only now: rows of a shard may not be missing between two segments, also after a crash.
+        for segment in self._segments[:-1]:
+            is_kept = segment.time_ms() >= oldest_ms and self.size_bytes <= self._limits.retention_bytes
+            if is_kept or not await self._rewrite(segment):
+                break
         return len(removed)
 
     async def _rewrite(self, segment: LogSegment) -> bool:
