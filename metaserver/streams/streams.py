@@ -1,6 +1,6 @@
 """The stream tables of a server: opens them, limits their memory, and flushes them.
 
-One task watches all tables and starts a flush of each table that is due, in a task of its own, so that a slow table
+One task watches all tables. It starts a separate task for the flush of each table that is due, so that a slow table
 holds up no other. The memory for rows is one limit for all tables: from half of it on, the largest table is flushed at
 once; at the limit, appends are refused until flushes have made room.
 """
@@ -97,7 +97,7 @@ class _FlushState:
         self.interval_ms: int | None = None
         """The table's own flush interval, if it has one."""
         self.is_due = False
-        """Whether the next look flushes the table, whatever its age."""
+        """Whether the next look flushes the table, at any age of its rows."""
 
 
 class Streams:
@@ -141,7 +141,7 @@ class Streams:
             loaded: The table, which `check_stream_table` accepts.
             payload: The rows, from `RowFiles.pack`.
             rows: Their number.
-            who: The principal, whose producers have names of their own.
+            who: The principal. Two principals may use the same name of a producer.
             producer: The name of the producer, and the number of this append.
 
         Raises:

@@ -182,7 +182,7 @@ async def test_keys_of_a_database_from_before_encryption_sign_nothing_any_more(
         pass
     with sqlite3.connect(tmp_path / "seamark.db") as old:
         (step,) = (number for number, one in enumerate(MIGRATIONS) if "DELETE FROM secrets" in one.get("", ()))
-        for table in ("replicas", "column_reads", "retained"):  # of later steps
+        for table in ("replicas", "column_reads", "retained", "stream_offsets"):  # of later steps
             old.execute(f"DROP TABLE {table}")
         old.execute("ALTER TABLE leases DROP COLUMN state")
         old.execute("ALTER TABLE claims DROP COLUMN spelled")

@@ -19,6 +19,7 @@ from tests.waits import block_until
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 NEVER = 3_600_000
+VERSION_3 = "TBLPROPERTIES ('seamark.stream.enabled'='true', 'format-version'='3')"
 PROPERTIES = "TBLPROPERTIES ('seamark.stream.enabled'='true')"
 
 
@@ -29,9 +30,14 @@ class Stream:
         self.server = server
         self._spark = spark
         self._catalog = new_catalog(spark, server.base_url)
+        self._fresh = new_catalog(spark, server.base_url, extra={"header.X-Seamark-Fresh": "true"})
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
         return rows(self._spark.sql(statement.replace("{db}", f"{self._catalog}.db")))
+
+    def sql_fresh(self, statement: str) -> list[tuple[Any, ...]]:
+        """By a catalog with the header for engines that plan by themselves."""
+        return rows(self._spark.sql(statement.replace("{db}", f"{self._fresh}.db")))
 
     def post(self, table: str, *sent: dict[str, Any]) -> None:
         url = f"{self.server.base_url}/api/v1/tables/db/{table}/rows"
@@ -61,3 +67,25 @@ def test_spark_reads_rows_before_their_commit(stream: Stream) -> None:
     assert stream.sql("SELECT id FROM {db}.t WHERE day = DATE '2026-01-02' ORDER BY id") == [(3,), (4,)]
     assert stream.sql("SELECT id FROM {db}.t WHERE id > 3") == [(4,)]
     assert stream.sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)]
+    assert stream.sql_fresh("SELECT count(*) FROM {db}.t WHERE id > 1") == [(3,)]
+
+
+def test_spark_reads_fresh_rows_of_version_3_by_a_header(stream: Stream) -> None:
+    stream.sql("CREATE TABLE {db}.t (id bigint, name string) USING iceberg " + VERSION_3)
+    stream.post("t", {"id": 1, "name": "a"})
+    block_until(lambda: stream.sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)])
+    stream.post("t", {"id": 2, "name": "b"})
+    assert stream.sql("SELECT id FROM {db}.t") == [(1,)]
+    assert stream.sql_fresh("SELECT id, name FROM {db}.t ORDER BY id") == [(1, "a"), (2, "b")]
+    assert stream.sql_fresh("SELECT count(*), max(id) FROM {db}.t WHERE name = 'b'") == [(1, 2)]
+
+
+def test_a_statement_that_changes_rows_flushes_them_first(stream: Stream) -> None:
+    stream.sql("CREATE TABLE {db}.t (id bigint, name string) USING iceberg " + PROPERTIES)
+    stream.post("t", {"id": 1, "name": "a"}, {"id": 2, "name": "b"})
+    block_until(lambda: stream.sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)])
+    stream.post("t", {"id": 3, "name": "a"})
+    with pytest.raises(Exception, match="conflicting"):
+        stream.sql("UPDATE {db}.t SET name = 'z' WHERE name = 'a'")
+    stream.sql("UPDATE {db}.t SET name = 'z' WHERE name = 'a'")
+    assert stream.sql("SELECT id, name FROM {db}.t ORDER BY id") == [(1, "z"), (2, "b"), (3, "z")]

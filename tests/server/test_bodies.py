@@ -149,7 +149,7 @@ MEDIUM = {
 LARGE = {"appendRows", "commitChange", "lookupKeys"}
 
 
-def test_only_rows_and_commits_of_files_and_keys_in_arrow_take_large_bodies() -> None:
+def test_only_commits_of_files_and_keys_in_arrow_take_large_bodies() -> None:
     settings = Settings()
     limits = {described.operation: body_limit(described.body_size, settings) for _, _, described in descriptions()}
     assert {operation for operation, limit in limits.items() if limit > 4 << 20} == LARGE

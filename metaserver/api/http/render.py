@@ -19,11 +19,12 @@ from aiohttp import web
 
 from seamark.cache.single_flight import SingleFlight
 from seamark.formats.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
-from seamark.formats.iceberg.metadata.table_json import encode_table
+from seamark.formats.iceberg.metadata.table_json import encode_table, refs_view
 from seamark.formats.protocol.wire import encode_json
 from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.api.http.dispatch import Call
+from seamark.metaserver.api.http.parameters.fresh import HEADER as FRESH_HEADER
 from seamark.metaserver.api.http.parameters.plan_audience import HEADER
 from seamark.metaserver.api.http.parameters.requests import table_path
 from seamark.metaserver.catalog.documents import SnapshotMode
@@ -51,7 +52,7 @@ _MODES = ("all", "refs")
 _REVISION = "2"
 """The revision of the answer's content for a metadata file: clients must not reuse answers of older revisions, which
 may contain properties that are left out now."""
-_VARY = f"Accept-Encoding, {DELEGATION}, {HEADER}"
+_VARY = f"Accept-Encoding, {DELEGATION}, {HEADER}, {FRESH_HEADER}"
 _SNAPSHOTS = b'"snapshots":['
 """The field in a metadata document. Quotes in strings are escaped, so that only the field name matches."""
 
@@ -137,6 +138,22 @@ async def table_answer(
     return await _answer_with_location(
         call, location, loaded.metadata, mode, tail, etag, compress=compress, shown=shown
     )
+
+
+async def fresh_answer(
+    call: Call, loaded: LoadedTable, namespace: NamespacePath, name: str, mode: SnapshotMode
+) -> web.Response:
+    """Return a LoadTableResult with a fresh snapshot, which is the current one of the metadata.
+
+    The answer is encoded for each request: the next answer probably has another snapshot.
+    """
+    entry, metadata = loaded.entry, loaded.metadata
+    assert entry is not None
+    config, credentials = access_config(call, entry.uuid, metadata, namespace, name)
+    tail = _tail({**config, PLANNING_MODE: planning_mode(call.components.settings, metadata)}, credentials)
+    document = refs_view(metadata) if mode == "refs" else encode_table(metadata)
+    head = b'{"metadata-location":' + encode_json(entry.metadata_location) + b',"metadata":'
+    return _json(b"".join((head, document, tail, b"}")), {"Vary": _VARY, "Cache-Control": "no-store"})
 
 
 async def plan_answer(call: Call, loaded: LoadedPlan, mode: SnapshotMode) -> web.Response:

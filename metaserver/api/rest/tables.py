@@ -11,16 +11,19 @@ from aiohttp import web
 
 from seamark.cache.single_flight import SingleFlight
 from seamark.formats.protocol.wire import is_plan_name, show
-from seamark.formats.runtime.errors import NoSuchTable, TooLarge
+from seamark.formats.runtime.errors import BadRequest, NoSuchTable, TooLarge
 from seamark.metaserver.api.http.describe import BodySize
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.idempotency import run_idempotent
+from seamark.metaserver.api.http.parameters.fresh import HEADER as FRESH_HEADER
+from seamark.metaserver.api.http.parameters.fresh import reads_fresh
 from seamark.metaserver.api.http.parameters.requests import boolean_query, page_query
 from seamark.metaserver.api.http.render import (
     GZIPS,
     access_config,
     answer_unregistered,
     commit_answer,
+    fresh_answer,
     not_modified,
     plan_answer,
     snapshot_mode,
@@ -31,6 +34,7 @@ from seamark.metaserver.api.plans.column_reads import count_read, read_of_report
 from seamark.metaserver.catalog.documents import SnapshotMode
 from seamark.metaserver.catalog.values import Caller, CreateTable, LoadedTable
 from seamark.metaserver.objects.vending import VENDED
+from seamark.metaserver.store.model import EntryKind
 
 _NAMESPACE = "/v1/{prefix}/namespaces/{namespace}"
 _TABLE = f"{_NAMESPACE}/tables/{{table}}"
@@ -78,6 +82,12 @@ async def load_table(call: Call) -> web.Response:
     entry = await catalog.tables.entry(namespace, name)
     location = entry.metadata_location
     await catalog.documents.ensure_exists(location)
+    if entry.flushed and reads_fresh(call.headers):
+        fresh = await call.components.streams.load_fresh(entry)
+        if fresh.snapshot is not None:
+            return await fresh_answer(call, fresh.loaded, namespace, name, mode)
+        entry = fresh.loaded.entry or entry
+        location = entry.metadata_location
     audience = call.audience
     shown = [] if audience is None else await catalog.plan_tables.list_shown(entry, audience)
     if "If-None-Match" in call.headers:
@@ -100,6 +110,7 @@ async def _load_plan(call: Call, mode: SnapshotMode) -> web.Response:
 @Route("POST", _TABLE, "updateTable", body_size=BodySize.MEDIUM, is_idempotent=True).takes(_CommitTable)
 async def update_table(call: Call, body: _CommitTable) -> web.Response:
     commits, namespace, name = call.components.engine_commits, call.namespace, call.name
+    await _check_no_fresh_parent(call, body)
 
     return await run_idempotent(
         call,
@@ -108,6 +119,18 @@ async def update_table(call: Call, body: _CommitTable) -> web.Response:
         replayed=LoadedTable,
         recover=lambda: commits.load_committed(namespace, name, body.requirements),
     )
+
+
+async def _check_no_fresh_parent(call: Call, body: _CommitTable) -> None:
+    """Raise BadRequest for a snapshot that a catalog commits whose current snapshot may be a fresh one."""
+    if not reads_fresh(call.headers) or not any(update.get("action") == "add-snapshot" for update in body.updates):
+        return
+    entry = await call.components.store.entry(EntryKind.TABLE, call.namespace, call.name)
+    if entry is not None and entry.flushed:
+        raise BadRequest(
+            f"{show(call.namespace, call.name)} is a stream table, and this catalog reads snapshots of it that only "
+            f"requests with {FRESH_HEADER} see; commit through a catalog without the header"
+        )
 
 
 @Route("DELETE", _TABLE, "dropTable", is_idempotent=True)

@@ -1,4 +1,4 @@
-"""Routes of stream tables. The one that appends rows answers when the log has the rows durably."""
+"""Routes of stream tables. An append is answered when the log has the rows durably."""
 
 from __future__ import annotations
 
