@@ -379,10 +379,11 @@ class SegmentLog:
             names = [name for segment in removed for name in (segment.name, index_name(segment.number))]
             await self._runner.read(partial(self._files.remove, names))
         # Only now: rows of a shard may not be missing between two segments, also after a crash.
-        for segment in self._segments[:-1]:
-            is_kept = segment.time_ms() >= oldest_ms and self.size_bytes <= self._limits.retention_bytes
+        for place, segment in enumerate(self._segments[:-1]):
+            is_kept = segment.time_ms() >= oldest_ms and size_bytes <= self._limits.retention_bytes
             if is_kept or not await self._rewrite(segment):
                 break
+            size_bytes -= segment.size_bytes - self._segments[place].size_bytes
         return len(removed)
 
     async def _rewrite(self, segment: LogSegment) -> bool:
