@@ -14,11 +14,11 @@ from seamark.metaserver.log.files import LogFiles
 from seamark.metaserver.log.frames import FrameKind, damaged, encode_frame, encode_meta, payload_parts, read_frames
 from seamark.metaserver.log.index import FramePlace, SegmentIndex
 from seamark.metaserver.log.port import Shard
-from seamark.metaserver.log.segment import Segment, index_name
+from seamark.metaserver.log.segment import LogSegment, index_name
 from seamark.metaserver.log.state import AppendEntry, BatchEntry, LogState, StateSummary
 
 
-def unreleased_offsets(segment: Segment, state: LogState) -> dict[Shard, int]:
+def unreleased_offsets(segment: LogSegment, state: LogState) -> dict[Shard, int]:
     """Return the shards with unreleased rows in a segment, with the released offset of each."""
     offsets: dict[Shard, int] = {}
     for shard in segment.shards():
@@ -28,12 +28,12 @@ def unreleased_offsets(segment: Segment, state: LogState) -> dict[Shard, int]:
     return offsets
 
 
-def is_worth_rewriting(segment: Segment, released: Mapping[Shard, int]) -> bool:
+def is_worth_rewriting(segment: LogSegment, released: Mapping[Shard, int]) -> bool:
     """Return whether a rewritten segment would have at most half of the bytes."""
     return 2 * sum(map(segment.rows_bytes, released)) <= segment.size_bytes - segment.head_bytes
 
 
-def rewrite_segment(files: LogFiles, segment: Segment, released: Mapping[Shard, int]) -> Segment:
+def rewrite_segment(files: LogFiles, segment: LogSegment, released: Mapping[Shard, int]) -> LogSegment:
     """Replace a complete segment by one with the unreleased rows; return it.
 
     Args:
@@ -43,12 +43,12 @@ def rewrite_segment(files: LogFiles, segment: Segment, released: Mapping[Shard, 
         Corrupt: If a record is damaged; the segment is unchanged.
         OSError: If the disk fails. The segment is the old or the new.
     """
-    # Later segments begin with the state, so this one needs none.
+    # Later segments begin with the state, so a rewritten segment needs none.
     head = encode_meta(StateSummary(segment.head_time_ms, [], {}, {}))
     parts = encode_frame(segment.number, 0, FrameKind.HEAD, head, ())
     size_bytes = sum(map(len, parts))
     index = SegmentIndex()
-    rewritten = Segment(segment.number, size_bytes, size_bytes, segment.head_time_ms, index)
+    rewritten = LogSegment(segment.number, size_bytes, size_bytes, segment.head_time_ms, index)
     end = 0
     for frame in read_frames(segment.number, files.read(segment.name, 0, segment.size_bytes)):
         end = frame.end

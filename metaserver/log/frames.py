@@ -29,6 +29,7 @@ from typing import NamedTuple
 import msgspec
 from awscrt.checksums import crc32c
 
+from seamark.formats.runtime.decoding import from_msgpack
 from seamark.formats.runtime.errors import Corrupt
 from seamark.metaserver.log.port import Batch, Shard
 from seamark.metaserver.log.state import AppendEntry, BatchEntry, Entry, StateSummary
@@ -40,8 +41,6 @@ _HEADER = struct.Struct("<4sIIIB15x")
 _CHECKED = struct.Struct("<IIB15x")
 _PLACE = struct.Struct("<QQ")
 _ENCODER = msgspec.msgpack.Encoder()
-_ENTRY_DECODER = msgspec.msgpack.Decoder(Entry)
-_HEAD_DECODER = msgspec.msgpack.Decoder(StateSummary)
 
 Buffer = bytes | bytearray | memoryview
 
@@ -65,11 +64,12 @@ class Frame(NamedTuple):
 
     def entry(self) -> Entry:
         """Return the entry of a frame of the kind ENTRY."""
-        return _ENTRY_DECODER.decode(self.meta)
+        entry: Entry = from_msgpack(self.meta, Entry)
+        return entry
 
     def head(self) -> StateSummary:
         """Return the state of a frame of the kind HEAD."""
-        return _HEAD_DECODER.decode(self.meta)
+        return from_msgpack(self.meta, StateSummary)
 
 
 def frame_bytes(meta: bytes, payloads: Sequence[bytes]) -> int:

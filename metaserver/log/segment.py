@@ -47,7 +47,7 @@ def number_of(name: str, suffix: str) -> int | None:
 
 
 @dataclass(slots=True, eq=False)
-class Segment:
+class LogSegment:
     """A segment, the active segment included.
 
     Attributes:
@@ -191,7 +191,7 @@ class Segment:
             yield files.read(self.name, position, min(_CHECK_BYTES, self.size_bytes - position))
 
 
-def find_segment(segments: Sequence[Segment], shard: Shard, offset: int) -> Segment | None:
+def find_segment(segments: Sequence[LogSegment], shard: Shard, offset: int) -> LogSegment | None:
     """Return the segment with the row at an offset. Readers mostly want the newest rows, so it looks there first."""
     for segment in reversed(segments):
         first = segment.first(shard)
@@ -200,9 +200,9 @@ def find_segment(segments: Sequence[Segment], shard: Shard, offset: int) -> Segm
     return None
 
 
-def segments_from(segments: Sequence[Segment], time_ms: int) -> Sequence[Segment]:
+def segments_from(segments: Sequence[LogSegment], time_ms: int) -> Sequence[LogSegment]:
     """Return the segments that may have records at or after a time."""
-    return segments[bisect.bisect_left(segments, time_ms, key=Segment.time_ms) :]
+    return segments[bisect.bisect_left(segments, time_ms, key=LogSegment.time_ms) :]
 
 
 def _spans(places: Sequence[FramePlace]) -> Iterator[Sequence[FramePlace]]:

@@ -48,7 +48,7 @@ from seamark.metaserver.log.port import (
     check_producer_name,
 )
 from seamark.metaserver.log.recovery import FULL, RecoveredLog, create_segment_file, recover
-from seamark.metaserver.log.segment import Segment, find_segment, index_name, segments_from
+from seamark.metaserver.log.segment import LogSegment, find_segment, index_name, segments_from
 from seamark.metaserver.log.state import AppendEntry, Group, LogState
 from seamark.metaserver.log.waiting import Waiters
 from seamark.metaserver.log.writer import SegmentWriter
@@ -147,9 +147,9 @@ class SegmentLog:
         self._waiting_bytes = 0
         self._wake = asyncio.Event()
         self._wake_maintenance = asyncio.Event()
-        self._trimming = asyncio.Lock()
+        self._maintaining = asyncio.Lock()
         self._waiters = Waiters(self._state.watermark)
-        self._loaded: OrderedDict[tuple[Segment, Shard], ShardIndex] = OrderedDict()
+        self._loaded: OrderedDict[tuple[LogSegment, Shard], ShardIndex] = OrderedDict()
         self._failure: str | None = None
         self._is_closing = False
         self.syncs = 0
@@ -187,7 +187,7 @@ class SegmentLog:
         return await future
 
     async def run(self) -> None:
-        """Write groups until the log is closed or fails; the one task that changes the state."""
+        """Write groups until the log is closed or fails. No other task changes the state."""
         try:
             while not self._is_closing:
                 await self._wake.wait()
@@ -334,7 +334,7 @@ class SegmentLog:
             try:
                 await self.store_indexes()
                 await self.trim()
-            except OSError as error:  # the segments stay as they are, and the next run tries again
+            except OSError as error:  # the segments are unchanged, and the next run tries again
                 _log.warning("log maintenance failed", error=str(error))
 
     async def store_indexes(self) -> None:
@@ -343,10 +343,11 @@ class SegmentLog:
         Raises:
             OSError: If the disk is full or fails; the log works without the file.
         """
-        for segment in self._segments[:-1]:
-            if segment.index is not None:
-                await self._runner.read(partial(segment.store_index, self._files))
-                segment.use_index_file(await self._runner.read(partial(segment.load_ranges, self._files)))
+        async with self._maintaining:
+            for segment in self._segments[:-1]:
+                if segment.index is not None:
+                    await self._runner.read(partial(segment.store_index, self._files))
+                    segment.use_index_file(await self._runner.read(partial(segment.load_ranges, self._files)))
 
     async def trim(self) -> int:
         """Remove the oldest segments beyond the retention; return how many.
@@ -357,31 +358,35 @@ class SegmentLog:
         Raises:
             OSError: If the disk fails.
         """
-        async with self._trimming:
+        async with self._maintaining:
             return await self._trim()
 
     async def _trim(self) -> int:
         oldest_ms = self._clock.now_ms() - self._limits.retention_ms
-        removed: list[Segment] = []
-        rewritten = 0
-        for segment in list(self._segments[:-1]):
-            if segment.time_ms() >= oldest_ms and self.size_bytes <= self._limits.retention_bytes:
+        size_bytes = self.size_bytes
+        removed: list[LogSegment] = []
+        for segment in self._segments[:-1]:
+            is_kept = segment.time_ms() >= oldest_ms and size_bytes <= self._limits.retention_bytes
+            if is_kept or not (self._limits.drops_unreleased or segment.is_released(self._state)):
                 break
-            if not rewritten and (self._limits.drops_unreleased or segment.is_released(self._state)):
-                self._move_starts(segment, {})
-                self._segments.remove(segment)
-                segment.is_gone = True
-                removed.append(segment)
-                continue
-            if not await self._rewrite(segment):
-                break
-            rewritten += 1
+            size_bytes -= segment.size_bytes
+            removed.append(segment)
+        for segment in removed:
+            self._move_starts(segment, {})
+            segment.is_gone = True
+        del self._segments[: len(removed)]
         if removed:
             names = [name for segment in removed for name in (segment.name, index_name(segment.number))]
             await self._runner.read(partial(self._files.remove, names))
+        # Only now: rows of a shard may not be missing between two segments, also after a crash.
+        for place, segment in enumerate(self._segments[:-1]):
+            is_kept = segment.time_ms() >= oldest_ms and size_bytes <= self._limits.retention_bytes
+            if is_kept or not await self._rewrite(segment):
+                break
+            size_bytes -= segment.size_bytes - self._segments[place].size_bytes
         return len(removed)
 
-    async def _rewrite(self, segment: Segment) -> bool:
+    async def _rewrite(self, segment: LogSegment) -> bool:
         """Leave only unreleased rows in a segment; return False if released rows stay in it."""
         released = unreleased_offsets(segment, self._state)
         if all(shard in released and (segment.first(shard) or 0) >= released[shard] for shard in segment.shards()):
@@ -398,7 +403,7 @@ class SegmentLog:
                 summary.size_bytes -= segment.rows_bytes(shard) - replacement.rows_bytes(shard)
         return True
 
-    def _move_starts(self, segment: Segment, released: Mapping[Shard, int]) -> None:
+    def _move_starts(self, segment: LogSegment, released: Mapping[Shard, int]) -> None:
         """Make the rows of a segment unreadable before they are removed, except for those at or after `released`."""
         for shard in segment.shards():
             summary = self._state.shards.get(shard)
@@ -429,7 +434,7 @@ class SegmentLog:
             places = index.places(offset, limit_bytes=limit_bytes, end=end)
             records = await self._runner.read(partial(segment.read_records, self._files, shard, places))
         except (Corrupt, OSError) as error:
-            async with self._trimming:  # retention may have removed or rewritten the segment meanwhile
+            async with self._maintaining:  # retention may have removed or rewritten the segment meanwhile
                 pass
             if not segment.is_gone:
                 if isinstance(error, Corrupt):
@@ -439,7 +444,7 @@ class SegmentLog:
             return await self.read(shard, offset, limit_bytes=limit_bytes, end=end)
         return records
 
-    async def _load_index(self, segment: Segment, shard: Shard) -> ShardIndex:
+    async def _load_index(self, segment: LogSegment, shard: Shard) -> ShardIndex:
         if segment.index is not None:
             return segment.index.shards[shard]
         key = (segment, shard)
@@ -466,7 +471,7 @@ class SegmentLog:
                 try:
                     offset = (await self._load_index(segment, shard)).offset_at(time_ms)
                 except OSError as error:
-                    async with self._trimming:
+                    async with self._maintaining:
                         pass
                     if not segment.is_gone:
                         raise LogUnavailable(f"The disk of the log failed ({error.strerror}); retry later") from error

@@ -443,7 +443,6 @@ async def open_streams(
         limits = SegmentLimits(
             retention_ms=1000 * settings.stream_log_retention_s,
             retention_bytes=settings.stream_log_retention_bytes,
-            drops_unreleased=settings.stream_log_drops_unflushed,
             waiting_bytes_max=settings.stream_log_waiting_bytes,
             producers_max=settings.stream_log_producers_limit,
         )
