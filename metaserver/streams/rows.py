@@ -53,15 +53,14 @@ def decode_objects(body: bytes, row_format: RowFormat, *, rows_max: int) -> list
         BadRequest: For other JSON.
         TooLarge: For more than `rows_max` rows.
     """
-    try:
-        if row_format is RowFormat.LINES:
-            rows: Any = msgspec.json.decode_lines(body) if hasattr(msgspec.json, "decode_lines") else _LINES(body)
-        else:
-            rows = msgspec.json.decode(body)
-            if isinstance(rows, dict) and set(rows) == {"rows"}:
-                rows = rows["rows"]
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise BadRequest(f"The rows are not valid JSON: {error}") from None
+    rows: Any
+    if row_format is RowFormat.LINES:
+        lines = [line for line in body.splitlines() if line.strip()]
+        rows = [_decode(line, f"Row {number}") for number, line in enumerate(lines)]
+    else:
+        rows = _decode(body, "The body")
+        if isinstance(rows, dict) and set(rows) == {"rows"}:
+            rows = rows["rows"]
     if not isinstance(rows, list):
         raise BadRequest('The body has to be an array of objects, or an object with the array "rows"')
     if len(rows) > rows_max:
@@ -72,7 +71,11 @@ def decode_objects(body: bytes, row_format: RowFormat, *, rows_max: int) -> list
     return rows
 
 
-_LINES = msgspec.json.Decoder().decode_lines
+def _decode(text: bytes, subject: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise BadRequest(f"{subject} is not valid JSON: {error}") from None
 
 
 def to_batch(rows: Sequence[dict[str, Any]], schema: Schema) -> pa.RecordBatch:

@@ -198,6 +198,7 @@ async def test_rows_that_do_not_fit_are_refused_with_row_column_and_value(stream
     assert "Row 0 is 7" in await reason(7)
     assert (await stream.refused(b"[{"))[0] == 400
     assert (await stream.refused(b"id\n1\n", "text/csv"))[0] == 415
+    assert "Row 1 is not valid JSON" in (await stream.refused(b'{"id": 1}\n{"id": \n', LINES))[1]
     assert (await stream.refused(b"nothing", ARROW))[0] == 400
     status, message = await stream.refused(arrow_body(id=["x"]), ARROW)
     assert (status, "column id" in message) == (400, True)
