@@ -26,7 +26,6 @@ from seamark.formats.runtime.errors import (
     NoSuchTable,
     RetryLater,
     SeamarkError,
-    StorageError,
     TooManyRequests,
 )
 from seamark.metaserver.catalog.catalog import Catalog
@@ -34,7 +33,7 @@ from seamark.metaserver.catalog.ownership.claims import check_writable
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.commit.changes.group_commit import Commits
 from seamark.metaserver.commit.snapshots.manifests import Manifests
-from seamark.metaserver.log.port import Acknowledgement, Batch, StreamLog, StreamProducer
+from seamark.metaserver.log.port import Acknowledgement, Batch, Shard, StreamLog, StreamProducer
 from seamark.metaserver.log.segments import SegmentLimits, open_segment_log
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.runtime.background import running
@@ -174,11 +173,12 @@ class Streams:
             named = StreamProducer(f"{table.uuid}/{tenant}/{name}", sequence)
             # A producer's rows stay in one shard, which has an order.
             shard = int.from_bytes(hashlib.sha256(named.name.encode()).digest()[:4], "big") % table.shards
-        self._flushes[table.uuid].interval_ms = as_int(loaded.metadata.properties, FLUSH_INTERVAL, 0) or None
         acknowledged = await table.append({shard: Batch(rows, payload)}, named)
-        state = self._flushes.get(table.uuid)  # None if the table was dropped meanwhile
-        if state is not None and loaded.metadata.current_snapshot_id is None:
-            state.is_due = True  # engines do not ask for a plan of a table without a snapshot
+        state = self._flushes.get(table.uuid)
+        if state is not None:  # else the table was dropped meanwhile
+            state.interval_ms = _interval_ms(loaded.metadata)
+            if loaded.metadata.current_snapshot_id is None:
+                state.is_due = True  # engines do not ask for a plan of a table without a snapshot
         return acknowledged
 
     async def load_fresh(self, entry: Entry, metadata: TableMetadata | None = None) -> FreshTable:
@@ -265,15 +265,18 @@ class Streams:
             StreamLimits(settings.stream_fresh_interval_ms / 1000, settings.stream_fresh_retention_s),
             fresh_folder=folder,
         )
-        for number, state in ((shard.number, state) for shard, state in log.shards(entry.uuid).items()):
-            if state.watermark < table.flushed.get(number, 0):
-                raise StorageError(
-                    f"The log has rows of the table {entry.uuid} up to offset {state.watermark}, but rows up to "
-                    f"{table.flushed[number]} are in its files: the log was replaced or restored. Restore the right log"
+        stored = log.watermarks([Shard(entry.uuid, number) for number in table.flushed])
+        for shard, watermark in stored.items():
+            if watermark < table.flushed[shard.number]:
+                # New rows would get the offsets of rows that were flushed, and nobody would read them.
+                raise LogElsewhere(
+                    f"The log of this server has {watermark} rows of shard {shard.number} of the table {entry.uuid}, "
+                    f"and {table.flushed[shard.number]} were flushed: it is not the log that the rows of the table "
+                    "were in. Restore that log"
                 )
         table.give_up_files([info.location async for info in self._objects.list(folder)])  # of an earlier process
         self._tables[entry.uuid] = table
-        self._flushes.setdefault(entry.uuid, _FlushState())
+        self._flushes.setdefault(entry.uuid, _FlushState()).interval_ms = _interval_ms(metadata)
         return table
 
     async def flush(self, uuid: str) -> int:
@@ -421,6 +424,12 @@ def check_stream_table(metadata: TableMetadata, subject: str) -> None:
         raise BadRequest(
             f"{subject}: {SHARDS} is {metadata.properties[SHARDS]!r}; it is a number from 1 to {SHARDS_MAX}"
         )
+
+
+def _interval_ms(metadata: TableMetadata) -> int | None:
+    """Return the table's own flush interval, if it has a valid one."""
+    text = metadata.properties.get(FLUSH_INTERVAL, "")
+    return max(FLUSH_INTERVAL_MS_MIN, int(text)) if text.isdecimal() and len(text) < 10 else None
 
 
 def _fresh_folder(metadata: TableMetadata) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import os
+import shutil
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -468,3 +469,15 @@ async def test_a_commit_that_removes_rows_conflicts_with_rows_that_it_has_not_re
     client = SeamarkClient(stream.server.url)
     await asyncio.to_thread(partial(seamark.delete, client, ("db", "t"), where="name = 'b'"))
     assert await stream.ids() == []
+
+
+async def test_a_lost_log_loses_no_new_rows_and_the_table_stays_readable(tmp_path: Path) -> None:
+    async with streaming(tmp_path) as stream:
+        await create(stream)
+        await stream.post({"id": 1}, {"id": 2})
+        await stream.flush()
+    shutil.rmtree(tmp_path / "streams")
+    async with streaming(tmp_path) as stream:
+        status, message = await stream.refused(b'[{"id": 3}]')
+        assert (status, "Restore that log" in message) == (503, True)
+        assert await stream.ids() == [1, 2]
