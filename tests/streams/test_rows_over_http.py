@@ -481,3 +481,22 @@ async def test_a_lost_log_loses_no_new_rows_and_the_table_stays_readable(tmp_pat
         status, message = await stream.refused(b'[{"id": 3}]')
         assert (status, "Restore that log" in message) == (503, True)
         assert await stream.ids() == [1, 2]
+
+
+async def test_a_plan_in_pages_has_each_fresh_file_also_after_a_flush(tmp_path: Path) -> None:
+    async with streaming(tmp_path, plan_inline_limit=2, plan_page_size=2) as stream:
+        await create(stream, partition_spec=BY_NAME)
+        await stream.post(*({"id": number, "name": str(number)} for number in range(9)))
+        assert await stream.ids() == list(range(9))
+        path = f"{stream.server.url}/v1/namespaces/db/tables/t"
+        async with stream.server.http.post(f"{path}/plan", json={}) as answer:
+            plan_tasks = (await answer.json())["plan-tasks"]
+        await stream.flush()
+        await stream.post({"id": 9, "name": "9"})
+        rows = 0
+        for task in plan_tasks:
+            async with stream.server.http.post(f"{path}/tasks", json={"plan-task": task}) as answer:
+                page = await answer.json()
+            rows += sum(one["data-file"]["record-count"] for one in page["file-scan-tasks"])
+        assert rows == 9
+        assert await stream.ids() == list(range(10))
