@@ -240,6 +240,14 @@ class Streams:
         self._snapshots[table.uuid] = _KeptSnapshot(key, encoded.snapshot, until_s)
         return encoded.snapshot
 
+    async def open(self, entry: Entry) -> StreamTable:
+        """Return the open stream of a table that has flushed offsets.
+
+        Raises:
+            LogElsewhere: If another process has the log.
+        """
+        return await self._open(entry, await self._context.documents.table(entry.metadata_location))
+
     async def _open(self, entry: Entry, metadata: TableMetadata) -> StreamTable:
         table = self._tables.get(entry.uuid)
         if table is not None:

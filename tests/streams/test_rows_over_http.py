@@ -500,3 +500,19 @@ async def test_a_plan_in_pages_has_each_fresh_file_also_after_a_flush(tmp_path: 
             rows += sum(one["data-file"]["record-count"] for one in page["file-scan-tasks"])
         assert rows == 9
         assert await stream.ids() == list(range(10))
+
+
+async def test_the_state_of_a_stream_says_what_waits(stream: Stream) -> None:
+    path = "/api/v1/tables/db/t/stream"
+    assert (await stream.server.get(path))[0] == 400
+    await stream.post({"id": 1}, {"id": 2})
+    await stream.flush()
+    await stream.post({"id": 3})
+    await stream.ids()
+    status, state = await stream.server.get(path)
+    assert (status, state["shards"]) == (200, [{"shard": 0, "flushed": 2, "durable": 3}])
+    assert (state["waiting-rows"], state["fresh-files"], state["waiting-bytes"] > 0) == (1, 1, True)
+    url = f"{stream.server.url}/api/v1/tables/db/t/flush"
+    async with stream.server.http.post(url) as answer:
+        assert await answer.json() == {"rows": 1}
+    assert (await stream.server.get(path))[1]["waiting-rows"] == 0
