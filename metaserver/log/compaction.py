@@ -15,17 +15,16 @@ from seamark.metaserver.log.frames import FrameKind, damaged, encode_frame, enco
 from seamark.metaserver.log.index import FramePlace, SegmentIndex
 from seamark.metaserver.log.port import Shard
 from seamark.metaserver.log.segment import LogSegment, index_name
-from seamark.metaserver.log.state import AppendEntry, BatchEntry, LogState, StateSummary
+from seamark.metaserver.log.state import AppendEntry, BatchEntry, StateSummary
 
 
-def unreleased_offsets(segment: LogSegment, state: LogState) -> dict[Shard, int]:
+def unreleased_offsets(segment: LogSegment, released: Mapping[Shard, int]) -> dict[Shard, int]:
     """Return the shards with unreleased rows in a segment, with the released offset of each."""
-    offsets: dict[Shard, int] = {}
-    for shard in segment.shards():
-        summary = state.shards.get(shard)
-        if summary is not None and (segment.end(shard) or 0) > summary.released:
-            offsets[shard] = summary.released
-    return offsets
+    return {
+        shard: released[shard]
+        for shard in segment.shards()
+        if shard in released and (segment.end(shard) or 0) > released[shard]
+    }
 
 
 def is_worth_rewriting(segment: LogSegment, released: Mapping[Shard, int]) -> bool:

@@ -252,8 +252,9 @@ def _check_released(files: LogFiles, segments: list[LogSegment], state: LogState
     Raises:
         Corrupt: If they are damaged.
     """
+    released = state.released_offsets()
     for segment in segments:
-        if segment.index is not None or segment.is_released(state):
+        if segment.index is not None or segment.is_released(released):
             continue
         decoded = segment.load_ranges(files)
         if decoded is None or not segment.is_intact(files, decoded[0].segment_crc):

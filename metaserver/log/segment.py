@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from seamark.metaserver.log.files import LogFiles
@@ -19,7 +19,7 @@ from seamark.metaserver.log.index import (
     encode_index,
 )
 from seamark.metaserver.log.port import Record, Shard
-from seamark.metaserver.log.state import AppendEntry, LogState
+from seamark.metaserver.log.state import AppendEntry
 
 SEGMENT_SUFFIX = ".segment"
 INDEX_SUFFIX = ".index"
@@ -119,13 +119,9 @@ class LogSegment:
             return self.index.time_ms or self.head_time_ms
         return max((each.last_time_ms for each in self.ranges.values()), default=self.head_time_ms)
 
-    def is_released(self, state: LogState) -> bool:
-        """Return whether retention may remove all rows."""
-        for shard in self.shards():
-            summary = state.shards.get(shard)
-            if summary is not None and (self.end(shard) or 0) > summary.released:
-                return False
-        return True
+    def is_released(self, released: Mapping[Shard, int]) -> bool:
+        """Return whether retention may remove all rows. `released` has no shards of removed streams."""
+        return all((self.end(shard) or 0) <= released[shard] for shard in self.shards() if shard in released)
 
     def load_index(self, files: LogFiles, shard: Shard) -> ShardIndex:
         """Return the places of the records of a shard that has rows here.

@@ -363,11 +363,13 @@ class SegmentLog:
 
     async def _trim(self) -> int:
         oldest_ms = self._clock.now_ms() - self._limits.retention_ms
+        # Offsets of one moment: a later segment may not lose rows of a shard while an earlier segment has such rows.
+        released = self._state.released_offsets()
         size_bytes = self.size_bytes
         removed: list[LogSegment] = []
         for segment in self._segments[:-1]:
             is_kept = segment.time_ms() >= oldest_ms and size_bytes <= self._limits.retention_bytes
-            if is_kept or not (self._limits.drops_unreleased or segment.is_released(self._state)):
+            if is_kept or not (self._limits.drops_unreleased or segment.is_released(released)):
                 break
             size_bytes -= segment.size_bytes
             removed.append(segment)
@@ -381,14 +383,14 @@ class SegmentLog:
         # Only now: rows of a shard may not be missing between two segments, also after a crash.
         for place, segment in enumerate(self._segments[:-1]):
             is_kept = segment.time_ms() >= oldest_ms and size_bytes <= self._limits.retention_bytes
-            if is_kept or not await self._rewrite(segment):
+            if is_kept or not await self._rewrite(segment, released):
                 break
             size_bytes -= segment.size_bytes - self._segments[place].size_bytes
         return len(removed)
 
-    async def _rewrite(self, segment: LogSegment) -> bool:
+    async def _rewrite(self, segment: LogSegment, all_released: Mapping[Shard, int]) -> bool:
         """Leave only unreleased rows in a segment; return False if released rows stay in it."""
-        released = unreleased_offsets(segment, self._state)
+        released = unreleased_offsets(segment, all_released)
         if all(shard in released and (segment.first(shard) or 0) >= released[shard] for shard in segment.shards()):
             return True
         if not is_worth_rewriting(segment, released):

@@ -49,8 +49,9 @@ def test_rows_are_kept_once_and_in_order() -> None:
     assert {world.is_fleet for world in worlds} == {False, True}
 
 
-def test_a_flush_and_the_retention_overtake_a_reader() -> None:
-    run_world(6762, appends=20)
+@pytest.mark.parametrize("seed", [5302, 6083, 6762])
+def test_worlds_that_found_faults_of_the_retention(seed: int) -> None:
+    run_world(seed, appends=20)
 
 
 @pytest.mark.slow
