@@ -1,4 +1,4 @@
-"""The tables of the catalog, as stream tables use them: loads and commits by the UUID, under whatever name."""
+"""The tables of the catalog, as stream tables use them: loads and commits by the UUID, under any name."""
 
 from __future__ import annotations
 

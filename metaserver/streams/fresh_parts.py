@@ -17,7 +17,7 @@ from seamark.metaserver.streams.row_files import EncodedFile
 MERGED_ROWS_MAX = 1_000_000
 """Rows of parts that a new part replaces."""
 _MERGE_RATIO = 2
-"""A new part replaces the part before it unless that one has more than this number of times its rows."""
+"""A new part replaces the part before it, unless the earlier part has more than this number of times its rows."""
 
 
 class FreshPart(msgspec.Struct, frozen=True):
@@ -30,7 +30,7 @@ class FreshPart(msgspec.Struct, frozen=True):
 
 
 class OffsetRange(msgspec.Struct, frozen=True):
-    """Rows that one part is to have."""
+    """The rows of a part to write."""
 
     start: int
     end: int

@@ -6,7 +6,7 @@ The rules:
 - A reader gets the files of a pointer, and the fresh rows from the flushed offsets that belong to this pointer up to
   watermarks of one moment. So a flush neither hides nor repeats a row, and a reader sees each append whole.
 - A flush adds files with the rows from the flushed offset to `cut`, and moves the flushed offset from the former to the
-  latter, in one transaction. Whoever flushes, each row is added once.
+  latter, in one transaction. Any process may flush; each row is added once.
 - Rows leave the memory, and fresh files are given up, only after the flushed offset has passed them.
 
 The class knows no socket, no database and no file system: it works on ports, so that a simulation runs it.
@@ -66,7 +66,7 @@ class StreamLimits(NamedTuple):
 
     Attributes:
         fresh_interval_s: The least time between two times that fresh files are written.
-        fresh_retention_s: How long fresh files stay after no plan names them any more, for running queries.
+        fresh_retention_s: How long fresh files stay when plans no longer name them, for running queries.
     """
 
     fresh_interval_s: float
@@ -135,7 +135,7 @@ class StreamTable:
         self._written_s = -limits.fresh_interval_s
         self._fresh_lock, self._flush_lock = asyncio.Lock(), asyncio.Lock()
         self._unneeded: list[tuple[float, str]] = []
-        """Locations of files that no plan names any more, and when they are deleted."""
+        """When files that plans no longer name are deleted, and their locations."""
         self.appending_bytes = 0
 
     @property

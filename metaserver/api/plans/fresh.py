@@ -1,8 +1,8 @@
 """Plans of stream tables: with the rows that were acknowledged and that no commit has added yet.
 
-A plan has fresh rows if the client reads the table as it is now. PyIceberg says so by naming no snapshot. Spark always
-names the snapshot that was current when it loaded the table, also where the user named none. So a plan for the current
-snapshot, or for one that a flush has replaced a moment ago, reads the table as it is now if the client is Java's.
+A plan has fresh rows if the client reads the current state of the table. PyIceberg then names no snapshot. Spark always
+names the snapshot that was current when it loaded the table, also where the user named none. So a plan of Java's client
+for the current snapshot, or for a snapshot that a flush has replaced a moment ago, reads the current state.
 
 A statement that rewrites or deletes rows of files gets no fresh files: a commit cannot remove rows of them. Their rows
 are flushed first, so that the statement's commit conflicts if it would have changed them.
@@ -37,7 +37,7 @@ class FreshPlan(NamedTuple):
     Attributes:
         loaded: The table; its current snapshot is `snapshot` if there is one.
         snapshot: The fresh snapshot that the plan reads; None if it reads a snapshot of the table.
-        is_live: Whether the plan reads the current snapshot, whichever the request names.
+        is_live: Whether the plan reads the current snapshot, although the request may name another snapshot.
     """
 
     loaded: LoadedTable
@@ -61,7 +61,7 @@ async def load_fresh(call: Call, entry: Entry, data: bytes, dialect: ClientDiale
 
 
 def _is_live(body: PlanTableScan, metadata: TableMetadata, dialect: ClientDialect, now_ms: int) -> bool:
-    """Return whether the request reads the table as it is now."""
+    """Return whether the request reads the current state of the table."""
     if body.start_snapshot_id is not None or body.end_snapshot_id is not None:
         return False
     if body.snapshot_id is None:
