@@ -276,7 +276,7 @@ class Streams:
         stored = log.watermarks([Shard(entry.uuid, number) for number in table.flushed])
         for shard, watermark in stored.items():
             if watermark < table.flushed[shard.number]:
-                # New rows would get the offsets of rows that were flushed, and nobody would read them.
+                # New rows would get the offsets of rows that were flushed, and no reader would see them.
                 raise LogElsewhere(
                     f"The log of this server has {watermark} rows of shard {shard.number} of the table {entry.uuid}, "
                     f"and {table.flushed[shard.number]} were flushed: it is not the log that the rows of the table "
