@@ -18,7 +18,7 @@ import msgspec
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata, with_previous_file
 from seamark.formats.iceberg.metadata.properties import as_bool
-from seamark.formats.iceberg.metadata.replacement import difference
+from seamark.formats.iceberg.metadata.replacement import find_row_count_mismatch
 from seamark.formats.iceberg.metadata.table_json import encode_table
 from seamark.formats.index.definitions import read_definitions
 from seamark.formats.protocol.wire import show
@@ -409,7 +409,7 @@ def _describe_difference(metadata: TableMetadata, snapshot_id: int) -> str | Non
     snapshot = metadata.snapshot(snapshot_id)
     parent_id = None if snapshot is None else snapshot.parent_snapshot_id
     parent = None if parent_id is None else metadata.snapshot(parent_id)
-    return None if snapshot is None else difference(snapshot, parent)
+    return None if snapshot is None else find_row_count_mismatch(snapshot, parent)
 
 
 def _has_same_layout(metadata: TableMetadata, base: TableMetadata) -> bool:

@@ -292,7 +292,7 @@ async def one_star(seed: int, api: Api, monkeypatch: pytest.MonkeyPatch, seen: C
     few = rng.choice([0, 2, 200])
     monkeypatch.setattr(dynamic_filters, "FEW", few)
     monkeypatch.setattr(dynamic_filters, "LISTED_MAX", rng.choice([few + 1, 5000]))
-    monkeypatch.setattr(key_set, "_SPAN_A_KEY", rng.choice([0, 1 << 12]))
+    monkeypatch.setattr(key_set, "_TABLE_BITS_PER_KEY", rng.choice([0, 1 << 12]))
     monkeypatch.setattr(bloom, "HASHED_MAX", rng.choice([3, 2000]))
     outer = [await draw_table(rng, api, f"o{seed}_{number}", [], fact=False) for number in range(rng.choice([0, 1]))]
     dims = [

@@ -45,7 +45,7 @@ class StoredManifest(NamedTuple):
     manifest: WrittenManifest
 
     def describe(self, snapshot_id: int, sequence_number: int) -> ManifestFile:
-        return self.manifest.described(self.path, snapshot_id=snapshot_id, sequence_number=sequence_number)
+        return self.manifest.to_manifest_file(self.path, snapshot_id=snapshot_id, sequence_number=sequence_number)
 
 
 class FileCreator(Protocol):

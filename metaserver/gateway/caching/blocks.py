@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from seamark.cache.admission import AdmittingCache
-from seamark.cache.disk import DiskTier, identity
+from seamark.cache.disk import DiskTier, account_key
 from seamark.cache.frequency import FrequencySketch
 from seamark.cache.tier import TierStats
 
@@ -46,7 +46,7 @@ def open_tier(
         budget_bytes,
         mapped_max=0,
         map_bytes_min=_NEVER_MAPPED,
-        prefers=lambda candidate, victim: sketch.estimate(candidate) > sketch.estimate(victim),
+        should_replace=lambda candidate, victim: sketch.estimate(candidate) > sketch.estimate(victim),
         holder_bytes=holder_bytes,
         reused_bytes=block_bytes,
     )
@@ -191,4 +191,4 @@ def _read(tiers: Sequence[DiskTier], key: str) -> memoryview | None:
 
 def identify(key: str) -> bytes:
     """Return the name of a block in the account of a disk tier, so that all tiers share one count of requests."""
-    return identity(key)
+    return account_key(key)
