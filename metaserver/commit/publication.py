@@ -23,11 +23,17 @@ from seamark.formats.iceberg.metadata.table_json import encode_table
 from seamark.formats.index.definitions import read_definitions
 from seamark.formats.protocol.wire import show
 from seamark.formats.runtime.errors import CommitUnknown, ObjectExists, RetryLater, SeamarkError
+from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.documents import compress
 from seamark.metaserver.catalog.encrypted_columns import check_encrypted_columns
-from seamark.metaserver.catalog.ownership.claims import check_unclaimed, check_writable, claim, list_claimed, moves
+from seamark.metaserver.catalog.ownership.claims import (
+    check_unclaimed,
+    check_writable,
+    claim,
+    list_claimed,
+    may_add_locations,
+)
 from seamark.metaserver.catalog.ownership.own_files import allow
-from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.pointers import make_entry, metadata_location, swap_of, uuid_of
 from seamark.metaserver.catalog.policies import record_setters
 from seamark.metaserver.catalog.purge import make_owns
@@ -279,7 +285,7 @@ class Publisher:
         previous = None if entry is None else entry.metadata_location
         location = metadata_location(self._context, metadata.location, metadata.properties, previous, suffix)
         claims: tuple[Operation, ...] = ()
-        if moves(base, metadata):
+        if may_add_locations(base, metadata):
             new = make_entry(namespace, name, uuid, location, 0)
             claims = (await claim(self._context, caller, metadata, new, fresh=base is None),)
         elif entry is not None and not is_checked:

@@ -46,7 +46,7 @@ from seamark.formats.index.kinds.pieces import Head, Piece, Pieces, write_pieces
 
 MATRIX, LISTS, EDGES = 0, 1, 2
 """Layouts."""
-_DICTIONARY, _LEAST, _MOST, _FILES, _STARTS = range(5)
+_DICTIONARY, _LOWEST_RANKS, _GREATEST_RANKS, _FILES, _STARTS = range(5)
 """Piece numbers; in EDGES, pieces 0 and 1 are the edges."""
 PIECES_MAX = _STARTS + 1
 EDGE_BYTES = 64
@@ -305,7 +305,7 @@ class Postings:
         yield [self._pieces.spot(_DICTIONARY)]
         begins, ends = bounds.intervals(self._open_dictionary())
         if _is_wide(begins, ends):
-            yield [self._pieces.spot(_LEAST), self._pieces.spot(_MOST)]
+            yield [self._pieces.spot(_LOWEST_RANKS), self._pieces.spot(_GREATEST_RANKS)]
             _, begins, ends = self._by_extremes(begins, ends)
         if len(begins):
             yield [self._pieces.spot(number) for number in range(_FILES, self._pieces.count)]
@@ -386,7 +386,9 @@ class Postings:
         """
         marks = np.zeros(self._files, dtype=np.uint8)
         wide = ends - begins > 1
-        lowest_ranks, greatest_ranks = (self._array(number, "<u4", self._files) for number in (_LEAST, _MOST))
+        lowest_ranks, greatest_ranks = (
+            self._array(number, "<u4", self._files) for number in (_LOWEST_RANKS, _GREATEST_RANKS)
+        )
         undecided = np.zeros(self._files, dtype=np.bool_)
         for begin, end in zip(begins[wide].tolist(), ends[wide].tolist(), strict=True):
             below, above = lowest_ranks < begin, greatest_ranks >= end

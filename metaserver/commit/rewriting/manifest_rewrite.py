@@ -41,7 +41,7 @@ from seamark.metaserver.commit.publication import MANIFESTS_REWRITTEN, CommitEve
 from seamark.metaserver.commit.rewriting.entry_order import clustering_bound, count_touches, divide
 from seamark.metaserver.commit.snapshots.manifest_filter import RewrittenManifests, live
 from seamark.metaserver.commit.snapshots.manifest_merge import can_be_written
-from seamark.metaserver.commit.snapshots.manifests import AT_ONCE, Manifests
+from seamark.metaserver.commit.snapshots.manifests import MANIFESTS_CONCURRENT_MAX, Manifests
 from seamark.metaserver.commit.snapshots.snapshot_producer import SnapshotTerms, produce
 from seamark.metaserver.commit.snapshots.snapshot_writer import (
     ENTRIES_MAX,
@@ -368,7 +368,7 @@ def _is_worth(group: _Group, min_count: int) -> bool:
 
 async def _write(writer: SnapshotWriter, group: _Group, metadata: TableMetadata) -> _WrittenGroup:
     work = [partial(writer.manifest, chunk, metadata, group.spec_id, group.content) for chunk in group.chunks]
-    return _WrittenGroup(group, tuple(await gather(work, AT_ONCE)))
+    return _WrittenGroup(group, tuple(await gather(work, MANIFESTS_CONCURRENT_MAX)))
 
 
 def _summary(written: Sequence[_WrittenGroup], kept_count: int) -> dict[str, str]:

@@ -100,7 +100,9 @@ class ObjectBlocks:
     def may_be_on_disk(self, name: str, number: int) -> bool:
         return any(tier.may_have(_key(name, number)) for tier in self._tiers)
 
-    def at_once(self, name: str, number: int, owner: Owner, *, counted: bool) -> tuple[memoryview, str] | None:
+    def get_without_waiting(
+        self, name: str, number: int, owner: Owner, *, counted: bool
+    ) -> tuple[memoryview, str] | None:
         """Return (the block, "memory" or "disk") if the block is available without waiting.
 
         If None is returned, the call does not count as a request.

@@ -46,7 +46,7 @@ from seamark.formats.index.packing import MISSING, Longs
 from seamark.formats.runtime.errors import Corrupt, ObjectMissing
 from seamark.metaserver.catalog.documents import name_suffix
 from seamark.metaserver.objects.port import ObjectStore
-from seamark.metaserver.planner.plan.readers import drop_nan_bounds, may_have_nan, void_partition_fields
+from seamark.metaserver.planner.plan.reader_quirks import drop_nan_bounds, may_have_nan, void_partition_fields
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 
 GC_ENABLED = "gc.enabled"
