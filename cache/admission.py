@@ -148,7 +148,7 @@ class AdmittingCache(BudgetedCache[K, V]):
         if is_pinned:
             while self._segments["pinned"].used_bytes > self._pinned_bytes:
                 self._evict(next(iter(self._segments["pinned"].keys)))
-        self._fit()
+        self._shrink_to_budget()
         return key in self._entries
 
     def discard(self, key: K) -> None:
@@ -194,7 +194,7 @@ class AdmittingCache(BudgetedCache[K, V]):
     def _main_bytes(self) -> float:
         return (self._budget_bytes - self._segments["pinned"].used_bytes) * (1 - _WINDOW_SHARE)
 
-    def _fit(self) -> None:
+    def _shrink_to_budget(self) -> None:
         """Move entries from the window to the main part, and evict entries to keep the budget.
 
         Entries leave the window until it has its share; the cache evicts entries until all are within the budget.

@@ -94,7 +94,7 @@ def server_options(command: Callable[..., None]) -> Callable[..., None]:
         def make() -> IndexClient:
             return IndexClient(url or find_server_url(config, {"home": home}), token=token)
 
-        with open_client(make) as client, suggesting(client, given.get("table")):
+        with open_client(make) as client, add_suggestions(client, given.get("table")):
             command(client=client, **given)
 
     return run
@@ -106,7 +106,7 @@ def server_command(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @contextmanager
-def suggesting(client: SeamarkClient, table: Any = None) -> Iterator[None]:
+def add_suggestions(client: SeamarkClient, table: Any = None) -> Iterator[None]:
     """Add advice to a NotFound error within the block.
 
     The advice is the command that restores or creates the missing entry, or a similar name. The name is
@@ -116,7 +116,7 @@ def suggesting(client: SeamarkClient, table: Any = None) -> Iterator[None]:
         yield
     except NotFound as error:
         kind, _, missing = error.message.partition(" does not exist: ")
-        if _is_other(client, kind, missing):
+        if _is_other_kind(client, kind, missing):
             other = "view" if kind == "Table" else "table"
             message = f"{missing} is a {other}: seamark {other} show {shlex.quote(missing)}"
             raise NotFound(message, status=error.status) from None
@@ -134,16 +134,16 @@ def suggesting(client: SeamarkClient, table: Any = None) -> Iterator[None]:
         raise NotFound(f"{error.message.rstrip('.')}. Did you mean {similar}?", status=error.status) from None
 
 
-def _is_other(client: SeamarkClient, what: str, name: str) -> bool:
+def _is_other_kind(client: SeamarkClient, kind: str, name: str) -> bool:
     """Return whether a missing table is a view, or a missing view is a table.
 
     The function never raises.
     """
-    if what not in ("Table", "View"):
+    if kind not in ("Table", "View"):
         return False
     try:
         levels = split_table(name)
-        names = list_views(client, levels[:-1]) if what == "Table" else client.tables(levels[:-1])
+        names = list_views(client, levels[:-1]) if kind == "Table" else client.tables(levels[:-1])
         return levels in islice(names, _NAMES_MAX)
     except (ClientError, ValueError):
         return False

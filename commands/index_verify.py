@@ -81,8 +81,8 @@ def _json(audit: Audit) -> dict[str, Any]:
         "rows-not-counted": audit.uncounted,
         "rows-in-files": audit.covered,
         "index-files": [
-            {"location": one.location, "files": one.files, "rows": one.rows, "verdict": _verdict(audit, one)}
-            for one in audit.verdicts
+            {"location": file.location, "files": file.files, "rows": file.rows, "verdict": _verdict(audit, file)}
+            for file in audit.verdicts
         ],
     }
 

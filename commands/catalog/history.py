@@ -73,7 +73,7 @@ def list_snapshots(client: IndexClient, table: str, limit: int, as_json: bool) -
 def show(client: IndexClient, table: str, snapshot: str, as_json: bool) -> None:
     """Show one SNAPSHOT of TABLE, by its id, or by the name of a branch or tag."""
     snapshots, refs = _snapshots(client, table)
-    found = next(
+    match = next(
         (
             one
             for one in snapshots
@@ -81,18 +81,18 @@ def show(client: IndexClient, table: str, snapshot: str, as_json: bool) -> None:
         ),
         None,
     )
-    if found is None:
+    if match is None:
         raise click.ClickException(f"{table} has no snapshot, branch or tag {snapshot}")
     if as_json:
-        print_json({**found, "refs": refs.get(found["snapshot-id"], [])})
+        print_json({**match, "refs": refs.get(match["snapshot-id"], [])})
         return
-    summary = found.get("summary", {})
+    summary = match.get("summary", {})
     facts = {
-        "snapshot": str(found["snapshot-id"]),
-        "parent": str(found.get("parent-snapshot-id") or ""),
-        "committed": time_text(found["timestamp-ms"]),
-        "schema": str(found.get("schema-id", "")),
-        "refs": ", ".join(refs.get(found["snapshot-id"], [])),
+        "snapshot": str(match["snapshot-id"]),
+        "parent": str(match.get("parent-snapshot-id") or ""),
+        "committed": time_text(match["timestamp-ms"]),
+        "schema": str(match.get("schema-id", "")),
+        "refs": ", ".join(refs.get(match["snapshot-id"], [])),
         **dict(sorted(summary.items())),
     }
     print_rows(("property", "value"), facts.items())
@@ -149,9 +149,16 @@ def _show(instants: list[TimelineInstant], *, as_json: bool) -> None:
         print_rows(("time", "action", "state", "what", "who", "details"), map(_row, instants))
 
 
-def _row(one: TimelineInstant) -> tuple[str, ...]:
-    what = join_name((*one.namespace, *([one.name] if one.name else [])))
-    return time_text(one.requested_ms), one.action, one.state, what, one.who, _details(one.summary)
+def _row(instant: TimelineInstant) -> tuple[str, ...]:
+    entry_name = join_name((*instant.namespace, *([instant.name] if instant.name else [])))
+    return (
+        time_text(instant.requested_ms),
+        instant.action,
+        instant.state,
+        entry_name,
+        instant.who,
+        _details(instant.summary),
+    )
 
 
 def _details(summary: Mapping[str, Any]) -> str:

@@ -143,8 +143,8 @@ def _ports(url: str, loaded: EngineTable) -> Iterator[int]:
     storage = client_storage(loaded.location)
     if storage is not None:
         urls += storage.urls(loaded.storage)
-    for one in filter(None, urls):
-        parts = urlsplit(one if "://" in one else f"http://{one}")
+    for address in filter(None, urls):
+        parts = urlsplit(address if "://" in address else f"http://{address}")
         port = parts.port or _PORTS.get(parts.scheme)
         if port:
             yield port

@@ -147,9 +147,9 @@ def _allow(ruleset: int, access: int, path: str) -> None:
         os.close(descriptor)
 
 
-def _add_rule(ruleset: int, kind: int, rule: bytes, what: str) -> None:
+def _add_rule(ruleset: int, kind: int, rule: bytes, subject: str) -> None:
     if _call(_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(kind), rule, ctypes.c_uint32(0)) != 0:
-        raise OSError(ctypes.get_errno(), f"Landlock: the kernel refuses the rule for {what}")
+        raise OSError(ctypes.get_errno(), f"Landlock: the kernel refuses the rule for {subject}")
 
 
 def _call(number: int, *arguments: object) -> int:

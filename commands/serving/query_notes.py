@@ -100,7 +100,7 @@ def find_unknown_columns(
         (tree,) = parse_statements(Dialect.get_or_raise(dialect), text)
     except (ValueError, SqlglotError, RecursionError):
         return {}
-    if tree is None or not _reads_only(tree, {names[-1].lower() for names in tables}):
+    if tree is None or not _reads_only_tables(tree, {names[-1].lower() for names in tables}):
         return {}
     # Names that the query defines, and names in places that are not checked, such as fields of structs.
     known_names = {one.name.lower() for one in tree.find_all(exp.Identifier) if not isinstance(one.parent, exp.Column)}
@@ -131,7 +131,7 @@ def find_unknown_columns(
     return notes
 
 
-def _reads_only(tree: exp.Expr, tables: Collection[str]) -> bool:
+def _reads_only_tables(tree: exp.Expr, tables: Collection[str]) -> bool:
     """Return whether the query reads only the current state of `tables`, and names in WITH."""
     named = {cte.alias.lower() for cte in tree.find_all(exp.CTE)}
     return all(

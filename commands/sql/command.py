@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.csv
 from rich.table import Table
 
-from seamark.commands.connecting import find_server_url, suggesting, to_command_error
+from seamark.commands.connecting import add_suggestions, find_server_url, to_command_error
 from seamark.commands.options import Misconfigured, parse_size, settings_flags
 from seamark.commands.terminal import open_console, printable, show_count, show_size
 from seamark.connector.client.client import SeamarkClient
@@ -120,7 +120,7 @@ def sql(
         server = url or find_server_url(config, flags)
         with (
             closing(SeamarkClient(server, token=token)) as client,
-            suggesting(client),
+            add_suggestions(client),
             SqlSession(server, token=token, catalog=catalog, schema=schema, engines=engines, on_s3=on_s3) as session,
         ):
             if explains:
@@ -139,19 +139,19 @@ def sql(
         raise to_command_error(error, has_token=token is not None) from None
 
 
-def _explain(found: ChosenPlan) -> None:
+def _explain(plan: ChosenPlan) -> None:
     console = open_console()
-    console.print(f"Engine: {found.engine}, because {found.why}.", markup=False, highlight=False)
+    console.print(f"Engine: {plan.engine}, because {plan.why}.", markup=False, highlight=False)
     tables = Table()
     tables.add_column("table")
     for name in ("files", "of", "bytes", "columns"):
         tables.add_column(name, justify="right")
     tables.add_column("left out by joins on")
-    for table in found.tables:
+    for table in plan.tables:
         joins = ", ".join(f"{columns} ({show_count(keys, 'key')})" for columns, keys in table.joins)
         counts = (f"{table.files:,}", f"{table.considered_files:,}", show_size(table.bytes), str(table.columns))
         tables.add_row(table.shown_name.replace("[", "\\["), *counts, joins.replace("[", "\\["))
-    if found.tables:
+    if plan.tables:
         console.print(tables)
 
 

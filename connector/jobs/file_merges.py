@@ -142,13 +142,13 @@ def drop_columns(
         candidates = select(plan(client, opened, bound, stats=dropped.names))
         if not any(dropped.bytes_in(opened, task, keys) for task in candidates):
             return RewriteReport()
-    tasks = list(plan(client, opened, stats=[*dropped.names, *find_float_columns(dropped.rest)]))
+    tasks = list(plan(client, opened, stats=[*dropped.names, *find_float_columns(dropped.remaining_schema)]))
     chosen = list(select(tasks))
     _check_rewritable(chosen)
     won_bytes = {task.path: dropped.bytes_in(opened, task, keys) for task in chosen}
     selected = [task for task in chosen if won_bytes[task.path]]
-    trimmed = replace(opened, schema=dropped.rest)
-    work = _Work(opened, trimmed, replace(target, schema=dropped.rest), policy, dropped.leaves)
+    trimmed = replace(opened, schema=dropped.remaining_schema)
+    work = _Work(opened, trimmed, replace(target, schema=dropped.remaining_schema), policy, dropped.leaves)
     report = replace_batches(
         client,
         opened,
@@ -219,7 +219,7 @@ class _DroppedColumns(NamedTuple):
     ids: frozenset[int]
     leaves: frozenset[int]
     names: tuple[str, ...]
-    rest: Schema
+    remaining_schema: Schema
 
     @staticmethod
     def of(schema: Schema, ids: frozenset[int]) -> _DroppedColumns:

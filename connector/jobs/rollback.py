@@ -13,7 +13,7 @@ from seamark.connector.client.names import Name
 from seamark.connector.jobs.bucket_splitting import SPLIT_BY
 from seamark.formats.iceberg.metadata.clustering import CLUSTERED_BY
 from seamark.formats.iceberg.metadata.compaction import COMPACTED_BY, REPLACEMENTS_UNDONE, UNDONE
-from seamark.formats.iceberg.metadata.manifest_policy import MARK
+from seamark.formats.iceberg.metadata.manifest_policy import REWRITTEN_BY_MARK
 from seamark.formats.iceberg.metadata.snapshot import MAIN
 from seamark.formats.iceberg.metadata.table_json import decode_table
 
@@ -79,5 +79,5 @@ def _newest(client: SeamarkClient, table: Name, branch: str) -> int:
 
 
 def _is_of_job(summary: Mapping[str, str]) -> bool:
-    name, value = MARK
+    name, value = REWRITTEN_BY_MARK
     return not {COMPACTED_BY, CLUSTERED_BY, SPLIT_BY}.isdisjoint(summary) or summary.get(name) == value

@@ -332,7 +332,7 @@ def commit_replacement(
                 if isinstance(error, Conflict):
                     if attempt == COMMIT_ATTEMPTS_MAX or not new.origins.is_complete:
                         raise Overtaken(ATTEMPTS_USED) from error
-                    back_off(attempt - 1, first_s=_WAIT_S, most_s=_WAIT_MAX_S)
+                    back_off(attempt - 1, first_s=_WAIT_S, max_s=_WAIT_MAX_S)
                     opened = open_table(client, new.opened.name, At(ref=branch))
                     following = new.rebase(opened, plan(client, opened))
             finally:

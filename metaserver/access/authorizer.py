@@ -158,7 +158,7 @@ class Authorizer:
                 return True
         return False
 
-    def confines(self, principal: Principal) -> tuple[NamespacePath, ...] | None:
+    def list_writable_namespaces(self, principal: Principal) -> tuple[NamespacePath, ...] | None:
         """Return the topmost namespaces that `principal` may write; None for the whole catalog."""
         if self.holds(principal, Role.WRITER, ()):
             return None

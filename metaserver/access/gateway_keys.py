@@ -77,7 +77,7 @@ class GatewayKeys:
         namespace: tuple[str, ...] = (),
     ) -> VendedKeys:
         grant = ObjectGrant(table_uuid, location, writable, who, self._expires_ms(), pinned, staged, namespace)
-        key_id, key = self._keyring.signing(_PURPOSE)
+        key_id, key = self._keyring.signing_key(_PURPOSE)
         payload = key_id + msgspec.msgpack.encode(grant)
         token = payload + _mac(key, b"token", payload)
         access_key, secret = _pair(key, payload)
@@ -85,7 +85,7 @@ class GatewayKeys:
 
     def stamp(self) -> str:
         """Return a text that is equal for two times if the keys issued at these times for the same grant are equal."""
-        return f"{self._expires_ms()}-{self._keyring.signing(_PURPOSE)[0].hex()}"
+        return f"{self._expires_ms()}-{self._keyring.signing_key(_PURPOSE)[0].hex()}"
 
     def open(self, token: str, access_key_id: str) -> tuple[ObjectGrant, str]:
         """Return the grant of a token, and the secret of its access key.
@@ -107,7 +107,7 @@ class GatewayKeys:
                 raise ValueError
             raw = from_base64url(token)
             payload, mac = raw[:-_MAC_BYTES], raw[-_MAC_BYTES:]
-            key = self._keyring.verifying(_PURPOSE, payload[:ID_BYTES])
+            key = self._keyring.verifying_key(_PURPOSE, payload[:ID_BYTES])
             if key is None or not hmac.compare_digest(mac, _mac(key, b"token", payload)):
                 raise ValueError
             grant = from_msgpack(payload[ID_BYTES:], ObjectGrant)

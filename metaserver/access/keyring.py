@@ -62,13 +62,13 @@ class Keyring:
         self._keys = tuple(keys)
         self._derived.clear()
 
-    def signing(self, purpose: str) -> tuple[bytes, bytes]:
+    def signing_key(self, purpose: str) -> tuple[bytes, bytes]:
         """Return the current (id, key) for signing."""
         now_ms = self._clock.now_ms()
         usable = [key for key in self._keys if key.from_ms <= now_ms] or self._keys[:1]
         return usable[-1].id, self._derive(purpose, usable[-1])
 
-    def verifying(self, purpose: str, key_id: bytes) -> bytes | None:
+    def verifying_key(self, purpose: str, key_id: bytes) -> bytes | None:
         """Return the key with this id; None if the key is unknown or retired."""
         derived = self._derived.get((purpose, key_id))
         if derived is not None:

@@ -63,7 +63,7 @@ class _SignedTokens:
         return self._clock.now_ms() + int(ttl_s * 1000)
 
     def _sign(self, claims: _ServiceClaims | _StatementClaims) -> str:
-        key_id, key = self._keyring.signing(self._purpose)
+        key_id, key = self._keyring.signing_key(self._purpose)
         whole = key_id + msgspec.msgpack.encode(claims)
         return self.prefix + to_base64url(whole + _mac(key, whole))
 
@@ -79,7 +79,7 @@ class _SignedTokens:
         try:
             raw = from_base64url(token.removeprefix(self.prefix))
             whole, mac = raw[:-_MAC_BYTES], raw[-_MAC_BYTES:]
-            key = self._keyring.verifying(self._purpose, whole[:ID_BYTES])
+            key = self._keyring.verifying_key(self._purpose, whole[:ID_BYTES])
             if key is None or not hmac.compare_digest(mac, _mac(key, whole)):
                 raise ValueError
             claims = from_msgpack(whole[ID_BYTES:], kind)

@@ -178,14 +178,14 @@ class Forwarding:
         await _to_client(response.write_eof())
         return response
 
-    async def _read_whole(self, call: S3Call, found: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
+    async def _read_whole(self, call: S3Call, response: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
         """Yield the body of an answer.
 
         If the body ends early, further requests for the same object (If-Match) read the missing bytes, as long as
         each of them returns bytes. Raises the errors of the session, or RetryLater.
         """
-        span, arrived = _span(call, found), 0
-        pieces = _pieces(found.content)
+        span, arrived = _span(call, response), 0
+        pieces = _pieces(response.content)
         async with aclosing(pieces):
             try:
                 async for piece in pieces:
@@ -196,10 +196,10 @@ class Forwarding:
                 if span is None:
                     raise
         # The connection to the store is free only after this.
-        found.close()
+        response.close()
         start, end, size = span
         start, failed = start + arrived, 0
-        etag = found.headers["ETag"]
+        etag = response.headers["ETag"]
         while start < end:
             headers = {"range": f"bytes={start}-{end - 1}", "if-match": etag}
             try:

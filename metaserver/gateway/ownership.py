@@ -31,7 +31,7 @@ def _key_of(grant: ObjectGrant) -> _Checked:
     return grant.table_uuid, grant.location, grant.namespace, grant.who, grant.writable
 
 
-class Ownership:
+class GrantChecker:
     """Checks grants, and queries the database at most once in `recheck_s` for each table and principal."""
 
     def __init__(self, store: PointerStore, clock: Clock, settings: Settings) -> None:

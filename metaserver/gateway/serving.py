@@ -22,7 +22,7 @@ from seamark.metaserver.gateway.connection import GatewayRunner
 from seamark.metaserver.gateway.folder import FolderBackend
 from seamark.metaserver.gateway.forwarding import Forwarding
 from seamark.metaserver.gateway.gateway import OPERATION, Gateway
-from seamark.metaserver.gateway.ownership import Ownership
+from seamark.metaserver.gateway.ownership import GrantChecker
 from seamark.metaserver.gateway.preloading import Preloading
 from seamark.metaserver.gateway.s3_errors import S3Error, error_answer
 from seamark.metaserver.runtime.background import running
@@ -41,7 +41,7 @@ async def serving_gateway(
     """Serve S3 requests on `sock`, a bound socket, during the block."""
     settings, clock = components.settings, components.clock
     backend = await _open_backend(settings, clock)
-    ownership = Ownership(components.store, clock, settings)
+    ownership = GrantChecker(components.store, clock, settings)
     gateway = Gateway(settings, clock, components.gateway_keys, ownership, backend, components.metrics)
     runner = GatewayRunner(
         gateway.build_app(),
@@ -80,7 +80,7 @@ async def _open_backend(settings: Settings, clock: Clock) -> Backend:
 
 
 @asynccontextmanager
-async def _preloading(components: ServerComponents, ownership: Ownership, backend: Backend) -> AsyncIterator[None]:
+async def _preloading(components: ServerComponents, ownership: GrantChecker, backend: Backend) -> AsyncIterator[None]:
     """Preload tables during the block, if there is a cache with a pinned part."""
     settings = components.settings
     cache_bytes = max(settings.gateway_cache_disk_bytes, settings.gateway_cache_memory_bytes)

@@ -310,12 +310,12 @@ class ClaimedLocation(msgspec.Struct, frozen=True):
     """Others may also claim it as shared: a folder for files of several tables."""
     shown: str = ""
     """The location as the client wrote it, and what it is, for messages."""
-    what: str = "The location"
+    subject: str = "The location"
 
     def make_overlap_error(self) -> BadRequest:
         """Return the error if it overlaps a location of another entry."""
         return BadRequest(
-            f"{self.what} {self.shown!r} overlaps the files of another table, view or function; choose another, or "
+            f"{self.subject} {self.shown!r} overlaps the files of another table, view or function; choose another, or "
             "omit it, and the server chooses one. A dropped entry keeps its location until it is purged or its "
             "retention ends"
         )

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.ownership.own_files import foreign
-from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.commit.engine_commits import commit_manifests, engine_commits
 from seamark.metaserver.objects.port import ObjectStore

@@ -23,8 +23,8 @@ from seamark.connector.read.tables import OpenTable
 from seamark.connector.spark.frames.file_changes import FileChanges
 from seamark.connector.spark.query.catalyst import Catalyst, Node
 from seamark.connector.spark.scala import items
-from seamark.connector.spark.statements.held_rows import CollectedRows
-from seamark.connector.spark.statements.located_rows import PLACE, CandidateRows
+from seamark.connector.spark.statements.candidate_rows import PLACE, CandidateRows
+from seamark.connector.spark.statements.collected_rows import CollectedRows
 from seamark.connector.spark.statements.plan_nodes import PlanBuilder
 from seamark.connector.spark.statements.row_statements import RowStatement
 from seamark.connector.spark.statements.targets import OPERATION

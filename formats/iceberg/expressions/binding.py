@@ -514,20 +514,20 @@ def _domain(term: _Term) -> str:
 
 def _set(op: Op, term: _Term, literals: list[Literal]) -> Expression:
     values = {}
-    apart = []
+    predicates = []
     single = Op.EQ if op == Op.IN else Op.NOT_EQ
     for literal in literals:
         if isinstance(literal, _PLACES):
-            apart.append(_comparison(single, term, literal))
+            predicates.append(_comparison(single, term, literal))
         else:
             # Both zeros are kept: -0.0 equals 0.0 in Python but not for every reader.
             values[_order(literal)] = literal
     ordered = [values[key] for key in sorted(values)]
     if len(ordered) > 1:
-        apart.append(term.predicate(op, *ordered))
+        predicates.append(term.predicate(op, *ordered))
     elif ordered:
-        apart.append(term.predicate(single, *ordered))
-    return any_of(*apart) if op == Op.IN else all_of(*apart)
+        predicates.append(term.predicate(single, *ordered))
+    return any_of(*predicates) if op == Op.IN else all_of(*predicates)
 
 
 def _order(value: Value) -> tuple[Value, float]:

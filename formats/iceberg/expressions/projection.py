@@ -225,7 +225,7 @@ def _strict(predicate: Bound, field: PartitionField) -> Expression:
     # Negation turns "no value" into "all values and null", but the predicate does not match null.
     if isinstance(projected, Bound) and projected.op == Op.IS_NULL:
         return FALSE
-    return all_of(_target(predicate, field, Op.NOT_NULL), projected)
+    return all_of(_predicate_on_field(predicate, field, Op.NOT_NULL), projected)
 
 
 def _negate(expression: Expression) -> Expression:
@@ -253,16 +253,16 @@ def _project_predicate(predicate: Bound, field: PartitionField) -> Expression:
             return _project_same_transform(predicate, field, mapping)
         return replace_predicates(source_ranges(predicate), lambda source: _project_predicate(source, field))
     if op in _NULLITY or mapping.is_same:
-        return _target(predicate, field, op, *predicate.values)
+        return _predicate_on_field(predicate, field, op, *predicate.values)
     if op in _EQUALITIES and (mapping.is_ordered or mapping.is_bucket):
         return _among(predicate, field, mapping, map(function(transform, kind), predicate.values))
     if not mapping.is_ordered:
-        return TRUE if op in NULL_MATCHES else _target(predicate, field, Op.NOT_NULL)
+        return TRUE if op in NULL_MATCHES else _predicate_on_field(predicate, field, Op.NOT_NULL)
     if op in _COMPARISONS:
         ranges = [result for source in _ranges(predicate) for result in forwards(transform, kind, source)]
         if mapping.is_rounded:
             ranges = list(map(_widen, ranges))
-        return _match_ranges(_target(predicate, field, op), ranges)
+        return _match_ranges(_predicate_on_field(predicate, field, op), ranges)
     return _prefix(predicate, field, width_of(transform)) if op in _PREFIXES else TRUE
 
 
@@ -275,16 +275,16 @@ def _project_same_transform(predicate: Bound, field: PartitionField, mapping: _M
     if mapping.stored_as_int is not None and op not in _NULLITY:
         return _project_stored_as_int(predicate, field, mapping, mapping.stored_as_int)
     if op in _NULLITY or not mapping.is_rounded:
-        return _target(predicate, field, op, *values)
+        return _predicate_on_field(predicate, field, op, *values)
     if op in _EQUALITIES:
         return _among(predicate, field, mapping, values)
     if op in _COMPARISONS:
-        return _match_ranges(_target(predicate, field, op), [_widen(span) for span in _ranges(predicate)])
+        return _match_ranges(_predicate_on_field(predicate, field, op), [_widen(span) for span in _ranges(predicate)])
     # A stored result up to 0 may represent the next lower result.
     positive = [value for value in values if isinstance(value, int) and value > 0]
     if not positive:
         return TRUE
-    return _target(predicate, field, Op.NOT_EQ if len(positive) == 1 else Op.NOT_IN, *positive)
+    return _predicate_on_field(predicate, field, Op.NOT_EQ if len(positive) == 1 else Op.NOT_IN, *positive)
 
 
 def _project_stored_as_int(
@@ -295,24 +295,24 @@ def _project_stored_as_int(
     In files from that time, one result may be stored as another value.
     """
     if not mapping.is_ordered:  # The truncation is so wide that many ints have other results.
-        return TRUE if predicate.op in NULL_MATCHES else _target(predicate, field, Op.NOT_NULL)
+        return TRUE if predicate.op in NULL_MATCHES else _predicate_on_field(predicate, field, Op.NOT_NULL)
     if predicate.op in _EQUALITIES:
         return _among(predicate, field, mapping, predicate.values)
-    projected = _target(predicate, field, predicate.op, *predicate.values)
+    projected = _predicate_on_field(predicate, field, predicate.op, *predicate.values)
     if predicate.op in _COMPARISONS:
         is_sought = contains(_ranges(predicate), stored.exact)
         return any_of(projected, replace(projected, op=Op.EQ, values=(stored.wrapped,))) if is_sought else projected
     left = [value for value in predicate.values if value != stored.wrapped]
-    return _target(predicate, field, Op.NOT_EQ if len(left) == 1 else Op.NOT_IN, *left) if left else TRUE
+    return _predicate_on_field(predicate, field, Op.NOT_EQ if len(left) == 1 else Op.NOT_IN, *left) if left else TRUE
 
 
 def _prefix(predicate: Bound, field: PartitionField, width: int) -> Expression:
     prefix = str(predicate.values[0])
     if len(prefix) < width:
-        return _target(predicate, field, predicate.op, prefix)
+        return _predicate_on_field(predicate, field, predicate.op, prefix)
     if predicate.op == Op.STARTS_WITH:
-        return _target(predicate, field, Op.EQ, prefix[:width])
-    return _target(predicate, field, Op.NOT_EQ, prefix) if len(prefix) == width else TRUE
+        return _predicate_on_field(predicate, field, Op.EQ, prefix[:width])
+    return _predicate_on_field(predicate, field, Op.NOT_EQ, prefix) if len(prefix) == width else TRUE
 
 
 def _among(predicate: Bound, field: PartitionField, mapping: _Mapping, results: Iterable[Value | None]) -> Expression:
@@ -323,14 +323,14 @@ def _among(predicate: Bound, field: PartitionField, mapping: _Mapping, results: 
     if mapping.stored_as_int is not None and mapping.stored_as_int.exact in distinct:
         distinct.add(mapping.stored_as_int.wrapped)
     values: list[Any] = sorted(distinct)
-    return _target(predicate, field, Op.EQ if len(values) == 1 else Op.IN, *values)
+    return _predicate_on_field(predicate, field, Op.EQ if len(values) == 1 else Op.IN, *values)
 
 
 def _widen(results: Range) -> Range:
     return results if results.high is None or results.high > 0 else Range(results.low, results.high + 1)
 
 
-def _target(predicate: Bound, field: PartitionField, op: Op, *values: Value) -> Bound:
+def _predicate_on_field(predicate: Bound, field: PartitionField, op: Op, *values: Value) -> Bound:
     """Return the predicate on the field that replaces a predicate on its source."""
     result = values_type(field.transform, predicate.kind)
     return Bound(op, field.field_id or 0, field.name, result, IDENTITY, result, values)

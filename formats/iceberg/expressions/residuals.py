@@ -107,7 +107,7 @@ def _term(predicate: Bound) -> tuple[int, str]:
 _Partition: TypeAlias = Mapping[int, Value | None]
 
 
-def nameable(expression: Expression, schema: Schema) -> Expression:
+def make_bindable(expression: Expression, schema: Schema) -> Expression:
     """Return the residual in a form that clients can bind.
 
     If a column has another name in the table's current schema, or its name belongs to another column there,
@@ -121,7 +121,7 @@ def nameable(expression: Expression, schema: Schema) -> Expression:
     """
     match expression:
         case And(children) | Or(children):
-            rewritten = [nameable(child, schema) for child in children]
+            rewritten = [make_bindable(child, schema) for child in children]
             if all(new is child for new, child in zip(rewritten, children, strict=True)):
                 return expression
             return all_of(*rewritten) if isinstance(expression, And) else any_of(*rewritten)
@@ -130,7 +130,7 @@ def nameable(expression: Expression, schema: Schema) -> Expression:
     return expression
 
 
-def with_both_zeros(residual: Expression) -> Expression:
+def match_both_zeros(residual: Expression) -> Expression:
     """Return a bound expression in which an equality with one zero also matches the other zero.
 
     Java's readers order -0.0 below 0.0. They skip row groups by statistics, dictionaries and Bloom filters if

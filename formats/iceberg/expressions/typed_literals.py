@@ -25,11 +25,11 @@ _NUMBER = re.compile(r"[+-]?(?:\d++(?:\.\d*+)?|\.\d++)", re.ASCII)
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", re.ASCII)
 _EXACT_DOUBLE_DIGITS = 15
 _EXACT_DOUBLE_MAX = 2**53
-_DIVIDED_MAX = {"float": (7, 10), "double": (15, 22)}
+_EXACT_DIVISION_DIGITS_MAX = {"float": (7, 10), "double": (15, 22)}
 """The maximum digits of a number, in total and after the point, for which a single division is exactly
 rounded.
 """
-_APART_MAX = 4
+_ROUNDING_STEPS_MAX = 4
 """The maximum distance between the nearest value and an engine's value, in steps: an engine rounds up to
 three times.
 """
@@ -172,20 +172,20 @@ def _floating(literal: TypedLiteral, kind: str) -> tuple[object, bool]:
     nearest = literal.text, rounded == value
     if literal.kind == "number" and "." in literal.text and rounded:
         # Trino divides the digits by a power of ten in the column's type, which rounds twice for longer numbers.
-        digits, scale = _DIVIDED_MAX[base_name(kind)]
+        digits, scale = _EXACT_DIVISION_DIGITS_MAX[base_name(kind)]
         if len(literal.text.lstrip("+-").replace(".", "").lstrip("0")) > digits or _scale(literal.text) > scale:
             raise AmbiguousRounding(nearest, tuple(repr(near) for near in _values_around(base_name(kind), rounded)))
     return nearest
 
 
 def _values_around(kind: str, value: float) -> list[float]:
-    """Return the finite values of the type that are at most `_APART_MAX` steps from `value`, ascending.
+    """Return the finite values of the type that are at most `_ROUNDING_STEPS_MAX` steps from `value`, ascending.
 
     `value` is a value of the type.
     """
     floating, integer = _BITS_OF[kind]
     bits: int = integer.unpack(floating.pack(abs(value)))[0]
-    steps = range(max(bits - _APART_MAX, 0), bits + _APART_MAX + 1)
+    steps = range(max(bits - _ROUNDING_STEPS_MAX, 0), bits + _ROUNDING_STEPS_MAX + 1)
     neighbours = [float(floating.unpack(integer.pack(step))[0]) for step in steps]
     return sorted(math.copysign(near, value) for near in neighbours if math.isfinite(near))
 

@@ -26,14 +26,14 @@ else:
 class Budget:
     """The number of bytes that may still be used. Threads may share a budget."""
 
-    def __init__(self, limit_bytes: int, what: str) -> None:
+    def __init__(self, limit_bytes: int, error_start: str) -> None:
         """Create a budget of `limit_bytes`.
 
         Args:
-            what: The start of the error text, before "more than … bytes": "decoded it takes".
+            error_start: The start of the error text, before "more than … bytes": "decoded it takes".
         """
         self.limit_bytes = self._left = limit_bytes
-        self._what = what
+        self._error_start = error_start
         self._lock = threading.Lock()
 
     @property
@@ -48,7 +48,7 @@ class Budget:
         """
         with self._lock:
             if size_bytes > self._left:
-                raise Unreadable(path, f"{self._what} more than {self.limit_bytes:,} bytes")
+                raise Unreadable(path, f"{self._error_start} more than {self.limit_bytes:,} bytes")
             self._left -= size_bytes
 
     def give_back(self, size_bytes: int) -> None:

@@ -109,7 +109,7 @@ class ParquetFooter:
     """The list of column orders, encoded."""
     key_values: Sequence[tuple[bytes, bytes | None]]
     created_by: bytes | None
-    others: Mapping[int, tuple[int, bytes]]
+    later_fields: Mapping[int, tuple[int, bytes]]
     """Encoded fields of later versions: id → (type, bytes)."""
 
     def metadata_of(self, group: RowGroup, number: int) -> Fields:
@@ -305,7 +305,7 @@ def encode_footer(
     key_values: Sequence[tuple[bytes, bytes | None]],
     created_by: bytes | None,
     orders: bytes | None,
-    others: Mapping[int, tuple[int, bytes]],
+    later_fields: Mapping[int, tuple[int, bytes]],
 ) -> bytes:
     """Return an encoded footer without its length and the magic number.
 
@@ -313,7 +313,7 @@ def encode_footer(
         groups: Row groups, encoded by `encode_group`.
     """
     fields: dict[int, tuple[int, bytes]] = {
-        **others,
+        **later_fields,
         _VERSION: (I32, _encode_number(version)),
         _SCHEMA: (LIST, schema),
         _ROWS: (I64, _encode_number(rows)),

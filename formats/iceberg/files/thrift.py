@@ -128,17 +128,17 @@ Weights: TypeAlias = Mapping[tuple[int, int], int]
 """Bytes per item of a list, by (depth, field id). The outermost structure has depth 0."""
 
 
-def weigh(data: bytes | memoryview, weights: Weights, *, item: int, field: int, most: int) -> int:
+def weigh(data: bytes | memoryview, weights: Weights, *, item: int, field: int, limit_bytes: int) -> int:
     """Return the approximate memory that readers need for the structure at position 0.
 
     The weight is `field` for each field, plus the weight of each item of its lists, by default `item`. The
     structure is not built.
 
     Raises:
-        TooHeavy: The weight exceeds `most`. A list states its length before its items, and readers allocate
+        TooHeavy: The weight exceeds `limit_bytes`. A list states its length before its items, and readers allocate
             memory for it. Therefore the error is raised as soon as the stated lengths are too large.
     """
-    weighing = _Weighing(memoryview(data), weights, item, field, most)
+    weighing = _Weighing(memoryview(data), weights, item, field, limit_bytes)
     try:
         weighing.structure(0, 0)
     except (IndexError, KeyError, struct.error) as error:
@@ -147,8 +147,8 @@ def weigh(data: bytes | memoryview, weights: Weights, *, item: int, field: int, 
 
 
 class _Weighing:
-    def __init__(self, data: memoryview, weights: Weights, item: int, field: int, most: int) -> None:
-        self._data, self._weights, self._item, self._field, self._most = data, weights, item, field, most
+    def __init__(self, data: memoryview, weights: Weights, item: int, field: int, limit_bytes: int) -> None:
+        self._data, self._weights, self._item, self._field, self._limit_bytes = data, weights, item, field, limit_bytes
         self.total = 0
 
     def structure(self, at: int, depth: int) -> int:
@@ -197,8 +197,8 @@ class _Weighing:
 
     def _add(self, size_bytes: int) -> None:
         self.total += size_bytes
-        if self.total > self._most:
-            raise TooHeavy(f"a structure takes more than {self._most:,} bytes")
+        if self.total > self._limit_bytes:
+            raise TooHeavy(f"a structure takes more than {self._limit_bytes:,} bytes")
 
 
 def write(fields: Fields) -> bytes:

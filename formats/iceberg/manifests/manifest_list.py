@@ -41,8 +41,8 @@ def content_files(decoded: DecodedManifest, spec: PartitionSpec, types: Sequence
     """
     rows = decoded.rows
     heap = decoded.heap.tobytes()
-    by_column = {name: _dicts(rows, columns, None) for name, columns in decoded.counts.items()}
-    by_column |= {name: _dicts(rows, columns, heap) for name, columns in decoded.bounds.items()}
+    by_column = {name: _group_values_by_row(rows, columns, None) for name, columns in decoded.counts.items()}
+    by_column |= {name: _group_values_by_row(rows, columns, heap) for name, columns in decoded.bounds.items()}
     columns: dict[str, Iterable[Any]] = {
         "file_path": _texts(decoded, "file_path", heap),
         "file_format": [(name or "").upper() for name in _texts(decoded, "file_format", heap)],
@@ -90,7 +90,7 @@ def _lists(counts: Any, values: Any) -> Iterator[tuple[int, ...] | None]:
         at += max(count, 0)
 
 
-def _dicts(rows: int, columns: dict[int, Any], heap: bytes | None) -> list[dict[int, Any] | None]:
+def _group_values_by_row(rows: int, columns: dict[int, Any], heap: bytes | None) -> list[dict[int, Any] | None]:
     """Return the values of each row by column id, or None for a row without values.
 
     Bounds are slices of the heap.

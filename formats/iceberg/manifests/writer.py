@@ -64,17 +64,17 @@ class WrittenManifest:
     min_sequence_number: int | None
     """The minimum sequence number of live entries that have a sequence number."""
 
-    def described(self, path: str, *, snapshot_id: int, sequence_number: int) -> ManifestFile:
+    def to_manifest_file(self, path: str, *, snapshot_id: int, sequence_number: int) -> ManifestFile:
         """Return the manifest list's entry for this manifest, as a file at `path` that this snapshot adds."""
         oldest = self.min_sequence_number
-        least = sequence_number if oldest is None else min(oldest, sequence_number)
+        min_sequence_number = sequence_number if oldest is None else min(oldest, sequence_number)
         return ManifestFile(
             manifest_path=path,
             manifest_length=len(self.data),
             partition_spec_id=self.spec_id,
             content=self.content,
             sequence_number=sequence_number if self.format_version > 1 else 0,
-            min_sequence_number=least if self.format_version > 1 else 0,
+            min_sequence_number=min_sequence_number if self.format_version > 1 else 0,
             added_snapshot_id=snapshot_id,
             added_files_count=self.files.get(ADDED, 0),
             existing_files_count=self.files.get(EXISTING, 0),
@@ -173,12 +173,14 @@ def _summary(kind: str, values: Sequence[Value | None]) -> FieldSummary | None:
     if not numbers:
         return FieldSummary(null, nan, None, None)
     if kind in FLOATS:
-        least, most = (choose(numbers, key=_zeros_apart) for choose in (min, max))
+        minimum, maximum = (choose(numbers, key=_zeros_apart) for choose in (min, max))
     else:
-        least, most = min(numbers), max(numbers)
-    if kind == "uuid" and (least, most) != tuple(choose(numbers, key=_split_signed_halves) for choose in (min, max)):
+        minimum, maximum = min(numbers), max(numbers)
+    if kind == "uuid" and (minimum, maximum) != tuple(
+        choose(numbers, key=_split_signed_halves) for choose in (min, max)
+    ):
         return None
-    return FieldSummary(null, nan, encode(kind, least), encode(kind, most))
+    return FieldSummary(null, nan, encode(kind, minimum), encode(kind, maximum))
 
 
 def _zeros_apart(value: float) -> tuple[float, float]:

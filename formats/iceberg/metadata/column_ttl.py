@@ -62,7 +62,7 @@ class TtlPolicy:
         if not text:
             return None
         ages_h: dict[str, int] = {}
-        for name, age in _entries(text):
+        for name, age in _parse_entries(text):
             hours = _hours(age)
             if not name or hours is None or name in ages_h:
                 raise BadRequest(
@@ -194,7 +194,7 @@ class TtlRule:
     age_h: int
 
 
-def _entries(text: str) -> Iterator[tuple[str, str]]:
+def _parse_entries(text: str) -> Iterator[tuple[str, str]]:
     """Yield (name, age) of each entry, or ("", "") for an invalid entry."""
     if text.startswith("{"):
         try:

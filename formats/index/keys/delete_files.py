@@ -120,11 +120,11 @@ class DeletedKeys:
     """The keys of an equality delete file.
 
     Attributes:
-        loose: The keys with both zeros treated as equal; None if no column has floats.
+        with_equal_zeros: The keys with both zeros treated as equal; None if no column has floats.
     """
 
     exact: HashSet
-    loose: HashSet | None
+    with_equal_zeros: HashSet | None
 
     @staticmethod
     def of(columns: list[Keys]) -> DeletedKeys:

@@ -291,10 +291,10 @@ class Record:
             raise ValueError("the number of entries of a data file differs from the directory")
 
 
-def files_of(found: Found, files: int) -> Flags:
-    """Return uint8[files]: 1 if a file has a row in `found`."""
+def files_of(rows: Found, files: int) -> Flags:
+    """Return uint8[files]: 1 if a file has a row in `rows`."""
     flags = np.zeros(files, dtype=np.uint8)
-    flags[found[1]] = 1
+    flags[rows[1]] = 1
     return flags
 
 
@@ -306,7 +306,7 @@ class RecordQuery:
     low: Hashes
 
     @staticmethod
-    def about(columns: Sequence[Keys]) -> RecordQuery:
+    def from_keys(columns: Sequence[Keys]) -> RecordQuery:
         """Return the query for keys in rows; each part of the key is a column."""
         return RecordQuery(*hash_halves(columns))
 
@@ -363,10 +363,10 @@ class RecordKind(IndexKind[FileRecords, Record]):
 
     def query(self, ranges: Sequence[KeyRanges]) -> RecordQuery | None:
         columns = point_keys(ranges)
-        return None if columns is None else RecordQuery.about(columns)
+        return None if columns is None else RecordQuery.from_keys(columns)
 
     def query_of_keys(self, keys: KeySet) -> RecordQuery | None:
-        return None if len(keys) > KEYS_MAX else RecordQuery.about([keys.keys])
+        return None if len(keys) > KEYS_MAX else RecordQuery.from_keys([keys.keys])
 
     def check_rows(self, index: Record, rows: int) -> str | None:
         return None if index.count == rows else f"it has {index.count} entries for {rows} rows"

@@ -29,7 +29,7 @@ SLOT: web.RequestKey[RequestSlot] = web.RequestKey("slot", RequestSlot)
 _BODY: web.RequestKey[bytes] = web.RequestKey("body", bytes)
 _UNREADABLE: web.RequestKey[bool] = web.RequestKey("unreadable", bool)
 TOKEN_BODY_MAX = 16 << 10
-RATE_LEAST = 64 << 10
+BYTES_PER_SECOND_MIN = 64 << 10
 """Bytes a second that a body must have beyond `body_timeout_s`."""
 _LINGERING_BYTES = 1 << 20
 """Of a body that was not read, so much is read after the answer, since some clients read it only then."""
@@ -127,7 +127,7 @@ async def _receive(request: web.Request, limit: int, timeout_s: float, slot: Req
         if len(received) >= _PIECE:
             pieces.append(bytes(received))
             received = bytearray()
-        allowed.reschedule(begun_s + timeout_s + size / RATE_LEAST)
+        allowed.reschedule(begun_s + timeout_s + size / BYTES_PER_SECOND_MIN)
 
     if slot is not None:
         slot.begin_reading()

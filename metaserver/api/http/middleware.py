@@ -228,7 +228,7 @@ class _RequestPipeline:
         limit refuses: a record of each refusal would be a way around the limit.
         """
         unwanted = status == 429 or described is _UNROUTED[1] or (described.public and status not in (401, 403))
-        audited = self._audited[described.operation, status] = not unwanted and self._audit.wants(
+        audited = self._audited[described.operation, status] = not unwanted and self._audit.is_kept(
             described.operation, status
         )
         return audited

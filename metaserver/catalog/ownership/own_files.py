@@ -23,8 +23,8 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import SnapshotInput
 from seamark.formats.runtime.errors import BadRequest, Corrupt, Forbidden, ObjectMissing
 from seamark.formats.storage.locations import parse_location
+from seamark.metaserver.catalog.context import PATH_PROPERTIES, CatalogContext
 from seamark.metaserver.catalog.ownership.claims import check_unclaimed, with_folders
-from seamark.metaserver.catalog.parts import PATH_PROPERTIES, CatalogContext
 from seamark.metaserver.catalog.values import Caller, TableCommit
 from seamark.metaserver.objects.port import ObjectReader
 from seamark.metaserver.objects.warehouse import Warehouse

@@ -19,9 +19,9 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import MAIN, Snapshot
 from seamark.formats.runtime.errors import AlreadyExists, BadRequest, Forbidden
 from seamark.formats.runtime.fair_lock import free_later
+from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.large_requests import LARGE_BYTES
 from seamark.metaserver.catalog.ownership.own_files import own_locations
-from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.commit.change_requests.change import Change, ChangeRequest, TableShape, read_change, shape_of
 from seamark.metaserver.commit.change_requests.change_body import Remove

@@ -41,7 +41,7 @@ FILES_MAX = 200
 """The largest number of files whose keys one check reads. With more, all of them count as matches."""
 BYTES_MAX = 16 << 20
 """The largest total size of these files."""
-AT_ONCE = 16
+FILES_CONCURRENT_MAX = 16
 DECODED_BYTES_MAX = 64 << 20
 """Memory limit for decoding one file. A file that needs more counts as a match."""
 
@@ -192,7 +192,7 @@ async def find_first_match(
     ):
         return pairs[0]
     await source.check_paths(sizes)
-    gate = asyncio.Semaphore(AT_ONCE)
+    gate = asyncio.Semaphore(FILES_CONCURRENT_MAX)
 
     async def read(path: str) -> bytes | None:
         async with gate:
@@ -235,7 +235,7 @@ async def _drop_disjoint(source: CheckedFiles, selection: Selection, files: Sequ
     if not readable or len(files) > FILES_MAX or sum(file.size_bytes for file in readable) > BYTES_MAX:
         return
     await source.check_paths(file.path for file in readable)
-    gate = asyncio.Semaphore(AT_ONCE)
+    gate = asyncio.Semaphore(FILES_CONCURRENT_MAX)
 
     async def disjoint(file: _File) -> bool:
         async with gate:

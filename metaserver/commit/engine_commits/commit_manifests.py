@@ -7,8 +7,8 @@ from functools import cached_property, partial
 from typing import NamedTuple
 
 from seamark.formats.runtime.errors import Forbidden, ObjectMissing
+from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.ownership.own_files import foreign
-from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.objects.port import ObjectStore
 

@@ -26,7 +26,7 @@ from seamark.formats.iceberg.manifests.content_file import DeclaredTypes
 from seamark.formats.iceberg.manifests.manifest import ManifestFile
 from seamark.formats.iceberg.manifests.repaired_metrics import has_unusable_metrics, repair_file
 from seamark.formats.iceberg.manifests.writer import EXISTING, ManifestEntry, write_manifest
-from seamark.formats.iceberg.metadata.manifest_policy import MARK, MIN_COUNT, MIN_COUNT_DEFAULT
+from seamark.formats.iceberg.metadata.manifest_policy import MIN_COUNT, MIN_COUNT_DEFAULT, REWRITTEN_BY_MARK
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import as_int
 from seamark.formats.iceberg.metadata.snapshot import MAIN
@@ -41,7 +41,7 @@ from seamark.metaserver.commit.publication import MANIFESTS_REWRITTEN, CommitEve
 from seamark.metaserver.commit.rewriting.entry_order import clustering_bound, count_touches, divide
 from seamark.metaserver.commit.snapshots.manifest_filter import RewrittenManifests, live
 from seamark.metaserver.commit.snapshots.manifest_merge import can_be_written
-from seamark.metaserver.commit.snapshots.manifests import AT_ONCE, Manifests
+from seamark.metaserver.commit.snapshots.manifests import MANIFESTS_CONCURRENT_MAX, Manifests
 from seamark.metaserver.commit.snapshots.snapshot_producer import SnapshotTerms, produce
 from seamark.metaserver.commit.snapshots.snapshot_writer import (
     ENTRIES_MAX,
@@ -368,7 +368,7 @@ def _is_worth(group: _Group, min_count: int) -> bool:
 
 async def _write(writer: SnapshotWriter, group: _Group, metadata: TableMetadata) -> _WrittenGroup:
     work = [partial(writer.manifest, chunk, metadata, group.spec_id, group.content) for chunk in group.chunks]
-    return _WrittenGroup(group, tuple(await gather(work, AT_ONCE)))
+    return _WrittenGroup(group, tuple(await gather(work, MANIFESTS_CONCURRENT_MAX)))
 
 
 def _summary(written: Sequence[_WrittenGroup], kept_count: int) -> dict[str, str]:
@@ -377,7 +377,7 @@ def _summary(written: Sequence[_WrittenGroup], kept_count: int) -> dict[str, str
     replaced = sum(len(each.group.replaced) for each in written)
     entries = sum(len(chunk) for each in written for chunk in each.group.chunks)
     counts = {"created": created, "kept": kept_count, "replaced": replaced}
-    name, value = MARK
+    name, value = REWRITTEN_BY_MARK
     return {**{f"manifests-{key}": str(count) for key, count in counts.items()}, "entries-processed": str(entries)} | {
         name: value
     }

@@ -45,7 +45,7 @@ T = TypeVar("T")
 Hashes = npt.NDArray[np.uint64]
 CheckPaths = Callable[[Iterable[str]], Awaitable[None]]
 """Raises Forbidden for a path that the table may not name."""
-AT_ONCE = 16
+MANIFESTS_CONCURRENT_MAX = 16
 """Manifests of one commit that are read or decoded concurrently."""
 _SEED = 0
 _TOGETHER_MAX = 20_000
@@ -280,7 +280,7 @@ class Manifests:
                 memory.hold(("block", manifest.manifest_path), decoded.size_bytes)
             return decoded
 
-        return await gather([partial(block, manifest) for manifest in manifests], AT_ONCE)
+        return await gather([partial(block, manifest) for manifest in manifests], MANIFESTS_CONCURRENT_MAX)
 
     async def listing(
         self, manifests: Sequence[ManifestFile], paths: Collection[str], *, referenced: bool = False
@@ -294,7 +294,9 @@ class Manifests:
         names = [self._names.get(manifest.manifest_path) for manifest in manifests]
         unknown = [manifest for manifest, hashes in zip(manifests, names, strict=True) if hashes is None]
         if unknown:
-            fresh = iter(await gather([partial(self._names_of, manifest) for manifest in unknown], AT_ONCE))
+            fresh = iter(
+                await gather([partial(self._names_of, manifest) for manifest in unknown], MANIFESTS_CONCURRENT_MAX)
+            )
             names = [next(fresh) if hashes is None else hashes for hashes in names]
         candidates = [hashes.referenced if referenced else hashes.paths for hashes in names if hashes is not None]
         return await _listing(list(zip(manifests, candidates, strict=True)), searched)

@@ -95,12 +95,12 @@ class ColumnSample:
             if values is None:
                 return None
             # A share from few hits is uncertain. Use the average value, unless the hits contradict it.
-            expected = max(1.0 - (1.0 - self.held) ** values, min(hits, 1) / self.files_left)
+            expected = max(1.0 - (1.0 - self.presence_probability) ** values, min(hits, 1) / self.files_left)
             share = expected if _is_probable(hits, sampled, expected) else share
         return max(hits, round(self.files_left * share))
 
     @cached_property
-    def held(self) -> float:
+    def presence_probability(self) -> float:
         """The probability that a file contains a given value of the column.
 
         It is the same for all values. Let p be the probability that a file contains a value. Then the values that

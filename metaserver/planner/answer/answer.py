@@ -21,12 +21,12 @@ import numpy as np
 from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Expression, Op, predicates_of
 from seamark.formats.iceberg.expressions.expression_json import expression_json, to_transform_json
 from seamark.formats.iceberg.expressions.residuals import (
-    nameable,
+    make_bindable,
+    match_both_zeros,
     remove_nan,
     tautologies,
     tautology,
     weaken_residual,
-    with_both_zeros,
 )
 from seamark.formats.index.packing import Longs
 from seamark.formats.protocol.wire import encode_json as to_json
@@ -382,9 +382,9 @@ class _Residuals:
         if form.nan_free:
             residual = remove_nan(residual)
         if self._is_java:
-            residual = with_both_zeros(residual)
+            residual = match_both_zeros(residual)
         # PyIceberg does not bind residuals, but counts a file's rows from metadata if the residual is TRUE.
-        named = nameable(residual, self._scan.metadata.current_schema) if self._bound_by_name else residual
+        named = make_bindable(residual, self._scan.metadata.current_schema) if self._bound_by_name else residual
         if named is not residual and not self._needed:
             return b""
         if self._whole_files and named != FALSE and (form.read_whole or not self._exact):

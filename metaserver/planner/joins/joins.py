@@ -170,7 +170,7 @@ def _condition_of(alternatives: Sequence[tuple[RequestedJoin, JoinFilters]]) -> 
         return TRUE
     conditions = []
     for join, result in alternatives:
-        keys = all_of(*(dynamic_filter.spanned for dynamic_filter in result.dynamic_filters))
+        keys = all_of(*(dynamic_filter.as_condition for dynamic_filter in result.dynamic_filters))
         conditions += [all_of(keys, result.condition), join.unless]
     return any_of(*conditions)
 

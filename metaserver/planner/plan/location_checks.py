@@ -23,8 +23,8 @@ import numpy.typing as npt
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.errors import BadRequest, Forbidden
 from seamark.formats.storage.locations import parse_location
+from seamark.metaserver.catalog.context import PATH_PROPERTIES
 from seamark.metaserver.catalog.ownership.claims import with_folders
-from seamark.metaserver.catalog.parts import PATH_PROPERTIES
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.planner.view.view import TableView

@@ -246,8 +246,8 @@ class _Evaluation:
             return
         for deleted_keys in sets:
             self.deletion.deleted[rows] |= deleted_keys.exact.has(*exact)
-            if deleted_keys.loose is not None and loose is not None:
-                undecided = rows[deleted_keys.loose.has(*loose) & ~self.deletion.deleted[rows]]
+            if deleted_keys.with_equal_zeros is not None and loose is not None:
+                undecided = rows[deleted_keys.with_equal_zeros.has(*loose) & ~self.deletion.deleted[rows]]
                 if len(undecided):
                     self._mark_undecided(
                         undecided,

@@ -77,7 +77,7 @@ class Tokens:
         return None if body is None else _unpack(body[_ROWS.size :])
 
     def _seal(self, purpose: bytes, body: bytes, table_uuid: str) -> str:
-        key_id, key = self._keyring.signing(_PURPOSE)
+        key_id, key = self._keyring.signing_key(_PURPOSE)
         sealed = bytes((VERSION,)) + key_id + _mac(key, purpose, table_uuid, body) + body
         return to_base64url(sealed)
 
@@ -88,7 +88,7 @@ class Tokens:
             return None
         signed = 1 + ID_BYTES
         mac, body = raw[signed : signed + _MAC_BYTES], raw[signed + _MAC_BYTES :]
-        key = self._keyring.verifying(_PURPOSE, raw[1:signed])
+        key = self._keyring.verifying_key(_PURPOSE, raw[1:signed])
         if raw[:1] != bytes((VERSION,)) or key is None:
             return None
         return body if hmac.compare_digest(mac, _mac(key, purpose, table_uuid, body)) else None

@@ -23,7 +23,7 @@ from seamark.connector.plans.plan_requests import PlanRequests
 from seamark.connector.plans.quotes import backquote
 from seamark.connector.spark.query import queries as querying
 from seamark.connector.spark.query.catalyst import Catalyst
-from seamark.connector.spark.query.queries import rewritten
+from seamark.connector.spark.query.queries import rewrite_query
 from seamark.connector.spark.scala import strings
 from seamark.spark import sql
 from tests.connector.lake import catalog_at
@@ -493,7 +493,7 @@ def test_hand_made_statements_return_sparks_own_rows(rig: Rig) -> None:
         except PySparkException:  # Some statements of Trino are invalid in Spark.
             done["none"] += 1
             continue
-        told = rewritten(rig.spark, text, kept_max=1.0)
+        told = rewrite_query(rig.spark, text, kept_max=1.0)
         if told.statement is not None:
             ours = rig.spark.sql(told.statement)
             assert (ours.schema, rows(ours)) == (theirs.schema, rows(theirs)), f"{text}\n{told}"
