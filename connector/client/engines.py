@@ -66,10 +66,10 @@ def connection_text(
         "duckdb": _duckdb,
     }
     text = texts[engine](name, uri, has_token)
-    return _trusting(engine, text, authority) if authority and uri.startswith("https:") else text
+    return _add_authority(engine, text, authority) if authority and uri.startswith("https:") else text
 
 
-def _trusting(engine: str, text: str, authority: str) -> str:
+def _add_authority(engine: str, text: str, authority: str) -> str:
     """Return the configuration with additional settings with which the engine trusts the authority."""
     if engine == "pyiceberg":
         text = text.replace('type="rest",', f'type="rest", ssl={{"cabundle": {authority!r}}},')

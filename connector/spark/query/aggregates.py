@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from seamark.connector.spark.query.catalyst import Catalyst, Node
-from seamark.connector.spark.scala import items
+from seamark.connector.spark.scala import to_list
 from seamark.formats.protocol.wire import MAXIMUM, MINIMUM
 
 _WITHOUT_NULLS = ("Sum", "Average", "Min", "Max", "Count")
@@ -43,7 +43,7 @@ def conditions_of_rows(catalyst: Catalyst, outputs: Sequence[Node]) -> list[Node
         elif kind in ("", "PythonUDF", "PythonUDAF"):
             return []
         else:
-            left += items(node.children())
+            left += to_list(node.children())
     return row_conditions
 
 
@@ -51,7 +51,7 @@ def _find_conditions(catalyst: Catalyst, aggregate: Node) -> list[Node]:
     if aggregate.filter().isDefined():
         return [aggregate.filter().get()]
     function = aggregate.aggregateFunction()
-    values = items(function.children()) if catalyst.kind(function) in _WITHOUT_NULLS else []
+    values = to_list(function.children()) if catalyst.kind(function) in _WITHOUT_NULLS else []
     if len(values) != 1:
         return []
     value = values[0]
@@ -63,7 +63,7 @@ def _find_conditions(catalyst: Catalyst, aggregate: Node) -> list[Node]:
         case "CaseWhen":
             otherwise = value.elseValue()
             if otherwise.isEmpty() or _is_null(catalyst, otherwise.get()):
-                return [one._1() for one in items(value.branches())]
+                return [one._1() for one in to_list(value.branches())]
     return []
 
 

@@ -530,17 +530,17 @@ def narrow_to_keys(selection: Selection, column_id: int, kind: str, keys: KeySet
     integers = _integer_sides(column)
     if integers is not None and keys.distinct.codes is not None:
         lower, upper = integers
-        listed = (keys.distinct.codes ^ np.uint64(_bias(kind))).view(np.int64)
+        listed = (keys.distinct.codes ^ np.uint64(_compute_code_bias(kind))).view(np.int64)
         state, mask = selection.state, selection.mask
         _scan.narrow_longs_in(lower.layout, upper.layout, lower.low, upper.high, state, mask, listed)
 
 
 def pack_key(key: int | bytes, kind: str) -> int | bytes:
     """Return an index key in the encoding of column statistics."""
-    return key if isinstance(key, bytes) else key - _bias(kind)
+    return key if isinstance(key, bytes) else key - _compute_code_bias(kind)
 
 
-def _bias(kind: str) -> int:
+def _compute_code_bias(kind: str) -> int:
     """Return the difference between integer codes and their values (`keys.py`)."""
     return 0 if kind == "boolean" else 1 << 63
 

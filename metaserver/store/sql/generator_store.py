@@ -127,7 +127,7 @@ class GeneratorStore(ABC):
     lease_state = _point_read(records.lease_state)
     claims = _point_read(claim_steps.of)
     find_allowed_overlaps = _list_read(claim_steps.find_allowed_overlaps)
-    find_overlapping_claims = _list_read(claim_steps.overlapping)
+    find_overlapping_claims = _list_read(claim_steps.find_overlapping)
     is_name_released = _point_read(claim_steps.is_name_released)
     list_unclaimed = _list_read(queries.list_unclaimed)
     list_indexed_tables = _list_read(queries.list_indexed_tables)
@@ -162,7 +162,7 @@ class GeneratorStore(ABC):
 
     async def archive_instants(self, keep: int, limit: int) -> int:
         # Searched outside the transaction: it reads a whole index, and writers must not wait for that.
-        ids = await self._list(lambda: queries.archivable(keep, limit))
+        ids = await self._list(lambda: queries.list_archivable(keep, limit))
         return await self._change(lambda: instants.archive(ids)) if ids else 0
 
     async def close_reads(self) -> None:
@@ -179,5 +179,5 @@ class GeneratorStore(ABC):
         Raises:
             Corrupt: With the list of all violations.
         """
-        if violations := await self._list(queries.violations):
+        if violations := await self._list(queries.find_violations):
             raise Corrupt("The pointer store violates its invariants:\n" + "\n".join(violations))
