@@ -191,7 +191,7 @@ async def open_components(
             certificate=certificate,
             drain=drain,
         )
-        holder, failed = new_holder(clock), components.metrics.load.webhook_failures.inc
+        holder, failed = make_holder_name(clock), components.metrics.load.webhook_failures.inc
         await enter(open_webhooks(settings, store, timeline, clock, holder=holder, on_failure=failed))
         if catalog.column_usage.is_on:
             stack.push_async_callback(_flush, catalog.column_usage)
@@ -207,7 +207,7 @@ async def open_components(
         yield components
 
 
-def new_holder(clock: Clock) -> str:
+def make_holder_name(clock: Clock) -> str:
     """Return the name of this worker among all on the pointer store, for leases."""
     return f"{socket.gethostname()}:{os.getpid()}:{clock.uuid4()}"
 
@@ -225,7 +225,7 @@ async def table_services(components: ServerComponents, url: str) -> AsyncIterato
         components.catalog.documents.peek,
         components.authenticator.service_tokens,
         components.clock,
-        holder=new_holder(components.clock),
+        holder=make_holder_name(components.clock),
         url=url,
         certificate=components.certificate,
         observer=components.metrics.jobs,

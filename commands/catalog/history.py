@@ -41,7 +41,9 @@ def list_snapshots(client: IndexClient, table: str, limit: int, as_json: bool) -
     snapshots, refs = _load_snapshots(client, table)
     shown = snapshots[:limit]
     if as_json:
-        print_json([{**one, "refs": refs.get(one["snapshot-id"], [])} for one in shown])
+        print_json(
+            [{**shown_snapshot, "refs": refs.get(shown_snapshot["snapshot-id"], [])} for shown_snapshot in shown]
+        )
         return
     if not shown:
         say(f"{table} has no snapshots.")
@@ -50,15 +52,15 @@ def list_snapshots(client: IndexClient, table: str, limit: int, as_json: bool) -
         ("snapshot", "committed", "operation", "rows", "files", "size", "refs"),
         (
             (
-                str(one["snapshot-id"]),
-                time_text(one["timestamp-ms"]),
-                _read_summary(one, "operation"),
-                _count(one, "total-records"),
-                _count(one, "total-data-files"),
-                show_size(int(size)) if (size := _read_summary(one, "total-files-size")).isdecimal() else "",
-                ", ".join(refs.get(one["snapshot-id"], [])),
+                str(shown_snapshot["snapshot-id"]),
+                time_text(shown_snapshot["timestamp-ms"]),
+                _read_summary(shown_snapshot, "operation"),
+                _count(shown_snapshot, "total-records"),
+                _count(shown_snapshot, "total-data-files"),
+                _show_files_size(shown_snapshot),
+                ", ".join(refs.get(shown_snapshot["snapshot-id"], [])),
             )
-            for one in shown
+            for shown_snapshot in shown
         ),
         right_aligned=("rows", "files", "size"),
     )
@@ -109,6 +111,11 @@ def _load_snapshots(client: IndexClient, table: str) -> tuple[list[dict[str, Any
 
 def _read_summary(snapshot: dict[str, Any], name: str) -> str:
     return str(snapshot.get("summary", {}).get(name, ""))
+
+
+def _show_files_size(snapshot: dict[str, Any]) -> str:
+    size = _read_summary(snapshot, "total-files-size")
+    return show_size(int(size)) if size.isdecimal() else ""
 
 
 def _count(snapshot: dict[str, Any], name: str) -> str:

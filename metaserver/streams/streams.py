@@ -190,7 +190,7 @@ class Streams:
                 metadata = await documents.table(entry.metadata_location)
             table = await self._open(entry, metadata)
             try:
-                fresh = await table.fresh(entry.flushed_offsets())
+                fresh = await table.fresh(entry.parse_flushed_offsets())
             except FlushedBefore:
                 namespace, name, uuid = entry.namespace, entry.name, entry.uuid
                 entry, metadata = await self._catalog.tables.entry(namespace, name), None

@@ -178,7 +178,7 @@ class _Advisor:
         at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=self.now_ms) - timedelta(days=age_d)
         at = at.replace(hour=0, minute=0, second=0, microsecond=0)
         transforms = {
-            one.transform for spec in self.metadata.partition_specs for one in time_columns(self.metadata, spec)
+            field.transform for spec in self.metadata.partition_specs for field in time_columns(self.metadata, spec)
         }
         if "month" in transforms or "year" in transforms:
             at = at.replace(day=1)

@@ -133,7 +133,8 @@ def narrow_by_partition(selection: Selection, by_spec: Mapping[int, Expression],
 
     Args:
         selection: The selection to narrow.
-        by_spec: The condition on partition values (`projection.inclusive`) by spec id. Files of other specs are kept.
+        by_spec: The condition on partition values (`projection.project_inclusive`) by spec id. Files of other
+            specs are kept.
         expired: Whether the time budget of the plan is over.
     """
     if by_spec.keys() == selection.view.specs and len(by_spec) == 1:

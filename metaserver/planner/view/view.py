@@ -479,7 +479,7 @@ def objects(values: Sequence[object]) -> Objects:
 
 def _read_head(block: Block) -> tuple[int, int, bool]:
     """Return (rows, spec id, whether any record count is 0 or unknown)."""
-    counts = block.packed_longs("record_count")
+    counts = block.get_packed_longs("record_count")
     return block.rows, block.spec_id, counts is None or counts.low <= 0
 
 

@@ -40,7 +40,7 @@ def _point_read(query: Callable[P, Steps[T]]) -> Method[P, T]:
     return method
 
 
-def _known_point_read(kind: str, query: Callable[P, Steps[T]]) -> Method[P, T]:
+def _make_known_point_read(kind: str, query: Callable[P, Steps[T]]) -> Method[P, T]:
     """Make a method that reads a point, or repeats its last result for a request that allows stale answers."""
 
     def method(store: GeneratorStore, /, *args: P.args, **options: P.kwargs) -> Coroutine[Any, Any, T]:
@@ -108,10 +108,10 @@ class GeneratorStore(ABC):
             self._transacting -= 1
 
     ping = _point_read(queries.ping)
-    namespace = _known_point_read("namespace", queries.namespace)
-    entry = _known_point_read("entry", queries.entry)
-    token_by_digest = _known_point_read("token", queries.token_by_digest)
-    _grants_of = _known_point_read("grants", queries.grants)
+    namespace = _make_known_point_read("namespace", queries.namespace)
+    entry = _make_known_point_read("entry", queries.entry)
+    token_by_digest = _make_known_point_read("token", queries.token_by_digest)
+    _grants_of = _make_known_point_read("grants", queries.grants)
     namespaces = _list_read(queries.namespaces)
     find_namespaces = _list_read(queries.find_namespaces)
     namespace_size = _list_read(queries.namespace_size)
