@@ -18,7 +18,7 @@ import click
 import msgspec
 
 from seamark.commands.options import Misconfigured, address_options, json_option, load_settings, settings_flags
-from seamark.commands.terminal import printable
+from seamark.commands.terminal import escape_for_terminal
 from seamark.connector.client.catalog import list_dropped_entries, list_views
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest, ClientError, NotFound, Unauthenticated, Unreachable
@@ -45,7 +45,7 @@ def find_server_url(config: Path | None, flags: dict[str, Any]) -> str:
     try:
         return str(from_json(path.read_bytes(), dict[str, Any])["url"])
     except (OSError, KeyError, msgspec.DecodeError):
-        home = printable(shlex.quote(str(path.parent)))
+        home = escape_for_terminal(shlex.quote(str(path.parent)))
         raise Misconfigured(
             f"No server runs in {home}; start a server with seamark serve --home {home}, set --url, or set --home to "
             "the home of the server"
@@ -59,7 +59,7 @@ def to_command_error(error: ClientError, *, has_token: bool) -> click.ClickExcep
         hint = "; set --token or the variable SEAMARK_TOKEN"
     elif isinstance(error, Unreachable) and _REFUSED.fullmatch(error.message):
         hint = "; start the server, or set --url to the address that it printed"
-    return click.ClickException(printable(f"{error.message}{hint}"))
+    return click.ClickException(escape_for_terminal(f"{error.message}{hint}"))
 
 
 @contextmanager
@@ -71,13 +71,13 @@ def open_client(make: Callable[[], Client]) -> Iterator[Client]:
     try:
         client = make()
     except ValueError as error:
-        raise click.UsageError(printable(str(error))) from None
+        raise click.UsageError(escape_for_terminal(str(error))) from None
     try:
         yield client
     except ValueError as error:
-        raise click.UsageError(printable(str(error))) from None
+        raise click.UsageError(escape_for_terminal(str(error))) from None
     except BadRequest as error:
-        raise Misconfigured(printable(error.message)) from None
+        raise Misconfigured(escape_for_terminal(error.message)) from None
     except ClientError as error:
         raise to_command_error(error, has_token=client.has_token) from None
     finally:
@@ -125,7 +125,7 @@ def add_suggestions(client: SeamarkClient, table: Any = None) -> Iterator[None]:
             raise NotFound(f"{error.message}; {todo}", status=error.status) from None
         similar = similar_name(client, missing if table is None else table)
         if similar is None and kind in ("Namespace", "View"):
-            similar = _similar(missing, _list_names(client, view=kind == "View"))
+            similar = _find_similar_name(missing, _list_names(client, view=kind == "View"))
         if similar is None and kind == "Namespace":
             todo = f"seamark namespace create {shlex.quote(missing)} creates it"
             raise NotFound(f"{error.message}; {todo}", status=error.status) from None
@@ -164,7 +164,7 @@ def _list_names(client: SeamarkClient, *, view: bool) -> Iterator[str]:
         yield from map(join_name, list_views(client, levels) if view else [levels])
 
 
-def _similar(name: str, names: Iterator[str]) -> str | None:
+def _find_similar_name(name: str, names: Iterator[str]) -> str | None:
     """Return the most similar of the names, or None. The function never raises."""
     try:
         return next(iter(near_names(name, islice(names, _NAMES_MAX), maximum=1)), None)

@@ -85,7 +85,7 @@ def confine_job(client: SeamarkClient, request: JobRequest, scratch: str) -> Non
             landlock.confine_files(
                 readable=[*readable, *_list_named_files(loaded)],
                 writable=[*writable, scratch],
-                connectable=None if os.environ.get(KMS_CLASS) else set(_ports(request.url, loaded)),
+                connectable=None if os.environ.get(KMS_CLASS) else set(_list_ports(request.url, loaded)),
             )
 
 
@@ -136,7 +136,7 @@ def _list_named_files(loaded: EngineTable) -> Iterator[str]:
         yield from storage.configuration_files()
 
 
-def _ports(url: str, loaded: EngineTable) -> Iterator[int]:
+def _list_ports(url: str, loaded: EngineTable) -> Iterator[int]:
     """Yield the ports of this server, of the storage, of proxies, and of name resolution."""
     yield _DNS
     urls = [url, *(os.environ.get(name, "") for name in _PROXIES)]

@@ -191,7 +191,7 @@ async def _explain_table(
     """Return the explanation of one reference to a table.
 
     Args:
-        asked: (the requested joins, the reasons why other joins are not requested).
+        requested_joins: (the requested joins, the reasons why other joins are not requested).
         notes: The parts of the query that are not used → the reason.
     """
     scan, metadata = reference.scan, loaded.metadata

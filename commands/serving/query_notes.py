@@ -135,11 +135,11 @@ def _reads_only_tables(tree: exp.Expr, tables: Collection[str]) -> bool:
     """Return whether the query reads only the current state of `tables`, and names in WITH."""
     named = {cte.alias.lower() for cte in tree.find_all(exp.CTE)}
     return all(
-        isinstance(one.this, exp.Identifier)
-        and one.name.lower() in (tables if one.args.get("db") is not None else {*tables, *named})
-        and one.args.get("when") is None
-        and one.args.get("version") is None
-        for one in tree.find_all(exp.Table)
+        isinstance(table.this, exp.Identifier)
+        and table.name.lower() in (tables if table.args.get("db") is not None else {*tables, *named})
+        and table.args.get("when") is None
+        and table.args.get("version") is None
+        for table in tree.find_all(exp.Table)
     )
 
 

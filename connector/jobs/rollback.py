@@ -45,7 +45,7 @@ def undo_job(client: SeamarkClient, table: Name, snapshot_id: int | None = None,
         Conflict: Later commits changed its files.
     """
     if snapshot_id is None:
-        snapshot_id = _newest(client, table, branch)
+        snapshot_id = _find_newest_id(client, table, branch)
     body: dict[str, Any] = {"branch": branch, "undo-snapshot-id": snapshot_id}
     answer = CommitClient(client).commit(table, body)
     summary = answer["summary"]
@@ -58,7 +58,7 @@ def undo_job(client: SeamarkClient, table: Name, snapshot_id: int | None = None,
     return RolledBack(snapshot_id, int(answer["snapshot-id"]), restored, removed)
 
 
-def _newest(client: SeamarkClient, table: Name, branch: str) -> int:
+def _find_newest_id(client: SeamarkClient, table: Name, branch: str) -> int:
     metadata = decode_table(client.load_table(table, history=True).metadata, str(table))
     ref = metadata.refs.get(branch)
     snapshot = metadata.current_snapshot if ref is None else metadata.snapshot(ref.snapshot_id)

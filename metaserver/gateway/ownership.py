@@ -107,7 +107,7 @@ class GrantChecker:
     async def follow(self, timeline: Timeline) -> None:
         """Follow the timeline until cancelled, and forget each table with an instant other than a commit."""
         head = await timeline.head()
-        async with timeline.watching(InstantFilter(since=head), counted=False) as watcher:
+        async with timeline.watch_instants(InstantFilter(since=head), counted=False) as watcher:
             while True:
                 instants = await timeline.read_next(watcher, _BATCH)
                 changed = {instant.uuid for instant in instants if instant.action != "commit"}

@@ -25,7 +25,7 @@ from seamark.metaserver.gateway.gateway import OPERATION, Gateway
 from seamark.metaserver.gateway.ownership import GrantChecker
 from seamark.metaserver.gateway.preloading import Preloading
 from seamark.metaserver.gateway.s3_errors import S3Error, error_answer
-from seamark.metaserver.runtime.background import running
+from seamark.metaserver.runtime.background import run_in_background
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.passed_time import look_at_clock
 
@@ -59,8 +59,8 @@ async def serving_gateway(
     await runner.setup()
     try:
         async with (
-            running("gateway-tables", partial(ownership.follow, components.timeline)),
-            running("gateway-backend", partial(_maintain, components, backend)),
+            run_in_background("gateway-tables", partial(ownership.follow, components.timeline)),
+            run_in_background("gateway-backend", partial(_maintain, components, backend)),
             _preloading(components, ownership, backend),
         ):
             await web.SockSite(runner, sock, backlog=1024).start()  # type: ignore[arg-type]
@@ -100,8 +100,8 @@ async def _preloading(components: ServerComponents, ownership: GrantChecker, bac
         budget_bytes=budget_bytes,
     )
     async with (
-        running("gateway-preload-news", partial(preloading.follow, components.timeline)),
-        running("gateway-preload", preloading.work),
+        run_in_background("gateway-preload-news", partial(preloading.follow, components.timeline)),
+        run_in_background("gateway-preload", preloading.work),
     ):
         yield
 

@@ -63,7 +63,7 @@ class Entry(msgspec.Struct, frozen=True):
     """The flushed offset of each shard of a stream table, as `shard:offset` separated by commas, in any order. The
     statement that reads the pointer reads it, so both belong together. Empty for other tables."""
 
-    def flushed_offsets(self) -> dict[int, int]:
+    def parse_flushed_offsets(self) -> dict[int, int]:
         """Return the flushed offsets by shard."""
         parts = (part.split(":") for part in self.flushed.split(",") if part)
         return {int(shard): int(offset) for shard, offset in parts}

@@ -126,7 +126,7 @@ class StreamTable:
         self._limits = limits
         self._fresh_folder = fresh_folder
         self._run_in_thread = run_in_thread
-        self._flushed = entry.flushed_offsets()
+        self._flushed = entry.parse_flushed_offsets()
         self._blocks = {
             number: ShardBlocks(log, Shard(self.uuid, number), offset) for number, offset in self._flushed.items()
         }
@@ -277,7 +277,7 @@ class StreamTable:
         """
         async with self._flush_lock:
             entry, metadata = await self._tables.load(self.uuid)
-            self._advance(entry.flushed_offsets())
+            self._advance(entry.parse_flushed_offsets())
             cut = self.watermarks()
             ranges = [
                 FlushedRange(number, self._flushed[number], mark)

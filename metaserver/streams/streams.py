@@ -36,7 +36,7 @@ from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.log.port import Acknowledgement, Batch, Shard, StreamLog, StreamProducer
 from seamark.metaserver.log.segments import SegmentLimits, open_segment_log
 from seamark.metaserver.objects.port import ObjectStore
-from seamark.metaserver.runtime.background import running
+from seamark.metaserver.runtime.background import run_in_background
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.operations import OpenStream
 from seamark.metaserver.streams.catalog_tables import CatalogTables
@@ -197,7 +197,7 @@ class Streams:
                 metadata = await documents.table(entry.metadata_location)
             try:
                 table = await self._open(entry, metadata)
-                fresh = await table.fresh(entry.flushed_offsets())
+                fresh = await table.fresh(entry.parse_flushed_offsets())
             except LogElsewhere:  # a replica without the log serves what was flushed
                 return FreshTable(LoadedTable(entry, metadata), None)
             except FlushedBefore:
@@ -468,7 +468,7 @@ async def open_streams(
     async with open_log_source(open_log, folder.exists) as logs:
         streams = Streams(catalog, commits, objects, logs, row_files)
         try:
-            async with running("streams", streams.run):
+            async with run_in_background("streams", streams.run):
                 yield streams
         finally:
             await streams.close()

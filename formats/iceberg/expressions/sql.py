@@ -291,7 +291,7 @@ class _Reader(Comparisons):
             op = OPPOSITE[op]
         other = literal_of(left)
         if other is not None:
-            return _constant(op, other, literal)
+            return _compare_literals(op, other, literal)
         term = self._term(left)
         return None if term is None else self.comparison(op, term, literal, negated)
 
@@ -482,7 +482,7 @@ class _Reader(Comparisons):
         return None if name is None else self.term(name, transform)
 
 
-def _constant(op: Op, left: TypedLiteral, right: TypedLiteral) -> Expression | None:
+def _compare_literals(op: Op, left: TypedLiteral, right: TypedLiteral) -> Expression | None:
     """Return the result of comparing two literals, such as `1 = 1`."""
     if left.kind == "null":
         return FALSE

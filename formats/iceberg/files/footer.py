@@ -169,7 +169,7 @@ def read_footer(data: bytes) -> ParquetFooter:
             raise ValueError("a list has items of another type")  # pyarrow ignores such a list.
     groups = [_read_group(data, begin, ordinal) for ordinal, begin in enumerate(_footer.items(data, at)[:-1])]
     pairs = structures(_of_kind(raw[_KEY_VALUES], LIST)) if _KEY_VALUES in raw else []
-    key_values = [(_binary(pair, 1) or b"", _binary(pair, 2)) for pair in pairs]
+    key_values = [(_get_binary(pair, 1) or b"", _get_binary(pair, 2)) for pair in pairs]
     created_by = raw.get(_CREATED_BY)
     return ParquetFooter(
         data,
@@ -233,7 +233,7 @@ def _number(value: tuple[int, bytes]) -> int:
     return int(number)
 
 
-def _binary(fields: Fields, number: int) -> bytes | None:
+def _get_binary(fields: Fields, number: int) -> bytes | None:
     kind, value = fields.get(number, (BINARY, None))
     if kind != BINARY:
         raise ValueError("a text has another type")

@@ -100,7 +100,7 @@ def build_postings(sections: Sequence[Searchable], form: int, section_bytes: int
     """
     total = sum(section.cardinality for section in sections)
     budget = max(SHARED_MAX_FRACTION * section_bytes, SMALL_INDEX_MAX_BYTES)
-    distinct = _union(sections, form, budget) if len(sections) < 1 << 32 else None
+    distinct = _union_keys(sections, form, budget) if len(sections) < 1 << 32 else None
     if distinct is not None:
         limit = budget
         if SHARED_BY * len(distinct) > total:
@@ -108,10 +108,10 @@ def build_postings(sections: Sequence[Searchable], form: int, section_bytes: int
         by_key = _by_key(sections, form, distinct, total, limit)
         if by_key is not None:
             return by_key
-    return _edges(sections, form)
+    return _encode_edges(sections, form)
 
 
-def _batches(sections: Sequence[Searchable]) -> list[list[int]]:
+def _batch_files(sections: Sequence[Searchable]) -> list[list[int]]:
     """Return the file numbers in batches of at most `_BATCH_KEYS` keys.
 
     A file with more keys is a separate batch.
@@ -127,10 +127,10 @@ def _batches(sections: Sequence[Searchable]) -> list[list[int]]:
     return batches
 
 
-def _union(sections: Sequence[Searchable], form: int, budget: float) -> Distinct | None:
+def _union_keys(sections: Sequence[Searchable], form: int, budget: float) -> Distinct | None:
     """Return the distinct keys of all sections, or None if there are too many keys."""
     union = _rank_parts([], form)[0]
-    for batch in _batches(sections):
+    for batch in _batch_files(sections):
         parts = [distinct_of(sections[number].dictionary) for number in batch]
         union = _rank_parts([union, *parts], form)[0]
         if len(union) > min(KEYS_MAX, budget) or (union.heap is not None and len(union.heap) > HEAP_MAX):
@@ -174,7 +174,7 @@ def _by_key(sections: Sequence[Searchable], form: int, distinct: Distinct, total
     lowest_ranks, greatest_ranks = np.full(files, _NEVER, dtype=np.uint32), np.zeros(files, dtype=np.uint32)
     matrix = np.zeros((keys, words) if layout == MATRIX else (0, 0), dtype=np.uint64)
     pairs: list[tuple[Ranks, npt.NDArray[np.uint32]]] = []
-    for batch in _batches(sections):
+    for batch in _batch_files(sections):
         parts = [distinct_of(sections[number].dictionary) for number in batch]
         ranks = _rank_parts([distinct, *parts], form)[1][keys:]
         lengths = np.array([len(part) for part in parts], dtype=np.int64)
@@ -190,7 +190,7 @@ def _by_key(sections: Sequence[Searchable], form: int, distinct: Distinct, total
             _bitmap.fill_matrix(matrix, ranks, owners)
         else:
             pairs.append((ranks, owners))
-    pieces = [_flat(dictionary), _pack(lowest_ranks), _pack(greatest_ranks)]
+    pieces = [_make_flat_piece(dictionary), _pack(lowest_ranks), _pack(greatest_ranks)]
     if layout == MATRIX:
         pieces.append(_pack(matrix))
     else:
@@ -204,10 +204,10 @@ def _lists(pairs: Sequence[tuple[Ranks, npt.NDArray[np.uint32]]], keys: int, wid
     starts = np.zeros(keys + 1, dtype=np.uint64)
     np.cumsum(np.bincount(ranks, minlength=keys), out=starts[1:])
     listed = owners[np.argsort(ranks, kind="stable")].astype(f"<u{width}")
-    return [_pack(listed), _flat(_ordered.pack_numbers(starts))]
+    return [_pack(listed), _make_flat_piece(_ordered.pack_numbers(starts))]
 
 
-def _edges(sections: Sequence[Searchable], form: int) -> bytes:
+def _encode_edges(sections: Sequence[Searchable], form: int) -> bytes:
     """Return the postings in layout EDGES: the lowest and the greatest key of each file.
 
     A file without keys has zeros.
@@ -223,7 +223,7 @@ def _edges(sections: Sequence[Searchable], form: int) -> bytes:
     return write_pieces(Head(0, len(sections), form, EDGES, 0), pieces)
 
 
-def _flat(array: Bytes) -> Piece:
+def _make_flat_piece(array: Bytes) -> Piece:
     return Piece(Coding.FLAT, array.data)
 
 

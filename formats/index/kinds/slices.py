@@ -259,7 +259,7 @@ class Section:
             return bits.all_of(self.rows)
         if self.layout == EQUALITY:
             return self._union_bitmaps(begins.tolist(), ends.tolist())
-        return where(slices(), intervals, self.cardinality)
+        return find_rows(slices(), intervals, self.cardinality)
 
     def _union_bitmaps(self, begins: Sequence[int], ends: Sequence[int]) -> Bits:
         """Return the union of the bitmaps of the ranks.
@@ -274,7 +274,7 @@ class Section:
         return bits.all_of(self.rows) & ~rows if inverted else rows
 
 
-def where(slices: _bitmap.Slices, intervals: Intervals, cardinality: int) -> Bits:
+def find_rows(slices: _bitmap.Slices, intervals: Intervals, cardinality: int) -> Bits:
     """Return the rows whose rank is in one of the intervals; there is at least one interval."""
     begins, ends = intervals
     if len(begins) == 1:

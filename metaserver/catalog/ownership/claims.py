@@ -75,7 +75,7 @@ async def claim(
     own = entry.metadata_location
     candidates.append(ClaimedLocation(key=own, shared=True, shown=own, subject="metadata-location"))
     await context.objects.check_links([candidate.key for candidate in candidates])
-    locations = await asyncio.to_thread(_outermost, context.warehouse, candidates)
+    locations = await asyncio.to_thread(_drop_nested_locations, context.warehouse, candidates)
     await check_known(context, (claimed_location.key for claimed_location in locations), entry.uuid)
     operation = ClaimLocations(
         uuid=entry.uuid,
@@ -127,7 +127,7 @@ def may_add_locations(base: TableMetadata | ViewMetadata | None, metadata: Table
 
 async def claim_folder(context: CatalogContext, entry: Entry, folder: str, *, fresh: bool) -> ClaimLocations:
     """Return the operation that claims the folder of a function; see `claim`."""
-    locations = _outermost(context.warehouse, [ClaimedLocation(key=folder, shown=folder)])
+    locations = _drop_nested_locations(context.warehouse, [ClaimedLocation(key=folder, shown=folder)])
     await context.objects.check_links([folder])
     await check_known(context, (claimed_location.key for claimed_location in locations), entry.uuid)
     operation = ClaimLocations(uuid=entry.uuid, locations=locations, fresh=fresh)
@@ -404,11 +404,11 @@ def _possible_keys(warehouse: Warehouse, entry: Entry) -> list[str]:
 
 async def _claim_unchecked(warehouse: Warehouse, entry: Entry, keys: list[str]) -> ClaimLocations:
     candidates = [ClaimedLocation(key=key, shared=number > 0, shown=key) for number, key in enumerate(keys)]
-    locations = await asyncio.to_thread(_outermost, warehouse, candidates)
+    locations = await asyncio.to_thread(_drop_nested_locations, warehouse, candidates)
     return ClaimLocations(uuid=entry.uuid, locations=locations, checked=False)
 
 
-def _outermost(warehouse: Warehouse, candidates: Iterable[ClaimedLocation]) -> tuple[ClaimedLocation, ...]:
+def _drop_nested_locations(warehouse: Warehouse, candidates: Iterable[ClaimedLocation]) -> tuple[ClaimedLocation, ...]:
     """Return the locations with their keys, without locations that are inside an earlier location."""
     outermost: list[ClaimedLocation] = []
     for candidate in candidates:

@@ -35,9 +35,9 @@ from seamark.metaserver.commit.removed_files import check_stored, is_recent, rem
 from seamark.metaserver.commit.snapshots.manifest_filter import (
     ManifestFilter,
     RewrittenManifests,
+    drop_dead_manifests,
     find_files,
     key_of,
-    live,
 )
 from seamark.metaserver.commit.snapshots.manifest_merge import ManifestMerge
 from seamark.metaserver.commit.snapshots.manifests import Manifests, run_by_count
@@ -209,7 +209,7 @@ class ChangeApplication:
                 undo = await undo_of(manifests, metadata, parent, self.request.undo_snapshot_id)
                 await self._restore_removals(manifests, metadata, undo)
             return
-        listed = live(await manifests.read_list(parent))
+        listed = drop_dead_manifests(await manifests.read_list(parent))
 
         def paths() -> set[str]:
             referenced = (file.referenced_data_file for file in change.deletes)

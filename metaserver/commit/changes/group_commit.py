@@ -394,7 +394,7 @@ class Commits:
     @staticmethod
     def _check_flushed(ranges: Sequence[FlushedRange], entry: Entry) -> None:
         """Raise Collision if other flushes have moved the offsets: in the transaction it would fail the whole group."""
-        offsets = entry.flushed_offsets()
+        offsets = entry.parse_flushed_offsets()
         if any(offsets.get(moved.shard) != moved.start for moved in ranges):
             raise Collision("flush", "Rows of this flush were flushed before; nothing was changed")
 

@@ -65,12 +65,12 @@ class _File(NamedTuple):
 
 async def exclude_deletes(source: CheckedFiles, added: AddedFiles, bound: Expression) -> AddedFiles:
     """Leaves out the equality deletes that delete no row for which `bound` is true."""
-    selection, left = await asyncio.to_thread(_deleting, added, bound)
+    selection, left = await asyncio.to_thread(_select_deletes, added, bound)
     await _drop_disjoint(source, selection, left)
     return AddedFiles(added.view, selection)
 
 
-def _deleting(added: AddedFiles, bound: Expression) -> tuple[Selection, list[_File]]:
+def _select_deletes(added: AddedFiles, bound: Expression) -> tuple[Selection, list[_File]]:
     """Return all deletes but the equality deletes that have no row of the scope by their bounds, and those equality
     deletes among them whose keys may have none.
     """

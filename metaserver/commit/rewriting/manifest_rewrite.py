@@ -39,7 +39,7 @@ from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.commit.change_requests.change_body import REPLACE
 from seamark.metaserver.commit.publication import MANIFESTS_REWRITTEN, CommitEvent, Publisher
 from seamark.metaserver.commit.rewriting.entry_order import clustering_bound, count_touches, divide
-from seamark.metaserver.commit.snapshots.manifest_filter import RewrittenManifests, live
+from seamark.metaserver.commit.snapshots.manifest_filter import RewrittenManifests, drop_dead_manifests
 from seamark.metaserver.commit.snapshots.manifest_merge import can_be_written
 from seamark.metaserver.commit.snapshots.manifests import MANIFESTS_CONCURRENT_MAX, Manifests
 from seamark.metaserver.commit.snapshots.snapshot_producer import SnapshotTerms, produce
@@ -174,7 +174,7 @@ class ManifestRewrite:
         if head is None:
             return ManifestReport()
         manifests = self._open_checked_manifests(metadata, entry.uuid)
-        listed = live(await manifests.read_list(head))
+        listed = drop_dead_manifests(await manifests.read_list(head))
         policies = await load_policies(self._context.store, namespace)
         min_count = request.min_count
         if min_count is None:
@@ -266,7 +266,9 @@ class ManifestRewrite:
         entry, metadata = await self._load(before.namespace, before.name)
         head = metadata.current_snapshot
         listed = (
-            live(await self._open_checked_manifests(metadata, entry.uuid).read_list(head)) if head is not None else ()
+            drop_dead_manifests(await self._open_checked_manifests(metadata, entry.uuid).read_list(head))
+            if head is not None
+            else ()
         )
         same = entry.uuid == before.uuid and metadata.format_version == version
         fitting = [each for each in written if same and each.fits(listed)]
@@ -336,13 +338,15 @@ def _divide_entries(
         msgspec.structs.replace(entry, status=EXISTING, file=repair_file(entry.file, type_of)) for entry in former
     ]
     repaired = sum(new.file is not old.file for new, old in zip(entries, former, strict=True))
-    chunks = divide(entries, _fitting(entries, metadata, spec_id, content), clustering_bound(metadata))
+    chunks = divide(entries, _count_fitting_entries(entries, metadata, spec_id, content), clustering_bound(metadata))
     before, partitions = count_touches(read)
     after = count_touches(chunks)[0]
     return _Group(spec_id, content, tuple(chosen), chunks, before, after, partitions, repaired)
 
 
-def _fitting(entries: Sequence[ManifestEntry], metadata: TableMetadata, spec_id: int, content: int) -> int:
+def _count_fitting_entries(
+    entries: Sequence[ManifestEntry], metadata: TableMetadata, spec_id: int, content: int
+) -> int:
     """Return how many entries fit a manifest of the target size.
 
     By a sample, because small manifests are mostly header.

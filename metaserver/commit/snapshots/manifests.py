@@ -299,7 +299,7 @@ class Manifests:
             )
             names = [next(fresh) if hashes is None else hashes for hashes in names]
         candidates = [hashes.referenced if referenced else hashes.paths for hashes in names if hashes is not None]
-        return await _listing(list(zip(manifests, candidates, strict=True)), searched)
+        return await _find_listing_manifests(list(zip(manifests, candidates, strict=True)), searched)
 
     async def find_cached_listing(
         self, manifests: Sequence[ManifestFile], paths: Collection[str]
@@ -307,7 +307,7 @@ class Manifests:
         """Return the manifests that may list the paths, of the manifests with path hashes in memory."""
         searched = await run_by_count(len(paths), partial(hashes_of, paths))
         hashes_by_manifest = [(manifest, self._names.get(manifest.manifest_path)) for manifest in manifests]
-        return await _listing(
+        return await _find_listing_manifests(
             [(manifest, names.paths) for manifest, names in hashes_by_manifest if names is not None], searched
         )
 
@@ -339,7 +339,9 @@ def names_of(files: Sequence[ContentFile]) -> PathHashes:
     )
 
 
-async def _listing(candidates: Sequence[tuple[ManifestFile, Hashes]], searched: Hashes) -> list[ManifestFile]:
+async def _find_listing_manifests(
+    candidates: Sequence[tuple[ManifestFile, Hashes]], searched: Hashes
+) -> list[ManifestFile]:
     """Return the manifests of which one of the hashes is searched."""
 
     if not candidates or not len(searched):

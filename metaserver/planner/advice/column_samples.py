@@ -207,10 +207,10 @@ def _choose_sample_files(files: Sequence[ListedFile]) -> list[ListedFile]:
 
 def _is_probable(hits: int, count: int, share: float) -> bool:
     """Return whether `hits` of `count` is a probable result if each file has a hit with the probability `share`."""
-    chances = [_binomial(number, count, share) for number in range(count + 1)]
+    chances = [_compute_binomial(number, count, share) for number in range(count + 1)]
     return sum(chances[hits:]) >= _PROBABILITY_MIN and sum(chances[: hits + 1]) >= _PROBABILITY_MIN
 
 
-def _binomial(hits: int, count: int, share: float) -> float:
+def _compute_binomial(hits: int, count: int, share: float) -> float:
     ways = float(np.prod([(count - n) / (n + 1) for n in range(hits)])) if hits else 1.0
     return ways * share**hits * (1.0 - share) ** (count - hits)

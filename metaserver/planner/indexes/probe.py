@@ -180,7 +180,9 @@ class Probe:
     def can_prune_by_row(self) -> bool:
         """Whether pruning by rows can remove more files: some conjunction has predicates on two bitmap indexes."""
         has_bitmap = any(map(self._is_bitmap, predicates_of(self.projection.expression)))
-        return has_bitmap + len(self._bitmap_key_sets) > 1 or _conjoins(self.projection.expression, self._is_bitmap)
+        return has_bitmap + len(self._bitmap_key_sets) > 1 or _has_conjunction(
+            self.projection.expression, self._is_bitmap
+        )
 
     @property
     def _bitmap_key_sets(self) -> list[KeySetPredicate]:
@@ -324,8 +326,8 @@ class Probe:
         return None
 
 
-def _conjoins(expression: Expression, is_bitmap: Callable[[Bound], bool]) -> bool:
+def _has_conjunction(expression: Expression, is_bitmap: Callable[[Bound], bool]) -> bool:
     if isinstance(expression, And):
         with_bitmaps = [child for child in expression.children if any(map(is_bitmap, predicates_of(child)))]
-        return len(with_bitmaps) > 1 or any(_conjoins(child, is_bitmap) for child in with_bitmaps)
-    return isinstance(expression, Or) and any(_conjoins(child, is_bitmap) for child in expression.children)
+        return len(with_bitmaps) > 1 or any(_has_conjunction(child, is_bitmap) for child in with_bitmaps)
+    return isinstance(expression, Or) and any(_has_conjunction(child, is_bitmap) for child in expression.children)

@@ -31,7 +31,7 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.name_mapping import NAME_MAPPING
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import CacheDamaged
-from seamark.metaserver.access.principal import answering
+from seamark.metaserver.access.principal import set_principal
 from seamark.metaserver.catalog.ownership.own_files import ALLOWED_LOCATIONS
 from seamark.metaserver.catalog.pointers import table_uuid, uuid_of
 from seamark.metaserver.index.blocks.block import Block
@@ -317,7 +317,7 @@ class Planner:
             return prepared
 
         # The new view counts for the principal of the former view.
-        with answering(former.holder):
+        with set_principal(former.holder):
             prepared = await self._repeat_if_damaged(make)
         self._prepared += 1
         if planned.prepared:

@@ -71,7 +71,7 @@ class Preparation:
             await self._planned.noted.wait()
             self._planned.noted.clear()
             since = InstantFilter(since=await self._timeline.head())
-            async with self._timeline.watching(since, counted=False) as watcher:
+            async with self._timeline.watch_instants(since, counted=False) as watcher:
                 while not self._planned.is_empty:
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(RECENTLY_PLANNED_S):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Bound, Expression, Op, all_of
-from seamark.formats.iceberg.expressions.projection import inclusive
+from seamark.formats.iceberg.expressions.projection import project_inclusive
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.iceberg.types.values import Value
@@ -70,7 +70,7 @@ class DynamicFilter:
 
     def in_partitions(self, spec: PartitionSpec) -> Expression:
         """Return the condition on partition values that every matching row satisfies."""
-        return inclusive(self.as_condition, spec) if spec.fields_of(self.column_id) else TRUE
+        return project_inclusive(self.as_condition, spec) if spec.fields_of(self.column_id) else TRUE
 
     def _predicate(self, op: Op, *values: Value) -> Bound:
         return Bound(op, self.column_id, self.name, self.kind, IDENTITY, self.kind, values)

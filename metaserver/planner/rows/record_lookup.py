@@ -93,13 +93,13 @@ class Locator:
         Args:
             definition: The record index.
             columns: The keys, one column for each term of the record index.
-            asked: The keys that can exist, bool[keys]; None for all keys.
+            possible_keys: The keys that can exist, bool[keys]; None for all keys.
         """
         view = scan.view
         keys = _LookupKeys(columns, possible_keys)
         work = _Search(await self._resolver.records(view, definition, entry, await keys.few()), keys)
         evaluator = self._deleted.evaluator_of(scan, _find_column_keys(definition, columns))
-        parts = [_nothing()]
+        parts = [_make_empty_result()]
         # The keys are looked up in batches, so that no step holds the GIL for long.
         for start in range(0, keys.count, _KEYS_PER_BATCH):
             query, data_file, position = work.run(start) if keys.is_quick else await work.run_in_threads(start)
@@ -139,7 +139,7 @@ def _find_column_keys(definition: IndexDefinition, columns: Sequence[Keys]) -> d
     return {term.column_id: keys for term, keys in terms if term.transform == IDENTITY}
 
 
-def _nothing() -> tuple[Longs, Longs, Longs, Mask]:
+def _make_empty_result() -> tuple[Longs, Longs, Longs, Mask]:
     none = np.empty(0, dtype=np.int64)
     return none, none, none, np.empty(0, dtype=np.bool_)
 
@@ -231,7 +231,7 @@ class _Search:
         return results
 
     def _merge_results(self, results: Sequence[Sequence[_OfPart]]) -> _Rows:
-        parts = [_nothing()[:3]]
+        parts = [_make_empty_result()[:3]]
         for result in sorted(chain.from_iterable(results), key=lambda result: result.number):
             if result.rows is None:
                 self.damaged[self._coverage.parts[result.number].location] = result.reason

@@ -24,7 +24,7 @@ from seamark.connector.plans.quotes import backquote
 from seamark.connector.spark.query import queries as querying
 from seamark.connector.spark.query.catalyst import Catalyst
 from seamark.connector.spark.query.queries import rewrite_query
-from seamark.connector.spark.scala import strings
+from seamark.connector.spark.scala import to_strings
 from seamark.spark import sql
 from tests.connector.lake import catalog_at
 from tests.connector.sql import hand_made
@@ -320,7 +320,7 @@ def test_table_identifier_has_all_levels_of_the_name(spark: SparkSession, name: 
     catalyst = Catalyst(spark)
     text = ".".join(map(backquote, name))
     levels = catalyst._parser.parseMultipartIdentifier(text)
-    assert tuple(strings(levels)) == name
+    assert tuple(to_strings(levels)) == name
     identifiers = getattr(jvm, "org.apache.spark.sql.connector.catalog.CatalogV2Implicits")
     identifier = identifiers.MultipartIdentifierHelper(levels).asIdentifier()
     relation = SimpleNamespace(identifier=lambda: jvm.scala.Some(identifier))
