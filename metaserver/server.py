@@ -1,8 +1,8 @@
 """The composition root: opens every component in order, serves, and closes them in reverse.
 
-One worker is one process with one event loop and its own components; replicas and workers share only the pointer
-store and object storage. A stop drains: no new connections, readiness fails, long polls return immediately, running
-requests finish within `drain_timeout_s`, and then the components close.
+One worker is one process with one event loop and its own components. Replicas and workers share only the pointer store
+and object storage. A stop drains the worker: it accepts no new connections, readiness fails, long polls return
+immediately, running requests finish within `drain_timeout_s`, and then the components close.
 """
 
 from __future__ import annotations
@@ -86,13 +86,13 @@ from seamark.metaserver.timeline.webhooks import open_webhooks
 if TYPE_CHECKING:
     from seamark.metaserver.peers import peers
 else:
-    peers = LazyModule("seamark.metaserver.peers.peers")  # servers without other replicas do not need it
+    peers = LazyModule("seamark.metaserver.peers.peers")  # Servers without other replicas do not need it.
 
 SAMPLE_INTERVAL_S = 1.0
 UNREADABLE = "unreadable"
 """The operation under which requests that are not HTTP are counted."""
 HEADER_BYTES_MAX = 1 << 20
-"""The limit of a request's line and headers together; each has aiohttp's own limit of 8 KiB."""
+"""The maximum size of a request's line and headers together. aiohttp also limits each of them to 8 KiB."""
 _REPAIRED_SHOWN = 20
 _log = structlog.get_logger("seamark.server")
 
@@ -208,7 +208,7 @@ async def open_components(
 
 
 def make_holder_name(clock: Clock) -> str:
-    """Return the name of this worker among all on the pointer store, for leases."""
+    """Return the name of this worker among all workers on the pointer store, for leases."""
     return f"{socket.gethostname()}:{os.getpid()}:{clock.uuid4()}"
 
 
@@ -216,7 +216,7 @@ def make_holder_name(clock: Clock) -> str:
 async def table_services(components: ServerComponents, url: str) -> AsyncIterator[None]:
     """Run the table services during the block.
 
-    `url` is that of this server, which is serving.
+    `url` is the URL of this server, which is already serving.
     """
     async with open_scheduler(
         components.settings,
@@ -244,7 +244,7 @@ async def _open_tracing(settings: Settings) -> AsyncIterator[Tracer | None]:
     """Open the tracer; None without an endpoint.
 
     Raises:
-        ConfigError: If the optional SDK is not installed.
+        ConfigError: The optional SDK is not installed.
     """
     if not settings.otel_endpoint:
         yield None
@@ -268,26 +268,31 @@ def open_certificate(settings: Settings) -> Certificate | None:
     """Return the certificate of tls_cert and tls_key; None without them.
 
     Raises:
-        ConfigError: With the file, if it is unusable.
+        ConfigError: A file is unusable; the message names it.
     """
     return Certificate(Path(settings.tls_cert), Path(settings.tls_key)) if settings.tls_cert else None
 
 
 def warn_of_plain_http(settings: Settings) -> None:
-    """Warn if tokens can be read in transit: beyond loopback, without TLS here and unless a proxy terminates TLS."""
+    """Warn if tokens can be read in transit.
+
+    They can if the server listens beyond loopback, and neither the server nor a proxy has TLS.
+    """
     if settings.auth != "none" and not settings.tls_cert and not is_loopback(settings.host):
         _log.warning("tokens travel unencrypted: give tls_cert and tls_key, or end TLS in a proxy", host=settings.host)
 
 
 def bind(settings: Settings, *, shared: bool, port: int | None = None) -> socket.socket:
-    """Return a bound TCP socket that does not listen yet; `shared` lets other workers bind the same port
-    (SO_REUSEPORT).
+    """Return a bound TCP socket that does not listen yet.
 
-    `port` is by default that of the settings.
+    Args:
+        settings: The settings.
+        shared: Whether other workers may bind the same port (SO_REUSEPORT).
+        port: The port; the default is the port of the settings.
 
     Raises:
-        ConfigError: If the address is in use, is not one of this machine's, or is open to others without
-            authentication.
+        ConfigError: The address is in use, does not belong to this machine, or is open to others without
+        authentication.
     """
     check_binding(settings)
     port = settings.port if port is None else port
@@ -322,7 +327,7 @@ def url_of(settings: Settings, sock: socket.socket) -> str:
 def limits_of(settings: Settings) -> ConnectionLimits:
     """Return the limits by the settings.
 
-    Where they leave the number of connections open, the files that this process may open limit it.
+    If the settings do not limit the number of connections, the number of files that this process may open limits it.
     """
     limit = connections_max(settings.connections_limit, files_each=1, minimum=settings.requests_limit)
     return ConnectionLimits(
@@ -336,7 +341,7 @@ def limits_of(settings: Settings) -> ConnectionLimits:
 
 @asynccontextmanager
 async def serving(components: ServerComponents, sock: socket.socket) -> AsyncIterator[None]:
-    """Serve requests on `sock` during the block, and drains at its end."""
+    """Serve requests on `sock` during the block, and drain at its end."""
     # aiohttp's access log is off: the middleware logs more.
     runner = ConnectionRunner(
         build_app(components),
@@ -344,7 +349,8 @@ async def serving(components: ServerComponents, sock: socket.socket) -> AsyncIte
         Answers(error_response, partial(components.metrics.observe, UNREADABLE, 400, 0.0, None)),
         tls=_tls_of(components),
         access_log=None,
-        auto_decompress=False,  # `bodies` inflates in steps; aiohttp would do it at once, before a route can refuse
+        # `bodies` inflates in steps; aiohttp would inflate everything at once, before a route can refuse.
+        auto_decompress=False,
         handle_signals=False,
         keepalive_timeout=components.settings.idle_timeout_s,
     )
@@ -362,7 +368,7 @@ async def serving(components: ServerComponents, sock: socket.socket) -> AsyncIte
 async def gateway(components: ServerComponents) -> AsyncIterator[None]:
     """Serve the objects gateway on `gateway_port` during the block."""
     settings = components.settings
-    serving = importlib.import_module("seamark.metaserver.gateway.serving")  # servers without a gateway do not need it
+    serving = importlib.import_module("seamark.metaserver.gateway.serving")  # Servers without a gateway do not need it.
     with contextlib.closing(bind(settings, shared=settings.workers > 1, port=settings.gateway_port)) as sock:
         async with serving.serving_gateway(components, sock, limits_of(settings), _tls_of(components)):
             yield
@@ -370,7 +376,9 @@ async def gateway(components: ServerComponents) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def answering_peers(components: ServerComponents) -> AsyncIterator[None]:
-    """Answer other replicas on `peer_address` during the block, if there is one, and is listed among them."""
+    """Answer other replicas on `peer_address` during the block, if it is set, and list this server among the
+    replicas.
+    """
     if components.peers is None:
         yield
         return
@@ -406,8 +414,9 @@ async def _drain(components: ServerComponents, runner: web.AppRunner, site: web.
 
 
 def freeze_garbage() -> None:
-    """Exclude permanent objects (modules, routes, settings: 100,000 objects) from garbage collection, each run of
-    which would otherwise block the event loop for tens of milliseconds.
+    """Exclude permanent objects (modules, routes, settings: 100,000 objects) from garbage collection.
+
+    Each collection would otherwise block the event loop for tens of milliseconds.
     """
     gc.collect()
     gc.freeze()
@@ -423,14 +432,14 @@ async def serve(
     *,
     is_first: bool = True,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then drains.
+    """Serve until SIGTERM or SIGINT, then drain.
 
     A second signal has no effect; SIGKILL stops immediately.
 
     `parent` is a file descriptor that becomes readable when the supervisor exits, so that a worker stops with it.
 
     Args:
-        is_first: This worker reports what concerns all workers.
+        is_first: Whether this worker reports the facts that concern all workers.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -475,7 +484,7 @@ def run(
 ) -> None:
     """Run one worker on its own event loop until it has drained.
 
-    Parameters as in `serve`.
+    The parameters are those of `serve`.
     """
     raise_descriptor_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -503,7 +512,7 @@ async def _sample(components: ServerComponents) -> None:
         try:
             await asyncio.sleep(SAMPLE_INTERVAL_S)
         finally:
-            metrics.flush()  # also at the end, because another worker reports these metrics
+            metrics.flush()  # Flush at the end as well, because another worker reports these metrics.
         metrics.load.sample(
             clock.monotonic() - before - SAMPLE_INTERVAL_S, components.timeline.watchers, components.store.transacting
         )

@@ -1,4 +1,4 @@
-"""Builds the web application from opened components; it does not manage their lifecycle."""
+"""Builds the web application from opened components. The module does not open or close them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def build_app(components: ServerComponents) -> web.Application:
     It may be started and stopped once, like aiohttp's applications.
     """
     app = web.Application(middlewares=[build_middleware(components)])
-    app._router = Router()  # aiohttp deprecates the argument for it
+    app._router = Router()  # aiohttp deprecates the argument for this.
     if components.settings.stale_limit_s:
         app.on_response_prepare.append(add_age)
     app[COMPONENTS] = components
@@ -67,11 +67,11 @@ def build_app(components: ServerComponents) -> web.Application:
 
 
 def add_routes(app: web.Application, extensions: Extensions, prefix: str = "") -> None:
-    """Register all routes. They need no components before the first request.
+    """Register all routes. No route needs a component before the first request.
 
     Args:
         app: The application.
-        extensions: Has further modules of routes.
+        extensions: The extensions; they may have further modules of routes.
         prefix: The segment after `/v1` that the server announces to clients, or empty.
     """
     app[PREFIX] = prefix

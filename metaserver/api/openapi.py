@@ -23,7 +23,10 @@ from seamark.metaserver.api.indexes.indexes import INDEX_SCHEMA
 from seamark.metaserver.api.lookups.metadata import COLUMN_STATS_SCHEMA, FILE_SCHEMA, PARTITION_SCHEMA
 
 DOCUMENT: web.AppKey[Callable[[], dict[str, Any]]] = web.AppKey("openapi")
-"""Builds the document at the first call: it takes longer than the rest of the application."""
+"""The function that builds the document.
+
+It runs at the first call, because it takes longer than the rest of the start.
+"""
 
 _ERROR_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -94,7 +97,7 @@ def build_document(app: web.Application) -> dict[str, Any]:
 
 
 def _derive_schemas(descriptions: list[Description]) -> tuple[Callable[[Any], dict[str, Any]], dict[str, Any]]:
-    """Return (the schema of a declared body or answer, the components derived from types)."""
+    """Return a function that gives the schema of a declared body or answer, and the components derived from types."""
     declared = [description.body for description in descriptions]
     declared += [answer.schema for description in descriptions for answer in description.answers]
     types = [given for given in declared if given is not None and not isinstance(given, dict)]

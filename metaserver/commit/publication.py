@@ -1,8 +1,8 @@
 """Publication: writes the metadata files of a commit and moves its pointers, in one transaction of the pointer store.
 
-Commits of engines and changes of writers end here; a commit is durable when the transaction is. A publication has three
-outcomes: committed, conflict and unknown (docs/design/0001). Written files are deleted only when it is certain that no
-pointer refers to them. When the outcome is unknown they stay, and the client receives CommitUnknown.
+Commits of engines and changes of writers end here; a commit is durable when the transaction is durable. A publication
+has three outcomes: committed, conflict and unknown (docs/design/0001). Written files are deleted only if it is certain
+that no pointer refers to them. If the outcome is unknown, they stay, and the client receives CommitUnknown.
 """
 
 from __future__ import annotations
@@ -48,12 +48,14 @@ _CODEC = "write.metadata.compression-codec"
 _PRIORITY_AFTER, _PRIORITY_MS = 3, 3000
 """Lost races before a commit takes priority, and how long that lasts: several attempts on slow storage."""
 _BACK_OFF_MAX = 5
-"""The longest pause between attempts is that of this attempt."""
+"""The attempt after which the pause between attempts no longer grows."""
 _UPDATES_RECORDED = 50
-"""The largest number of updates of one commit that the timeline records."""
+"""The maximum number of updates of one commit that the timeline records."""
 _SUMMARY_KEYS = ("added-data-files", "deleted-data-files", "added-records", "deleted-records", "added-delete-files")
 _SUMMARY_CHARACTERS_MAX = 100
-"""The longest value of a summary. A writer may send megabytes, and readers of the timeline get a thousand instants."""
+"""The maximum length of a value of a summary. A writer may send megabytes, and readers of the timeline get a thousand
+instants.
+"""
 OTHER_ROWS = "other-rows"
 """A key of the timeline's summary: why a snapshot of the operation `replace` cannot have the rows of its parent."""
 
@@ -62,7 +64,10 @@ MANIFESTS_REWRITTEN = ("rewrite-manifests",)
 """The updates of an event by which the server lists the same files in other manifests. No update of the REST
 specification has this name, so no client can record it."""
 FILES_REPLACED = ("replace-files",)
-"""The updates of a change that replaces files by files with the same rows, as a compaction. No engine can record it."""
+"""The updates of a change that replaces files by files with the same rows, such as a compaction.
+
+No engine can record them.
+"""
 
 
 class CommitEvent(msgspec.Struct, frozen=True):
@@ -85,14 +90,14 @@ class PreparedCommit(msgspec.Struct, frozen=True):
     name: str
     uuid: str
     entry: Entry | None
-    """The entry is None when the commit creates the table."""
+    """The pointer before the commit. None if the commit creates the table."""
     metadata: TableMetadata
     events: Sequence[CommitEvent]
     files: Sequence[tuple[str, bytes]] = ()
     """Files that the metadata refers to and the server writes."""
     document: bytes = b""
     location: str = ""
-    """Where `document` is written. Empty when the metadata does not change."""
+    """The location to which `document` is written. Empty if the metadata does not change."""
     unneeded: Sequence[str] = ()
     """Metadata files that left the metadata log and may be deleted."""
     claims: tuple[Operation, ...] = ()
@@ -104,7 +109,7 @@ class PreparedCommit(msgspec.Struct, frozen=True):
 
 
 class EnginePriority(Protocol):
-    """Holds back changes for an engine that reads, computes and commits snapshots itself."""
+    """Makes changes wait for an engine that reads, computes and commits snapshots itself."""
 
     def record_refusal(self, namespace: NamespacePath, name: str, uuid: str, principal: str) -> None: ...
 
@@ -114,8 +119,9 @@ class EnginePriority(Protocol):
 class Races:
     """The races of one commit against other processes.
 
-    A process that has lost several takes priority in the database: the others lose their races until its `async with`
-    block ends, or for `_PRIORITY_MS`. So no process loses every race, however fast the others commit.
+    A process that has lost several races takes priority in the database. The other processes then lose their races
+    until its `async with` block ends, or for `_PRIORITY_MS`. So no process loses every race, however fast the others
+    commit.
     """
 
     def __init__(self, context: CatalogContext, holder: str) -> None:
@@ -136,7 +142,8 @@ class Races:
             return False
         if self._lost >= _PRIORITY_AFTER:
             for uuid in uuids:
-                with contextlib.suppress(SeamarkError):  # another process has it, or the database does not answer
+                # Another process has priority, or the database does not answer.
+                with contextlib.suppress(SeamarkError):
                     await self._context.store.transact([TakePriority(uuid, self._holder, _PRIORITY_MS)])
                     self._with_priority.add(uuid)
         if not self._with_priority:
@@ -148,14 +155,13 @@ class Races:
 
     async def __aexit__(self, *error: object) -> None:
         for uuid in self._with_priority:
-            with contextlib.suppress(SeamarkError):  # it ends after `_PRIORITY_MS`
+            with contextlib.suppress(SeamarkError):  # The priority ends after `_PRIORITY_MS`.
                 await self._context.store.transact([EndPriority(uuid, self._holder)])
 
 
 class Publisher:
-    """Publishes commits.
-
-    One for each server, shared by commits of engines and changes: they take the same locks.
+    """Publishes commits. There is one for each server: commits of engines and changes share it, because they take the
+    same locks.
     """
 
     def __init__(self, context: CatalogContext) -> None:
@@ -170,7 +176,7 @@ class Publisher:
         await self._cleanup.close()
 
     def lock(self, namespace: NamespacePath, name: str) -> contextlib.AbstractAsyncContextManager[None]:
-        """Exclude other commits of this process to a table, as `lock_all`."""
+        """Exclude other commits of this process to a table. See `lock_all`."""
         return self.lock_all([(namespace, name)])
 
     @contextlib.asynccontextmanager
@@ -215,14 +221,16 @@ class Publisher:
         stored: Callable[[], Awaitable[None]] | None = None,
         is_checked: bool = False,
     ) -> LoadedTable:
-        """Make `metadata`, derived from `base`, the table's current metadata: one attempt, under `lock`.
+        """Publish `metadata` as the table's current metadata.
+
+        The caller holds `lock`. The function makes one attempt.
 
         Args:
             caller: The principal that commits.
             entry: The pointer that led to `base`.
             base: The table's current metadata.
-            metadata: The new metadata.
-            events: What the timeline records, at least one.
+            metadata: The new metadata, which is derived from `base`.
+            events: The events that the timeline records, at least one.
             operations: Further operations of the transaction that moves the pointer.
             stored: Waits for files that the metadata refers to and that are being written, or raises.
             is_checked: Whether the caller has called `check_writable` for `base`.
@@ -251,7 +259,7 @@ class Publisher:
         files: Sequence[tuple[str, bytes]] = (),
         is_checked: bool = False,
     ) -> PreparedCommit:
-        """Prepare the publication of `metadata`, which may write locations and properties that the caller may write.
+        """Prepare the publication of `metadata`. It may only write locations and properties that the caller may write.
 
         Args:
             caller: The principal that commits.
@@ -259,7 +267,7 @@ class Publisher:
             entry: The pointer that led to `base`. None for a new table.
             base: The table's metadata before the commit. None for a new table.
             metadata: The table's metadata after the commit. If it is `base` itself, nothing is written.
-            events: What the timeline records.
+            events: The events that the timeline records.
             files: Files that the metadata refers to and the server writes.
             is_checked: Whether the caller has called `check_writable` for `base`.
         """
@@ -311,22 +319,23 @@ class Publisher:
         operations: Sequence[Operation],
         stored: Callable[[], Awaitable[None]] | None = None,
     ) -> list[LoadedTable]:
-        """Write the files, then move the pointers: one attempt, under `lock_all`.
+        """Write the files, then move the pointers.
 
-        The outcomes are those of `publish`. The files are deleted when the transaction is known to have failed.
+        The caller holds the locks of `lock_all`. The function makes one attempt. The outcomes are those of `publish`.
+        The files are deleted if the transaction is known to have failed.
         """
         files: list[tuple[str, bytes]] = []
         for prepared in commits:
-            if prepared.location:  # the last of the table's files, since it refers to the others
+            if prepared.location:  # Write it as the last of the table's files, because it refers to the others.
                 files += [*prepared.files, (prepared.location, prepared.document)]
         written: list[str] = []
         try:
             for location, data in files:
-                # Recorded before the write: a write with an unknown outcome may have created the file.
+                # Record the file before the write: a write with an unknown outcome may have created it.
                 written.append(location)
                 try:
                     await self._context.objects.create(location, data)
-                except ObjectExists:  # another writer's file
+                except ObjectExists:  # Another writer has created a file with this name.
                     written.remove(location)
                     raise
             if stored is not None:

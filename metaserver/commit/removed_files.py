@@ -1,10 +1,10 @@
 """Refuses commits of files that an orphan removal has deleted.
 
-A removal deletes files that nothing names and that are old. A writer that commits such a file later, after days, or
-after the clock was wrong for a while, would make the table unreadable. So a removal notes in the database that it
-deletes files of the table, before and after each batch, under the lock of the table's commits. While such a note is
-younger than `_WRITERS_MS`, a commit checks that the files that it adds exist: before it takes the lock, and under the
-lock only if the note has changed since.
+A removal deletes old files that nothing names. If a writer commits such a file days later, or after the clock was wrong
+for a while, the table would become unreadable. So a removal writes a note to the database, before and after each batch,
+under the lock of the table's commits: it deletes files of the table. While a note is younger than `_WRITERS_MS`, a
+commit checks that the files that it adds exist. It checks before it takes the lock, and again under the lock only if
+the note has changed since.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _SHOWN_CHARACTERS_MAX = 500
 
 
 async def note_removal(context: CatalogContext, uuid: str) -> None:
-    """Note that files of the table are about to be deleted, or were.
+    """Record that files of the table are about to be deleted, or were deleted.
 
-    Before and after each batch of a removal.
+    A removal calls this before and after each batch.
     """
     name, note = _cursor_name(uuid), f"{context.clock.now_ms()} {context.clock.uuid4()}"
     for _ in range(context.settings.commit_retries + 1):
         try:
             await context.store.transact([SaveCursor(name, await context.store.cursor(name), note)])
         except CommitConflict:
-            continue  # another removal of the table
+            continue  # Another removal of the table runs at the same time.
         return
     raise CommitConflict("Several removals of orphan files of the table run at the same time; try again later")
 
@@ -58,7 +58,7 @@ async def check_stored(context: CatalogContext, paths: Collection[str]) -> None:
     """Check that the files are stored.
 
     Raises:
-        BadRequest: For a file that is not.
+        BadRequest: A file does not exist.
     """
     for path in await _missing(context, dict.fromkeys(paths)):
         raise BadRequest(
@@ -96,7 +96,7 @@ async def check_snapshots_stored(
 async def _read_added_paths(
     published: Manifests, own: Manifests, base: TableMetadata, added: Iterable[SnapshotInput]
 ) -> AsyncIterator[set[str]]:
-    """Yield the files that each new manifest adds."""
+    """Yield the paths of the files that each new manifest adds."""
     seen: set[str] = set()
     for snapshot in added:
         if snapshot.manifest_list is None:
@@ -122,7 +122,9 @@ async def _missing(context: CatalogContext, paths: Iterable[str]) -> list[str]:
     async def find(path: str) -> str | None:
         try:
             return None if await context.objects.exists(path) else path
-        except SeamarkError:  # outside the warehouse, or the storage does not answer now: not known to be missing
+        # The file is outside the warehouse, or the storage does not answer now: it is not known to be
+        # missing.
+        except SeamarkError:
             return None
 
     files = await gather([partial(find, path) for path in paths], _LOOKUPS_CONCURRENT_MAX)

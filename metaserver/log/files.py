@@ -16,7 +16,7 @@ from seamark.formats.runtime.errors import ConfigError
 
 _TEMPORARY = ".new"
 _PARTS_MAX = 512
-"""Buffers of one call of pwritev; Linux takes 1,024."""
+"""The maximum number of buffers in one call of pwritev; Linux accepts 1,024."""
 _NO_RESERVE = frozenset((errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL))
 
 
@@ -39,7 +39,7 @@ class LogFile(Protocol):
 
 
 class LogFiles(Protocol):
-    """One folder of files. Raises OSError for failures of the disk."""
+    """One folder of files. Methods raise OSError if the disk fails."""
 
     def names(self) -> list[str]:
         """Return the names of all complete files."""
@@ -94,7 +94,7 @@ class FolderFiles:
         """Create the folder if needed, and lock it.
 
         Raises:
-            ConfigError: If another process uses it.
+            ConfigError: Another process uses the folder.
         """
         self.folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -172,7 +172,7 @@ def _write_all(descriptor: int, position: int, parts: Sequence[bytes]) -> int:
     """Write the parts at a position; return the position after them."""
     size_bytes = sum(map(len, parts))
     written = os.pwritev(descriptor, parts, position)
-    if written < size_bytes:  # a full disk, a signal, or more than 2 GiB
+    if written < size_bytes:  # The disk is full, a signal arrived, or the write has more than 2 GiB.
         rest = memoryview(b"".join(parts))
         while written < size_bytes:
             written += os.pwrite(descriptor, rest[written:], position + written)

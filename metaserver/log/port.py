@@ -26,7 +26,7 @@ from typing import NamedTuple, Protocol
 from seamark.formats.runtime.errors import BadRequest, TooLarge
 
 ROWS_MAX = 1 << 24
-"""Rows of one batch."""
+"""The maximum number of rows of one batch."""
 PRODUCER_CHARS_MAX = 200
 
 
@@ -68,13 +68,13 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class StreamProducer:
-    """Who appends, and the number of the append: identifies a repeated append.
+    """The producer of an append, and the number of the append. Together they identify a repeated append.
 
     A producer numbers its appends 0, 1, 2, …, over all shards and streams. Each append has to follow the previous
     append of the same name.
 
     Attributes:
-        name: Unique in the log. The caller adds what separates tenants, such as the principal.
+        name: Unique in the log. The caller adds a prefix that separates tenants, such as the principal.
         sequence: The number of this append.
         epoch: The session of the producer. `fence` begins a session, and the log refuses appends of earlier sessions.
         sparse: Whether numbers may be missing. The log accepts each number after the last, so only a producer that
@@ -97,7 +97,7 @@ class StreamProducerState:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a batch is: the offset of its first row, and the offset after its last row."""
+    """The position of a batch: the offset of its first row, and the offset after its last row."""
 
     shard: Shard
     offset: int
@@ -144,7 +144,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class ShardState:
-    """What the log has of a shard.
+    """The state of a shard in the log.
 
     Attributes:
         start: The offset of the first row that can be read.
@@ -160,7 +160,7 @@ class ShardState:
 
 
 class StreamLog(Protocol):
-    """Opened and closed by its factory (an async context manager).
+    """The port of a streaming log. A factory (an async context manager) opens and closes it.
 
     Safe for use by many tasks of one event loop. Every method may raise LogUnavailable: the log is closed, or it has
     failed and must be opened again.
@@ -169,17 +169,17 @@ class StreamLog(Protocol):
     async def append(self, batches: Mapping[Shard, Batch], producer: StreamProducer | None = None) -> Acknowledgement:
         """Append a batch to each of the shards, atomically. A shard without rows begins at offset 0.
 
-        Batches of appends that overlap in time share one sync. A cancelled append may be stored or not.
+        Appends that overlap in time share one sync. The batches of a cancelled append may be stored or not.
 
         Raises:
-            BadRequest: If `check_append` refuses it.
-            TooLarge: If the append has more bytes than the log stores at once.
-            LogFull: If the disk has no room. Nothing is stored, and the log works again when there is room.
-            TooManyRequests: If too many bytes wait. Nothing is stored.
-            StreamRemoved: If one of the streams was removed.
-            ProducerFenced: If a later session of the producer exists.
-            SequenceGap: If the append does not follow the last append of the producer.
-            CommitUnknown: If the disk failed while the log stored the append. Repeat it with the same sequence number.
+            BadRequest: `check_append` refuses the append.
+            TooLarge: The append has more bytes than the log stores at once.
+            LogFull: The disk has no room. Nothing is stored, and the log works again when there is room.
+            TooManyRequests: Too many bytes wait. Nothing is stored.
+            StreamRemoved: One of the streams was removed.
+            ProducerFenced: A later session of the producer exists.
+            SequenceGap: The append does not follow the last append of the producer.
+            CommitUnknown: The disk failed while the log stored the append. Repeat it with the same sequence number.
         """
 
     async def fence(self, name: str) -> StreamProducerState:
@@ -205,23 +205,25 @@ class StreamLog(Protocol):
         The first record may begin before `offset`: the caller leaves out its first rows.
 
         Args:
-            limit_bytes: The most bytes of payload. At least one record is returned.
-            end: The records begin below this offset, as one of `watermarks` that the reader may not pass.
+            limit_bytes: The maximum number of bytes of payload. At least one record is returned.
+            end: The offset below which the records begin, such as an offset from `watermarks` that the reader may not
+            pass.
 
         Returns:
             No records if `offset` is the watermark or `end`.
 
         Raises:
-            OffsetOutOfRange: If the row was removed, or `offset` is after the watermark.
-            Corrupt: If the stored record is damaged.
+            OffsetOutOfRange: The row was removed, or `offset` is after the watermark.
+            Corrupt: The stored record is damaged.
         """
 
     async def wait(self, positions: Mapping[Shard, int], timeout_s: float) -> bool:
         """Wait until one of the shards has a row at or after its position; return False after `timeout_s`."""
 
     async def offset_at(self, shard: Shard, time_ms: int) -> int:
-        """Return the offset of the first record that the log took at or after `time_ms`, the watermark if there is
-        none.
+        """Return the offset of the first record that the log received at or after `time_ms`.
+
+        Return the watermark if there is no such record.
         """
 
     def shards(self, stream: str | None = None) -> dict[Shard, ShardState]:
@@ -234,15 +236,15 @@ class StreamLog(Protocol):
         """
 
     async def remove(self, stream: str) -> None:
-        """Remove a stream with all rows, durably. For the time of the retention the log refuses appends to it."""
+        """Remove a stream with all rows, durably. During the retention the log refuses appends to the stream."""
 
 
 def check_append(batches: Mapping[Shard, Batch], producer: StreamProducer | None, *, limit_bytes: int) -> None:
     """Check that an append can be stored.
 
     Raises:
-        BadRequest: If it has no batches, or a batch or the producer is invalid.
-        TooLarge: If the batches have more than `limit_bytes`.
+        BadRequest: The append has no batches, or a batch or the producer is invalid.
+        TooLarge: The batches have more than `limit_bytes`.
     """
     if not batches:
         raise BadRequest("An append has at least one batch")
@@ -259,7 +261,7 @@ def check_batch(shard: Shard, batch: Batch) -> None:
     """Check that a batch can be stored.
 
     Raises:
-        BadRequest: If not.
+        BadRequest: The batch is invalid.
     """
     if not 1 <= batch.rows <= ROWS_MAX:
         raise BadRequest(f"A batch has 1 to {ROWS_MAX} rows, not {batch.rows}")
@@ -275,7 +277,7 @@ def check_producer(producer: StreamProducer) -> None:
     """Check the fields of a producer.
 
     Raises:
-        BadRequest: If one is invalid.
+        BadRequest: A field is invalid.
     """
     check_producer_name(producer.name)
     if not 0 <= producer.sequence < 1 << 62:
@@ -288,7 +290,7 @@ def check_producer_name(name: str) -> None:
     """Check the name of a producer.
 
     Raises:
-        BadRequest: If it is empty or too long.
+        BadRequest: The name is empty or too long.
     """
     if not 1 <= len(name) <= PRODUCER_CHARS_MAX:
         raise BadRequest(f"The name of a producer has 1 to {PRODUCER_CHARS_MAX} characters, not {len(name)}")

@@ -1,4 +1,6 @@
-"""Opening the files of a log: what is durable, where the log ends, and what may not be missing."""
+"""Opens the files of a log: finds the durable entries and the end of the log, and checks that no acknowledged row
+is missing.
+"""
 
 from __future__ import annotations
 
@@ -47,14 +49,14 @@ class RecoveredLog:
 
 
 def recover(files: LogFiles, state: LogState, now_ms: int, *, segment_bytes: int) -> RecoveredLog:
-    """Open the log in a folder, or begin one.
+    """Open the log in a folder, or begin a new log.
 
     Args:
-        state: An empty state, which gets that of the log.
+        state: An empty state, into which the state of the log is read.
 
     Raises:
-        Corrupt: If acknowledged rows are damaged or missing. No file is changed then.
-        OSError: If the disk fails.
+        Corrupt: Acknowledged rows are damaged or missing. No file is changed then.
+        OSError: The disk fails.
     """
     numbers = _segment_numbers(files)
     if not numbers:
@@ -75,7 +77,7 @@ def _segment_numbers(files: LogFiles) -> list[int]:
     """Return the numbers of the segments.
 
     Raises:
-        Corrupt: If one between them is missing.
+        Corrupt: A segment between them is missing.
     """
     numbers = sorted(number for name in files.names() if (number := number_of(name, SEGMENT_SUFFIX)) is not None)
     for previous, number in pairwise(numbers):
@@ -98,7 +100,7 @@ def create_segment(files: LogFiles, number: int, state: LogState, *, segment_byt
     """Create a segment that begins with the state of the log.
 
     Raises:
-        OSError: If it cannot be created; no file has its name then.
+        OSError: The file cannot be created; no file has its name then.
     """
     head, time_ms = encode_meta(state.summarize()), state.time_ms
     return create_segment_file(files, number, head, time_ms, segment_bytes=segment_bytes)
@@ -136,14 +138,14 @@ def _scan(files: LogFiles, segment: LogSegment) -> None:
     """Read the frames of a complete segment without an index file.
 
     Raises:
-        Corrupt: If one is damaged: all of them were acknowledged. `_check_continuity` notices damage at the end.
+        Corrupt: A frame is damaged: all of them were acknowledged. `_check_continuity` notices damage at the end.
     """
     assert segment.index is not None
     data = files.read_whole(segment.name)
     end = 0
     for frame in read_frames(segment.number, data):
         end = frame.end
-        if frame.kind is not FrameKind.MARK:  # a mark at the end may not be durable
+        if frame.kind is not FrameKind.MARK:  # A mark at the end may not be durable.
             _index_frame(segment, frame)
     check_tail(segment.number, end, data, files.describe(segment.name))
 
@@ -173,8 +175,8 @@ def _recover_last(
 ) -> tuple[int, LogFile]:
     """Apply the entries of the last segment, and cut off what follows them.
 
-    Frames after the last mark may be in memory of the kernel only, even after a sync that failed: they are written
-    again before the log says that they are durable.
+    Frames after the last mark may be only in the memory of the kernel, even after a sync that failed. So they are
+    written again before the log reports them as durable.
     """
     segment = segments[-1]
     data = files.read_whole(segment.name)
@@ -218,7 +220,7 @@ def _check_continuity(files: LogFiles, segments: list[LogSegment], state: LogSta
     """Check that the segments before the last end where the last begins.
 
     Raises:
-        Corrupt: If rows between them are missing.
+        Corrupt: Rows between them are missing.
     """
     ends: dict[Shard, int] = {}
     for segment in segments[:-1]:
@@ -250,7 +252,7 @@ def _check_released(files: LogFiles, segments: list[LogSegment], state: LogState
     Other segments are checked when they are read.
 
     Raises:
-        Corrupt: If they are damaged.
+        Corrupt: The bytes are damaged.
     """
     released = state.released_offsets()
     for segment in segments:

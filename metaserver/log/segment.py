@@ -1,4 +1,4 @@
-"""One segment file of a log, and reading records from it."""
+"""One segment file of a log, and the code that reads its records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SEGMENT_SUFFIX = ".segment"
 INDEX_SUFFIX = ".index"
 _DIGITS = 20
 _GAP_BYTES_MAX = 32 << 10
-"""Bytes of other shards that are read to avoid another read."""
+"""The maximum number of bytes of other shards that are read to avoid a separate read."""
 _SPAN_BYTES_MAX = 4 << 20
 _CHECK_BYTES = 1 << 20
 
@@ -114,7 +114,7 @@ class LogSegment:
         return rows.size_bytes if rows is not None else 0
 
     def time_ms(self) -> int:
-        """Return the time of the last record, that of the head if there are no records."""
+        """Return the time of the last record; without records, the time of the head."""
         if self.index is not None:
             return self.index.time_ms or self.head_time_ms
         return max((each.last_time_ms for each in self.ranges.values()), default=self.head_time_ms)
@@ -127,7 +127,7 @@ class LogSegment:
         """Return the places of the records of a shard that has rows here.
 
         Raises:
-            OSError: If the index file cannot be read.
+            OSError: The index file cannot be read.
         """
         if self.index is not None:
             return self.index.shards[shard]
@@ -139,8 +139,8 @@ class LogSegment:
         """Return the records of a shard at these places.
 
         Raises:
-            Corrupt: If a record is damaged.
-            OSError: If the segment cannot be read.
+            Corrupt: A record is damaged.
+            OSError: The segment cannot be read.
         """
         return [record for span in _spans(places) for record in self._read_span(files, shard, span)]
 
@@ -159,7 +159,7 @@ class LogSegment:
         """Write the index file of a complete segment.
 
         Raises:
-            OSError: If it cannot be written. The index then stays in memory.
+            OSError: The file cannot be written. The index then stays in memory.
         """
         assert self.index is not None
         crc = crc_of(self._slices(files))
@@ -188,7 +188,7 @@ class LogSegment:
 
 
 def find_segment(segments: Sequence[LogSegment], shard: Shard, offset: int) -> LogSegment | None:
-    """Return the segment with the row at an offset. Readers mostly want the newest rows, so it looks there first."""
+    """Return the segment with the row at an offset. The search begins at the newest rows, which readers mostly want."""
     for segment in reversed(segments):
         first = segment.first(shard)
         if first is not None and first <= offset:

@@ -2,10 +2,10 @@
 
 All shards of all streams share one sequence of segments, so that many small tables do not need many syncs. One task
 forms groups: all appends that wait become durable by one write and one sync. While the disk syncs, the next group
-gathers.
+forms.
 
-- A full disk refuses appends at once, stores nothing of them, and the log works again when there is room.
-- After any other failure of a write the state of the disk is unknown. The log refuses everything until it is opened
+- If the disk is full, the log refuses appends at once and stores nothing of them. It works again when there is room.
+- After any other failure of a write, the state of the disk is unknown. The log refuses everything until it is opened
   again, and the appends of the group have an unknown outcome.
 """
 
@@ -54,9 +54,9 @@ from seamark.metaserver.log.waiting import Waiters
 from seamark.metaserver.log.writer import SegmentWriter
 
 _LOADED_INDEXES_MAX = 256
-"""Shard indexes of complete segments in memory."""
+"""The maximum number of shard indexes of complete segments in memory."""
 READERS = 4
-"""Threads that read."""
+"""The number of threads that read."""
 
 T = TypeVar("T")
 Answer = Acknowledgement | StreamProducerState | None
@@ -69,13 +69,13 @@ class SegmentLimits:
 
     Attributes:
         segment_bytes: The size at which the next segment begins.
-        append_bytes_max: The most bytes of one append.
-        waiting_bytes_max: The most bytes of appends that wait for the disk.
-        group_bytes_max: The most bytes that are written between two syncs, except for a larger append.
+        append_bytes_max: The maximum size of one append.
+        waiting_bytes_max: The maximum size of the appends that wait for the disk.
+        group_bytes_max: The maximum size that is written between two syncs, except for a larger append.
         retention_ms: The age at which released rows are removed.
         retention_bytes: The size of all segments above which released rows are removed earlier.
         drops_unreleased: Whether retention removes rows that are in no data file.
-        producers_max: The most producers that are remembered.
+        producers_max: The maximum number of producers that are remembered.
         trim_interval_s: The time between two runs of the retention.
     """
 
@@ -97,7 +97,7 @@ class DiskRunner(Protocol):
         """Run work of the writer: one after another, in the order of the calls."""
 
     def read(self, work: Callable[[], T]) -> Awaitable[T]:
-        """Run work beside the writer."""
+        """Run work concurrently with the writer."""
 
 
 class ThreadRunner:
@@ -192,7 +192,7 @@ class SegmentLog:
             while not self._is_closing:
                 await self._wake.wait()
                 self._wake.clear()
-                if not self._is_closing:  # every task that is ready may append to this group
+                if not self._is_closing:  # Every task that is ready may append to this group.
                     await asyncio.sleep(0)
                 while self._requests and self._failure is None:
                     await self._write_group()
@@ -213,7 +213,7 @@ class SegmentLog:
         while self._requests and (not frames or size_bytes < self._limits.group_bytes_max):
             request = self._requests.popleft()
             self._waiting_bytes -= request.size_bytes
-            if request.future.done():  # cancelled
+            if request.future.done():  # The request was cancelled.
                 continue
             entries = len(group.entries)
             try:
@@ -267,7 +267,7 @@ class SegmentLog:
         return True
 
     def _fail(self, error: OSError) -> CommitUnknown:
-        """Refuse all later calls."""
+        """Refuse all later calls, and return the error for the running appends."""
         self._failure = (
             f"The disk of the log failed ({error.strerror}), and it is unknown what is durable; restart the server "
             "when the disk works"
@@ -341,7 +341,7 @@ class SegmentLog:
         """Write the index file of each complete segment that has none.
 
         Raises:
-            OSError: If the disk is full or fails; the log works without the file.
+            OSError: The disk is full or fails; the log works without the file.
         """
         async with self._maintaining:
             for segment in self._segments[:-1]:
@@ -350,13 +350,13 @@ class SegmentLog:
                     segment.use_index_file(await self._runner.read(partial(segment.load_ranges, self._files)))
 
     async def trim(self) -> int:
-        """Remove the oldest segments beyond the retention; return how many.
+        """Remove the oldest segments beyond the retention; return their number.
 
         From the first segment on that has rows that are in no data file, segments are rewritten instead of removed,
         unless the limits say otherwise.
 
         Raises:
-            OSError: If the disk fails.
+            OSError: The disk fails.
         """
         async with self._maintaining:
             return await self._trim()
@@ -493,19 +493,19 @@ class SegmentLog:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all segments; for metrics."""
+        """Return the bytes of all segments, for metrics."""
         return sum(segment.size_bytes for segment in self._segments)
 
     # -- opening and closing -----------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Let `run` end after the group that it writes; refuse what waits."""
+        """Let `run` end after the group that it writes; refuse the waiting requests."""
         self._is_closing = True
         self._wake.set()
         self._waiters.close()
 
     async def close(self) -> None:
-        """Close the active segment; after `run` has ended."""
+        """Close the active segment. `run` must have ended."""
         await self._runner.write(self._writer.close)
 
     def _check_open(self) -> None:
@@ -520,8 +520,8 @@ async def open_segments(
     """Open a log over files and a runner.
 
     Raises:
-        Corrupt: If acknowledged rows are damaged or missing.
-        LogUnavailable: If the disk fails.
+        Corrupt: Acknowledged rows are damaged or missing.
+        LogUnavailable: The disk fails.
     """
     state = LogState(limits.producers_max, limits.retention_ms)
     try:
@@ -548,12 +548,12 @@ async def open_segments(
 
 @asynccontextmanager
 async def open_segment_log(folder: Path, clock: Clock, limits: SegmentLimits) -> AsyncIterator[SegmentLog]:
-    """Open the log in a folder of the local disk, which it creates if needed.
+    """Open the log in a folder of the local disk. Create the folder if needed.
 
     Raises:
-        ConfigError: If another process uses the folder.
-        Corrupt: If acknowledged rows are damaged or missing.
-        LogUnavailable: If the disk fails.
+        ConfigError: Another process uses the folder.
+        Corrupt: Acknowledged rows are damaged or missing.
+        LogUnavailable: The disk fails.
     """
     try:
         files = await asyncio.to_thread(FolderFiles, folder)

@@ -1,10 +1,10 @@
-"""What a log has in memory of shards, producers and removed streams: plain values and pure functions.
+"""The state of shards, producers and removed streams that a log keeps in memory: plain values and pure functions.
 
 Every change is an `Entry`. A `Group` admits requests and turns them into entries, which become durable together; then
 `LogState.apply` changes the state. Recovery applies the same entries again, so a restart ends in the same state.
 
 The order of a group is the order of its entries. A request sees the entries before it in its group, although they are
-not durable yet: its own answer is sent only after the whole group is durable, and if the group fails, all its requests
+not durable yet. Its own answer is sent only after the whole group is durable, and if the group fails, all its requests
 fail.
 """
 
@@ -33,13 +33,13 @@ from seamark.metaserver.log.port import (
 )
 
 REMEMBERED_APPENDS = 5
-"""Appends of a producer whose positions the log remembers for the answer to a repetition."""
+"""The number of appends of a producer whose positions the log remembers, to answer a repetition."""
 REMEMBERED_MS = 600_000
-"""How long the log remembers these positions at least."""
+"""The minimum time for which the log remembers these positions."""
 
 
 class BatchEntry(msgspec.Struct, frozen=True, array_like=True):
-    """Where one batch of an append is: its shard, the offset of its first row, and its sizes."""
+    """The position of one batch of an append: its shard, the offset of its first row, and its sizes."""
 
     stream: str
     number: int
@@ -133,7 +133,7 @@ class LogState:
     """The state of a log after a number of entries.
 
     Attributes:
-        producers_max: The most producers. A new producer is refused beyond it.
+        producers_max: The maximum number of producers. Above it, a new producer is refused.
         keep_ms: How long a producer without appends and a removed stream are remembered.
         time_ms: The time of the last entry; times never decrease.
     """
@@ -203,7 +203,7 @@ class LogState:
         """Check that a reader can begin at an offset.
 
         Raises:
-            OffsetOutOfRange: If not.
+            OffsetOutOfRange: The log does not have the row.
         """
         summary = self.shards.get(shard)
         start, watermark = (summary.start, summary.watermark) if summary is not None else (0, 0)
@@ -241,7 +241,7 @@ class LogState:
         self.removed = summary.removed
 
     def check_invariants(self) -> None:
-        """Check what holds after every step; for tests."""
+        """Check the conditions that are true after every step; for tests."""
         for shard, each in self.shards.items():
             assert shard == (each.stream, each.number)
             assert 0 <= each.start <= each.watermark, each
@@ -288,10 +288,10 @@ class Group:
         """Admit an append.
 
         Raises:
-            StreamRemoved: If one of the streams was removed.
-            ProducerFenced: If a later session of the producer exists.
-            SequenceGap: If the append does not follow the last append of the producer.
-            TooManyRequests: For a new producer, if there are too many.
+            StreamRemoved: One of the streams was removed.
+            ProducerFenced: A later session of the producer exists.
+            SequenceGap: The append does not follow the last append of the producer.
+            TooManyRequests: The producer is new, and there are too many producers.
         """
         if producer is not None:
             duplicate = self._check_sequence(producer)
@@ -323,7 +323,7 @@ class Group:
         """Admit the beginning of a session.
 
         Raises:
-            TooManyRequests: For a new producer, if there are too many.
+            TooManyRequests: The producer is new, and there are too many producers.
         """
         previous = self._producer(name)
         self._check_room(name, previous)
@@ -341,7 +341,7 @@ class Group:
         self._removed.add(stream)
 
     def apply(self) -> None:
-        """Change the state: the group is durable."""
+        """Change the state after the group has become durable."""
         for entry in self.entries:
             self._state.apply(entry)
 

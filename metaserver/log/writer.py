@@ -12,7 +12,7 @@ from seamark.metaserver.log.index import FramePlace
 from seamark.metaserver.log.recovery import FULL
 
 _JOINED_BYTES_MAX = 1 << 20
-"""Small frames are joined: one write of many parts costs more than the copy."""
+"""The maximum size of frames that are joined. For small frames, one write of many parts costs more than the copy."""
 
 
 class SegmentWriter:
@@ -20,7 +20,7 @@ class SegmentWriter:
 
     Attributes:
         position: The position after the last durable frame and its mark.
-        durable: The position up to which all is durable: the last mark may not be.
+        durable: The position before which all bytes are durable. The last mark may not be durable.
     """
 
     def __init__(self, number: int, file: LogFile, position: int) -> None:
@@ -29,11 +29,11 @@ class SegmentWriter:
         self._file = file
 
     def write(self, frames: Sequence[tuple[bytes, Sequence[bytes]]]) -> list[FramePlace]:
-        """Write frames, given as entry and payloads, and make them durable together.
+        """Write frames and make them durable together. Each frame is given as an entry and payloads.
 
         Raises:
-            LogFull: If the disk is full. Nothing of the frames is left.
-            OSError: If the disk failed. It is unknown what is durable.
+            LogFull: The disk is full. Nothing of the frames is left.
+            OSError: The disk failed. It is unknown which bytes are durable.
         """
         position = self.position
         parts: list[bytes] = []
@@ -60,7 +60,7 @@ class SegmentWriter:
         self._file.sync()
         self.position = self.durable = position
         mark = encode_mark(self.number, position)
-        with suppress(OSError):  # the next frame is written over it
+        with suppress(OSError):  # The next frame is written over it.
             self._file.write(position, [mark])
             self.position += len(mark)
         return places

@@ -1,4 +1,4 @@
-"""Leases: at most one of all replicas and workers does a piece of background work at a time."""
+"""Leases: at most one worker of all replicas does a piece of background work at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LeaseLost(Exception):
 class Lease:
     """The named lease of one holder.
 
-    `holder` identifies a worker among all on the store.
+    `holder` identifies a worker among all workers that use the store.
     """
 
     def __init__(self, store: PointerStore, clock: Clock, name: str, holder: str, *, lasts_s: float) -> None:
@@ -34,13 +34,13 @@ class Lease:
         """The fencing number: it rises each time the holder changes. Valid after `hold`."""
 
     async def hold(self, state: str = "") -> None:
-        """Take the lease, or renew it when a third is used.
+        """Take the lease, or renew it when a third of it has passed.
 
         Args:
-            state: What others may read meanwhile, in `PointerStore.lease_state`.
+            state: What others may read while the lease is held, in `PointerStore.lease_state`.
 
         Raises:
-            LeaseLost: When another holder has it.
+            LeaseLost: Another holder has the lease.
         """
         now_s = self._clock.monotonic()
         if now_s < self._until_s - self.lasts_s * 2 / 3:
@@ -57,10 +57,7 @@ class Lease:
         self._until_s = now_s + self.lasts_s
 
     async def release(self) -> None:
-        """End the lease now, so that another holder need not wait for its end.
-
-        Never raises.
-        """
+        """End the lease now, so that another holder need not wait until it expires. Never raises."""
         now_ms = self._clock.now_ms()
         with suppress(SeamarkError):
             await self._store.transact(
@@ -69,5 +66,5 @@ class Lease:
         self.forget()
 
     def forget(self) -> None:
-        """The next `hold` asks the store."""
+        """Forget the lease, so that the next `hold` reads it from the store."""
         self._until_s = 0.0

@@ -37,7 +37,7 @@ class Namespace(msgspec.Struct, frozen=True):
     path: NamespacePath
     properties: dict[str, str]
     version: int = 1
-    """Rises by one with each change of the properties; `ReplaceNamespaceProperties` compares it."""
+    """Increases by one with each change of the properties; `ReplaceNamespaceProperties` compares it."""
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -53,15 +53,17 @@ class Entry(msgspec.Struct, frozen=True):
     metadata_location: str
     previous_location: str | None = None
     version: int = 1
-    """Rises by one with each swap."""
+    """Increases by one with each swap."""
     created_ms: int = 0
     updated_ms: int = 0
     index_version: int = 0
-    """Rises with each change of the table's registered index files. Set when names are read; 0: there is none, or the
-    entry was not read by its name."""
+    """Increases with each change of the table's registered index files. It is set if the entry was read by its name.
+    0: the table has no index files, or the entry was not read by its name.
+    """
     flushed: str = ""
-    """The flushed offset of each shard of a stream table, as `shard:offset` separated by commas, in any order. The
-    statement that reads the pointer reads it, so both belong together. Empty for other tables."""
+    """The flushed offset of each shard of a stream table, as `shard:offset` separated by commas, in any order. One
+    statement reads the offsets and the pointer, so both belong together. Empty for other tables.
+    """
 
     def parse_flushed_offsets(self) -> dict[int, int]:
         """Return the flushed offsets by shard."""
@@ -70,9 +72,11 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class DroppedEntry(msgspec.Struct, frozen=True):
-    """A dropped table or view: restorable until `expires_ms`, then purged (with its files if `purge`).
+    """A dropped table or view. It can be restored until `expires_ms`, and is then purged (with its files if `purge`).
 
-    An entry of which files are left after that is retained: it cannot be restored, and keeps its locations."""
+    If files of the entry are left after the purge, the entry is retained: it cannot be restored, and keeps its
+    locations.
+    """
 
     id: str
     entry: Entry
@@ -86,7 +90,8 @@ class DroppedEntry(msgspec.Struct, frozen=True):
 def make_retained_id(uuid: str) -> str:
     """Return the id of an entry that is retained and was not dropped with an id.
 
-    It is no id of a dropped entry: clients choose the UUIDs of tables, and see those ids.
+    The id differs from all ids of dropped entries: clients choose the UUIDs of tables, and see the ids of dropped
+    entries.
     """
     return f"retained-{uuid}"
 
@@ -95,7 +100,9 @@ class Instant(msgspec.Struct, frozen=True, omit_defaults=False):
     """An event of a table, view or namespace: past or in progress."""
 
     id: str
-    """UUIDv7, chosen by the writer before the transaction: reading it back decides the outcome after a lost reply."""
+    """A UUIDv7 that the writer chooses before the transaction. After a lost reply, the writer reads the instant with
+    this id to learn the outcome.
+    """
     action: str
     """create, commit, replace, drop, undrop, purge, rename, register, unregister, … (kebab-case)."""
     state: InstantState
@@ -113,14 +120,15 @@ class Instant(msgspec.Struct, frozen=True, omit_defaults=False):
     """Hash of a request that can be applied only once, because it adds a snapshot."""
     summary: dict[str, Any] = {}
     position: str = ""
-    """Opaque, set by the store: the position from which a reader continues (`instants(since=…)`). Sorts in the order of
-    visibility. It changes with the state."""
+    """The position from which a reader continues (`instants(since=…)`). The store sets it. Positions are opaque, sort
+    in the order of visibility, and change with the state of the instant.
+    """
 
 
 class IndexFileState(StrEnum):
     LIVE = "live"
     SUPERSEDED = "superseded"
-    """Replaced by others; kept until no plan reads it."""
+    """Replaced by other index files; kept until no plan reads it."""
     QUARANTINED = "quarantined"
     """Found damaged; kept for analysis."""
 
@@ -128,7 +136,7 @@ class IndexFileState(StrEnum):
 class RegisteredIndexFile(msgspec.Struct, frozen=True):
     """A registered index file.
 
-    The file contains all of this, so that the registry can be rebuilt from storage.
+    The file contains all of these fields, so the registry can be rebuilt from storage.
     """
 
     uuid: str
@@ -160,14 +168,14 @@ class ProducerState(msgspec.Struct, frozen=True):
 
 
 class StoredPlanTable(msgspec.Struct, frozen=True):
-    """A name that reads a table as one plan selected it, and the files that were written for it."""
+    """A name under which engines read a table as one plan selected it, and the files that were written for it."""
 
     id: str
     namespace: NamespacePath
     name: str | None
-    """The name is None after the plan is retired: the name is free, and the files are to be deleted."""
+    """The name. None after the plan is retired: another plan may use the name, and the files are to be deleted."""
     of_name: str
-    """The table's name."""
+    """The name of the planned table."""
     uuid: str
     """The UUID of the table."""
     location: str
@@ -183,12 +191,13 @@ class StoredPlanTable(msgspec.Struct, frozen=True):
     considered_bytes: int | None
     expires_ms: int
     audience: str | None = None
-    """The value of `X-Seamark-Plans` of the plan: only requests with the same value can use it. None: the plan has a
-    name for all readers of the table."""
+    """The value of `X-Seamark-Plans` of the plan. Only requests with the same value can use the plan. None: the plan
+    has a name for all readers of the table.
+    """
     shown_id: int | None = None
     """The id of the snapshot that makes the plan visible to the audience; None for a plan view."""
     shown: str | None = None
-    """The shown snapshot as JSON."""
+    """The snapshot that makes the plan visible, as JSON."""
 
 
 class PlanSnapshot(msgspec.Struct, frozen=True):
@@ -196,7 +205,7 @@ class PlanSnapshot(msgspec.Struct, frozen=True):
 
     shown_id: int
     snapshot: str
-    """JSON."""
+    """The snapshot as JSON."""
 
 
 class IdempotencyRecord(msgspec.Struct, frozen=True):
@@ -204,13 +213,13 @@ class IdempotencyRecord(msgspec.Struct, frozen=True):
 
     key: str
     scope: str
-    """Principal, method and path: using a key for another request is a mistake of the client."""
+    """Principal, method and path. A client that uses a key for another request makes a mistake."""
     request_hash: str
     status: int
     body: bytes | None = None
-    """The answer, if it is small …"""
+    """The answer, if it is small. Otherwise `metadata_location` is set."""
     metadata_location: str | None = None
-    """… or the metadata file that it is rendered from."""
+    """The metadata file from which the answer is rendered, if `body` is not set."""
     expires_ms: int = 0
 
 
@@ -235,11 +244,11 @@ class ColumnReads(msgspec.Struct, frozen=True):
     """
 
     column_id: int
-    """Or `EVERY_COLUMN`, `UNKNOWN_COLUMNS`, `NAMED_COLUMNS`."""
+    """The field id of the column, or `EVERY_COLUMN`, `UNKNOWN_COLUMNS` or `NAMED_COLUMNS`."""
     oldest_age_d: int
     reads: int
     first_day: int
-    """Days since the epoch, of the first of these reads."""
+    """The day of the first of these reads, in days since the epoch."""
     last_day: int
 
 
@@ -255,7 +264,7 @@ class AccessToken(msgspec.Struct, frozen=True):
 
     id: str
     name: str
-    """The principal."""
+    """The name of the principal."""
     digest: str
     created_ms: int
     expires_ms: int | None = None
@@ -277,7 +286,7 @@ class Replica(msgspec.Struct, frozen=True):
     """A server that shares the database, and how other replicas reach it."""
 
     address: str
-    """host:port on which it answers other replicas."""
+    """The host:port at which it answers other replicas."""
     weight: int
     """Its share of the files that the replicas cache for each other, in proportion to the weights of all."""
     version: str
@@ -286,7 +295,7 @@ class Replica(msgspec.Struct, frozen=True):
     """The version of the protocol between replicas."""
     started_ms: int
     expires_in_ms: int = 0
-    """The rest of its lease by the clock of the database. Set when it is read."""
+    """The remaining time of its lease by the clock of the database. It is set when the replica is read."""
 
 
 class AuditRecord(msgspec.Struct, frozen=True, rename="kebab"):
@@ -307,13 +316,13 @@ class ClaimedLocation(msgspec.Struct, frozen=True):
     key: str
     """The canonical form of the location: different keys are different locations."""
     shared: bool = False
-    """Others may also claim it as shared: a folder for files of several tables."""
+    """Whether others may also claim it as shared: a folder for files of several tables."""
     shown: str = ""
-    """The location as the client wrote it, and what it is, for messages."""
+    """The location as the client wrote it, for messages. `what` says what the location is."""
     subject: str = "The location"
 
     def make_overlap_error(self) -> BadRequest:
-        """Return the error if it overlaps a location of another entry."""
+        """Return the error for a location that overlaps a location of another entry."""
         return BadRequest(
             f"{self.subject} {self.shown!r} overlaps the files of another table, view or function; choose another, or "
             "omit it, and the server chooses one. A dropped entry keeps its location until it is purged or its "
@@ -328,6 +337,6 @@ class Claim(msgspec.Struct, frozen=True):
     uuid: str
     shared: bool
     allowed: bool = False
-    """It claims nothing there, but may name files of others."""
+    """Whether the entry claims nothing there and may only name files of others."""
     spelled: str = ""
     """The location as it was claimed, of which `location` is the key; empty for claims of earlier versions."""

@@ -39,13 +39,13 @@ async def open_store(
 
     Args:
         queue_limit: The number of transactions that may wait for SQLite's writer.
-        pool_min: The least number of connections to PostgreSQL.
-        pool_max: The greatest number of connections to PostgreSQL.
+        pool_min: The minimum number of connections to PostgreSQL.
+        pool_max: The maximum number of connections to PostgreSQL.
         timeout_s: The time limit of a statement, and of getting a connection.
-        keeps_reads: Keep results of reads from PostgreSQL for requests that allow stale answers.
+        keeps_reads: Whether to keep results of reads from PostgreSQL for requests that allow stale answers.
 
     Raises:
-        ConfigError: For another kind of URL, an unsuitable database, or refused credentials.
+        ConfigError: The URL has another kind, the database is unsuitable, or it refuses the credentials.
     """
     scheme = url.partition(":")[0].lower()
     if scheme == "sqlite":

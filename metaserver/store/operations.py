@@ -30,7 +30,12 @@ class Operation(msgspec.Struct, frozen=True):
 
 
 class CreateNamespace(Operation, frozen=True):
-    """AlreadyExists; NoSuchNamespace if its parent does not exist."""
+    """Create a namespace.
+
+    Raises:
+        AlreadyExists: The namespace exists.
+        NoSuchNamespace: Its parent does not exist.
+    """
 
     path: NamespacePath
     properties: dict[str, str]
@@ -40,8 +45,8 @@ class ReplaceNamespaceProperties(Operation, frozen=True):
     """Replace the properties of a namespace.
 
     Raises:
-        CommitConflict: Unless the stored version is `expected_version`.
-        NoSuchNamespace: If the namespace does not exist.
+        CommitConflict: The stored version differs from `expected_version`.
+        NoSuchNamespace: The namespace does not exist.
     """
 
     path: NamespacePath
@@ -50,13 +55,23 @@ class ReplaceNamespaceProperties(Operation, frozen=True):
 
 
 class DropNamespace(Operation, frozen=True):
-    """NamespaceNotEmpty while it has entries or child namespaces; NoSuchNamespace if it does not exist."""
+    """Drop a namespace.
+
+    Raises:
+        NamespaceNotEmpty: The namespace has entries or child namespaces.
+        NoSuchNamespace: The namespace does not exist.
+    """
 
     path: NamespacePath
 
 
 class CreateEntry(Operation, frozen=True):
-    """AlreadyExists (the message names the existing kind); NoSuchNamespace without its namespace."""
+    """Create an entry.
+
+    Raises:
+        AlreadyExists: The name is in use; the message names the existing kind.
+        NoSuchNamespace: The namespace does not exist.
+    """
 
     entry: Entry
 
@@ -65,10 +80,10 @@ class SwapPointer(Operation, frozen=True):
     """Point an entry at another location.
 
     Raises:
-        CommitConflict: Unless the entry has this UUID.
-        LostRace: Unless the entry points at `expected_location`.
-        NoSuchTable: If the name of a table does not exist.
-        NoSuchView: If the name of a view does not exist.
+        CommitConflict: The entry has another UUID.
+        LostRace: The entry no longer points at `expected_location`.
+        NoSuchTable: The name of a table does not exist.
+        NoSuchView: The name of a view does not exist.
     """
 
     kind: EntryKind
@@ -79,13 +94,21 @@ class SwapPointer(Operation, frozen=True):
     new_location: str
     now_ms: int
     holder: str = ""
-    """The process that commits. LostRace while another has priority for the table (`TakePriority`)."""
+    """The process that commits.
+
+    LostRace is raised while another process has priority for the table (`TakePriority`).
+    """
 
 
 class RenameEntry(Operation, frozen=True):
-    """AlreadyExists at the destination, NoSuchNamespace without its namespace.
+    """Rename an entry.
 
-    NoSuchTable / NoSuchView at the source."""
+    Raises:
+        AlreadyExists: The new name is in use.
+        NoSuchNamespace: The new namespace does not exist.
+        NoSuchTable: The table to rename does not exist.
+        NoSuchView: The view to rename does not exist.
+    """
 
     kind: EntryKind
     namespace: NamespacePath
@@ -97,12 +120,13 @@ class RenameEntry(Operation, frozen=True):
 
 
 class DropEntry(Operation, frozen=True):
-    """Removes the name.
+    """Remove a name.
 
-    Index files and producers are removed with the last name of the table, live or dropped.
+    Index files and producers are removed with the last name of the table, live or dropped. With `keep`, the entry is
+    kept as a DroppedEntry (the store sets its `entry` from the row).
 
-    With `keep`, keeps it as a DroppedEntry (the store sets its `entry` from the row). CommitConflict if
-    `expected_location` is set and the pointer differs.
+    Raises:
+        CommitConflict: `expected_location` is set and the pointer differs.
     """
 
     kind: EntryKind
@@ -115,23 +139,28 @@ class DropEntry(Operation, frozen=True):
 
 
 class RestoreEntry(Operation, frozen=True):
-    """Restores a dropped entry as (namespace, name).
+    """Restore a dropped entry as (namespace, name).
 
-    NotFound if expired or unknown; AlreadyExists / NoSuchNamespace as for CreateEntry; CommitConflict when another
-    entry has claimed its location since."""
+    Raises:
+        NotFound: The entry has expired or is unknown.
+        AlreadyExists: The name is in use.
+        NoSuchNamespace: The namespace does not exist.
+        CommitConflict: Another entry has claimed its location since.
+    """
 
     dropped_id: str
     namespace: NamespacePath
     name: str
     is_kept: bool = False
-    """Whether the caller knows that the retention has not passed, even if the clock differs."""
+    """Whether the caller knows that the retention has not passed, even if the clock says that it has."""
 
 
 class ForgetDropped(Operation, frozen=True):
-    """Removes a dropped entry permanently (before its purge).
+    """Remove a dropped entry permanently (before its purge).
 
-    NotFound if it is gone: another replica was faster. With `unshared`, CommitConflict while another entry, live or
-    dropped, has its UUID: it uses the same files.
+    Raises:
+        NotFound: The entry no longer exists: another replica was faster.
+        CommitConflict: With `unshared`, another live or dropped entry has its UUID, and so uses the same files.
     """
 
     dropped_id: str
@@ -139,36 +168,43 @@ class ForgetDropped(Operation, frozen=True):
 
 
 class ClaimLocations(Operation, frozen=True):
-    """Adds locations to the claims of the UUID.
+    """Add locations to the claims of the UUID.
 
-    BadRequest for one that overlaps (is equal to, contains, or is within) a claim of another UUID: live, dropped, or
-    being purged.
+    Raises:
+        BadRequest: A location overlaps (is equal to, contains, or is within) a claim of another UUID: live, dropped, or
+            being purged.
     """
 
     uuid: str
     locations: tuple[ClaimedLocation, ...]
     fresh: bool = False
-    """Whether to raise BadRequest when the UUID has claims already."""
+    """Whether to raise BadRequest if the UUID already has claims."""
     namespace: NamespacePath = ()
-    """The name, if set: its location may be that of an entry that was dropped with this name."""
+    """The namespace of the new name, if set.
+
+    The location may then be that of an entry that was dropped with this name.
+    """
     name: str = ""
     checked: bool = True
-    """Whether to refuse overlaps. Entries that are older than claims may overlap."""
+    """Whether to refuse overlaps. Entries that were created before claims existed may overlap."""
     returns: bool = False
-    """Whether this operation may restore the entry. Then a live entry with the same location raises CommitConflict."""
+    """Whether this operation may restore the entry.
+
+    If so, a live entry with the same location raises CommitConflict.
+    """
 
 
 class AllowLocations(Operation, frozen=True):
-    """The table may name files at these locations, which others may own; replaces the earlier list."""
+    """Let the table name files at these locations, which others may own; this replaces the earlier list."""
 
     uuid: str
     locations: tuple[ClaimedLocation, ...]
 
 
 class ReleaseLocations(Operation, frozen=True):
-    """Removes the claims of a UUID without any name, live or dropped.
+    """Remove the claims of a UUID that has no name, live or dropped.
 
-    With `retained`, keeps them for the namespace of this entry instead, because files are left.
+    With `retained`, keep them for the namespace of this entry instead, because files are left.
     """
 
     uuid: str
@@ -176,33 +212,36 @@ class ReleaseLocations(Operation, frozen=True):
 
 
 class CheckRetained(Operation, frozen=True):
-    """Records when files of a retained entry were last found."""
+    """Record when files of a retained entry were last found."""
 
     uuid: str
     now_ms: int
 
 
 class ReplaceIndexFiles(Operation, frozen=True):
-    """Adds live index files of one definition and supersedes others.
+    """Add live index files of one definition and supersede others.
 
-    CommitConflict unless all of `remove` are live.
+    A repeat, whose `add` is registered in any state, changes nothing. The result of this operation and of the next
+    two is the new index version.
 
-    A repeat, whose `add` is registered in any state, changes nothing. NoSuchTable if no live name refers to the table.
-    The result of this operation and of the next two is the new index version.
+    Raises:
+        CommitConflict: A file of `remove` is not live.
+        NoSuchTable: No live name refers to the table.
     """
 
     uuid: str
     definition: str
     add: tuple[RegisteredIndexFile, ...]
     remove: tuple[str, ...]
-    """Locations."""
+    """The locations of the index files to supersede."""
     now_ms: int
 
 
 class QuarantineIndexFile(Operation, frozen=True):
-    """A live file is not used any longer; the state of others does not change.
+    """Stop the use of a live index file; the state of others does not change.
 
-    NotFound if it is not registered.
+    Raises:
+        NotFound: The file is not registered.
     """
 
     uuid: str
@@ -212,9 +251,10 @@ class QuarantineIndexFile(Operation, frozen=True):
 
 
 class ForgetIndexFile(Operation, frozen=True):
-    """Removes the row of an index file that is not live (the file is deleted, or will be).
+    """Remove the row of an index file that is not live (the file is deleted, or will be).
 
-    CommitConflict if live.
+    Raises:
+        CommitConflict: The file is live.
     """
 
     uuid: str
@@ -223,13 +263,14 @@ class ForgetIndexFile(Operation, frozen=True):
 
 
 class AdvanceProducer(Operation, frozen=True):
-    """The producer has committed `sequence`.
+    """Record that the producer has committed `sequence`. The first sequence may be any number.
 
-    CommitConflict unless it is above the last sequence; the first may be any.
+    Rows stay until the table's last name is removed. They do not expire: a late repeat would be applied again, and its
+    rows duplicated. There are at most as many rows as commits, and each commit leaves a longer row in the timeline.
 
-    NoSuchTable if no live name refers to the table. Rows stay until the table's last name is removed. They do not
-    expire: a late repeat would be applied again, and its rows duplicated. There are at most as many as commits, each of
-    which leaves a longer row in the timeline.
+    Raises:
+        CommitConflict: `sequence` is not above the last sequence.
+        NoSuchTable: No live name refers to the table.
     """
 
     uuid: str
@@ -237,7 +278,7 @@ class AdvanceProducer(Operation, frozen=True):
     producer: str
     sequence: int
     snapshot_id: int | None
-    """The id is None when the change was empty and created no snapshot."""
+    """The snapshot of the change. None if the change was empty and created no snapshot."""
     now_ms: int
 
 
@@ -245,7 +286,7 @@ class OpenStream(Operation, frozen=True):
     """Make a table a stream table: each shard that has no flushed offset gets the offset 0.
 
     Raises:
-        NoSuchTable: If no live name refers to the table.
+        NoSuchTable: No live name refers to the table.
     """
 
     uuid: str
@@ -253,7 +294,7 @@ class OpenStream(Operation, frozen=True):
 
 
 class FlushedRange(msgspec.Struct, frozen=True):
-    """The rows of a shard that a flush adds to the table: those at `start` and after it, and before `end`."""
+    """The rows of a shard that a flush adds to the table, from offset `start` up to `end`, exclusive."""
 
     shard: int
     start: int
@@ -264,8 +305,8 @@ class MoveFlushedOffsets(Operation, frozen=True):
     """Record that the rows of these ranges are in the table's files.
 
     Raises:
-        CommitConflict: Unless each range starts at the flushed offset of its shard. Another flush was faster.
-        NoSuchTable: If no live name refers to the table.
+        CommitConflict: A range does not start at the flushed offset of its shard: another flush was faster.
+        NoSuchTable: No live name refers to the table.
     """
 
     uuid: str
@@ -273,17 +314,18 @@ class MoveFlushedOffsets(Operation, frozen=True):
 
 
 class KeepPlanTable(Operation, frozen=True):
-    """Stores the plan, unless another has its name: then that plan's lease is extended to the new lease.
+    """Store the plan, unless another plan has its name: then extend the lease of that plan to the new lease.
 
-    The result is the PlanTable that has the name."""
+    The result is the PlanTable that has the name.
+    """
 
     plan: StoredPlanTable
 
 
 class RenewPlanTable(Operation, frozen=True):
-    """Extends the lease to at least that time.
+    """Extend the lease to at least that time.
 
-    The result is a bool: False when the plan is retired or removed.
+    The result is a bool: False if the plan is retired or removed.
     """
 
     id: str
@@ -291,7 +333,7 @@ class RenewPlanTable(Operation, frozen=True):
 
 
 class LeasePlanSnapshots(Operation, frozen=True):
-    """Sets the leases of an audience's plan snapshots of one table.
+    """Set the leases of an audience's plan snapshots of one table.
 
     Leases become no shorter, except that `withdraw` ends them at `expires_ms`. The result is the number of existing
     plans.
@@ -306,7 +348,7 @@ class LeasePlanSnapshots(Operation, frozen=True):
 
 
 class DropPlanSnapshots(Operation, frozen=True):
-    """Retires the plan snapshots of a table with these ids, of all audiences.
+    """Retire the plan snapshots of a table with these ids, of all audiences.
 
     The result is their number.
     """
@@ -317,7 +359,7 @@ class DropPlanSnapshots(Operation, frozen=True):
 
 
 class RetirePlanTables(Operation, frozen=True):
-    """Retires plans whose lease ended before that time, oldest first.
+    """Retire plans whose lease ended before that time, oldest first.
 
     The result is their number.
     """
@@ -327,10 +369,7 @@ class RetirePlanTables(Operation, frozen=True):
 
 
 class ForgetPlanTable(Operation, frozen=True):
-    """Removes the row of a retired plan whose files are deleted.
-
-    A plan with a name stays.
-    """
+    """Remove the row of a retired plan whose files are deleted. A plan with a name stays."""
 
     id: str
 
@@ -340,9 +379,11 @@ class RecordInstant(Operation, frozen=True):
 
 
 class MoveInstant(Operation, frozen=True):
-    """Changes the state and the fields that depend on it.
+    """Change the state of an instant and the fields that depend on it. The instant gets a new position.
 
-    CommitConflict unless the stored state is `expected`. The instant gets a new position."""
+    Raises:
+        CommitConflict: The stored state is not `expected`.
+    """
 
     id: str
     expected: InstantState
@@ -353,27 +394,30 @@ class MoveInstant(Operation, frozen=True):
 
 
 class SaveIdempotency(Operation, frozen=True):
-    """Raises IdempotencyTaken if the key exists.
+    """Record the answer to a request with an idempotency key.
 
-    Then the whole transaction is rolled back, and the first answer applies."""
+    Raises:
+        IdempotencyTaken: The key exists. The whole transaction is rolled back, and the first answer applies.
+    """
 
     record: IdempotencyRecord
 
 
 class SaveMetricsReport(Operation, frozen=True):
-    """Keeps the newest `keep` reports of the table; None keeps all."""
+    """Save a report, and keep the newest `keep` reports of the table; None keeps all."""
 
     report: MetricsReport
     keep: int | None = None
 
 
 class AddColumnReads(Operation, frozen=True):
-    """Adds reads of columns of the table on one day.
-
-    NoSuchTable if the table has no live name.
+    """Add reads of columns of the table on one day.
 
     Attributes:
         reads: (column id, age of the oldest partition in days, number of reads), each column once.
+
+    Raises:
+        NoSuchTable: The table has no live name.
     """
 
     uuid: str
@@ -382,7 +426,11 @@ class AddColumnReads(Operation, frozen=True):
 
 
 class SaveToken(Operation, frozen=True):
-    """AlreadyExists if a live token has this name."""
+    """Save a bearer token.
+
+    Raises:
+        AlreadyExists: A live token has this name.
+    """
 
     token: AccessToken
 
@@ -391,7 +439,7 @@ class RevokeToken(Operation, frozen=True):
     """Revoke the live token with this name.
 
     Raises:
-        NotFound: If there is none.
+        NotFound: There is no such token.
     """
 
     name: str
@@ -399,7 +447,7 @@ class RevokeToken(Operation, frozen=True):
 
 
 class SaveGrant(Operation, frozen=True):
-    """Idempotent."""
+    """Save a grant. The operation is idempotent."""
 
     grant: Grant
 
@@ -408,7 +456,7 @@ class RemoveGrant(Operation, frozen=True):
     """Remove a grant.
 
     Raises:
-        NotFound: If it does not exist.
+        NotFound: The grant does not exist.
     """
 
     grant: Grant
@@ -419,10 +467,11 @@ class SaveAudit(Operation, frozen=True):
 
 
 class SaveCursor(Operation, frozen=True):
-    """Saves the position of a named consumer of the timeline (a webhook).
+    """Save the position of a named consumer of the timeline (a webhook).
 
-    CommitConflict unless the stored position is `expected` (None: no row yet), so that two replicas cannot both
-    deliver."""
+    Raises:
+        CommitConflict: The stored position is not `expected` (None: no row yet). So two replicas cannot both deliver.
+    """
 
     consumer: str
     expected: str | None
@@ -430,18 +479,23 @@ class SaveCursor(Operation, frozen=True):
 
 
 REWRITE = "rewrite "
-"""Followed by the UUID of a table: the lease of a job that rewrites its files. Its row is removed with the table's."""
+"""The prefix of a lease name; the UUID of a table follows. The lease is that of a job that rewrites files of the table.
+Its row is removed with the table's rows.
+"""
 
 
 class TakeLease(Operation, frozen=True):
-    """`holder` gets or renews the named lease until `until_ms`.
+    """Get or renew the named lease for `holder` until `until_ms`.
 
-    CommitConflict while the lease of another holder is valid at `now_ms`, unless it ends long after the new lease: it
-    was taken by a clock that was ahead. The result of this operation is an int: the fencing number, which rises each
-    time the holder changes.
+    The result of this operation is an int: the fencing number, which rises each time the holder changes.
 
     Attributes:
         state: What the holder publishes, until it renews the lease or loses it.
+
+    Raises:
+        CommitConflict: The lease of another holder is valid at `now_ms`. A lease that ends long after the new lease
+        does
+            not count: its holder's clock was ahead.
     """
 
     name: str
@@ -452,15 +506,16 @@ class TakeLease(Operation, frozen=True):
 
 
 PRIORITY = "priority "
-"""Followed by the UUID of a table: the lease of a process that has lost several races for the table's pointer. Its row
-is removed with the table's."""
+"""The prefix of a lease name; the UUID of a table follows. The lease is that of a process that has lost several races
+for the table's pointer. Its row is removed with the table's rows.
+"""
 
 
 class TakePriority(Operation, frozen=True):
     """Let only `holder` move the pointers of the table for `lasts_ms` from now, by the clock of the database.
 
     Raises:
-        CommitConflict: While another process has priority.
+        CommitConflict: Another process has priority.
     """
 
     uuid: str
@@ -469,7 +524,7 @@ class TakePriority(Operation, frozen=True):
 
 
 class EndPriority(Operation, frozen=True):
-    """Ends the priority of `holder`; nothing happens when it has none."""
+    """End the priority of `holder`, if it has priority."""
 
     uuid: str
     holder: str
@@ -479,7 +534,7 @@ class CheckFence(Operation, frozen=True):
     """Check that the sender still has the named lease.
 
     Raises:
-        CommitConflict: Unless `fence` is the fencing number of the lease.
+        CommitConflict: `fence` is not the fencing number of the lease.
     """
 
     name: str
@@ -487,15 +542,16 @@ class CheckFence(Operation, frozen=True):
 
 
 class RenewReplica(Operation, frozen=True):
-    """Adds the replica, or renews its lease, for `lease_ms` from now, by the clock of the database.
+    """Add the replica or renew its lease, for `lease_ms` from now by the clock of the database.
 
-    The result is the list of all replicas with live leases. Removes rows that expired long ago."""
+    The operation also removes rows that expired long ago. The result is the list of all replicas with live leases.
+    """
 
     replica: Replica
     lease_ms: int
 
 
 class RemoveReplica(Operation, frozen=True):
-    """Ends the lease of the replica; nothing happens when there is none."""
+    """End the lease of the replica, if it has a lease."""
 
     address: str

@@ -1,13 +1,14 @@
-"""How much time has really passed, also when the clock jumps: for deletions that are decided by age.
+"""How much time has really passed, even if the clock jumps: for deletions that are decided by age.
 
-A clock that jumps ahead makes everything look old: files that a writer is about to commit, tables that were dropped a
-minute ago, snapshots, the audit log. So the catalog records when it last looked at the clock, and counts only time that
-it has seen pass. Between two looks on one machine the monotonic clock says how long it was. Between looks on different
-machines, or after a restart of the machine, a difference of up to an hour is believed. Any other difference is a gap:
-it may be a jump of the clock, or a time in which no server ran. Time in a gap does not count, so that after either
-nothing is deleted too early, and everything is deleted later.
+If a clock jumps ahead, everything looks old: files that a writer is about to commit, tables that were dropped a minute
+ago, snapshots, the audit log. So the catalog records when it last looked at the clock, and counts only time that it has
+seen pass. Between two looks on one machine, the monotonic clock measures the time. Between looks on different machines,
+or after a restart of the machine, the catalog believes a difference of up to an hour. Any other difference is a gap:
+the clock may have jumped, or no server ran. Time in a gap does not count. So in either case nothing is deleted too
+early,
+and everything is deleted later.
 
-When a clock goes back, later gaps are forgotten: they end in a future that has not come.
+If a clock goes back, later gaps are forgotten, because their end is in the future.
 """
 
 from __future__ import annotations
@@ -24,9 +25,12 @@ from seamark.metaserver.store.port import PointerStore
 
 _CURSOR = "seamark clock"
 _TOLERATED_MS = 60_000
-"""How far the clock and the monotonic clock may differ between two looks: corrections of a clock are smaller."""
+"""The maximum difference between the clock and the monotonic clock between two looks.
+
+Corrections of a clock are smaller.
+"""
 _BELIEVED_MS = 3_600_000
-"""The longest time between two looks that is believed without a monotonic clock, as after a restart."""
+"""The longest time between two looks that is believed without a monotonic clock, for example after a restart."""
 _SAVED_EVERY_MS = 60_000
 _GAPS_MAX = 100
 
@@ -55,7 +59,7 @@ class PassedTime(msgspec.Struct, frozen=True):
     gaps: tuple[Gap, ...] = ()
 
     def measure_ms(self, start_ms: int, end_ms: int) -> int:
-        """Return the milliseconds that have passed, at least; negative when `start_ms` is later."""
+        """Return the milliseconds that have passed at least; negative if `start_ms` is after `end_ms`."""
         if end_ms <= start_ms:
             return end_ms - start_ms
         uncounted = (max(0, min(end, end_ms) - max(start, start_ms)) for start, end in self.gaps)
@@ -75,14 +79,14 @@ class PassedTime(msgspec.Struct, frozen=True):
 async def look_at_clock(store: PointerStore, clock: Clock) -> PassedTime:
     """Return the time that has passed until now.
 
-    Records the look, at most once a minute unless the clock has jumped.
+    Records the look. Unless the clock has jumped, it is recorded at most once a minute.
     """
     text = await store.cursor(_CURSOR)
     last = None if text is None else from_json(text, _Look)
     look = _add_look(last, clock.now_ms(), clock.monotonic(), clock.machine)
     is_news = last is None or look.gaps != last.gaps or not 0 <= look.now_ms - last.now_ms < _SAVED_EVERY_MS
     if is_news:
-        with suppress(CommitConflict):  # another replica has looked at the same time
+        with suppress(CommitConflict):  # Another replica has looked at the same time.
             await store.transact(
                 [SaveCursor(consumer=_CURSOR, expected=text, position=msgspec.json.encode(look).decode())]
             )
@@ -94,7 +98,7 @@ def _add_look(last: _Look | None, now_ms: int, monotonic_s: float, machine: str)
         return _Look(now_ms, now_ms, monotonic_s, machine)
     gaps, is_first_merged = last.gaps, last.is_first_merged
     if is_first_merged and now_ms < gaps[0][1]:
-        gaps = ((gaps[0][0] - gaps[0][1] + now_ms, now_ms),)  # which of them are over is not known
+        gaps = ((gaps[0][0] - gaps[0][1] + now_ms, now_ms),)  # It is unknown which of these gaps are over.
     gaps = tuple((start, min(end, now_ms)) for start, end in gaps if start < now_ms)
     seen_ms = now_ms - last.now_ms
     if machine == last.machine and monotonic_s >= last.monotonic_s:
@@ -104,11 +108,12 @@ def _add_look(last: _Look | None, now_ms: int, monotonic_s: float, machine: str)
     else:
         is_gap = seen_ms > _BELIEVED_MS
     if is_gap and gaps and gaps[-1][1] >= last.now_ms:
-        gaps = (*gaps[:-1], (gaps[-1][0], now_ms))  # as often as a replica with another clock looks
+        gaps = (*gaps[:-1], (gaps[-1][0], now_ms))  # Two replicas with different clocks add a gap at each look.
     elif is_gap:
         gaps = (*gaps, (last.now_ms, now_ms))
     if len(gaps) > _GAPS_MAX:
-        # One gap as long as both: less time counts for what is between them, and no time is lost for what is older.
+        # Merge two gaps into one that is as long as both: less time counts between them, and no time is lost before
+        # them.
         (start, end), (next_start, next_end) = gaps[:2]
         gaps, is_first_merged = ((start + next_start - end, next_end), *gaps[2:]), True
     return _Look(min(last.since_ms, now_ms), now_ms, monotonic_s, machine, gaps, is_first_merged)

@@ -2,10 +2,10 @@
 
 Every change is a list of operations that are applied in ONE transaction (`transact`): atomic, and durable when it
 returns. A pointer swap, its instant and its idempotency record are therefore visible together. A read sees every
-transaction that returned before it began, from any replica.
+transaction that returned before the read began, from any replica.
 
-Failures are errors of `seamark.formats.runtime.errors`. A transaction that raised another error than `CommitUnknown`
-changed nothing.
+Failures are errors of `seamark.formats.runtime.errors`. If a transaction raises an error other than `CommitUnknown`, it
+has changed nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from seamark.metaserver.store.model import (
 from seamark.metaserver.store.operations import Operation
 
 NAMED_NAMESPACES_MAX = 100
-"""Names of one look at namespaces by their names."""
+"""The maximum number of names in one look-up of namespaces."""
 
 
 class IdempotencyTaken(Exception):
@@ -58,7 +58,7 @@ class LostRace(CommitConflict):
 
 
 class InstantFilter(msgspec.Struct, frozen=True):
-    """All conditions must hold.
+    """A filter for instants. An instant must satisfy all conditions.
 
     `since` is an exclusive position from an Instant.
     """
@@ -75,18 +75,20 @@ class InstantFilter(msgspec.Struct, frozen=True):
 
 
 class PointerStore(Protocol):
-    """Opened and closed by its factory (an async context manager).
+    """The port to the database. A factory (an async context manager) opens and closes it.
 
     Safe for use by many tasks of one event loop.
     """
 
     async def transact(self, operations: Sequence[Operation]) -> list[Any]:
-        """Apply all operations or none; durable on return.
+        """Apply all operations or none. The changes are durable on return.
 
-        One result per operation (None unless documented).
+        Returns:
+            One result for each operation (None unless documented).
 
-        CommitUnknown: the connection was lost during the commit; read the instant back. RetryLater: the queue is full
-        or the database is unavailable.
+        Raises:
+            CommitUnknown: The connection was lost during the commit; read the instant back.
+            RetryLater: The queue is full or the database is unavailable.
         """
 
     def observe(self, observer: Callable[[Sequence[Operation]], None]) -> None:
@@ -94,13 +96,13 @@ class PointerStore(Protocol):
 
     @property
     def transacting(self) -> int:
-        """Transactions that wait or run in this process; for metrics."""
+        """Return the number of transactions that wait or run in this process, for metrics."""
 
     async def ping(self) -> None:
         """Check that the database answers.
 
         Raises:
-            RetryLater: When it does not.
+            RetryLater: The database does not answer.
         """
 
     async def namespace(self, path: NamespacePath) -> Namespace | None: ...
@@ -108,19 +110,20 @@ class PointerStore(Protocol):
     async def namespaces(self, parent: NamespacePath, after: str | None, limit: int) -> list[NamespacePath]:
         """Return the paths of direct children of `parent` after `after`, in code-point order of their last level.
 
-        Without their properties, which may have a megabyte each.
+        The properties are not read, because each namespace may have a megabyte of them.
         """
 
     async def find_namespaces(self, parent: NamespacePath, names: Sequence[str]) -> list[NamespacePath]:
-        """Return the paths of the direct children of `parent` that exist and have one of these names, in code-point
-        order of their last level.
+        """Return the paths of the direct children of `parent` that exist and have one of these names.
 
-        At most `NAMED_NAMESPACES_MAX` names.
+        The paths are in code-point order of their last level. `names` has at most `NAMED_NAMESPACES_MAX` names.
         """
 
     async def namespace_size(self, top: str) -> tuple[int, int]:
-        """Return the number of namespaces, and of entries, live and dropped, in a namespace of the first level and
-        below it, with itself; and the characters of the namespaces' properties.
+        """Return the size of a namespace of the first level, including all namespaces below it.
+
+        Returns:
+            The number of namespaces and of entries, live and dropped; and the characters of the namespaces' properties.
         """
 
     async def entry(self, kind: EntryKind, namespace: NamespacePath, name: str) -> Entry | None: ...
@@ -137,14 +140,15 @@ class PointerStore(Protocol):
     async def list_expired(self, now_ms: int, limit: int) -> list[DroppedEntry]: ...
 
     async def list_retained(self, namespace: NamespacePath | None, after: str | None, limit: int) -> list[DroppedEntry]:
-        """Return entries that keep their locations although no name is left, after `after`, in order of id."""
+        """Return entries that have no name and keep their locations, after `after`, in order of id."""
 
     async def list_unchecked(self, before_ms: int, limit: int) -> list[DroppedEntry]:
-        """Retained entries whose files were not looked for since `before_ms`, the oldest first."""
+        """Return the retained entries whose files were not looked for since `before_ms`, oldest first."""
 
     async def names_of(self, uuid: str, *, dropped: bool = True, namespace: NamespacePath | None = None) -> int:
-        """Return the number of names, live and, with `dropped`, dropped, of the table with this UUID, in all
-        namespaces or in one: several share its files.
+        """Return the number of names of the table with this UUID, in all namespaces or in one.
+
+        Dropped names count if `dropped` is set. If there are several names, they share the table's files.
         """
 
     async def entries_of(self, uuid: str) -> list[Entry]:
@@ -154,7 +158,7 @@ class PointerStore(Protocol):
         """Return the fencing number of a lease; 0 if it has never been taken."""
 
     async def lease_state(self, lease: str, now_ms: int) -> str:
-        """Return what the holder of a lease that has not ended publishes; empty without one."""
+        """Return what the holder of a lease publishes; empty if nobody holds the lease now."""
 
     async def claims(self, uuid: str) -> list[Claim]:
         """Return the current and earlier locations of the UUID."""
@@ -166,19 +170,23 @@ class PointerStore(Protocol):
         """
 
     async def find_overlapping_claims(self, keys: Sequence[str], uuid: str, limit: int) -> list[Claim]:
-        """Claim of other UUIDs that overlap one of `keys`: all that contain it, and the first `limit` within it."""
+        """Return claims of other UUIDs that overlap one of `keys`: all that contain it, and the first `limit`
+        within it.
+        """
 
     async def is_name_released(self, uuid: str, namespace: NamespacePath, name: str) -> bool:
-        """Return whether a new entry with that name may use the location of the UUID, which has no live name: it was
-        dropped with this name, or it is retained for this namespace.
+        """Return whether a new entry with that name may use the location of the UUID, which has no live name.
+
+        It may if the UUID was dropped with this name, or is retained for this namespace.
         """
 
     async def list_unclaimed(self, after: str, limit: int) -> list[Entry]:
         """Return live and dropped entries without claims, in order of UUID, with UUIDs after `after`."""
 
     async def list_indexed_tables(self, after: str | None, limit: int) -> list[Entry]:
-        """Return entries of tables with current or earlier index files, in order of UUID: all names of up to `limit`
-        tables with UUIDs after `after`.
+        """Return entries of tables with current or earlier index files, in order of UUID.
+
+        The result has all names of up to `limit` tables with UUIDs after `after`.
         """
 
     async def index_files_unused(self, before_ms: int, limit: int) -> list[RegisteredIndexFile]:
@@ -196,8 +204,9 @@ class PointerStore(Protocol):
     async def plan_snapshots(
         self, namespace: NamespacePath, of_name: str, uuid: str, audience: str, now_ms: int, limit: int
     ) -> list[PlanSnapshot]:
-        """Return the plan snapshots of the table for the audience with live leases, in order of id: the `limit`
-        whose leases end last.
+        """Return the plan snapshots of the table for the audience with live leases, in order of id.
+
+        If there are more than `limit`, return those whose leases end last.
         """
 
     async def plan_table_count(self, now_ms: int) -> int:
@@ -221,13 +230,13 @@ class PointerStore(Protocol):
         """
 
     async def archive_instants(self, keep: int, limit: int) -> int:
-        """Archive the finished instants of each table except its newest `keep`, at most `limit` a call.
+        """Archive the finished instants of each table except its newest `keep`, at most `limit` per call.
 
         Returns their number.
         """
 
     async def idempotency(self, key: str, now_ms: int) -> IdempotencyRecord | None:
-        """Return None after it has expired."""
+        """Return the record of an idempotency key; None if it does not exist or has expired."""
 
     async def metrics_reports(self, uuid: str | None, since: str | None, limit: int) -> list[MetricsReport]:
         """Return the reports after `since`, in order of id (UUIDv7)."""
@@ -252,7 +261,8 @@ class PointerStore(Protocol):
     async def swap_secret(self, name: str, expected: bytes | None, value: bytes) -> bytes:
         """Store `value` if the secret is `expected` (None: no secret).
 
-        Returns the stored secret: that of another replica which was faster, empty when the expected secret is gone.
+        Returns:
+            The stored secret. If another replica was faster, this is its secret; empty if the expected secret is gone.
         """
 
     async def replicas(self) -> list[Replica]:

@@ -1,9 +1,8 @@
 """The results of recent reads, for requests that allow stale answers while the database does not answer.
 
-The rule: a value is used only for a request that allows its age (`metaserver/runtime/staleness.py`), and only when the
-database failed or took too long for this request. All other requests read the database. The age counts from before
-the read.
-A missing value is not kept: a token that is unknown stays unknown only as long as the database answers so.
+The rule: a value is used only for a request that allows its age (`metaserver/runtime/staleness.py`), and only if the
+database failed or took too long for this request. All other requests read the database. The age counts from the start
+of the read. A missing value is not kept: the result that a token is unknown is valid only for the current request.
 """
 
 from __future__ import annotations
@@ -31,14 +30,19 @@ T = TypeVar("T")
 
 ENTRIES_MAX = 20_000
 RUNNING_MAX = 256
-"""Reads of requests that allow stale answers. Each continues after its request has used an earlier result."""
+"""The maximum number of running reads of requests that allow stale answers. A read continues after its request has used
+an earlier result.
+"""
 _AWAY_S = 1.0
-"""The time after a failure in which requests do not wait for the database, which is tried again in the background."""
+"""The time after a failure in which requests do not wait for the database.
+
+A background read tries the database again.
+"""
 _ACCESS = (SaveToken, RevokeToken, SaveGrant, RemoveGrant)
 
 
 class StaleReads:
-    """Belongs to one event loop."""
+    """The results of recent reads of one event loop."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -47,8 +51,10 @@ class StaleReads:
         self._away_until_s = 0.0
 
     async def read(self, key: tuple[object, ...], run: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `run`; or the last result, if the request allows its age and `run` raises RetryLater
-        or takes longer than the request waits.
+        """Return the result of `run`, or the last result if the database does not answer.
+
+        The last result is returned if the request allows its age and `run` raises RetryLater or takes longer than the
+        request waits.
         """
         staleness = current_staleness()
         cached = self._known.get(key)
@@ -72,8 +78,9 @@ class StaleReads:
         return cached[0]  # type: ignore[return-value]
 
     def _start(self, key: Hashable, run: Callable[[], Awaitable[T]]) -> asyncio.Task[object] | None:
-        """Return the read of this key that requests share; None when so many wait that the database cannot be
-        answering.
+        """Return the read of this key that requests share.
+
+        None if many reads are waiting already, because the database then probably does not answer.
         """
         task = self._running.get(key)
         if task is None and len(self._running) < RUNNING_MAX:
@@ -98,10 +105,10 @@ class StaleReads:
     def _finish(self, key: Hashable, task: asyncio.Task[object]) -> None:
         del self._running[key]
         if not task.cancelled():
-            task.exception()  # the request that started it may have ended
+            task.exception()  # The request that started the read may have ended.
 
     def forget(self, operations: Sequence[Operation]) -> None:
-        """This server has changed something: what it knows of that is not used any longer."""
+        """Forget the results that these operations of this server may have changed."""
         for operation in operations:
             if isinstance(operation, SwapPointer | RenameEntry | DropEntry):
                 self._known.pop(entry_key(operation.kind, operation.namespace, operation.name), None)

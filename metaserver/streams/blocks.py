@@ -1,4 +1,4 @@
-"""The rows of one shard in memory: those that are durable in the log and not yet in the table's files.
+"""The rows of one shard in memory: the rows that are durable in the log and not yet in the table's files.
 
 The log is the truth. `catch_up` brings the rows up to a watermark: from what the appends of this process have offered,
 and else from the log. So rows in memory are always a gapless range that begins at the flushed offset, also rows that
@@ -14,17 +14,17 @@ from seamark.metaserver.log.port import Record, Shard, StreamLog
 from seamark.metaserver.streams.row_files import RowSlice
 
 READ_BYTES = 4 << 20
-"""Bytes that `catch_up` reads from the log at a time."""
+"""The bytes that `catch_up` reads from the log at a time."""
 
 
 class ShardBlocks:
-    """Belongs to one event loop.
+    """The rows of one shard in memory. Belongs to one event loop.
 
     Attributes:
         start: The offset of the first row in memory: the flushed offset.
         end: The offset after the last row in memory.
-        size_bytes: Bytes of all rows, including those that wait for earlier rows.
-        oldest_ms: When the log took the oldest row; None without rows.
+        size_bytes: The bytes of all rows, including rows that wait for earlier rows.
+        oldest_ms: When the log received the oldest row; None without rows.
     """
 
     def __init__(self, log: StreamLog, shard: Shard, flushed: int) -> None:
@@ -58,7 +58,7 @@ class ShardBlocks:
             except OffsetOutOfRange:
                 if self.end == first:
                     raise
-                continue  # a flush has added these rows to the table's files, and the log has removed them
+                continue  # A flush has added these rows to the table's files, and the log has removed them.
             for record in records:
                 # Another call, or an append, may have added it meanwhile.
                 if record.offset <= self.end < record.end:
@@ -75,10 +75,10 @@ class ShardBlocks:
             self.size_bytes -= self._early.pop(offset).batch.size_bytes
 
     def slices(self, start: int, end: int) -> list[RowSlice]:
-        """Return the rows from `start` to before `end`, in the order of the log.
+        """Return the rows from `start` to `end`, exclusive, in the order of the log.
 
         Raises:
-            ValueError: If they are not in memory.
+            ValueError: The rows are not in memory.
         """
         if not self.start <= start <= end <= self.end:
             raise ValueError(
@@ -98,7 +98,7 @@ class ShardBlocks:
         while self._records and self._records[0].end <= flushed:
             self.size_bytes -= self._records.popleft().batch.size_bytes
         self.start = flushed
-        if flushed > self.end:  # another process has flushed rows that were not in memory
+        if flushed > self.end:  # Another process has flushed rows that were not in memory.
             self.end = flushed
             self._take_early()
 

@@ -20,7 +20,7 @@ from seamark.metaserver.store.operations import FlushedRange
 from seamark.metaserver.streams.row_files import EncodedFile
 
 _FLUSH = "stream-flush"
-"""In the summary of a snapshot: a flush has made it."""
+"""The key in the summary of a snapshot that a flush has made."""
 FLUSHER = Caller(who="seamark-streams", request_id="")
 _FILES_MAX = 1_000_000
 
@@ -36,8 +36,8 @@ class CatalogTables:
         """Return the table, with the flushed offsets that belong to its pointer.
 
         Raises:
-            NoSuchTable: If no name refers to the table.
-            BadRequest: If several names do: only one of their pointers would get the rows.
+            NoSuchTable: No name refers to the table.
+            BadRequest: Several names refer to the table: only one of their pointers would get the rows.
         """
         entries = await self._context.store.entries_of(uuid)
         tables = [entry for entry in entries if entry.kind is EntryKind.TABLE]

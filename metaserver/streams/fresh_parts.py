@@ -15,13 +15,13 @@ import msgspec
 from seamark.metaserver.streams.row_files import EncodedFile
 
 MERGED_ROWS_MAX = 1_000_000
-"""Rows of parts that a new part replaces."""
+"""The maximum number of rows of parts that a new part replaces."""
 _MERGE_RATIO = 2
 """A new part replaces the part before it, unless the earlier part has more than this number of times its rows."""
 
 
 class FreshPart(msgspec.Struct, frozen=True):
-    """Fresh files with the rows of a shard from `start` to before `end`, without their data."""
+    """Fresh files with the rows of a shard from `start` to `end`, exclusive, without their data."""
 
     shard: int
     start: int
@@ -43,7 +43,7 @@ class FreshParts:
         self.parts: tuple[FreshPart, ...] = ()
 
     def covered(self, flushed: int) -> int:
-        """Return the offset after the last row of the parts; `flushed` without parts."""
+        """Return the offset after the last row of the parts; without parts, return `flushed`."""
         return self.parts[-1].end if self.parts else flushed
 
     def drop_flushed(self, flushed: int) -> list[FreshPart]:

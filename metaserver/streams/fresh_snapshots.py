@@ -1,8 +1,9 @@
 """Fresh snapshots: the snapshot of a pointer with the fresh files of its stream, as a manifest list in the storage.
 
-A fresh snapshot is no snapshot of the table: no metadata file has it. It has the manifests of the current snapshot, and
-one more for each partition spec of the fresh files, which are added files with the next sequence number. So plans treat
-fresh rows as those of any other snapshot: by statistics, residuals, indexes, deletes and row ids.
+A fresh snapshot is not a snapshot of the table: no metadata file has it. It has the manifests of the current snapshot,
+and one more manifest for each partition spec of the fresh files. The fresh files are added files with the next sequence
+number. So plans treat fresh rows like rows of any other snapshot: by statistics, residuals, indexes, deletes and row
+ids.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from seamark.formats.runtime.clock import Clock
 from seamark.metaserver.streams.row_files import EncodedFile, decode_content_json
 
 _ID_MIN = 1 << 32
-"""Trino reads smaller numbers as `integer`, and a version must be a `bigint`."""
+"""The minimum id. Trino reads smaller numbers as `integer`, and a version must be a `bigint`."""
 
 
 class EncodedSnapshot(NamedTuple):

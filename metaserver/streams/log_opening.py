@@ -15,7 +15,7 @@ class LogElsewhere(LogUnavailable):
 
 
 class LogSource:
-    """Belongs to one event loop."""
+    """Opens the log of this process. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -32,15 +32,15 @@ class LogSource:
 
     @property
     def exists(self) -> bool:
-        """Whether the log is open, or an earlier process has left one."""
+        """Return whether the log is open, or an earlier process has left a log."""
         return self._log is not None or self._exists()
 
     async def open(self) -> StreamLog:
         """Return the log.
 
         Raises:
-            LogElsewhere: If another process uses it.
-            LogUnavailable: If the disk fails.
+            LogElsewhere: Another process uses the log.
+            LogUnavailable: The disk fails.
         """
         if self._log is None:
             async with self._lock:
@@ -56,7 +56,7 @@ class LogSource:
 async def open_log_source(
     open_log: Callable[[], AbstractAsyncContextManager[StreamLog]], exists: Callable[[], bool]
 ) -> AsyncIterator[LogSource]:
-    """Close the log at the end of the block, if it was opened.
+    """Return a source of the log. If the log was opened, it is closed at the end of the block.
 
     Args:
         open_log: Opens the log.

@@ -1,4 +1,4 @@
-"""The port to the files of rows: rows as the log stores them, and Parquet files of a table.
+"""The port to the files of rows: encodes rows for the log, and as Parquet files of a table.
 
 The implementation is in the connector, which the server does not import (`metaserver/runtime/extensions.py`).
 """
@@ -43,13 +43,13 @@ class EncodedFile(msgspec.Struct, frozen=True):
 
 
 class RowFiles(Protocol):
-    """Every method is pure, runs in any thread, and may take long for many rows."""
+    """The port to the files of rows. Every method is pure, runs in any thread, and may take long for many rows."""
 
     def conform(self, rows: pa.RecordBatch, metadata: TableMetadata) -> pa.RecordBatch:
         """Return the rows with the columns of the table's current schema.
 
         Raises:
-            BadRequest: If rows do not fit the schema, with the column, the row and the value.
+            BadRequest: A row does not fit the schema; the message names the column, the row and the value.
         """
 
     def pack(self, rows: pa.RecordBatch, metadata: TableMetadata) -> bytes:
@@ -64,7 +64,7 @@ class RowFiles(Protocol):
             folder: The folder of the files; None for the folders of the table's data files.
 
         Raises:
-            BadRequest: If the table has a property that writers do not support.
+            BadRequest: The table has a property that writers do not support.
         """
 
 

@@ -1,8 +1,9 @@
 """Reads the rows of a request: an Arrow IPC stream, JSON rows or JSON lines, as a record batch. Pure.
 
-JSON values have the form of Iceberg's JSON of single values (Iceberg spec, Appendix D): dates and times as ISO 8601,
-decimals, and long integers beyond 2^53, as strings or numbers, binary values as hexadecimal digits, structs as objects
-with names. A value that does not fit its column is refused with its row, its column and the value; no value is rounded.
+JSON values have the form of Iceberg's JSON of single values (Iceberg spec, Appendix D). Dates and times are ISO 8601.
+Decimals, and long integers beyond 2^53, are strings or numbers. Binary values are hexadecimal digits, and structs are
+objects with names. If a value does not fit its column, it is refused with its row, its column and the value; no value
+is rounded.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from seamark.formats.runtime.errors import BadRequest, TooLarge, UnsupportedMedi
 
 _SHOWN_CHARACTERS = 100
 _PLAIN = {"string": str, "long": int, "boolean": bool}
-"""Types whose JSON values are Arrow's values."""
+"""The types whose JSON values Arrow accepts unchanged."""
 _LONG = 1 << 63
 
 
@@ -37,7 +38,7 @@ def format_of(content_type: str) -> RowFormat:
     """Return the format of a media type.
 
     Raises:
-        UnsupportedMediaType: For another type.
+        UnsupportedMediaType: The server does not support the media type.
     """
     for row_format in RowFormat:
         if content_type in row_format.value:
@@ -50,8 +51,8 @@ def decode_objects(body: bytes, row_format: RowFormat, *, rows_max: int) -> list
     """Return the objects of JSON rows (an array, or an object with the array `rows`) or of JSON lines.
 
     Raises:
-        BadRequest: For other JSON.
-        TooLarge: For more than `rows_max` rows.
+        BadRequest: The body is not such JSON.
+        TooLarge: The body has more than `rows_max` rows.
     """
     rows: Any
     if row_format is RowFormat.LINES:
@@ -86,10 +87,10 @@ def _decode(text: bytes, subject: str) -> Any:
 def to_batch(rows: Sequence[dict[str, Any]], schema: Schema) -> pa.RecordBatch:
     """Return JSON rows as a batch with the columns that occur in them.
 
-    A column that no row has is not in the batch. In a row without a column that other rows have, it is null.
+    A column that no row has is not in the batch. If only some rows have a column, it is null in the others.
 
     Raises:
-        BadRequest: For an unknown column or a value that does not fit, with the row.
+        BadRequest: A column is unknown or a value does not fit; the message names the row.
     """
     names: set[str] = set().union(*rows) if rows else set()
     fields = [field for field in schema.fields if field.name in names]
@@ -108,14 +109,14 @@ def _to_array(values: list[Any], kind: Type, path: str) -> pa.Array:
     """Return JSON values as an array of the type.
 
     Raises:
-        BadRequest: For a value that does not fit, with its row.
+        BadRequest: A value does not fit; the message names its row.
     """
     plain = _PLAIN.get(kind) if isinstance(kind, str) else None
     if plain is not None and set(map(type, values)) <= {plain, type(None)}:
         try:
             return pa.array(values, to_row_type(kind))
         except (pa.ArrowException, OverflowError, UnicodeEncodeError):
-            pass  # the slower way below finds the row
+            pass  # The slower way below finds the row.
     try:
         if not isinstance(kind, str):
             nested = _nested_converter(kind)
@@ -149,7 +150,7 @@ def _converter(kind: str) -> Callable[[Any], Any]:
                 value = value[:-1] + "+00:00"
         decoded = decode_value(kind, value)
         if isinstance(decoded, str):
-            decoded.encode()  # JSON may have half of a surrogate pair
+            decoded.encode()  # JSON may contain half of a surrogate pair.
         return decoded
 
     return convert

@@ -37,7 +37,7 @@ _log = structlog.get_logger("seamark.streams")
 
 
 class FlushedBefore(CommitConflict):
-    """The pointer that a reader has is older than the rows in memory: it has to read the pointer again."""
+    """The pointer that a reader has is older than the rows in memory. The reader has to read the pointer again."""
 
 
 class StreamTables(Protocol):
@@ -47,7 +47,7 @@ class StreamTables(Protocol):
         """Return the table, with the flushed offsets that belong to its pointer.
 
         Raises:
-            NoSuchTable: If no name refers to the table.
+            NoSuchTable: No name refers to the table.
         """
 
     async def commit(
@@ -89,7 +89,7 @@ RunInThread = Callable[[Callable[[], list[EncodedFile]]], Awaitable[list[Encoded
 
 
 class StreamTable:
-    """Belongs to one event loop."""
+    """One stream table. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class StreamTable:
         fresh_folder: str,
         run_in_thread: RunInThread = asyncio.to_thread,
     ) -> None:
-        """Open the table as its pointer says.
+        """Open the table in the state of its pointer.
 
         Args:
             entry: The pointer, with the flushed offset of each shard.
@@ -149,12 +149,12 @@ class StreamTable:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of rows in memory."""
+        """The bytes of the rows in memory."""
         return self.appending_bytes + sum(blocks.size_bytes for blocks in self._blocks.values())
 
     @property
     def oldest_ms(self) -> int | None:
-        """When the log took the oldest row that is not flushed; None without such rows."""
+        """When the log received the oldest row that is not flushed; None without such rows."""
         return min((blocks.oldest_ms for blocks in self._blocks.values() if blocks.oldest_ms is not None), default=None)
 
     @property
@@ -171,7 +171,7 @@ class StreamTable:
         return [file for parts in self._parts.values() for part in parts.parts for file in part.files]
 
     async def append(self, batches: Mapping[int, Batch], producer: StreamProducer | None = None) -> Acknowledgement:
-        """Append rows to shards, all or none; they are durable on return.
+        """Append rows to shards, all or none. They are durable on return.
 
         The errors are those of `StreamLog.append`.
         """
@@ -193,14 +193,14 @@ class StreamTable:
     async def fresh(self, flushed: Mapping[int, int]) -> FreshRows:
         """Return fresh files with all rows that were acknowledged before the call and that a pointer lacks.
 
-        Files are written at most once in `fresh_interval_s`, for all readers. A reader who comes earlier waits, and
-        never gets older rows than those that it has acknowledged itself.
+        Files are written at most once in `fresh_interval_s`, for all readers. A reader that comes earlier waits for
+        the next write, so it always gets the rows that were acknowledged to it.
 
         Args:
             flushed: The flushed offsets that belong to the reader's pointer.
 
         Raises:
-            FlushedBefore: If a later flush has removed rows from memory. Read the pointer again.
+            FlushedBefore: A later flush has removed rows from memory. Read the pointer again.
         """
         asked = self.watermarks()
         async with self._fresh_lock:
@@ -211,7 +211,7 @@ class StreamTable:
                     await asyncio.sleep(pause_s)
                     self._observe(flushed)
                 await self._write_parts(self.watermarks())
-            self._observe(flushed)  # a flush may have ended meanwhile
+            self._observe(flushed)  # A flush may have ended meanwhile.
             parts = tuple(part for number in sorted(self._parts) for part in self._parts[number].parts)
             return FreshRows(parts, {number: self._covered(number) for number in self._parts})
 
@@ -238,17 +238,18 @@ class StreamTable:
                     files = await self._store(rows, metadata, self._fresh_folder)
                     written.append(FreshPart(number, chosen.start, chosen.end, tuple(map(_without_data, files))))
             finally:
-                # Those before a failure are the beginning of what was chosen, and are as good as if all were written.
+                # The parts before a failure are the first of the chosen parts, and are as valid as if all had been
+                # written.
                 if written and written[0].start >= blocks.start:
                     self._give_up(parts.replace(written))
-                else:  # a flush has ended meanwhile
+                else:  # A flush has ended meanwhile.
                     self._give_up(written)
 
     def _slices(self, number: int, start: int, end: int) -> list[RowSlice]:
         """Return rows in memory.
 
         Raises:
-            FlushedBefore: If another process has flushed some of them meanwhile.
+            FlushedBefore: Another process has flushed some of them meanwhile.
         """
         if start < self._blocks[number].start:
             raise FlushedBefore("Another process has flushed these rows; read the pointer again")
@@ -295,7 +296,7 @@ class StreamTable:
                 try:
                     entry = await self._tables.commit(entry, metadata, files, ranges)
                 except CommitUnknown:
-                    raise  # its files may be live
+                    raise  # The files may be live.
                 except SeamarkError:
                     self._delete_later([file.location for file in files])
                     raise
@@ -313,7 +314,7 @@ class StreamTable:
             _log.warning("the log did not release flushed rows", table=self.uuid, error=error.message)
 
     def _advance(self, flushed: Mapping[int, int]) -> None:
-        """Give up rows and fresh files that are in the table's files now."""
+        """Drop rows and fresh files that are in the table's files now."""
         for number, offset in flushed.items():
             if offset <= self._flushed.get(number, offset):
                 continue
@@ -330,7 +331,7 @@ class StreamTable:
             heapq.heappush(self._unneeded, (due_s, location))
 
     async def clean(self) -> int:
-        """Delete files whose time has come; return their number."""
+        """Delete the files whose retention has passed; return their number."""
         now_s, deleted = self._clock.monotonic(), 0
         while self._unneeded and self._unneeded[0][0] <= now_s:
             await self._objects.delete(self._unneeded[0][1])
@@ -343,7 +344,7 @@ class StreamTable:
 
         Args:
             locations: The files.
-            extra_s: How long further plans may name them.
+            extra_s: How long later plans may still name them.
         """
         self._delete_later(locations, extra_s)
 

@@ -52,15 +52,15 @@ SHARDS_MAX = 64
 PRODUCER_CHARACTERS_MAX = 100
 _FORMAT_VERSION_MIN = 2
 _TICK_S = 0.1
-"""Between two looks at which tables are due."""
+"""The time between two checks for tables that are due."""
 _RETRY_S = 1.0
-"""After a flush that failed; doubled with each further failure."""
+"""The pause after a failed flush. It doubles with each further failure."""
 _RETRY_MAX_S = 60.0
 _STALE_TRIES = 20
-"""Flushes that may overtake one plan request."""
+"""The maximum number of flushes that may overtake one plan request."""
 _CLEAN_S = 5.0
 _OPEN_S = 60.0
-"""Between two looks for tables with rows in the log that are not open, such as restored tables."""
+"""The time between two checks for tables that have rows in the log and are not open, such as restored tables."""
 _log = structlog.get_logger("seamark.streams")
 
 
@@ -77,8 +77,8 @@ class FreshTable(NamedTuple):
 
 
 class _KeptSnapshot(NamedTuple):
-    """A fresh snapshot, what it was made from, and until when its manifests certainly stay for a query of any length
-    that a new plan begins.
+    """A fresh snapshot, its sources, and a time. If a plan begins before that time, the manifests stay for its query,
+    however long the query runs.
     """
 
     key: tuple[object, ...]
@@ -87,7 +87,7 @@ class _KeptSnapshot(NamedTuple):
 
 
 class _FlushState:
-    """When a table was flushed, and whether it is being flushed."""
+    """When a table was last flushed, and whether it is being flushed."""
 
     def __init__(self) -> None:
         self.task: asyncio.Task[None] | None = None
@@ -100,7 +100,7 @@ class _FlushState:
 
 
 class Streams:
-    """Belongs to one event loop; opened by `open_streams`."""
+    """The stream tables of a server. Belongs to one event loop; opened by `open_streams`."""
 
     def __init__(
         self, catalog: Catalog, commits: Commits, objects: ObjectStore, logs: LogSource, row_files: RowFiles
@@ -130,7 +130,7 @@ class Streams:
 
     @property
     def size_bytes(self) -> int:
-        """Memory of rows that are not flushed."""
+        """The memory of rows that are not flushed."""
         return sum(table.size_bytes for table in self._tables.values())
 
     @property
@@ -151,8 +151,8 @@ class Streams:
             producer: The name of the producer, and the number of this append.
 
         Raises:
-            TooManyRequests: If the memory for rows is full.
-            SequenceGap: If the number does not follow the producer's last number.
+            TooManyRequests: The memory for rows is full.
+            SequenceGap: The number does not follow the producer's last number.
         """
         assert loaded.entry is not None
         table = await self._open(loaded.entry, loaded.metadata)
@@ -171,7 +171,7 @@ class Streams:
             name, sequence = producer
             tenant = hashlib.sha256(who.encode()).hexdigest()[:16]
             named = StreamProducer(f"{table.uuid}/{tenant}/{name}", sequence)
-            # A producer's rows stay in one shard, which has an order.
+            # All rows of a producer are in one shard, which has an order.
             shard = int.from_bytes(hashlib.sha256(named.name.encode()).digest()[:4], "big") % table.shards
         acknowledged = await table.append({shard: Batch(rows, payload)}, named)
         state = self._flushes.get(table.uuid)
@@ -189,7 +189,7 @@ class Streams:
             metadata: The metadata of that pointer, if the caller has it.
 
         Raises:
-            NoSuchTable: If the table was dropped meanwhile.
+            NoSuchTable: The table was dropped meanwhile.
         """
         documents = self._context.documents
         for _ in range(_STALE_TRIES):
@@ -234,7 +234,7 @@ class Streams:
         try:
             await asyncio.gather(*(self._objects.create(location, data) for location, data in encoded.files))
         finally:
-            # Plans name them for at most as long as a query may run after its plan.
+            # Plans may name them for as long as a query may run after its plan.
             table.give_up_files(locations, extra_s=retention_s)
         until_s = self._context.clock.monotonic() + retention_s
         self._snapshots[table.uuid] = _KeptSnapshot(key, encoded.snapshot, until_s)
@@ -282,7 +282,8 @@ class Streams:
                     f"and {table.flushed[shard.number]} were flushed: it is not the log that the rows of the table "
                     "were in. Restore that log"
                 )
-        table.give_up_files([info.location async for info in self._objects.list(folder)])  # of an earlier process
+        # These rows are of an earlier process.
+        table.give_up_files([info.location async for info in self._objects.list(folder)])
         self._tables[entry.uuid] = table
         self._flushes.setdefault(entry.uuid, _FlushState()).interval_ms = _interval_ms(metadata)
         return table
@@ -367,12 +368,12 @@ class Streams:
         if now_s - self._cleaned_s >= _CLEAN_S:
             self._cleaned_s = now_s
             for table in list(self._tables.values()):
-                with contextlib.suppress(SeamarkError):  # a later round tries again
+                with contextlib.suppress(SeamarkError):  # A later round tries again.
                     await table.clean()
 
     def _is_old(self, table: StreamTable, now_ms: int) -> bool:
         oldest_ms = table.oldest_ms
-        if oldest_ms is None:  # rows of an earlier process are not in memory before they are needed
+        if oldest_ms is None:  # Rows of an earlier process are not read into memory before they are needed.
             return table.unflushed_rows > 0
         interval_ms = self._flushes[table.uuid].interval_ms
         return now_ms - oldest_ms >= (interval_ms or self._context.settings.stream_flush_interval_ms)
@@ -381,7 +382,7 @@ class Streams:
         try:
             await table.flush()
             state.failures = 0
-        except NoSuchTable:  # its rows wait in the log until it is restored or purged
+        except NoSuchTable:  # The rows wait in the log until the table is restored or purged.
             self._close_table(table)
         except SeamarkError as error:
             state.failures += 1
@@ -415,7 +416,7 @@ def check_stream_table(metadata: TableMetadata, subject: str) -> None:
     """Check that rows can be appended to the table.
 
     Raises:
-        BadRequest: If not, with the reason.
+        BadRequest: Rows cannot be appended; the message has the reason.
     """
     if not is_stream_table(metadata):
         raise BadRequest(f"{subject} is not a stream table; set its property {ENABLED} to true")

@@ -148,7 +148,7 @@ async def offsets(store: GeneratorStore) -> dict[int, int]:
     assert entry is not None
     (same,) = await store.entries_of(UUID)
     assert same == entry
-    return entry.flushed_offsets()
+    return entry.parse_flushed_offsets()
 
 
 class StreamsContract(OpenedStores):

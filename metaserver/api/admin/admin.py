@@ -1,8 +1,8 @@
 """Routes of access control: tokens, grants and the audit log.
 
-Tokens and the log belong to the whole catalog, so that they require an admin of the catalog. Grants belong to a
-namespace: its admin grants and revokes roles on it and below, and sees no other grants. The secret of a token is only
-in the answer that creates it; digests are never returned.
+Tokens and the log belong to the whole catalog, so they require an admin of the catalog. Grants belong to a
+namespace. Its admin grants and revokes roles on the namespace and below it, and sees no other grants. Only the answer
+that creates a token contains its secret; digests are never returned.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _GRANT_QUERY = (
     Parameter("namespace", "query", "Levels joined by 0x1F; omit it for the whole catalog.", {"type": "string"}),
 )
 _GRANTS_MAX = 1000
-"""Of a token when it is created."""
+"""The number of grants that a request to create a token may contain."""
 _FORBIDDEN = ResponseSpec(403, "Requires the role admin")
 
 
@@ -110,7 +110,7 @@ class AddGrantRequest(msgspec.Struct, forbid_unknown_fields=True):
 )
 async def list_tokens(call: Call) -> TokenPage:
     now_ms = call.components.clock.now_ms()
-    # A name contains no space, so that the pairs sort like the text.
+    # A name contains no space, so the pairs sort like the text.
     tokens = {f"{token.name} {token.id}": token for token in await call.components.store.tokens()}
     page, next_page_token = _page(call, tokens)
     return TokenPage([_token(token, now_ms) for token in page], next_page_token)
@@ -170,7 +170,7 @@ async def list_grants(call: Call) -> GrantPage:
     if principal is not None:
         check_name(principal, "principal")
     grants = {
-        # No part contains a control character.
+        # No part contains a control character, so the separator is unambiguous.
         "\x1f".join((grant.principal, grant.role, *grant.namespace)): grant
         for grant in await call.components.store.grants(principal)
         if grant.principal == me.name or authorizer.holds(me, Role.ADMIN, grant.namespace)
@@ -238,7 +238,7 @@ async def list_audit(call: Call) -> AuditPage:
 
 
 def _paging(call: Call) -> tuple[str | None, int]:
-    """Return (position before the page, size)."""
+    """Return the position before the page, and the size of the page."""
     token, size = call.paging()
     return call.components.catalog.pages.decode(token or ""), size
 

@@ -1,8 +1,8 @@
-"""GET /healthz: the process is alive. GET /readyz: it can serve, because store and storage answer and can be written.
+"""GET /healthz: the process is alive. GET /readyz: the process can serve requests, and can write to store and storage.
 
-They are separate because the remedies differ: an unhealthy process is restarted, an unready process gets no traffic. An
-unavailable database must not make an orchestrator restart all replicas. Neither needs a login or returns more than the
-state and its reason.
+The routes are separate because the remedies differ: an unhealthy process is restarted, an unready process gets no
+traffic. An unavailable database must not make an orchestrator restart all replicas. Neither route needs a login, and
+both return only the state and its reason.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from seamark.metaserver.api.http.describe import ResponseSpec
 from seamark.metaserver.api.http.dispatch import Route, json_answer
 
 PING_TIMEOUT_S = 2.0
-"""Below one second or so, after which most probes fail."""
+"""The time limit of a ping. It is below one second, because most probes fail after about one second."""
 
 _log = structlog.get_logger("seamark.health")
 

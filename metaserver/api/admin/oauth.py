@@ -1,19 +1,20 @@
 """POST /v1/oauth/tokens: OAuth 2.0 for clients that are configured with a `credential`.
 
-Deprecated in the Iceberg REST specification, but still used by Spark, Trino, Flink, PyIceberg and DuckDB. Two grants:
+The Iceberg REST specification deprecates this route, but Spark, Trino, Flink, PyIceberg and DuckDB still use it. It
+has two grants:
 
-- client credentials (RFC 6749, 4.4): `client_id` is the name of a bearer token of this server, `client_secret` the
-  token itself, in the form or as HTTP Basic. Clients that are configured with a secret only send no id, which is
-  accepted.
-- token exchange (RFC 8693), with which Java clients refresh. An access token alone yields one with the same expiry:
-  without the secret a login cannot be prolonged, so that a stolen access token expires. With Basic credentials, which
-  Java sends once the token has expired, an access token of the same holder yields one with a full lifetime, even if it
-  has expired. A bearer token of this server is returned unchanged, because it is the secret. A token of the
-  OIDC issuer is also returned unchanged, because only the issuer can prolong it.
+- Client credentials (RFC 6749, 4.4): `client_id` is the name of a bearer token of this server, and `client_secret` is
+  the token itself, in the form or as HTTP Basic. Clients that are configured with a secret only send no id, which the
+  server accepts.
+- Token exchange (RFC 8693), with which Java clients refresh. An access token alone yields an access token with the
+  same expiry: a client cannot prolong a login without the secret, so a stolen access token expires. Java sends Basic
+  credentials once the token has expired. With them, an access token of the same holder yields an access token with a
+  full lifetime, even if the old one has expired. A bearer token of this server is returned unchanged, because it is
+  the secret. A token of the OIDC issuer is also returned unchanged, because only the issuer can prolong it.
 
 The answer is a JWT (`access/issued.py`) that expires with the bearer token it was created from. Without logins (auth =
-none) any credentials are accepted, for clients that require some. Errors have OAuth's form (RFC 6749, 5.2), which
-clients expect here instead of the catalog's.
+none) the server accepts any credentials, for clients that require some. Errors have the form of OAuth (RFC 6749, 5.2),
+which clients expect here instead of the form of the catalog.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ async def get_token(request: web.Request) -> web.Response:
 
 
 async def _answer(request: web.Request) -> tuple[str, int]:
-    """Return (token, seconds)."""
+    """Return the token and its lifetime in seconds."""
     form = await _read_form(request)
     client = _read_credentials(request, form)
     grant = form.get("grant_type")
@@ -140,19 +141,19 @@ async def _read_form(request: web.Request) -> dict[str, str]:
 def _read_credentials(request: web.Request, form: dict[str, str]) -> tuple[str | None, str] | None:
     """Return (client id if present, secret) from the form or HTTP Basic; None without both.
 
-    If both are present they must be equal.
+    If both are present, they must be equal.
     """
     credentials = (form.get("client_id"), form["client_secret"]) if "client_secret" in form else None
     scheme, _, encoded = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "basic":
-        # a bearer token in this header is the current token and proves nothing in addition to the form
+        # A bearer token in this header is the current token. It proves nothing in addition to the form.
         return credentials
     try:
         name, _, secret = base64.b64decode(encoded.strip(), validate=True).decode().partition(":")
     except (binascii.Error, ValueError):
         raise _Refusal("invalid_client", "The Authorization header is not Basic credentials in base64") from None
     basic = (unquote_plus(name) or None, unquote_plus(secret))
-    if not secret:  # some clients encode a credential without an id this way
+    if not secret:  # Some clients encode a credential without an id this way.
         basic = (None, unquote_plus(name))
     if credentials is not None and credentials != basic:
         raise _Refusal("invalid_request", "The form and the Authorization header have different credentials")
@@ -180,7 +181,7 @@ def _check_exchange(form: dict[str, str]) -> None:
 
 
 async def _exchange(request: web.Request, subject: str, client: tuple[str | None, str] | None) -> tuple[str, int]:
-    """Return (token, seconds)."""
+    """Return the token and its lifetime in seconds."""
     authenticator = request.app[COMPONENTS].authenticator
     holder = await _login(authenticator, *client) if client is not None else None
     login = await _login_subject(authenticator, subject, holder)

@@ -1,6 +1,6 @@
 """Whether this server can write: the expensive part of GET /readyz, cached for some seconds.
 
-A server with a full disk answers reads and fails every commit, so that a load balancer must not send requests to it.
+A server with a full disk answers reads and fails every commit, so a load balancer must not send requests to it.
 Readiness therefore includes a write to the database, and free space on the disks of the home and of a local warehouse.
 """
 
@@ -21,7 +21,7 @@ from seamark.metaserver.store.operations import TakeLease
 from seamark.metaserver.store.port import PointerStore
 
 INTERVAL_S = 5.0
-"""How long a positive answer is cached; a negative answer for a fifth of it."""
+"""How long a positive answer is cached. A negative answer is cached for a fifth of this time."""
 TIMEOUT_S = 2.0
 _SMALL_SHARE = 20
 _LEASE = "readiness"
@@ -29,10 +29,7 @@ _log = structlog.get_logger("seamark.health")
 
 
 class Readiness:
-    """Belongs to one worker.
-
-    Concurrent probes share one check.
-    """
+    """Checks whether this worker can write. Concurrent probes share one check."""
 
     def __init__(self, settings: Settings, store: PointerStore, clock: Clock) -> None:
         self._settings = settings
@@ -44,7 +41,7 @@ class Readiness:
         self._holder = str(clock.uuid4())
 
     async def check(self) -> dict[str, str]:
-        """ok or the problem by part, without hosts and paths."""
+        """Return the state of each part: "ok", or the problem without hosts and paths."""
         if self._clock.monotonic() < self._until_s:
             return self._answers
         async with self._asking:
@@ -76,7 +73,7 @@ class Readiness:
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 await self._store.transact([probe])
-        except CommitConflict:  # another replica has written
+        except CommitConflict:  # Another replica has written.
             return "ok"
         except TimeoutError:
             return f"no answer within {TIMEOUT_S:g} s"

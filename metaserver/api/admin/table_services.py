@@ -27,7 +27,7 @@ from seamark.metaserver.store.model import EntryKind
 
 
 class JobList(msgspec.Struct, frozen=True):
-    """Some seconds old."""
+    """The jobs of table services. The list is up to some seconds old."""
 
     jobs: Annotated[list[RunningJob], doc("The running jobs, with the data files that each has read so far.")]
     waiting: Annotated[list[WaitingJob], doc("The waiting jobs that start next.")]

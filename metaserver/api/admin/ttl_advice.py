@@ -1,7 +1,7 @@
-"""The route that advises which columns of old partitions no query reads, and what dropping them would free.
+"""The route that advises which columns of old partitions no query reads, and how many bytes their removal would free.
 
-A column is advised from the smallest age on at which no read of the last days reached partitions of that age. The
-reads are those of `catalog/column_usage.py`; confidence says how many of them named their columns.
+The advice for a column starts at the smallest age for which no read of the last days reached partitions of that age.
+The reads come from `catalog/column_usage.py`. The confidence says how many of them named their columns.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ UNREAD_DAYS, UNREAD_DAYS_MAX = 30, 3650
 
 
 class ColumnAdvice(msgspec.Struct, frozen=True, rename="kebab"):
-    """`days_unread`: days since the last read of the column in partitions of at least this age, or since the first
-    read of the table.
+    """A column that no query reads in partitions from an age on.
 
     Attributes:
-        size_in_bytes: Of the column in these partitions, on storage.
+        days_unread: Days since the last read of the column in partitions of at least this age, or since the first read
+            of the table.
+        size_in_bytes: The bytes of the column in these partitions, on storage.
     """
 
     column: str
@@ -51,11 +52,13 @@ class ColumnAdvice(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class TtlAdvice(msgspec.Struct, frozen=True, rename="kebab"):
-    """`reads`, `reads_with_columns`: those that the server has seen, and those of them that named their columns;
-    `confidence`: their share.
+    """The advice for a table.
 
     Attributes:
-        days: Since the first.
+        reads: The number of reads that the server has seen.
+        reads_with_columns: The number of these reads that named their columns.
+        confidence: The share of the reads that named their columns.
+        days: The days since the first read.
         reason: Why there is no advice for the table.
     """
 
@@ -172,8 +175,9 @@ class _Advisor:
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
     def _boundary_ms(self, time: TimeColumn, age_d: int) -> int:
-        """Return the time before which partitions are that old, at the boundary of a partition of each spec that
-        partitions by the column.
+        """Return the time before which partitions have this age.
+
+        The time is a boundary of a partition in each spec that partitions by the column.
         """
         at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=self.now_ms) - timedelta(days=age_d)
         at = at.replace(hour=0, minute=0, second=0, microsecond=0)
@@ -193,7 +197,7 @@ def _find_columns_inside(schema: Schema, column_id: int) -> set[int]:
 
 
 def _measure_column(files: FoundFiles, schema: Schema, column_id: int) -> Longs:
-    """Return int64[files]: bytes of the column that are not null in all rows; 0 if unknown."""
+    """Return int64[files]: the bytes of the column; 0 if they are unknown, or if the column is null in all rows."""
     total = np.zeros(files.files, dtype=np.int64)
     rows = files.longs("record_count")
     for leaf_id in {column_id, *_find_columns_inside(schema, column_id)}:

@@ -1,6 +1,7 @@
 """The commit route: a writer sends a change to a table, and the server creates the snapshot (docs/design/0004).
 
-A repeat, by idempotency key or producer, gets the first answer with the current metadata location of the table.
+A repeated request has the same idempotency key, or the same producer and sequence. It gets the first answer with the
+current metadata location of the table.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from seamark.metaserver.index.files.registration import read_index_file
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath, RegisteredIndexFile
 
 _READ_AT_ONCE = 8
-"""Index files of one change that are read concurrently."""
+"""The number of index files of one change that are read concurrently."""
 _LOCATION = "metadata-location"
 _KEY = Parameter(
     IDEMPOTENCY_KEY,
@@ -107,7 +108,7 @@ async def _index_files(
     """Read the index files of the change.
 
     Raises:
-        BadRequest: For a file that does not belong to the table.
+        BadRequest: A file does not belong to the table.
     """
     folder = f"{metadata.location.rstrip('/')}/{INDEX_FOLDER}"
     slots = asyncio.Semaphore(_READ_AT_ONCE)

@@ -158,7 +158,7 @@ async def _find_dropped_entry(call: Call) -> DroppedEntry:
     """Return the dropped entry in the path.
 
     Raises:
-        NotFound: Also when the caller may not list it: a refusal would reveal it.
+        NotFound: The entry does not exist, or the caller may not list it; Forbidden would reveal that it exists.
     """
     row = await call.components.catalog.dropped.get(call.name)
     if not call.may(row.entry.namespace, "listDropped"):

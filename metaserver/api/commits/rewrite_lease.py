@@ -1,6 +1,7 @@
-"""The route of the lease that jobs hold while they rewrite files of a table, so that no two rewrite the same files.
+"""The route of the lease that a job holds while it rewrites files of a table, so that no two jobs rewrite the same
+files.
 
-The lease only avoids wasted work: commits do not need it, and two rewrites of the same files conflict as before.
+The lease only avoids wasted work. Commits do not need it, and without it two rewrites of the same files conflict.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.operations import REWRITE, TakeLease
 
 LASTS_MS = 5000
-"""A killed job delays the next by at most this time; jobs renew the lease several times meanwhile."""
+"""How long the lease lasts. A killed job delays the next job by at most this time.
+
+Jobs renew the lease several times.
+"""
 
 
 class RewriteLeaseRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
@@ -38,7 +42,7 @@ class RewriteLease(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class _Holder(msgspec.Struct, frozen=True):
-    """What the lease states about its holder, while it is valid."""
+    """The information in the lease about its holder, while the lease is valid."""
 
     holder: str
     job: str
@@ -80,7 +84,10 @@ async def take_rewrite_lease(call: Call, body: RewriteLeaseRequest) -> RewriteLe
 
 
 async def _read_holder(call: Call, name: str, now_ms: int) -> _Holder | None:
-    """Return None if no job has the lease, or a server of another version wrote it."""
+    """Return the holder of the lease.
+
+    None if no job has the lease, or if a server of another version wrote it.
+    """
     try:
         return from_json(await call.components.store.lease_state(name, now_ms), _Holder)
     except msgspec.DecodeError:

@@ -1,8 +1,8 @@
 """Routes of the timeline: read, long-poll and event stream.
 
-Namespaces in paths have the form of the Iceberg REST specification: levels joined by 0x1F (`%1F`). Field names have its
-style as well (kebab-case). `since` is a position from an answer; a reader that continues with `next-since` misses no
-instant, with any number of replicas.
+Namespaces in paths have the form of the Iceberg REST specification: levels joined by 0x1F (`%1F`). Field names are in
+kebab-case, as in that specification. `since` is a position from an answer. A reader that continues with `next-since`
+misses no instant, with any number of replicas.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _STATES = frozenset(state.value for state in InstantState)
 LATEST = "latest"
 EVENT_STREAM = "text/event-stream"
 HEARTBEAT_S = 15.0
-"""The interval of comments, which keep proxies from closing an idle stream and detect closed connections."""
+"""The interval between comments on an idle stream. They keep proxies from closing it and detect closed connections."""
 DEFAULT_LIMIT = 100
 _SSE_BATCH = 100
 
@@ -108,7 +108,10 @@ async def list_table_timeline(call: Call) -> Answer:
 
 
 async def _filter_by_entry(store: PointerStore, namespace: NamespacePath, name: str) -> InstantFilter:
-    """By UUID if the name resolves, so that the history includes earlier names; otherwise by name."""
+    """Return a filter for the instants of a table.
+
+    The filter has the UUID if the name resolves, so that the history includes earlier names. Otherwise it has the name.
+    """
     for kind in (EntryKind.TABLE, EntryKind.VIEW):
         entry = await store.entry(kind, namespace, name)
         if entry is not None:
@@ -120,7 +123,7 @@ async def _filter_by_entry(store: PointerStore, namespace: NamespacePath, name: 
 
 
 async def _answer(call: Call, where: InstantFilter, namespace: NamespacePath) -> Answer:
-    """`namespace`: the namespace whose rights apply to this timeline."""
+    """Return the answer. `namespace` is the namespace whose rights apply to this timeline."""
     timeline = call.components.timeline
     where, limit, wait_s = _read_query(call, where)
     if where.since == LATEST:
@@ -129,7 +132,7 @@ async def _answer(call: Call, where: InstantFilter, namespace: NamespacePath) ->
         return await _stream(call, timeline, where, namespace)
     if wait_s > 0:
         instants = await timeline.watch(where, limit, wait_s)
-        await call.recheck(namespace)  # a token may have expired during the wait
+        await call.recheck(namespace)  # A token may have expired during the wait.
     else:
         instants = await timeline.read(where, limit)
     next_since = instants[-1].position if instants else (None if where.newest_first else where.since)
@@ -138,11 +141,14 @@ async def _answer(call: Call, where: InstantFilter, namespace: NamespacePath) ->
 
 
 def _show_instant(call: Call, instant: Instant) -> InstantAnswer:
-    """Return the instant, without the new name of a table that was moved to a namespace that the caller may not see."""
+    """Return the instant as an answer.
+
+    If a table was moved to a namespace that the caller may not see, the answer omits its new name.
+    """
     answer = from_attributes(instant, InstantAnswer)
     if "to" not in instant.summary:
         return answer
-    # Older instants lack the levels; then only readers of the whole catalog see the name.
+    # Older instants lack the levels of the namespace. Only readers of the whole catalog see their new names.
     levels = instant.summary.get("to-namespace")
     authorizer, principal = call.components.authorizer, call.principal
     visible = authorizer.holds(principal, Role.READER, ()) if levels is None else call.sees(tuple(levels))
@@ -153,9 +159,10 @@ def _show_instant(call: Call, instant: Instant) -> InstantAnswer:
 
 
 def _read_query(call: Call, where: InstantFilter) -> tuple[InstantFilter, int, float]:
-    """Return (filter, limit, seconds to wait).
+    """Return the filter, the limit, and the seconds to wait.
 
-    BadRequest names the invalid parameter and its allowed values.
+    Raises:
+        BadRequest: A parameter is invalid; the message names it and its allowed values.
     """
     query = call.query
     settings = call.components.settings
@@ -197,8 +204,7 @@ def _number(text: str, name: str) -> float:
 
 
 async def _stream(call: Call, timeline: Timeline, where: InstantFilter, namespace: NamespacePath) -> web.StreamResponse:
-    """Server-sent events (WHATWG HTML, 9.2): one event an instant with its position as `id`, until the connection or
-    the server closes.
+    """Send server-sent events (WHATWG HTML, 9.2) until the connection or the server closes.
 
     Login and rights are checked before each write, and every `rights_recheck_s` in between. When they end, the stream
     ends with an event `error` that contains the refusal."""
@@ -220,7 +226,7 @@ async def _stream(call: Call, timeline: Timeline, where: InstantFilter, namespac
                 visible = [instant for instant in instants if call.may(instant.namespace)]
                 await response.write(_encode_events(call, visible))
         except ConnectionError:
-            pass  # the client has closed the connection, the usual end of a stream
+            pass  # The client has closed the connection, which is the usual end of a stream.
         except (Unauthenticated, Forbidden) as error:
             _log.info("event stream ends", error=error.message, request_id=call.request_id)
             with suppress(ConnectionError):
@@ -232,12 +238,11 @@ async def _stream(call: Call, timeline: Timeline, where: InstantFilter, namespac
 
 
 async def _await_instants(call: Call, timeline: Timeline, watcher: Watcher, namespace: NamespacePath) -> list[Instant]:
-    """Return the next instants; empty after HEARTBEAT_S without any.
+    """Return the next instants; empty if no instant arrives within HEARTBEAT_S.
 
     Raises:
-        Unauthenticated: Once the login or the right to see this timeline has ended; checked before instants are
-            returned.
-        Forbidden: Once the login or the right to see this timeline has ended; checked before instants are returned.
+        Unauthenticated: The login has ended. It is checked before instants are returned.
+        Forbidden: The caller has lost the right to see this timeline, which is checked at the same time.
     """
     clock, pause_s = call.components.clock, call.components.settings.rights_recheck_s
     until_s = clock.monotonic() + HEARTBEAT_S

@@ -1,1 +1,1 @@
-"""The web console: its page and static assets. Its data come by the other routes."""
+"""The web console: its page and static assets. The page gets its data from the other routes."""

@@ -1,8 +1,8 @@
 """The web console's page at `/`, and its assets below `/console/`.
 
-The assets are public and the same for all users: all data come by the API with the user's token. They are read once, so
-that no path of a request reaches the file system. The folder in their URL is the digest of all of them: browsers keep
-them without asking again, and a new version has new URLs.
+The assets are public and the same for all users: the page gets all data by the API with the user's token. The server
+reads the assets once, so no path of a request reaches the file system. The folder in their URL is a digest of all
+assets: browsers cache them without revalidation, and a new version has new URLs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ POLICY = "; ".join(
         "trusted-types 'none'",
     )
 )
-"""Content-Security-Policy: no script in the page's text, no other host, no text that becomes markup."""
+"""The Content-Security-Policy: no inline script, no other host, and no text that becomes markup."""
 _HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -85,7 +85,7 @@ def load_assets() -> Assets:
         whole.update(f"{name} {len(content)}\n".encode() + content)
     digest = whole.hexdigest()[:16]
     modules = [name for name in contents if name.endswith((".js", ".mjs"))]
-    # All modules are requested at once; by the imports alone each level would wait for the previous level.
+    # The browser requests all modules at once. Without this, each level of imports would wait for the level before.
     links = "\n".join(f'    <link rel="modulepreload" href="{_ROOT}{name}">' for name in modules)
     page = page.replace(f"    {_MODULES}", links).replace(_ROOT, f"console/{digest}/")
     files = {name: _asset(name, content) for name, content in contents.items()}

@@ -24,10 +24,10 @@ _OFFSET_MAX = 2**31 - 1
 
 
 def wants_arrow(headers: Mapping[str, str]) -> bool:
-    """Return whether to answer with an Arrow IPC stream instead of JSON.
+    """Return whether the client accepts an Arrow IPC stream instead of JSON.
 
     Raises:
-        NotAcceptable: For other types (RFC 9110).
+        NotAcceptable: The client accepts only other types (RFC 9110).
     """
     accepted = headers.get("Accept", "*/*")
     best, arrow = 0.0, False
@@ -83,7 +83,7 @@ def texts(strings: Strings, kind: pa.DataType | None = None) -> pa.Array:
     """Return a string array.
 
     Raises:
-        TooLarge: When the strings do not fit one array.
+        TooLarge: The strings do not fit into one array.
     """
     if strings.ends[-1] > _OFFSET_MAX:
         raise TooLarge("The strings of the page are larger than 2 GiB; use a smaller limit")
@@ -96,7 +96,7 @@ def texts(strings: Strings, kind: pa.DataType | None = None) -> pa.Array:
     if kind is None or pa.types.is_string(kind):
         try:
             array.validate(full=True)
-        except pa.ArrowInvalid:  # a writer has truncated a value within a character
+        except pa.ArrowInvalid:  # A writer has truncated a value within a character.
             return pa.array(
                 [None if string is None else string.decode("utf-8", "replace") for string in strings.values()]
             )
@@ -104,8 +104,9 @@ def texts(strings: Strings, kind: pa.DataType | None = None) -> pa.Array:
 
 
 def arrow_type(kind: str) -> pa.DataType:
-    """Return the type of an Iceberg type's bounds, which may be shorter than its values; null for types without an
-    order.
+    """Return the Arrow type for the bounds of an Iceberg type; null for types without an order.
+
+    Bounds may be shorter than values, so this type may differ from the type of the values.
     """
     if base_name(kind) in ("uuid", "fixed"):
         return pa.binary()
@@ -121,7 +122,7 @@ def is_integer(kind: pa.DataType) -> bool:
 
 
 def bounds(values: Longs | npt.NDArray[np.float64] | Strings, kind: str) -> pa.Array:
-    """Return the bounds of `Stats.bounds` as an array of the column's type."""
+    """Return the bounds from `Stats.bounds` as an array of the column's type."""
     arrow = arrow_type(kind)
     if pa.types.is_null(arrow):
         return pa.nulls(len(values.present if isinstance(values, Strings) else values))
@@ -138,7 +139,7 @@ def bounds(values: Longs | npt.NDArray[np.float64] | Strings, kind: str) -> pa.A
 
 
 def _long_decimals(values: Strings, arrow: pa.DataType) -> pa.Array:
-    """Convert big-endian plus 2**127 to little-endian."""
+    """Convert decimals from big-endian, with 2**127 added, to little-endian."""
     present = values.present != 0
     matrix = np.zeros((len(present), 2), dtype=np.uint64)
     matrix[present] = values.data.view(">u8").reshape(-1, 2)[:, ::-1]
@@ -147,5 +148,5 @@ def _long_decimals(values: Strings, arrow: pa.DataType) -> pa.Array:
 
 
 def _validity(present: npt.NDArray[np.bool_]) -> pa.Buffer | None:
-    """Return None if no value is null."""
+    """Return the validity bitmap, or None if no value is null."""
     return None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))

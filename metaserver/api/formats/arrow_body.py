@@ -26,8 +26,8 @@ def read_stream(body: bytes, subject: str, *, rows_max: int) -> pa.Table:
     """Decode the whole stream.
 
     Raises:
-        BadRequest: For invalid data.
-        TooLarge: For more than `rows_max` rows.
+        BadRequest: The data are invalid.
+        TooLarge: The stream has more than `rows_max` rows.
     """
     source = pa.py_buffer(body)
     try:
@@ -46,7 +46,7 @@ def read_stream(body: bytes, subject: str, *, rows_max: int) -> pa.Table:
 
 
 def _rows_of(message: memoryview, subject: str) -> int:
-    """Return the rows that a message states; 0 for other messages than record batches."""
+    """Return the number of rows that a record batch message states; 0 for other messages."""
     root = _U32.unpack_from(message)[0]
     at = _field(message, root, _HEADER_TYPE)
     kind = message[at] if at else 0
@@ -70,7 +70,7 @@ def _table(message: memoryview, table: int, number: int) -> int:
 
 
 def _field(message: memoryview, table: int, number: int) -> int:
-    """Return the position of a field in a flatbuffer's table; 0 when it is absent."""
+    """Return the position of a field in a flatbuffer's table; 0 if the field is absent."""
     vtable = table - _I32.unpack_from(message, table)[0]
     if vtable < 0:
         raise ValueError("the table of a message is outside the message")

@@ -1,8 +1,8 @@
-"""Writes one record batch as an Arrow IPC stream in a single buffer; columns are decoded directly into it.
+"""Writes one record batch as an Arrow IPC stream in a single buffer. Columns are decoded directly into the buffer.
 
-Arrow's writer takes complete arrays and copies them. Here the head of the message is computed first (Arrow,
-"Serialization and Interprocess Communication": Message.fbs is a FlatBuffer, whose tables may have any order; here the
-order is fixed), and packed columns of blocks are unpacked behind it.
+Arrow's writer takes complete arrays and copies them. Here the head of the message is computed first, and packed columns
+of blocks are unpacked behind it. The head is a FlatBuffer (Arrow, "Serialization and Interprocess Communication",
+Message.fbs). The tables of a FlatBuffer may have any order; here the order is fixed.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ _CONTINUATION = b"\xff\xff\xff\xff"
 _END = _CONTINUATION + bytes(4)
 _VERSION_5, _RECORD_BATCH = 4, 3
 _TABLES = struct.Struct("<I 6H 5H 6x iIqhB5x iIqI4x 4xI")
-"""Offset of the message; its vtable and the batch's; message (vtable, header, body's length, version, kind of header);
-batch (vtable, nodes, rows, buffers); the number of the nodes, which follow."""
+"""The fixed tables of a message, in this order: the offset of the message; its vtable and the vtable of the batch; the
+message (vtable, header, length of the body, version, kind of header); the batch (vtable, nodes, rows, buffers); and
+the number of nodes, which follow.
+"""
 _MESSAGE, _BATCH, _NODES = 32, 56, 84
 _MESSAGE_VTABLE, _BATCH_VTABLE = 4, 16
 
 
 class RecordBatchWriter:
-    """The columns of one batch, in order, with `rows` values each."""
+    """Writes the columns of one batch, in order. Each column has `rows` values."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
@@ -38,7 +40,11 @@ class RecordBatchWriter:
         self._parts: list[IntegerColumn | pa.Array] = []
 
     def add(self, name: str, kind: pa.DataType, values: IntegerColumn | pa.Array) -> None:
-        """`kind` is an integer type of 32 or 64 bits if `values` are packed integers, otherwise the array's type."""
+        """Add a column.
+
+        `kind` is an integer type of 32 or 64 bits if `values` are packed integers. Otherwise it is the type of the
+        array.
+        """
         self._fields.append((name, kind))
         self._parts.append(values)
 
@@ -90,7 +96,7 @@ class RecordBatchWriter:
 
 
 def _buffers(array: pa.Array) -> list[pa.Buffer | None]:
-    """Return the buffers in a stream; an array of type null has none."""
+    """Return the buffers of an array in a stream; an array of type null has none."""
     return [] if pa.types.is_null(array.type) else array.buffers()
 
 
@@ -110,7 +116,7 @@ def _head(rows: int, nulls: Sequence[int], offsets: Sequence[tuple[int, int]], b
     nodes_end = _NODES + 4 + 16 * len(nulls)
     tables = _TABLES.pack(
         _MESSAGE,
-        *(12, 24, 16, 18, 4, 8),  # sizes of the vtable and the table, then the offset of each field
+        *(12, 24, 16, 18, 4, 8),  # The sizes of the vtable and of the table come first, then the offset of each field.
         *(10, 24, 8, 4, 16),
         *(_MESSAGE - _MESSAGE_VTABLE, _BATCH - (_MESSAGE + 4), body_size, _VERSION_5, _RECORD_BATCH),
         *(_BATCH - _BATCH_VTABLE, _NODES - (_BATCH + 4), rows, nodes_end + 4 - (_BATCH + 16)),

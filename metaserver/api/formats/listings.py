@@ -73,21 +73,19 @@ PARTITION_COLUMNS: dict[str, dict[str, Any]] = {
 
 
 class Listing(Protocol):
-    """Items numbered from 0.
-
-    The order depends only on the snapshot.
-    """
+    """Items numbered from 0, in an order that depends only on the snapshot."""
 
     @property
     def total(self) -> int: ...
 
     def stream(self, names: Sequence[str], start: int, end: int, about: Mapping[str, str]) -> bytes | bytearray:
-        """Return an Arrow IPC stream of the items from `start` to `end`, exclusive: the named columns, with _
-        instead of -, and `about` as metadata of the schema.
+        """Return an Arrow IPC stream of the items from `start` to `end`, exclusive.
+
+        The stream has the named columns, with _ instead of - in the names. `about` becomes the metadata of the schema.
         """
 
     def lists(self, names: Sequence[str], start: int, end: int) -> list[list[Any]]:
-        """Return the same columns as JSON values, one list a column."""
+        """Return the columns that `stream` returns as JSON values, one list for each column."""
 
 
 def items(listing: Listing, names: Sequence[str], start: int, end: int) -> list[dict[str, Any]]:
@@ -97,7 +95,7 @@ def items(listing: Listing, names: Sequence[str], start: int, end: int) -> list[
 
 
 class FileListing:
-    """Data files, then delete files.
+    """The data files of a snapshot, then its delete files.
 
     `scan` covers the whole snapshot and gives the delete files of each data file.
     """
@@ -166,7 +164,7 @@ class _FilesPage:
         return files.longs(name.replace("-", "_"))
 
     def _contents(self) -> Longs:
-        """Manifests of format version 1 have no content column."""
+        """Return the content of each file. Manifests of format version 1 have no content column."""
         return np.clip(self._files.longs("content"), 0, len(CONTENTS) - 1)
 
     def _formats(self) -> tuple[Longs, list[str]]:
@@ -248,7 +246,7 @@ _COUNTS = {
 
 
 class PartitionListing:
-    """Partitions with at least one file, and the sums over their files.
+    """The partitions that have at least one file, and the sums over their files.
 
     Partitions with data files come first.
     """
@@ -294,7 +292,10 @@ class PartitionListing:
         self._update(within_files, within, items)
 
     def _item(self, partition: PartitionTuple) -> dict[str, Any]:
-        """Keyed by the JSON form: two manifests may store equal values with different types."""
+        """Return the item of a partition.
+
+        The items are keyed by JSON, because two manifests may store equal values with different types.
+        """
         shown = encode_partition(self._metadata, partition)
         item = self._rows.get(key := (partition.spec_id, to_json(shown)))
         if item is None:
@@ -321,7 +322,10 @@ class PartitionListing:
 
 
 def encode_partition(metadata: TableMetadata, partition: PartitionTuple) -> dict[str, object]:
-    """Return values by name in the order of the table's spec, as JSON single values of the current field types."""
+    """Return the partition values by field name, in the order of the table's spec, as JSON single values.
+
+    The values have the current types of the fields.
+    """
     stored = {field.field_id: field for field in partition.fields}
     spec = metadata.spec(partition.spec_id)
     json_values: dict[str, object] = {}
@@ -336,7 +340,10 @@ def encode_partition(metadata: TableMetadata, partition: PartitionTuple) -> dict
 
 
 def encode_bound_json(kind: str, value: Value) -> object:
-    """Return None for bytes that are no value of the type, such as truncated bounds of UUIDs."""
+    """Return a bound as a JSON value.
+
+    None for bytes that are not a value of the type, such as truncated bounds of UUIDs.
+    """
     try:
         return encode_json(kind, value)
     except ValueError:

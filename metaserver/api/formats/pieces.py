@@ -24,7 +24,7 @@ STREAM_FROM_BYTES = 4 << 20
 BODY_BYTES_MAX = 512 << 10
 """Larger answers are not joined: joining and writing megabytes blocks the event loop for milliseconds."""
 SLICE_S = 0.001
-"""How long an answer is written before the event loop runs other tasks."""
+"""How long the server writes an answer before the event loop runs other tasks."""
 _GZIP_WINDOW_BITS = 31
 """zlib's window bits for gzip."""
 _HEADERS = {"Content-Type": "application/json", "Vary": "Accept-Encoding"}
@@ -114,7 +114,7 @@ async def _stream(
 
 
 async def _write(response: web.StreamResponse, pieces: list[bytes]) -> None:
-    """Let the event loop run other tasks between two pieces."""
+    """Write the pieces. The event loop runs other tasks between two pieces."""
     for piece in pieces:
         await response.write(piece)
         await asyncio.sleep(0)

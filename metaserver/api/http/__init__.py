@@ -1,1 +1,1 @@
-"""What every route shares: one middleware, request parsing, responses, errors, pages."""
+"""The parts that all routes share: middleware, request parsing, responses, errors and pages."""

@@ -1,9 +1,10 @@
-"""Reads the bodies of requests within bounds: of size by operation, of time, and of what all of them hold together.
+"""Reads the bodies of requests within limits for their size, their time, and the memory of all bodies together.
 
-Sizes are of the body unpacked, counted while it arrives; its headers are not trusted. Packed bodies are inflated here
-in small steps, one at a time in all, and the loop serves others between them. A route declares the class of its limit:
-lists of files, keys and values need more, logins less. Who sends a body has passed the login and, as far as the path
-says where, the check of its role; only `getToken` reads from unauthenticated clients.
+The size is that of the uncompressed body, counted while the body arrives; the headers are not trusted. Compressed
+bodies are inflated in small steps, one at a time for the whole worker, and the event loop runs other tasks between two
+steps. A route declares the class of its limit: lists of files, keys and values need more, logins need less. A body is
+read after the login, and after the check of the role if the path states where to check it. Only `getToken` reads bodies
+of unauthenticated clients.
 """
 
 from __future__ import annotations
@@ -30,24 +31,26 @@ _BODY: web.RequestKey[bytes] = web.RequestKey("body", bytes)
 _UNREADABLE: web.RequestKey[bool] = web.RequestKey("unreadable", bool)
 TOKEN_BODY_MAX = 16 << 10
 BYTES_PER_SECOND_MIN = 64 << 10
-"""Bytes a second that a body must have beyond `body_timeout_s`."""
+"""The minimum rate, in bytes a second, of a body that takes longer than `body_timeout_s`."""
 _LINGERING_BYTES = 1 << 20
-"""Of a body that was not read, so much is read after the answer, since some clients read it only then."""
+"""The bytes of an unread body that are read after the answer, because some clients read the answer only then."""
 _INFLATED_BYTES = 64 << 10
-"""Of a packed body, so much is inflated before the loop serves others: a fraction of a millisecond."""
+"""The bytes that one step inflates before the event loop runs other tasks: a fraction of a millisecond."""
 _PIECE = 1 << 20
-"""Bytes that are copied or searched at once: a fraction of a millisecond."""
+"""The bytes that are copied or searched in one step: a fraction of a millisecond."""
 QUICK_BYTES = 256 << 10
 """Larger bodies are not parsed in the event loop."""
 _CONTAINERS_MAX, _CONTAINERS_MAX_LARGE = 100_000, 4_000_000
 """Objects and arrays in a body, and in one of the class LARGE. Each costs some sixty bytes, however short its text."""
 _VALUES_MAX = 600_000
-"""Commas in a body that is not of the class LARGE: a filter lists half a million numbers."""
+"""The maximum number of commas in a body that is not of the class LARGE. A filter may list half a million numbers."""
 
 
 def body_limit(size: BodySize, settings: Settings) -> int:
-    """Return bytes that a body of this class may have, unpacked. msgspec parses in one go, and nothing else runs
-    meanwhile: so a reader's bodies are bounded by what takes some milliseconds.
+    """Return the maximum number of bytes of a body of this class, uncompressed.
+
+    msgspec parses a body in one call that blocks the event loop. The limit for readers is therefore a size that takes
+    some milliseconds.
     """
     limit = settings.body_limit_bytes
     if size is BodySize.LARGE:
@@ -58,12 +61,21 @@ def body_limit(size: BodySize, settings: Settings) -> int:
 
 
 async def read(request: web.Request, size: BodySize | None = None) -> bytes:
-    """The body's bytes, unpacked as its Content-Encoding says; a second call returns the same bytes. `size`: the class
-    of the route's limit, for callers that know it.
+    """Return the body, uncompressed as its Content-Encoding says. A second call returns the same bytes.
 
-    TooLarge; BadRequest for one that does not unpack; UnsupportedMediaType for a coding that is not read here;
-    RequestTimeout for one that takes too long; ClientGone; RetryLater and TooManyRequests where all bodies together, or
-    those of who asks, hold too much."""
+    Args:
+        request: The request.
+        size: The class of the route's limit, for callers that know it.
+
+    Raises:
+        TooLarge: The body exceeds the limit.
+        BadRequest: The body cannot be uncompressed.
+        UnsupportedMediaType: The server does not support the content coding.
+        RequestTimeout: The body took too long to arrive.
+        ClientGone: The client has closed the connection.
+        RetryLater: All bodies together take too much memory.
+        TooManyRequests: The bodies of this client take too much memory.
+    """
     slot = _slot_of(request)
     body: bytes | None = request.get(_BODY) if slot is None else slot.body
     if body is not None:
@@ -76,7 +88,9 @@ async def read(request: web.Request, size: BodySize | None = None) -> bytes:
     codings = request.headers.getall("Content-Encoding", None)
     coding = "" if codings is None else coding_of(codings)
     try:
-        if not coding and content.is_eof() and content.exception() is None:  # as most do, it came with the headers
+        if (
+            not coding and content.is_eof() and content.exception() is None
+        ):  # Like most bodies, this one arrived with the headers.
             if content.total_bytes > limit:
                 raise _too_large(limit)
             body = bytes(content.read_nowait())
@@ -88,7 +102,7 @@ async def read(request: web.Request, size: BodySize | None = None) -> bytes:
             timeout_s = settings.body_timeout_s if PRINCIPAL in request else settings.header_timeout_s
             body = await _receive(request, limit, timeout_s, slot, coding)
     except web.RequestPayloadError:
-        # Else aiohttp would read on for the rest of it after our answer, fail, and cut the answer off.
+        # Otherwise aiohttp would continue to read the body after our answer, fail, and cut the answer off.
         content.feed_eof()
         request[_UNREADABLE] = True
         raise BadRequest("The request body does not arrive as its headers announce: check its encoding") from None
@@ -104,7 +118,7 @@ async def read(request: web.Request, size: BodySize | None = None) -> bytes:
 
 
 def _slot_of(request: web.Request) -> RequestSlot | None:
-    try:  # a `get` of aiohttp's requests costs twice as much
+    try:  # A `get` on aiohttp's requests costs twice as much.
         return request[SLOT]
     except KeyError:
         return None
@@ -156,9 +170,10 @@ async def _receive(request: web.Request, limit: int, timeout_s: float, slot: Req
 
 
 async def _inflate(request: web.Request, inflater: Inflater) -> bytes:
-    """Return one step; the loop serves others after it.
+    """Inflate one step of the body. The event loop runs other tasks after it.
 
-    Of all packed bodies one makes a step at a time, so that together they take no more of the loop than one.
+    Only one of all compressed bodies makes a step at a time, so together they take no more of the event loop than one
+    body.
     """
     async with request.app[COMPONENTS].worker_limits.inflating.of(_holder(request)):
         chunk = inflater.inflate(_INFLATED_BYTES)
@@ -173,8 +188,9 @@ def _holder(request: web.Request) -> str:
 
 
 def end_unread(request: web.Request, response: web.StreamResponse) -> None:
-    """End the connection after an answer to a request whose body was not read to its end: it is unknown where the
-    next request begins, and the rest is not worth unpacking.
+    """Close the connection after the answer to a request whose body was not read to its end.
+
+    The server does not know where the next request begins, and the rest is not worth reading.
     """
     if request.content.is_eof() and (response.status < 400 or _UNREADABLE not in request):
         return
@@ -207,7 +223,8 @@ def _check_values(body: bytes) -> None:
 
 
 def _check_containers(body: bytes, most: int) -> None:
-    # In steps, between which other threads run, as the event loop: this thread may check 64 MB.
+    # Search in steps, because this thread may check 64 MB: other threads, such as the event loop, run between the
+    # steps.
     steps = [(at, at + _PIECE) for at in range(0, len(body), _PIECE)]
     if sum(body.count(b"{", *step) + body.count(b"[", *step) for step in steps) > most:
         raise TooLarge(f"The request body has more than {most:,} objects and arrays")

@@ -1,8 +1,8 @@
-"""The components of a server: what the composition root opens and the routes use, declared once.
+"""The components of a server, declared once: the composition root opens them and the routes use them.
 
-A handler reads them from its call, `call.components.catalog`. There is no service locator and no module state, so that
-two servers can run in one process, as tests of replicas do. What only one module of routes uses, it adds itself to the
-application (`add_components`).
+A handler reads them from its call, `call.components.catalog`. There is no service locator and no module state, so two
+servers can run in one process, for example in tests of replicas. A module of routes adds a component that only it uses
+to the application itself (`add_components`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerComponents:
-    """What the routes use.
+    """The components that the routes use.
 
     The composition root opens the components, and closes them after the application.
     """

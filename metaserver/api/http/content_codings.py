@@ -1,8 +1,8 @@
-"""Content codings of request bodies (RFC 9110, 8.4), undone in steps of bounded size. No clock, no input or output.
+"""Content codings of request bodies (RFC 9110, 8.4), decoded in steps of bounded size. No clock, no input or output.
 
-aiohttp inflates all that has arrived at once, in the event loop, before a handler can refuse it. Here a caller takes as
-much as it has time for, and both bounds are checked before more is inflated: the limit on bytes, and the ratio of
-unpacked bytes to sent bytes.
+aiohttp inflates all bytes that have arrived at once, in the event loop, before a handler can refuse them. Here a caller
+inflates as many bytes as it has time for. Both limits are checked before more is inflated: the limit on bytes, and the
+ratio of uncompressed bytes to received bytes.
 """
 
 from __future__ import annotations
@@ -13,23 +13,26 @@ from collections.abc import Sequence
 from seamark.formats.runtime.errors import BadRequest, TooLarge, UnsupportedMediaType
 
 ACCEPTED = ("gzip", "deflate")
-"""Besides identity. x-gzip is gzip (RFC 9110, 8.4.1.3)."""
+"""The content codings that the server accepts besides identity. x-gzip is gzip (RFC 9110, 8.4.1.3)."""
 MEMBERS_MAX = 1000
-"""Members of one gzip body (RFC 1952, 2.2): each costs a decompressor, however little it holds."""
+"""The maximum number of members of one gzip body (RFC 1952, 2.2). Even a small member costs a decompressor."""
 RATIO_MAX = 200
-"""How much larger than it was sent a body of more than `RATIO_FREE_BYTES` may be: text has a tenth of that."""
+"""The maximum ratio of uncompressed to received bytes for a body above `RATIO_FREE_BYTES`.
+
+Text has a tenth of this ratio.
+"""
 RATIO_FREE_BYTES = 1 << 20
 _PIECE_BYTES = 4 << 10
-"""Of packed input, so much is inflated between two looks at the ratio."""
+"""The compressed bytes that are inflated between two checks of the ratio."""
 _GZIP, _ZLIB, _RAW_DEFLATE = 31, 15, -15
 
 
 def coding_of(values: Sequence[str]) -> str:
-    """Return the coding that the values of Content-Encoding list; "" for none.
+    """Return the coding that the values of Content-Encoding list; "" if there is none.
 
     Raises:
-        UnsupportedMediaType: For a coding that is not `ACCEPTED` and for several: each more of them multiplies what a
-            byte may unpack to.
+        UnsupportedMediaType: The coding is not in `ACCEPTED`, or there are several codings. Each further coding would
+            multiply the size to which a byte may expand.
     """
     listed = [coding.strip().lower() for value in values for coding in value.split(",")]
     codings = [coding for coding in listed if coding not in ("", "identity")]
@@ -44,7 +47,10 @@ def coding_of(values: Sequence[str]) -> str:
 
 
 class Inflater:
-    """Inflates one body: `feed` what arrives, `inflate` until it returns nothing, `finish` at the end of the input."""
+    """Inflates one body.
+
+    Call `feed` with each received part, then `inflate` until it returns nothing, and `finish` at the end of the input.
+    """
 
     def __init__(self, coding: str) -> None:
         self._coding = coding
@@ -58,18 +64,16 @@ class Inflater:
         self._stream = zlib.decompressobj(_GZIP) if coding == "gzip" else None
 
     def feed(self, data: bytes) -> None:
-        """More of the packed body.
-
-        What was fed before has been inflated.
-        """
+        """Add a part of the compressed body. The caller has inflated all earlier parts."""
         assert self._at == len(self._input)
         self._input, self._at = data, 0
 
     def inflate(self, size: int) -> bytes:
-        """At most `size` bytes; b"" when more input is needed.
+        """Return at most `size` bytes; b"" if more input is needed.
 
         Raises:
-            BadRequest: For what the coding does not allow, TooLarge for what unpacks to too many times its size.
+            BadRequest: The data are not valid for the coding.
+            TooLarge: The body expands to too many times its size.
         """
         while self._is_full or self._tail() or self._at < len(self._input):
             out = self._step(size)
@@ -81,13 +85,13 @@ class Inflater:
         return b""
 
     def finish(self) -> None:
-        """BadRequest where the input ends before the stream does."""
+        """Raise BadRequest if the input ends before the compressed stream does."""
         if self._sent and not (self._stream is not None and self._stream.eof):
             raise self._to_bad_request("ends too early")
 
     def _tail(self) -> bytes:
         stream = self._stream
-        # At the end of a member, zlib keeps what follows it in both of its attributes.
+        # At the end of a member, zlib keeps the bytes after it in both of its attributes.
         return b"" if stream is None or stream.eof else stream.unconsumed_tail
 
     def _step(self, size: int) -> bytes:
@@ -102,7 +106,7 @@ class Inflater:
         except zlib.error:
             raise self._to_bad_request("is corrupt") from None
         self._is_full = len(out) == size and not stream.eof
-        if stream.eof:  # what follows is input of the next member
+        if stream.eof:  # The bytes after the end are input of the next member.
             unused = len(stream.unused_data)
             self._at -= unused
             self._sent -= unused
@@ -111,7 +115,7 @@ class Inflater:
     def _member(self, packed: bytes) -> zlib._Decompress:
         """Return the decompressor of the member that `packed` continues or begins."""
         if self._stream is None:
-            # Some clients leave out zlib's header, which RFC 9110, 8.4.1.2, asks for.
+            # Some clients leave out zlib's header, which RFC 9110, 8.4.1.2, requires.
             self._stream = zlib.decompressobj(_ZLIB if packed[0] & 0x0F == zlib.DEFLATED else _RAW_DEFLATE)
         elif self._stream.eof:
             if self._coding != "gzip":

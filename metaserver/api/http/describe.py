@@ -1,8 +1,8 @@
 """Descriptions of routes: path, operation id, parameters, body, answers, limits, and whether the route is public.
 
-`dispatch.Route` adds what handles requests. The description is attached to the function that aiohttp calls: the
-middleware, `bodies.py` and `openapi.py` read it, so that limits, document, metrics and log agree with the route. Routes
-without answers are those that the Iceberg REST specification describes.
+`dispatch.Route` adds the functions that handle requests. The description is attached to the function that aiohttp
+calls. The middleware, `bodies.py` and `openapi.py` read it, so that limits, document, metrics and log agree with the
+route. The Iceberg REST specification describes the routes without answers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ATTRIBUTE = "seamark_operation"
 class Parameter(msgspec.Struct, frozen=True):
     name: str
     where: str
-    """path, query or header."""
+    """The place of the parameter: path, query or header."""
     description: str
     schema: dict[str, Any]
     required: bool = False
@@ -45,8 +45,10 @@ _PATH = {
 
 
 def doc(description: str, **schema: Any) -> msgspec.Meta:
-    """Document a field of a body or an answer; `schema` are further entries of its JSON schema, which are not
-    enforced when it is decoded."""
+    """Document a field of a body or an answer.
+
+    `schema` contains further entries of its JSON schema. They are not enforced when the field is decoded.
+    """
     return msgspec.Meta(description=description, extra_json_schema=schema or None)
 
 
@@ -69,26 +71,28 @@ class BodySize(Enum):
 class Description(msgspec.Struct, frozen=True):
     method: str
     path: str
-    """With variables in braces; Iceberg routes have the template of the specification."""
+    """The path with variables in braces. Iceberg routes have the template of the specification."""
     operation: str
     summary: str = ""
     tags: tuple[str, ...] = ()
     parameters: tuple[Parameter, ...] = ()
-    """Without the variables of the path."""
+    """The parameters, without the variables of the path."""
     answers: tuple[ResponseSpec, ...] = ()
-    """The first is the success."""
+    """The answers. The first is the success."""
     body: Any = None
     """JSON schema of the JSON body, or the type that it is derived from; None without a body."""
     is_body_optional: bool = False
     body_size: BodySize = BodySize.SMALL
     public: bool = False
-    """Answered without a login and outside the limit on requests, so that probes work under load."""
+    """Whether the route needs no login and does not count toward the limit on requests, so that probes work under
+    load.
+    """
     waits: bool = False
-    """The request may wait for long: it has a separate limit and is not counted as in flight."""
+    """Whether the request may wait for a long time. It then has a separate limit and is not counted as in flight."""
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """The variables of the path, in order, as aiohttp knows them."""
+        """The variables of the path, in order, in the form that aiohttp uses."""
         return tuple(name.replace("-", "_") for name in VARIABLE.findall(self.path) if name != "prefix")
 
     @property

@@ -1,11 +1,11 @@
 """Declares a route once, and dispatches its requests: namespace, rights, names, body, handler, encoding, in this order.
 
 A `Route` states method, path, operation, parameters, answers, limits, and where the right is checked. A handler takes a
-`Call` and the parsed body, returns a value, and does not see the HTTP request. No body is read before the caller passed
-the check of rights. What depends on the declaration alone is computed when the module is loaded.
+`Call` and the parsed body, returns a value, and does not see the HTTP request. The body is read only after the caller
+has passed the check of rights. Values that depend on the declaration alone are computed when the module is loaded.
 
 Iceberg's routes have the templates of the REST specification: `/v1/{prefix}/…` is served without a prefix and with the
-configured one. Other prefixes do not match, because a server has one catalog.
+configured prefix. Other prefixes do not match, because a server has one catalog.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from seamark.metaserver.store.model import NamespacePath
 
 PATHS_MAX = 4096
 PATH_CHARACTERS_MAX = 300
-"""Of a path that is kept."""
+"""The maximum length of a path that the router caches."""
 
 
 class Router(web.UrlDispatcher):
-    """Keeps the routes of recent paths: engines repeat a few paths, and aiohttp searches all routes for each
+    """A cache of the routes of recent paths. Engines repeat few paths, and aiohttp searches all routes for each
     request.
 
-    It keeps only routes that were found, and only for short paths. A route depends on the method and the path alone,
+    The cache has only matched routes of short paths. A route depends on the method and the path alone,
     not on the client; identity and rights are checked later, for each request.
     """
 
@@ -58,7 +58,7 @@ class Router(web.UrlDispatcher):
         key = request.method, request.rel_url.raw_path
         match = self._found.get(key)
         if match is not None:
-            return web.UrlMappingMatchInfo(*match)  # with its own copy of the variables
+            return web.UrlMappingMatchInfo(*match)  # Each request needs its own copy of the variables.
         matched = await super().resolve(request)
         if matched.http_exception is None and len(key[1]) <= PATH_CHARACTERS_MAX:
             if len(self._found) >= PATHS_MAX:
@@ -109,7 +109,7 @@ _NOT_NAMES = ("namespace", "name", "plan_id", "statement")
 
 
 class Check(Enum):
-    """Where the dispatcher checks the right before it reads the body."""
+    """The place where the dispatcher checks the right before it reads the body."""
 
     CATALOG = "the whole catalog"
     NAMESPACE = "the namespace in the path"
@@ -212,7 +212,7 @@ class Call:
         return await self.in_turn(partial(bodies.parse_now, body, shape))
 
     def keep(self, size_bytes: int) -> None:
-        """Count memory that the request takes until its answer as bytes of its body.
+        """Count memory that the request uses until its answer as bytes of its body.
 
         Raises:
             RetryLater: The requests in progress use all of the memory.
@@ -223,8 +223,9 @@ class Call:
             slot.keep(size_bytes)
 
     async def in_turn(self, work: Callable[[], B]) -> B:
-        """Return the result of `work`, long Python work on what the request says: in a thread, one of all at a time,
-        and principals in turn.
+        """Return the result of `work`, which is long Python work on the content of the request.
+
+        The work runs in a thread, one piece of work at a time in the whole process. Principals take turns.
         """
         return await self.components.worker_limits.parsing.run(self.principal.name, work)
 
@@ -234,9 +235,10 @@ class Call:
         return await key_of(self._request)
 
     def allow(self, *namespaces: NamespacePath) -> None:
-        """Forbidden unless the caller may do this operation in each of `namespaces`.
+        """Check that the caller may do this operation in each of `namespaces`. The empty path is the catalog.
 
-        The empty path is the catalog.
+        Raises:
+            Forbidden: The caller may not do the operation in one of them.
         """
         if not namespaces:
             raise RuntimeError(f"{self._route.operation} checks the right in no namespace")
@@ -246,9 +248,13 @@ class Call:
         self.is_checked = True
 
     async def recheck(self, *namespaces: NamespacePath) -> None:
-        """Repeat the checks for long answers: Unauthenticated when the login has ended, Forbidden when the caller
-        has lost the right in one of `namespaces`; without namespaces, for routes that check it somewhere,
-        everywhere.
+        """Repeat the checks of login and rights during a long answer.
+
+        Without namespaces, a route that is checked somewhere requires the right in any namespace of the catalog.
+
+        Raises:
+            Unauthenticated: The login has ended.
+            Forbidden: The caller has lost the right in one of `namespaces`.
         """
         request = self._request
         self.principal = request[PRINCIPAL] = await self.components.authenticator.authenticate(
@@ -260,7 +266,7 @@ class Call:
             self.components.authorizer.require_somewhere(self.principal, self._route.operation)
 
     def may(self, namespace: NamespacePath, operation: str | None = None) -> bool:
-        """Return whether the caller may do `operation`, by default that of the route, in `namespace`."""
+        """Return whether the caller may do `operation` in `namespace`. The default is the operation of the route."""
         return self.components.authorizer.allows(self.principal, operation or self._route.operation, namespace)
 
     def sees(self, namespace: NamespacePath) -> bool:
@@ -268,25 +274,25 @@ class Call:
         return self.components.authorizer.visible(self.principal, namespace)
 
     def visible_children(self, parent: NamespacePath) -> frozenset[str] | None:
-        """Return the names in `parent` that a listing may include; None for all names."""
+        """Return the names in `parent` that a listing may include; None if it may include all names."""
         return self.components.authorizer.visible_children(self.principal, parent)
 
     def paging(self) -> tuple[str | None, int]:
-        """Return (token as sent, size)."""
+        """Return the token as the client sent it, and the size."""
         query, page_limit = self.query, self.components.settings.page_limit
         return query.get("pageToken"), page_size(query.get("pageSize", str(page_limit)), "pageSize", page_limit)
 
 
 Answer = dict[str, Any] | msgspec.Struct | web.StreamResponse | None
-"""A JSON object, a response that is encoded already, or None for an answer without a body."""
+"""A JSON object, an encoded response, or None for an answer without a body."""
 
 
 class Route(Description, frozen=True):
     """The declaration of a route.
 
-    As a decorator it makes an `Endpoint` of a handler without a body; `takes` and `takes_bytes` make one of a handler
-    with a body. The handler of an operation that changes nothing is repeated once after it found a damaged file of the
-    local cache, which is then read from the storage.
+    As a decorator, it makes an `Endpoint` of a handler without a body; `takes` and `takes_bytes` make one of a handler
+    with a body. If the handler of a read-only operation finds a damaged file in the local cache, it is called once
+    more. The second call reads the file from the storage.
     """
 
     check: Check = Check.NAMESPACE
@@ -313,7 +319,10 @@ class Route(Description, frozen=True):
         return self._endpoint(handle)
 
     def takes(self, body: type[B]) -> Callable[[Callable[[Call, B], Awaitable[Answer]]], Endpoint]:
-        """`body`: the type of the JSON body, from which OpenAPI's schema is derived."""
+        """Make an endpoint of a handler with a JSON body.
+
+        `body` is the type of the JSON body, from which the OpenAPI schema is derived.
+        """
         self._check_body()
         open_call, encode, is_change = self._opener(), self._encoder(), changes(self.operation)
         is_optional, body_size = self.is_body_optional, self.body_size
@@ -344,10 +353,10 @@ class Route(Description, frozen=True):
         return make
 
     def takes_bytes(self, body: Any = None) -> Callable[[Callable[[Call, bytes], Awaitable[Answer]]], Endpoint]:
-        """For handlers that parse the body themselves.
+        """Make an endpoint of a handler that parses the body itself.
 
         Args:
-            body: The type that OpenAPI's schema is derived from.
+            body: The type from which the OpenAPI schema is derived.
         """
         self._check_body()
         open_call, encode, is_change = self._opener(), self._encoder(), changes(self.operation)
@@ -371,7 +380,7 @@ class Route(Description, frozen=True):
         return make
 
     def takes_request(self, handle: Handler) -> Endpoint:
-        """For public routes, which have no principal."""
+        """Make an endpoint of a public route, which has no principal."""
         if not self.public:
             raise TypeError(f"{self.operation} is not public, so that its right has to be checked")
 
@@ -385,7 +394,7 @@ class Route(Description, frozen=True):
             raise TypeError(f"{self.operation} has a body, so that its right has to be checked before the handler")
 
     def _opener(self) -> Callable[[web.Request], Call]:
-        """Return the step before the body: namespace, right, names."""
+        """Return the function that runs before the body is read: it checks namespace, right and names."""
         check, operation, variables = self.check, self.operation, self.variables
         names = tuple(variable for variable in variables if variable not in _NOT_NAMES)
         has_namespace, is_table, is_change = "namespace" in variables, "table" in names, changes(operation)
@@ -428,7 +437,7 @@ class Route(Description, frozen=True):
         def encode(call: Call, answer: Answer) -> web.StreamResponse:
             if not call.is_checked:
                 raise RuntimeError(f"The handler of {operation} did not check the caller's right")
-            # The exact class first: aiohttp's responses are mappings, whose checks run in Python.
+            # Check the exact class first: aiohttp's responses are mappings, and checks for mappings run in Python.
             if type(answer) is web.Response or isinstance(answer, web.StreamResponse):
                 return answer
             response = web.Response(status=without) if answer is None else json_answer(answer, with_body)

@@ -24,10 +24,10 @@ from seamark.formats.runtime.errors import (
 from seamark.metaserver.api.http.content_codings import ACCEPTED
 
 _FIRST_REQUEST = re.compile(r"(.+)/v1/(?:config|oauth/tokens)")
-"""A client's first request, if the URI of the catalog that it was given has a path."""
+"""The path of a client's first request, if the configured URI of the catalog has a path."""
 _EMPTY_NAMESPACE = re.compile(r"^/v1/(?:[^/]+/)?namespaces//(tables|views)/[^/]")
 MESSAGE_CHARACTERS_MAX = 8_000
-"""A message quotes names and values of the request, which may have megabytes."""
+"""The maximum length of a message. A message quotes names and values of the request, which may have megabytes."""
 _TYPES = {
     400: "BadRequestException",
     401: "NotAuthorizedException",
@@ -55,8 +55,10 @@ def error_body(status: int, kind: str, message: str) -> bytes:
 
 
 def from_seamark_error(error: SeamarkError, *, head: bool = False) -> web.Response:
-    """Return the answer for `error`, with Retry-After for errors that may pass, a challenge for a missing login, and
-    the supported codings for a body in another coding.
+    """Return the answer for `error`.
+
+    Temporary errors get Retry-After, a missing login gets a challenge, and an unsupported coding of the body gets the
+    list of the supported codings.
     """
     response = error_response(error.code, error.type, error.message, head=head)
     if isinstance(error, RetryLater):
@@ -69,10 +71,7 @@ def from_seamark_error(error: SeamarkError, *, head: bool = False) -> web.Respon
 
 
 def from_http_exception(error: web.HTTPException, request: web.Request) -> web.Response:
-    """Return the answer for aiohttp's errors.
-
-    Keeps relevant headers, as Allow for 405.
-    """
+    """Return the answer for aiohttp's errors, with the relevant headers, such as Allow for 405."""
     head = request.method == "HEAD"
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         message = f"The request body is too large: {error.text}"
@@ -95,6 +94,6 @@ def from_http_exception(error: web.HTTPException, request: web.Request) -> web.R
 
 
 def from_unexpected(request_id: str, *, head: bool = False) -> web.Response:
-    """500 for an unexpected error, with the request id under which the log has the traceback."""
+    """Return 500 for an unexpected error, with the request id under which the log has the traceback."""
     message = f"Internal error; see the server log for request id {request_id}"
     return error_response(500, SeamarkError.type, message, head=head)

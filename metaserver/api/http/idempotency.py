@@ -1,8 +1,9 @@
 """Idempotency keys: a repeated request with the same key gets the first answer and has no further effect.
 
-The catalog writes the record in the same transaction as the work, so that neither exists without the other. Recorded
-are (REST specification, `Idempotency-Key`) successes, and refusals that a repeat cannot change. Not recorded are 5xx,
-401 and 403, which concern the caller, and 409 CommitFailedException, which asks the client to retry.
+The catalog writes the record in the same transaction as the work, so either both exist or neither. As the REST
+specification says (`Idempotency-Key`), successes are recorded, and refusals that a repeated request would get again.
+Three kinds of answers are not recorded: 5xx; 401 and 403, which concern the caller; and 409 CommitFailedException,
+after which the client retries.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ async def run_idempotent(
 
     Args:
         call: The request.
-        work: Does what the request asks for.
+        work: The operation of the request.
         answer: Makes the response from the result of `work`.
         replayed: The type of that result, if the record may name a metadata file instead of containing the answer.
-        recover: Returns a result that includes the first outcome when that file is gone.
+        recover: Returns a result that includes the first outcome if that file no longer exists.
 
     Raises:
         BadRequest: The key is not a UUIDv7.
@@ -96,12 +97,12 @@ async def _send(answer: web.Response | Awaitable[web.Response]) -> web.Response:
 async def _record_refusal(call: Call, key: IdempotencyKey, refusal: web.Response) -> IdempotencyRecord | None:
     """Record a refusal.
 
-    Returns the record of another request with this key, if that was faster.
+    Return the record of another request with this key if that request was recorded first.
     """
     now_ms = call.components.clock.now_ms()
     now_s, ttl_s = call.components.clock.monotonic(), call.components.settings.idempotency_ttl_s
     quota, principal_name = call.app[KEPT], call.principal.name
-    if not quota.has_room(principal_name, now_s):  # then a repeat is evaluated again
+    if not quota.has_room(principal_name, now_s):  # Without a record, a repeated request is evaluated again.
         return None
     quota.add(principal_name, now_s, now_s + ttl_s)
     body = refusal.body

@@ -1,4 +1,4 @@
-"""Typed keys for what the middleware adds to a request: `request[PRINCIPAL]`."""
+"""Typed keys for the values that the middleware adds to a request: `request[PRINCIPAL]`."""
 
 from __future__ import annotations
 

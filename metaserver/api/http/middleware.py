@@ -1,8 +1,8 @@
 """The middleware around every handler: request id, limits, identity, errors, metrics, log, audit and trace.
 
-It is one function: each layer of middleware costs a coroutine and a frame a request, and the order of the steps is
-visible in one place. The log contains method, route template, status, time, size, principal and request id, and never a
-query string, a header or a body, which may contain secrets.
+It is one function: each layer of middleware costs a coroutine and a frame per request, and the order of the steps is
+visible in one place. The log contains method, route template, status, time, size, principal and request id. It never
+contains a query string, a header or a body, because they may contain secrets.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class _RequestPipeline:
                 response, error = await answer
         if not response.prepared:
             response.headers["X-Request-Id"] = request_id
-            response.headers["Server"] = "seamark"  # otherwise aiohttp sends its version and that of Python
+            response.headers["Server"] = "seamark"  # Otherwise aiohttp sends its version and the version of Python.
             if self._drain.is_set():
                 response.force_close()
             if error is not None or response.status >= 400 or not request.content.is_eof():
@@ -111,7 +111,7 @@ class _RequestPipeline:
         return response
 
     def _staleness(self, request: web.Request, described: Description) -> Staleness | None:
-        """Return what a request allows that only reads."""
+        """Return the staleness that a read-only request allows."""
         cache_control = request.headers.get("Cache-Control")
         if cache_control is None or described.public or described.waits or changes(described.operation):
             return None
@@ -187,7 +187,7 @@ class _RequestPipeline:
     async def _log_in(self, request: web.Request) -> Principal:
         """Return the principal.
 
-        Logins have a separate limit, by address, so that unauthenticated clients take no slot of authenticated
+        Logins have a separate limit by address, so that unauthenticated clients take no slots from authenticated
         requests.
         """
         logins, address = self._limits.logging_in, f"address {request.remote}"
@@ -224,8 +224,10 @@ class _RequestPipeline:
             return response, error
 
     def _is_audited(self, described: Description, status: int) -> bool:
-        """Leaves out unmatched paths, which scanners send by the thousand, successes of public routes, and what a
-        limit refuses: a record of each refusal would be a way around the limit.
+        """Return whether the request is recorded in the audit log.
+
+        The log omits unmatched paths, which scanners send by the thousand, and successes of public routes. It also
+        omits refusals by a limit: a record of each refusal would bypass the limit.
         """
         unwanted = status == 429 or described is _UNROUTED[1] or (described.public and status not in (401, 403))
         audited = self._audited[described.operation, status] = not unwanted and self._audit.is_kept(
@@ -234,9 +236,9 @@ class _RequestPipeline:
         return audited
 
     def _route(self, request: web.Request) -> tuple[str, Description]:
-        """Template and description of the matched route.
+        """Return the template and the description of the matched route.
 
-        A bounded set: unmatched paths are "unrouted".
+        The set of templates is bounded: the template of all unmatched paths is "unrouted".
         """
         route = request.match_info.route
         route_description = self._routes.get(id(route))
@@ -254,10 +256,10 @@ def _principal_name(request: web.Request) -> str:
 
 
 class _RequestIds:
-    """UUIDv7 as text.
+    """A generator of UUIDv7 as text.
 
-    The random part is drawn once and incremented (RFC 9562, 5.7 and 6.2): ids need not be secret, and drawing random
-    bytes would dominate their cost.
+    The random part is drawn once and incremented (RFC 9562, 5.7 and 6.2). Request ids need not be secret, and drawing
+    random bytes for each would dominate their cost.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -274,7 +276,7 @@ class _RequestIds:
 
 
 async def add_age(request: web.Request, response: web.StreamResponse) -> None:
-    """Say how old an answer is that was made without the database or the storage (RFC 9111, 5.1)."""
+    """Add the age of an answer that was made without the database or the storage (RFC 9111, 5.1)."""
     staleness = request.get(STALENESS)
     if staleness is not None and staleness.age_s > 0 and response.status < 400:
         response.headers["Age"] = str(math.ceil(staleness.age_s))

@@ -1,9 +1,9 @@
-"""Answers with table or view metadata: joined from cached bytes, identified by ETags, compressed once.
+"""Answers with table or view metadata: assembled from cached bytes, identified by ETags, and compressed once.
 
 The metadata of a table with 10,000 snapshots is 8 MB of JSON. It is not encoded for each answer: the document of its
 immutable location is cached, and the small remainder is appended. The ETag covers everything that the answer depends on
-(location, snapshot mode, settings of storage and planning), so that equal tags mean equal answers; it is weak because
-the answer may be gzipped. It is known before metadata is read, so that a 304 costs one look-up of the pointer.
+(location, snapshot mode, settings of storage and planning), so equal tags mean equal answers. It is weak because the
+answer may be gzipped. It is computed before metadata is read, so a 304 costs one look-up of the pointer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ GZIPS: web.AppKey[SingleFlight[str, bytes]] = web.AppKey("gzips")
 """Shares one compression of a new snapshot between concurrent readers."""
 DELEGATION = "X-Iceberg-Access-Delegation"
 GZIP_FROM_BYTES = 16_384
-"""A smaller answer fits a few packets, and compressing it costs more than it saves."""
+"""Smaller answers are not compressed: they fit a few packets, and compressing them costs more than it saves."""
 PLANNING_MODE = "scan-planning-mode"
 """The key in a table's `config`, which Iceberg Java reads, and in `/v1/config`, which PyIceberg reads."""
 PLANNING_PROPERTY = "seamark.scan-planning-mode"
@@ -61,7 +61,7 @@ def snapshot_mode(call: Call) -> SnapshotMode:
     """Return the query parameter `snapshots`.
 
     Raises:
-        BadRequest: For another value.
+        BadRequest: The value is not a snapshot mode.
     """
     mode = call.query.get("snapshots", "all")
     if mode not in _MODES:
@@ -93,12 +93,12 @@ def _etag(*parts: str | bool) -> str:
 
 
 def _compute_plan_etag(*parts: str | bool) -> str:
-    """Compute an ETag without the cache: each statement sees other plans."""
+    """Compute an ETag without the cache, because the plans differ from statement to statement."""
     return _etag.__wrapped__(*parts)
 
 
 def not_modified(call: Call, etag: str) -> web.Response | None:
-    """Return a 304 when the client has the current answer (If-None-Match, RFC 9110, 13.1.2)."""
+    """Return a 304 if the client has the current answer (If-None-Match, RFC 9110, 13.1.2)."""
     header = call.headers.get("If-None-Match")
     if header is None:
         return None
@@ -157,10 +157,10 @@ async def fresh_answer(
 
 
 async def plan_answer(call: Call, loaded: LoadedPlan, mode: SnapshotMode) -> web.Response:
-    """Return a LoadTableResult of a plan table: storage of its table, planning by the client.
+    """Return a LoadTableResult of a plan table: it has the storage of its table, and the client plans its scans.
 
-    If the filter of the plan tests for NaN, the server plans, where it plans the table: Iceberg's Java library would
-    leave out the files and row groups in which only NaN matches.
+    If the filter of the plan tests for NaN and the server plans the table, the server also plans the plan table:
+    Iceberg's Java library would leave out the files and row groups in which only NaN matches.
     """
     plan, table = loaded.plan, loaded.table
     assert plan.name is not None
@@ -257,10 +257,10 @@ def access_config(
     *,
     staged: bool = False,
 ) -> tuple[dict[str, str], list[dict[str, object]]]:
-    """Return the `config` and the `storage-credentials` of a table; both are empty for a table on files.
+    """Return the `config` and the `storage-credentials` of a table; both are empty for a table on local files.
 
     Args:
-        delegation: How the client wants access; None: as the header of the request says.
+        delegation: The kind of access that the client requests; None: the header of the request states it.
         staged: Whether the table is staged, and not in the catalog yet.
     """
     settings, location = call.components.settings, metadata.location
@@ -268,7 +268,7 @@ def access_config(
     if table.is_local:
         return {}, []
     sign_path = table_path(namespace, name, settings.prefix) + "/sign"
-    if staged:  # a staged table cannot be looked up for a signature, so the URL carries a pass
+    if staged:  # A staged table cannot be looked up when a signature is requested, so the URL carries a pass.
         sign_path += f"?stage={call.components.catalog.staging.issue(namespace, name, location)}"
     requested = delegation or call.headers.get(DELEGATION)
 
@@ -297,7 +297,9 @@ def access_config(
 
 
 def _grant_stamp(call: Call, namespace: NamespacePath) -> tuple[str | bool, ...]:
-    """Return what the keys in an answer depend on besides the table: they may not be reused by another principal."""
+    """Return the values besides the table that the keys in an answer depend on, because another principal may not
+    use them.
+    """
     if call.components.settings.s3_client_access != "gateway":
         return ()
     return call.principal.name, call.may(namespace, "updateTable"), call.components.gateway_keys.stamp()

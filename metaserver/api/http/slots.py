@@ -1,8 +1,8 @@
 """Limits for concurrent requests and for the memory of their bodies: in total, and a share for each principal.
 
-The rule: no principal can use a whole limit. A principal has half of each limit; without logins there is one principal,
-which has all. A request uses one kind of slot while it is processed and another while its body is received, so that
-slow senders take no slots from processing. No clock and no input or output.
+The rule: no principal can use a whole limit. A principal has half of each limit. Without logins there is one principal,
+which has the whole limit. A request uses one kind of slot while it is processed and another while its body is received,
+so that slow senders take no slots from processing. No clock and no input or output.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from seamark.formats.runtime.fair_lock import FairLock
 
 
 class HolderLimit:
-    """`limit` in total, and `share` for each holder.
+    """A limit of `limit` in total, and of `share` for each holder.
 
     The holder None has no share: only the limit applies.
     """
@@ -30,7 +30,12 @@ class HolderLimit:
         self._held: Counter[str] = Counter()
 
     def take(self, holder: str | None, amount: int = 1) -> None:
-        """RetryLater above the limit, TooManyRequests above the holder's share; then nothing is taken."""
+        """Take `amount`, or raise an error and take nothing.
+
+        Raises:
+            RetryLater: The total would exceed the limit.
+            TooManyRequests: The holder would exceed its share.
+        """
         if self.taken + amount > self.limit:
             raise RetryLater(f"The server is at its limit of {self.limit:,} {self._what}; try again shortly")
         if holder is not None:
@@ -54,9 +59,9 @@ class HolderLimit:
 
     @contextmanager
     def reserve(self, holder: str | None, amount: int = 1) -> Iterator[None]:
-        """Take as `take`, and release at the end.
+        """Take `amount`, and release it at the end of the block.
 
-        Nothing for an amount of 0, which would leave an empty entry.
+        An amount of 0 takes nothing, because it would leave an empty entry.
         """
         if not amount:
             yield
@@ -94,10 +99,7 @@ class WorkerLimits:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request has anything of these limits.
-
-        For tests.
-        """
+        """Return whether no request uses any of these limits. Only tests call it."""
         limits = (self.working, self.reading, self.logging_in, self.tokens, self.watching, self.bodies)
         return not any(limit.taken for limit in limits) and all(
             lock.is_free for lock in (self.parsing, self.reading_sql, self.inflating)
@@ -110,7 +112,7 @@ Kind = Literal["working", "watching", "tokens"]
 class RequestSlot:
     """The slots of one request, from its login to its answer.
 
-    The owner calls `leave` in any case.
+    The owner always calls `leave`.
     """
 
     __slots__ = ("_bound", "_bounds", "_bytes", "_holder", "_own", "body")
@@ -126,13 +128,15 @@ class RequestSlot:
         """The whole body, once it was read."""
 
     def begin_reading(self) -> None:
-        """Note that the body is being received.
+        """Record that the body is being received.
 
         Raises:
-            RetryLater: As for `HolderLimit`.
-            TooManyRequests: As for `HolderLimit`.
+            RetryLater: All slots for receiving bodies are in use.
+            TooManyRequests: The principal uses its share of these slots.
         """
-        if self._own is not self._bounds.tokens:  # unauthenticated requests must not delay the bodies of others
+        if (
+            self._own is not self._bounds.tokens
+        ):  # Unauthenticated requests must not delay the bodies of other requests.
             self._move(self._bounds.reading)
 
     def end_reading(self) -> None:
@@ -140,8 +144,8 @@ class RequestSlot:
             self._move(self._own)
 
     def keep(self, size: int) -> None:
-        """Account for further bytes of the body, until the answer."""
-        if not size:  # an entry of zero bytes would never be released
+        """Count further bytes of the body, until the answer."""
+        if not size:  # An entry of zero bytes would never be released.
             return
         self._bounds.bodies.take(self._holder, size)
         self._bytes += size

@@ -1,7 +1,7 @@
-"""Reads SQL of clients: a short text at once, other texts in a thread, one of all at a time.
+"""Reads SQL of clients: a short text immediately, other texts in a thread, one text at a time in the whole process.
 
-The parser is Python and shares the interpreter with the event loop. Several threads of it would leave the loop little
-time, and take the threads that all other work of the server needs.
+The parser is written in Python and shares the interpreter with the event loop. Several threads of it would leave the
+event loop little time, and occupy the threads that all other work of the server needs.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ T = TypeVar("T")
 _sql = LazyModule("seamark.formats.iceberg.expressions.sql")
 
 IN_LOOP_CHARACTERS = 500
-"""The parser takes some milliseconds for that many, for any text."""
+"""The maximum length of a text that is parsed in the event loop. Any text of this length takes some milliseconds."""
 
 
 async def read_in_turn(call: Call, characters: int, read: Callable[[], T]) -> T:
-    """Return the result of `read`, which parses so many characters.
+    """Return the result of `read`, which parses a text of this many characters.
 
-    A caller waits for its own texts first: others wait for one of them at most.
+    A caller waits for its own earlier texts first, so other callers wait for at most one of them.
     """
     await load(_sql)
     if characters <= IN_LOOP_CHARACTERS:
         result = read()
-        await asyncio.sleep(0)  # a request may have a text in each of many joins
+        await asyncio.sleep(0)  # A request may have a text in each of many joins.
         return result
     return await call.components.worker_limits.reading_sql.run(call.principal.name, read)

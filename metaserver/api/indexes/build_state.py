@@ -93,8 +93,8 @@ async def load_build(call: Call, *, inflight: bool = False) -> Build:
     """Return the build in the path.
 
     Raises:
-        NotFound: Unless it is a build of this index and table.
-        CommitConflict: If it has ended but must be in flight.
+        NotFound: There is no such build of this index and table.
+        CommitConflict: `inflight` is set and the build has ended.
     """
     _, name, build_id = call.names
     table = await load(call)
@@ -138,7 +138,7 @@ def progress_of(build: Build) -> dict[str, Any]:
 async def record_progress(call: Call, build: Build) -> None:
     """Record the progress on the timeline.
 
-    Of concurrent updates, the last may not be the furthest.
+    If updates are concurrent, the last one need not have the most progress.
     """
     try:
         await move(call, build.instant, InstantState.INFLIGHT, progress_of(build))
@@ -159,7 +159,7 @@ async def require_alone(call: Call, table: TableIndexes, name: str, *, but: str 
     """Check that no other build of the index is in progress.
 
     Raises:
-        CommitConflict: While another build is in progress.
+        CommitConflict: Another build is in progress.
     """
     since_ms = call.components.clock.now_ms() - EXCLUSIVE_MS
     for build in await _in_flight(call, table):
@@ -186,7 +186,7 @@ async def roll_back_abandoned(call: Call, table: TableIndexes) -> None:
             try:
                 await move(call, instant, InstantState.ROLLED_BACK, {"reason": reason})
             except CommitConflict:
-                continue  # it has ended or become active
+                continue  # The build has ended or become active.
 
 
 def describe_build(build: Build) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Routes of index builds: begin, list the files without index, register index files, finish.
 
 The only state of a build is an instant `indexing` on the table's timeline. Any client that has its id can continue it
-after a crash, on any worker. The missing files are computed from the current table, so that a builder that asks until
-none is left has indexed concurrent commits, too. Index files are written to the build's folder, and the registered
-files of that folder are its progress; registering a file twice has no further effect.
+after a crash, on any worker. The missing files are computed from the current table, so a builder that continues until
+no file is missing has also indexed concurrent commits. Index files are written to the build's folder, and the
+registered files of that folder are its progress. Registering a file twice has no further effect.
 
 Builders are not trusted: the server reads the footer and the files table of each index file before plans use it.
 Builds neither wait for writers nor delay them.
@@ -90,9 +90,9 @@ class FinishBuildRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Token(msgspec.Struct, frozen=True, array_like=True):
-    """Files of a view keep their positions while files are indexed, so that pages neither skip nor repeat files.
+    """The position in the listing: the listing continues with row `row` of snapshot number `at`.
 
-    The listing continues with row `row` of snapshot number `at`.
+    Files of a view keep their positions while files are indexed, so pages neither skip nor repeat files.
     """
 
     build: str
@@ -151,13 +151,13 @@ async def start_index_build(call: Call, body: StartBuildRequest) -> dict[str, An
         metadata_location=table.entry.metadata_location,
         summary=summary,
     )
-    # In one transaction: otherwise a lost answer could leave a requested instant behind.
+    # Use one transaction: otherwise a lost answer could leave a requested instant behind.
     begin = MoveInstant(id=build_id, expected=instant.state, state=InstantState.INFLIGHT, now_ms=now_ms)
     await call.components.store.transact([RecordInstant(instant=instant), begin])
     call.components.timeline.notify()
     instant = msgspec.structs.replace(instant, state=InstantState.INFLIGHT)
     if body.exclusive:
-        # Checked again now that others see this build: of two builds that begin together, at least one is rolled back.
+        # Check again, now that others see this build: if two builds begin together, at least one is rolled back.
         try:
             await require_alone(call, table, name, but=build_id)
         except CommitConflict:
@@ -295,7 +295,7 @@ async def finish_index_build(call: Call, body: FinishBuildRequest) -> dict[str, 
     if body.outcome not in states:
         raise BadRequest(f"outcome is {body.outcome[:40]!r}; it must be completed or rolled-back")
     build = await load_build(call)
-    if build.instant.state is not states[body.outcome]:  # otherwise it is a repeat
+    if build.instant.state is not states[body.outcome]:  # Otherwise the request is a repeat.
         require_inflight(build.instant)
         reason = {} if body.reason is None else {"reason": body.reason[:1000]}
         await move(call, build.instant, states[body.outcome], {**progress_of(build), **reason})
@@ -307,7 +307,7 @@ async def _read_checked_file(call: Call, build: Build, file_body: WrittenIndexFi
     """Return the registry's record of the index file, read from the file itself.
 
     Raises:
-        BadRequest: If it does not fit the build.
+        BadRequest: The index file does not belong to the build.
     """
     file = await read_index_file(
         call.app[READER],

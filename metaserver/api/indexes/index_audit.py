@@ -2,10 +2,10 @@
 
 An audit of an index is an instant `auditing` on the table's timeline, from which listings take its time.
 
-The list of index files in the pointer store is a registry that can be rebuilt: each file contains everything that the
-registry records. After the loss of the database it is rebuilt from the table's folder. Rediscovered files are checked
-like files of a builder. When several files describe the same data files, merged and newer files are preferred.
-Quarantined files that are still listed stay quarantined.
+The list of index files in the pointer store is a registry that can be rebuilt, because each file contains everything
+that the registry records. After the loss of the database the registry is rebuilt from the table's folder. The server
+checks rediscovered files like files of a builder. If several files describe the same data files, merged and newer files
+are preferred. Files stay quarantined if the registry still lists them as quarantined.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from seamark.metaserver.store.model import IndexFileState, RegisteredIndexFile
 
 REASON_MAX = 1000
 FOLDER_FILES_MAX = 100_000
-"""A folder of indexes with more files is not searched."""
+"""The maximum number of files in a folder of indexes that is searched."""
 _FILES_READ_CONCURRENTLY = 32
 _FILES_PER_REGISTRATION_MAX = 1000
 _LEFT_OUT_MAX = 100
@@ -97,7 +97,7 @@ class _FolderFile(NamedTuple):
 
     @property
     def rank(self) -> tuple[int, int, int, str]:
-        """The sort key: merged files before the files they were merged from, then newer files first."""
+        """The sort key: merged files come before the files they were merged from, and newer files come first."""
         return -self.described.header.level, -self.info.modified_ms, -self.described.header.files, self.info.location
 
 
@@ -214,7 +214,7 @@ async def rebuild_index_registry(call: Call) -> RebuildRegistryResponse:
 
 
 async def _list_folder(call: Call, folder: str) -> list[ObjectInfo]:
-    """List the files of a folder, without files that are being written, whose names begin with a dot."""
+    """List the files of a folder, without files that are being written; their names begin with a dot."""
     listed: list[ObjectInfo] = []
     async for info in call.components.objects.list(folder):
         if not info.location.rpartition("/")[2].startswith("."):
@@ -267,7 +267,7 @@ async def _select_needed(
     """Return the candidates, in their order, that describe a data file that no live file and no earlier candidate
     describes.
 
-    Data files are compared by half of their identity; when two are equal in it, one of them is indexed again.
+    Data files are compared by half of their identity. If two are equal in this half, one of them is indexed again.
     """
     if not candidates:
         return []

@@ -1,6 +1,6 @@
 """The state of indexes: which files of a snapshot each index covers, from the registry, the index files and the view.
 
-Shared by the listing of indexes and by builds, so that builds index exactly the files that are listed as missing. A
+The listing of indexes and the builds share this module, so builds index exactly the files that are listed as missing. A
 damaged or missing index file is quarantined at once; its data files then count as not indexed.
 """
 
@@ -34,7 +34,7 @@ from seamark.metaserver.store.port import InstantFilter
 READER: web.AppKey[IndexReader] = web.AppKey("index_reader", IndexReader)
 _IN_THREAD_FILES = 5_000
 SNAPSHOTS_MAX = 32
-"""The number of snapshots of branches and tags that are indexed; the oldest beyond it are not."""
+"""The maximum number of snapshots of branches and tags that are indexed. Older snapshots are not indexed."""
 AUDITING = "auditing"
 _AUDITS_MAX = 1000
 
@@ -56,10 +56,7 @@ class TableIndexes:
 
 @dataclass(frozen=True)
 class SnapshotFiles:
-    """The files of a snapshot.
-
-    `records` int64[rows], negative when unknown.
-    """
+    """The files of a snapshot. `records` is int64[rows], negative if unknown."""
 
     view: TableView
     ids: FileIds
@@ -70,7 +67,7 @@ class SnapshotFiles:
 
 
 class NewFiles(NamedTuple):
-    """The files of a snapshot, and bool[rows] that selects those that no earlier snapshot of the list has."""
+    """The files of a snapshot, and bool[rows] that selects the files that no earlier snapshot of the list has."""
 
     files: SnapshotFiles
     fresh: Mask
@@ -80,9 +77,9 @@ async def load(call: Call) -> TableIndexes:
     """Return the table in the path.
 
     Raises:
-        NoSuchTable: If there is no such table.
-        Forbidden: If the metadata names a location that the table does not claim, because index files are listed and
-            written below it.
+        NoSuchTable: There is no such table.
+        Forbidden: The metadata names a location that the table does not claim. Index files are listed and written below
+            the location, so this would reach files of others.
     """
     loaded: LoadedTable = await call.components.catalog.tables.load(call.namespace, call.name)
     assert loaded.entry is not None

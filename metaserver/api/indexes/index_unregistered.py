@@ -27,7 +27,7 @@ FILES_MAX = 1000
 """The limit of index files in one request."""
 SNAPSHOTS_MAX = 1000
 SECONDS_MAX = 20.0
-"""The time limit for searching snapshots; entries that were not reached count as referenced."""
+"""The time limit for searching snapshots. Entries that the search did not reach count as referenced."""
 
 
 class UnreferencedFilesRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
@@ -82,7 +82,7 @@ async def list_unreferenced_files(call: Call, body: UnreferencedFilesRequest) ->
 async def _are_unreferenced(
     call: Call, table: TableIndexes, ids: npt.NDArray[np.uint64]
 ) -> npt.NDArray[np.bool_] | None:
-    """Return bool[n]: whether each file is in no snapshot; None when the search would take too long.
+    """Return bool[n]: whether each file is in no snapshot; None if the search would take too long.
 
     Snapshots are read newest first: the newest has most of the files.
     """

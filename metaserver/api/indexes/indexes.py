@@ -1,7 +1,7 @@
 """Routes of a table's indexes: list, define, pause and drop.
 
-A definition is a table property, so that defining an index is a commit to the table, with the state that was read (the
-table's UUID and the schema that resolved names) as requirements. Builds have other routes (`builds.py`).
+A definition is a table property, so defining an index is a commit to the table. Its requirements are the state that was
+read: the table's UUID and the schema that resolved names. Builds have other routes (`builds.py`).
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ _CONFLICT = ResponseSpec(409, "Other writers kept committing to the table; retry
 
 
 class PutIndexRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Beside these fields those of `_body_with`."""
+    """The definition of an index. `_body_with` adds the fields for the parameters."""
 
     kind: Annotated[str | None, msgspec.Meta(extra_json_schema={"enum": list(KINDS)})] = None
     columns: Annotated[
@@ -153,7 +153,7 @@ class PutIndexRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def parameters(self) -> dict[str, float]:
-        """The parameters that the request has."""
+        """Return the parameters that the request has."""
         own = self.__struct_fields__[len(PutIndexRequest.__struct_fields__) :]
         return {name: value for name in own if (value := getattr(self, name)) is not None}
 
@@ -231,7 +231,7 @@ async def load_index(call: Call) -> dict[str, Any]:
 ).takes_bytes(_body_with(tuple(parameters())))
 async def put_index(call: Call, data: bytes) -> dict[str, Any]:
     name = check_name(call.names[1])
-    body = await call.parse(data, _body_with(tuple(parameters())))  # kinds may be added while the server runs
+    body = await call.parse(data, _body_with(tuple(parameters())))  # Kinds may be added while the server runs.
 
     def compute_update(metadata: TableMetadata) -> dict[str, Any] | None:
         defined = read_definitions(metadata)
@@ -296,10 +296,10 @@ def _change_definition(
 
 
 async def _commit(call: Call, compute_update: Callable[[TableMetadata], dict[str, Any] | None]) -> None:
-    """Commit the updates that `compute_update` computes, again after each conflict.
+    """Commit the updates that `compute_update` computes. After a conflict, compute and commit them again.
 
     Raises:
-        CommitConflict: After many.
+        CommitConflict: Many attempts conflicted.
     """
     tables = call.components.catalog.tables
     for attempt in range(1, COMMIT_TRIES + 1):
@@ -403,7 +403,7 @@ async def _describe_index(
 def _describe_bucket_index(
     metadata: TableMetadata, files: SnapshotFiles, definition: IndexDefinition
 ) -> dict[str, Any]:
-    """Return a bucket index, which covers the files of every partition spec with this bucket."""
+    """Return a bucket index as JSON. It covers the files of every partition spec with this bucket."""
     term = definition.terms[0]
     specs = [
         spec.spec_id
@@ -464,7 +464,7 @@ def _index_file_to_json(file: RegisteredIndexFile) -> dict[str, Any]:
 
 
 def _make_missing_error(name: str, names: Iterable[str]) -> NotFound:
-    near = near_names(name[:_SHOWN_CHARS_MAX], names, maximum=1, cutoff=0.5)  # price_bitmap for price
+    near = near_names(name[:_SHOWN_CHARS_MAX], names, maximum=1, cutoff=0.5)  # e.g. price_bitmap for price
     hint = f"did you mean {near[0]}?" if near else "list its indexes with seamark index list"
     return NotFound(f"The table has no index {name[:_SHOWN_CHARS_MAX]!r}; {hint}")
 
@@ -473,8 +473,8 @@ def find_defined_index(metadata: TableMetadata, name: str) -> IndexDefinition:
     """Return an index that can be built.
 
     Raises:
-        NotFound: If it does not exist.
-        BadRequest: For an invalid property and for a bucket index.
+        NotFound: The index does not exist.
+        BadRequest: The property with its definition is invalid, or the index is a bucket index.
     """
     defined = read_definitions(metadata)
     if name in defined.problems:

@@ -60,16 +60,15 @@ else:
     sql = LazyModule("seamark.formats.iceberg.expressions.sql")
 
 FILES_MAX = 10_000
-"""The limit of one page."""
+"""The maximum number of files of one page."""
 PAGE_BYTES = 16 << 20
-"""The size of the rows of a page after which no further file is started. Also the limit of one file's positions."""
+"""If the rows of a page reach this size, no further file is started. The positions of one file have the same limit."""
 CANDIDATES_MAX = 4_000_000
-"""The number of rows of a page that are compared with deletes, after which no further file is started; also the
-batch."""
+"""If a page has compared this many rows with deletes, no further file is started. Also the size of a batch."""
 ROWS_JUDGED_MAX = 1 << 27
-"""The limit of a file's rows that are compared with deletes. Above it, all rows are undecided."""
+"""The maximum number of rows of a file that are compared with deletes. Above it, all rows of the file are undecided."""
 _FILES_AT_ONCE = 16
-"""Files between two checks of the time budget."""
+"""The number of files between two checks of the time budget."""
 
 
 class SelectRowsRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
@@ -111,7 +110,7 @@ class SelectedFile(msgspec.Struct, rename="kebab", gc=False):
 
 
 class SelectRowsResponse(msgspec.Struct, rename="kebab"):
-    """Encoded in parts: `files` last."""
+    """The answer. It is encoded in parts, with `files` last."""
 
     snapshot_id: int | None
     meaning: ComparisonSemantics
@@ -139,9 +138,9 @@ class _Predicate:
 
 @dataclass(frozen=True)
 class _Selection:
-    """The request, as it was parsed.
+    """The parsed request.
 
-    `after` is the last file of the previous page, as an entry id. `checksum` covers all that tokens depend on.
+    `after` is the last file of the previous page, as an entry id. `checksum` covers everything that tokens depend on.
     """
 
     bound_scan: BoundScan
@@ -153,10 +152,7 @@ class _Selection:
 
 @dataclass
 class _CandidateFile:
-    """A candidate file.
-
-    `bits` None: any row, or all rows if `exact`.
-    """
+    """A candidate file. If `bits` is None, any row may match, or all rows match if `exact`."""
 
     entry_id: int
     records: int
@@ -172,10 +168,7 @@ class _CandidateFile:
 
 @dataclass(frozen=True)
 class _AnswerFile:
-    """A file of the answer.
-
-    `rows` in the requested format; None: any row.
-    """
+    """A file of the answer. `rows` has the requested format; None means any row."""
 
     entry_id: int
     records: int
@@ -237,7 +230,7 @@ def _parse(body: SelectRowsRequest, metadata: TableMetadata) -> _Selection:
     Runs in a thread: a predicate may list hundreds of thousands of values.
 
     Raises:
-        BadRequest: For an invalid request.
+        BadRequest: The request is invalid.
     """
     if body.schema_id is not None:
         metadata = by_schema(metadata, body.schema_id)
@@ -263,10 +256,10 @@ def _checksum(body: SelectRowsRequest, metadata: TableMetadata) -> int:
 
 
 def _start(body: SelectRowsRequest, metadata: TableMetadata, checksum: int) -> tuple[int | None, int]:
-    """Return (snapshot, the last file of the previous page as an entry id; -1 for none).
+    """Return the snapshot, and the last file of the previous page as an entry id; -1 if there is no previous page.
 
     Raises:
-        BadRequest: If the request is invalid.
+        BadRequest: The request is invalid.
     """
     if body.page_token is None:
         return snapshot_of(metadata, body.snapshot_id, body.ref, body.as_of), -1
@@ -372,10 +365,10 @@ class _Page:
         return rows, np.repeat(self._scan.view.positions_of(entry_ids), [len(row) for row in rows])
 
     def _answers(self, files: list[_CandidateFile]) -> list[_AnswerFile]:
-        """Return the files that may have a row.
+        """Return the files that may have a matching row.
 
         Raises:
-            TooLarge: For a list of positions beyond PAGE_BYTES.
+            TooLarge: The list of positions of a file exceeds PAGE_BYTES.
         """
         answers = []
         for file in files:
@@ -476,7 +469,7 @@ def _select_evaluable_files(files: list[_CandidateFile]) -> list[_CandidateFile]
 
 
 def _apply(files: list[_CandidateFile], part: slice, rows: list[Longs], deletion: RowDeletion) -> None:
-    """`rows` are those of each file in this part of its words."""
+    """Apply the deletion to the bits of the files. `rows` are the rows of each file in this part of its words."""
     start = 0
     for file, file_rows in zip(files, rows, strict=True):
         own = slice(start, start + len(file_rows))

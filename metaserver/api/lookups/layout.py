@@ -29,7 +29,10 @@ BARS, BARS_MAX = 1000, 2000
 POINTS, POINTS_MAX = 400, 2000
 MARKS = 5
 STRING_FILES_MAX = 1_000_000
-"""Bounds that are strings are objects in memory, about 100 bytes each; numbers are 8 bytes."""
+"""The maximum number of files for a column of strings.
+
+A string bound takes about 100 bytes of memory, a number 8 bytes.
+"""
 SCALES = ("value", "rank")
 
 
@@ -76,7 +79,7 @@ class SnapshotLayout(msgspec.Struct, rename="kebab"):
 
 
 class ColumnLayout(msgspec.Struct, rename="kebab"):
-    """Positions are from 0, the lowest bound of all files, to 1, the highest."""
+    """The layout of a column. Positions are from 0, the lowest bound of all files, to 1, the highest."""
 
     column: str
     type: str

@@ -4,7 +4,8 @@ The rule: the answer states what it does not cover. Rows of files that the index
 (`complete`, `uncovered-files`). A row is `undecided` when it is unknown whether a delete removed it. A key without a
 row is listed as missing, which is final only in a complete answer.
 
-Keys are JSON or an Arrow IPC stream, by Content-Type; answers as well, by Accept. Arrow allows up to a million keys.
+Keys are JSON or an Arrow IPC stream, as Content-Type states. Accept selects the format of the answer in the same way.
+Arrow allows up to a million keys.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class FileProblem(msgspec.Struct, rename="kebab"):
 
 
 class LookupKeysResponse(msgspec.Struct, rename="kebab"):
-    """Encoded in parts: `rows` and `missing` last."""
+    """The answer. It is encoded in parts, with `rows` and `missing` last."""
 
     snapshot_id: int | None
     index: str
@@ -215,8 +216,8 @@ def _record_index(metadata: TableMetadata, query: _KeyQuery) -> tuple[IndexDefin
     """Return the index, and its terms in the order of the values in keys.
 
     Raises:
-        BadRequest: If the request is invalid.
-        NotFound: If it does not exist.
+        BadRequest: The request is invalid.
+        NotFound: The index does not exist.
     """
     by_name = read_definitions(metadata).by_name
     usable = [index for index in by_name.values() if KINDS[index.kind].answers_keys and index.enabled]
@@ -284,7 +285,7 @@ async def _send_pieces(pieces: Sequence[bytes | memoryview]) -> AsyncIterator[by
 
 @dataclass(frozen=True)
 class _LookupAnswer:
-    """An answer; encoded in a thread when it is large."""
+    """The answer to a lookup. A large answer is encoded in a thread."""
 
     metadata: TableMetadata
     scan: ScanPlan
@@ -314,8 +315,11 @@ class _LookupAnswer:
         return np.flatnonzero(absent)
 
     def _files(self) -> tuple[Longs, list[str], list[list[Any]]]:
-        """Return (number of each file of the view among those with a row, paths, [spec ids, partitions] if
-        requested).
+        """Return the files that have a row.
+
+        Returns:
+            For each file of the view, its number among the files with a row; the paths; and the spec ids and
+            partitions, if they were requested.
         """
         view = self.scan.view
         hit = np.zeros(view.file_count, dtype=np.bool_)
@@ -330,7 +334,10 @@ class _LookupAnswer:
         return numbers, paths_at(view, positions), more
 
     def json(self) -> list[bytes]:
-        """Return the answer as pieces of JSON: encoding and joining hold the GIL."""
+        """Return the answer as pieces of JSON.
+
+        The pieces are not joined, because joining holds the GIL, as encoding does.
+        """
         located = self.located
         numbers, paths, more = self._files()
         pieces = [encode_json(self._about())[:-1] + b',"rows":[']
@@ -381,7 +388,7 @@ class _LookupAnswer:
 
 
 def paths_at(view: TableView, positions: Any) -> list[str]:
-    """Return the paths of data files at these positions in the view, ascending."""
+    """Return the paths of the data files at these positions in the view. The positions are ascending."""
     texts = files_at(view, view.entry_ids_at(positions)).texts("file_path").values() if len(positions) else []
     return [(text or b"").decode("utf-8", "replace") for text in texts]
 

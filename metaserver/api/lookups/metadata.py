@@ -1,11 +1,11 @@
 """Metadata routes over columnar blocks: files, column statistics and partitions of a snapshot.
 
-Every answer is of one snapshot, which it names. Page tokens contain everything that a page depends on: the snapshot, so
-that a commit between two pages has no effect, and the position. Any worker accepts them; the token of another request
-is refused.
+Every answer describes one snapshot, which it names. A page token contains everything that a page depends on: the
+position and the snapshot, so that a commit between two pages has no effect. Any worker accepts the token. The token of
+another request is refused.
 
-JSON is for people and scripts; Arrow IPC streams, whose columns are written without conversion, are for engines and
-data frames.
+JSON is for people and scripts. Arrow IPC streams are for engines and data frames; their columns are written without
+conversion.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.view.view import TableView
 
 ARROW_LIMIT = 100_000
-"""The limit and the default of items of an Arrow answer."""
+"""The limit, and the default, of the number of items of an Arrow answer."""
 IN_THREAD_JSON = 500
-"""Larger pages, from about 2 ms of work, are encoded in a thread."""
+"""Larger pages take about 2 ms of work or more, and are encoded in a thread."""
 IN_THREAD_FILES = 5_000
 """Partitions of larger tables are computed in a thread: each page needs all files."""
 PREFIXES: web.AppKey[PrefixCache] = web.AppKey("prefixes", PrefixCache)
@@ -208,10 +208,10 @@ async def list_partitions(call: Call) -> web.Response:
 
 
 def stats_column(metadata: TableMetadata, name: str) -> RequestedColumn:
-    """Return the column by its current name, otherwise by an earlier one.
+    """Return the column with this current name, or otherwise with this earlier name.
 
     Raises:
-        BadRequest: For an unknown name and for a struct.
+        BadRequest: The name is unknown, or the column is a struct.
     """
     newest_first = sorted(metadata.schemas, key=lambda schema: schema.id, reverse=True)
     for schema in (metadata.current_schema, *newest_first):
@@ -228,7 +228,7 @@ def stats_column(metadata: TableMetadata, name: str) -> RequestedColumn:
 def _canonical_kind(type_text: str) -> str:
     try:
         return canonical_primitive(type_text)
-    except BadRequest:  # a type of a later format version: it has counts, but bounds that are unknown here
+    except BadRequest:  # A type of a later format version: the column has counts, but its bounds cannot be decoded.
         return type_text
 
 
@@ -283,7 +283,7 @@ async def _answer(page: _Page, list_name: str, names: tuple[str, ...], listing: 
         _encode_arrow if page.arrow else _encode_json, page, list_name, names, listing
     )
     items_of_page = min(page.limit, max(0, listing.total - page.start))
-    # PyArrow imports pandas, where it is installed, before it makes its first array: a seventh of a second.
+    # Before PyArrow makes its first array, it imports pandas if it is installed, which takes a seventh of a second.
     small = not page.arrow and items_of_page <= IN_THREAD_JSON
     body = work() if small else await asyncio.to_thread(work)
     content_type = arrow.ARROW_STREAM if page.arrow else "application/json"

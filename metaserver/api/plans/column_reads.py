@@ -1,7 +1,7 @@
 """Which columns a plan or a scan report reads, and how old the oldest partition is, for `catalog/column_usage.py`.
 
-If something is not known, the read counts as a read of more: of every column, or of the whole table. So no column
-looks unread although it is read. The cost for a plan is one pass over the partition values of its files.
+If something is unknown, the read counts as a read of every column, or of the whole table. So no column appears unread
+although it is read. The cost for a plan is one pass over the partition values of its files.
 """
 
 from __future__ import annotations
@@ -28,22 +28,25 @@ from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.store.model import ALL_AGES, EVERY_COLUMN, UNKNOWN_COLUMNS, Entry
 
 _ENGINES = frozenset({"spark", "flink", "hive", "presto", PROXY_ENGINE})
-"""Engines whose scan reports name the columns that a query reads. Others project all columns and read some."""
+"""Engines whose scan reports name the columns that a query reads.
+
+Other engines project all columns and read only some.
+"""
 _IN_LOOP_NAMES_MAX = 10_000
 _OPS_WITH_LOWER_BOUND = frozenset({Op.GT, Op.GT_EQ, Op.EQ, Op.IN})
 
 
 def usage_of(call: Call) -> ColumnUsage | None:
-    """Return the counters; None if reads are not counted: the setting is off, or a job of the table services reads."""
+    """Return the counters.
+
+    None if reads are not counted: the setting is off, or a job of the table services reads.
+    """
     usage = call.components.catalog.column_usage
     return usage if usage.is_on and call.principal.name != SERVICE_PRINCIPAL else None
 
 
 def count_read(call: Call, read: ColumnRead | None) -> None:
-    """Count a read, if reads are counted.
-
-    None is no read.
-    """
+    """Count a read, if reads are counted. If `read` is None, nothing is counted."""
     usage = None if read is None else usage_of(call)
     if usage is not None and read is not None:
         usage.add(read, None if call.principal is ANONYMOUS else call.principal.name)
@@ -68,7 +71,7 @@ async def count_plan(
     if entry is None or usage is None:
         return None
     named: set[int] | None = None
-    if select is not None:  # a client may name half a million
+    if select is not None:  # A client may name half a million columns.
         find = partial(_find_ids, scan_plan.schema, select)
         named = find() if len(select) <= _IN_LOOP_NAMES_MAX else await call.in_turn(find)
     columns = {UNKNOWN_COLUMNS} if named is None else named
@@ -80,10 +83,13 @@ async def count_plan(
 
 
 def _find_ids(schema: Schema, names: Collection[str]) -> set[int]:
-    """Return the ids of columns, without unknown names: those of metadata columns, or of another schema."""
+    """Return the ids of columns.
+
+    Unknown names are left out: they name metadata columns, or columns of another schema.
+    """
     by_name = schema.index.by_name
     ids = {by_name[name] for name in names if name in by_name}
-    if len(ids) < len(names):  # engines that ignore case
+    if len(ids) < len(names):  # Some engines ignore case.
         folded = {name.lower() for name in names}
         ids |= {number for name, number in by_name.items() if name.lower() in folded}
     return ids | ({EVERY_COLUMN} if "*" in names else set())
@@ -115,7 +121,7 @@ def read_of_report(
         The read; None for the report of an engine that reads a plan snapshot: the proxy reports the columns.
     """
     schema = _schema_of(metadata, report)
-    # A reader could invent ids without end. Engines also send those of metadata columns.
+    # A reader could invent any number of ids. Engines also send the ids of metadata columns.
     by_id = schema.index.by_id
     ids = {
         field_id for field_id in _list_in(report, "projected-field-ids") if type(field_id) is int and field_id in by_id
@@ -135,7 +141,7 @@ def read_of_report(
         columns = {*columns, *(term[0] for term in terms_of(filtered, schema, (), case_sensitive=False))}
         if not is_planned:
             oldest = _find_minimum_time_ms(bind(filtered, schema, (), case_sensitive=False), metadata)
-    except BadRequest:  # Iceberg replaces literals by what they are, such as (2-digit-int)
+    except BadRequest:  # Iceberg replaces literals by a description, such as (2-digit-int).
         pass
     return ColumnRead(uuid, columns_of(columns), _age_d(oldest, now_ms))
 

@@ -46,9 +46,9 @@ else:
 
 DEFAULT_LIMIT = 100
 RESIDUAL_PARTITIONS_MAX = 1000
-"""The residuals of this many partitions are returned, those with the most files."""
+"""The maximum number of partitions whose residuals are returned: those with the most files."""
 RESIDUAL_BYTES_MAX = 4 << 20
-"""The limit for all distinct residuals together."""
+"""The limit for the total size of all distinct residuals."""
 _IN_THREAD_FILES = 5_000
 _IN_THREAD_BYTES = 4_000
 
@@ -227,13 +227,13 @@ async def explain_scan(
     """Return the `ExplainResponse` of one scan, encoded.
 
     Args:
-        read: What the filter of `wanted` was read from.
-        beside, max_kept_fraction: See `unpruned_reasons`.
+        read: The parsed SQL from which the filter of `wanted` was made.
+        beside, max_kept_fraction: See `find_unpruned_reasons`.
 
     Raises:
-        Forbidden: For a table of `joins`.
-        NotFound: For a table of `joins`.
-        BadRequest: For a filter or a join that cannot be bound.
+        Forbidden: The caller may not read a table of `joins`.
+        NotFound: A table of `joins` does not exist.
+        BadRequest: A filter or a join cannot be bound.
     """
     bind, is_long = partial(BoundScan.bind, loaded.metadata, wanted), is_longer(wanted.filter, IN_LOOP_VALUES)
     bound_scan = await call.in_turn(bind) if is_long else bind()

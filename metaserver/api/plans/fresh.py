@@ -1,11 +1,11 @@
-"""Plans of stream tables: with the rows that were acknowledged and that no commit has added yet.
+"""Plans of stream tables: they include the acknowledged rows that no commit has added yet.
 
 A plan has fresh rows if the client reads the current state of the table. PyIceberg then names no snapshot. Spark always
 names the snapshot that was current when it loaded the table, also where the user named none. So a plan of Java's client
 for the current snapshot, or for a snapshot that a flush has replaced a moment ago, reads the current state.
 
-A statement that rewrites or deletes rows of files gets no fresh files: a commit cannot remove rows of them. Their rows
-are flushed first, so that the statement's commit conflicts if it would have changed them.
+A statement that rewrites or deletes rows of files gets no fresh files, because a commit cannot remove rows of them.
+Their rows are flushed first, so that the statement's commit conflicts if it would have changed them.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from seamark.metaserver.streams.catalog_tables import is_flush
 from seamark.metaserver.streams.fresh_snapshots import with_fresh_snapshot
 
 REPLACED_MS_MAX = 10_000
-"""A flush that is not older may have come between the client's load of the table and its plan."""
+"""The maximum age of a flush that may have happened between the client's load of the table and its plan."""
 
 
 class FreshPlan(NamedTuple):
-    """What a plan request of a stream table reads.
+    """The table and the snapshot that a plan request of a stream table reads.
 
     Attributes:
         loaded: The table; its current snapshot is `snapshot` if there is one.
@@ -46,11 +46,12 @@ class FreshPlan(NamedTuple):
 
 
 async def load_fresh(call: Call, entry: Entry, data: bytes, dialect: ClientDialect) -> FreshPlan:
-    """Return what a plan request with this body reads."""
+    """Return the table and the snapshot that a plan request with this body reads."""
     body = await call.parse(data, PlanTableScan)
     metadata = await call.components.catalog.documents.table(entry.metadata_location)
     if reads_fresh(call.headers) and body.snapshot_id is not None and metadata.snapshot(body.snapshot_id) is None:
-        body = msgspec.structs.replace(body, snapshot_id=None)  # the fresh snapshot that the catalog has loaded
+        # The catalog has loaded the fresh snapshot as the current one.
+        body = msgspec.structs.replace(body, snapshot_id=None)
     if not _is_live(body, metadata, dialect, call.components.clock.now_ms()):
         return FreshPlan(LoadedTable(entry, metadata), None, False)
     if dialect.changes_files and FILE_COLUMN in (body.select or ()):

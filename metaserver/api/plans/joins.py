@@ -46,9 +46,9 @@ else:
 
 DEPTH_MAX = 4
 JOINS_MAX = 32
-"""The limit for one request, nested joins included."""
+"""The maximum number of joins of one request, including nested joins."""
 COLUMNS_MAX = 16
-"""The limit for one join."""
+"""The maximum number of columns of one join."""
 
 DIMENSIONS: web.AppKey[Dimensions] = web.AppKey("dimensions", Dimensions)
 
@@ -151,8 +151,9 @@ async def evaluate_joins(
     """Return the filters that the joins imply for the rows of the table, and their outcomes for the answer.
 
     Raises:
-        BadRequest: If a join is invalid.
-        Forbidden, NotFound: As the route of each joined table does.
+        BadRequest: A join is invalid.
+        Forbidden: The caller may not read a joined table.
+        NotFound: A joined table does not exist.
     """
     if not joins:
         return JoinFilters((), ()), msgspec.UNSET
@@ -221,7 +222,7 @@ def _check_comparison(spec: JoinSpec, transform: str, pairs: Sequence[Pair], sho
     """Return the operators of the pairs of a join that compares the column with values or an extreme.
 
     Raises:
-        BadRequest: If the join compares other columns than its transform allows.
+        BadRequest: The join compares other columns than its transform allows.
     """
     kinds = pairs[0].kind, pairs[0].other_kind
     is_ordered = transform in (*EXTREMES, RANGE)
@@ -277,7 +278,9 @@ async def _bind_filter(call: Call, spec: JoinSpec, metadata: TableMetadata) -> E
 
 
 async def _bind_outside(call: Call, spec: JoinSpec, metadata: TableMetadata) -> Expression | None:
-    """Return a condition that is true for at least the rows for which the filter is not; None if that is not known."""
+    """Return a condition that is true for all rows for which the filter is not true; None if no such condition is
+    known.
+    """
     filter_json = bytes(spec.filter)
     if not spec.exact or spec.predicate is not None:
         return None
@@ -310,15 +313,15 @@ def _bind_like(metadata: TableMetadata, predicate: LikePredicate) -> BoundLike:
 
 
 def parse_filter(data: bytes, metadata: TableMetadata, *, functions: bool = False) -> Expression:
-    """Return the unbound expression of a `filter` with typed literals; TRUE without one.
+    """Return the unbound expression of a `filter` with typed literals; TRUE without a filter.
 
     Args:
         data: The JSON of the filter; empty without a filter.
         metadata: The table's metadata.
-        functions: As in `parse_expression`.
+        functions: Whether the filter may have functions; see `parse_expression`.
 
     Raises:
-        BadRequest: If the filter is invalid.
+        BadRequest: The filter is invalid.
     """
     if not data:
         return TRUE
@@ -335,7 +338,7 @@ def _find_column(schema: Schema, name: str) -> Column:
     """Return the column with a name, without regard to case if that is unambiguous.
 
     Raises:
-        BadRequest: If there is no such column, or if it does not have exactly one value in each row.
+        BadRequest: There is no such column, or the column does not have exactly one value in each row.
     """
     column = schema.column_named(name)
     if column is None:
@@ -362,5 +365,5 @@ async def _open(app: web.Application) -> AsyncIterator[None]:
 
 
 def add_joins(app: web.Application) -> None:
-    """Register what routes with joins need."""
+    """Add the components that routes with joins need."""
     app.cleanup_ctx.append(_open)

@@ -12,7 +12,10 @@ from seamark.metaserver.access.principal import ANONYMOUS_NAME
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 
 PENDING_LIMIT = 64
-"""The number of running plans that clients poll, per worker. Beyond it, the request itself waits for the plan."""
+"""The maximum number of running plans that clients poll, per worker.
+
+Above it, the request itself waits for the plan.
+"""
 FINISHED_LIMIT = 4
 """The number of finished plans that are kept for polling clients, each with its view of the snapshot."""
 
@@ -21,9 +24,9 @@ _Key = tuple[str, str]
 
 
 class PendingPlans:
-    """Belongs to one worker; no result depends on it.
+    """The running and finished plans of one worker. No result depends on them.
 
-    Equal requests have the same plan id, so each principal has its own plans, and cancels only these; the planner
+    Equal requests have the same plan id, so each principal has its own plans, and cancels only these. The planner
     computes equal plans once.
     """
 
@@ -31,8 +34,9 @@ class PendingPlans:
         self._tasks: dict[_Key, asyncio.Task[ScanPlan]] = {}
 
     def is_full(self, principal_name: str) -> bool:
-        """Return whether `principal_name` has reached the limit: with logins, a principal has at most half of the
-        places.
+        """Return whether `principal_name` has reached the limit.
+
+        With logins, a principal has at most half of the limit.
         """
         owners = [owner for (owner, _), task in self._tasks.items() if not task.done()]
         share = PENDING_LIMIT if principal_name == ANONYMOUS_NAME else PENDING_LIMIT // 2
@@ -41,10 +45,10 @@ class PendingPlans:
     def start(
         self, plan_id: str, principal_name: str, make: Callable[[], Awaitable[ScanPlan]]
     ) -> asyncio.Task[ScanPlan]:
-        """Start the plan's task, which runs independently of the request, also if another worker has begun the plan.
+        """Start the plan's task. It runs independently of the request, even if another worker has begun the plan.
 
         Raises:
-            TooManyRequests: Above the limit.
+            TooManyRequests: The principal has reached the limit.
         """
         key = (principal_name, plan_id)
         task = self._tasks.get(key)
@@ -74,7 +78,7 @@ class PendingPlans:
         """Keep the latest plans for polling clients, because the planner may have evicted a large plan."""
         if self._tasks.get(key) is not task:
             return
-        if task.cancelled() or task.exception() is not None:  # a poll repeats the plan and gets the error
+        if task.cancelled() or task.exception() is not None:  # A poll repeats the plan and gets the error.
             del self._tasks[key]
             return
         self._tasks[key] = self._tasks.pop(key)

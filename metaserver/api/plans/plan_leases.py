@@ -1,8 +1,8 @@
 """Routes that renew the leases of plan tables and plan snapshots, for clients that wait before they read them.
 
 A principal that may read the table may renew its plans, because it may also create them. A name whose lease has ended
-resolves again as long as its files exist. Creating the plan again does not renew it: after a commit to the table it is
-another plan.
+resolves again if its lease is renewed while its files exist. To create the plan again does not renew it: after a commit
+to the table the result is another plan.
 """
 
 from __future__ import annotations
@@ -104,10 +104,10 @@ async def lease_plan_snapshots(call: Call, body: LeasePlanSnapshotsRequest) -> L
 
 
 def check_lease(lease_s: int | None) -> None:
-    """Refuse a lease shorter than a second.
+    """Check that a lease lasts at least a second.
 
     Raises:
-        BadRequest: For such a lease.
+        BadRequest: The lease is shorter.
     """
     if lease_s is not None and lease_s < 1:
         raise BadRequest(f"lease-s is {lease_s}; it must be at least 1")

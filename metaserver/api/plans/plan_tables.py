@@ -1,7 +1,7 @@
 """The route that creates plan tables, which engines without scan planning read by name.
 
-Identical requests share one name: it is derived from the table's pointer, its indexes and the bound filter alone,
-before the scan is planned. Concurrent identical requests share one plan. A reader's right suffices, as for planning:
+Identical requests share one name. It is derived from the table's pointer, its indexes and the bound filter, before the
+scan is planned. Concurrent identical requests share one plan. As for planning, the caller needs only the right to read:
 the stored files are small, refer only to files that the reader may read, and are deleted automatically.
 
 With `X-Seamark-Plans` the plan has no name. The answer contains the id of a snapshot, which loadTable adds for requests
@@ -149,10 +149,11 @@ WRITER: web.AppKey[PlanWriter] = web.AppKey("plan-writer", PlanWriter)
 MAKING: web.AppKey[SingleFlight[tuple[object, ...], PlanTableResponse]] = web.AppKey("plan-tables-making")
 _Read = tuple[PlanTableRequest, Expression]
 READ: web.AppKey[MemoryCache[tuple[str, bytes], _Read]] = web.AppKey("plan-tables-read")
-"""Decoded requests by the table's metadata file, which determines what names mean, and the body."""
+"""A cache of decoded requests. The key is the body and the table's metadata file, which determines what names mean."""
 DECLINED: web.AppKey[MemoryCache[tuple[str, float | None], PlanTableResponse]] = web.AppKey("plan-tables-declined")
-"""Requests that get no plan table, by the name it would have, which covers all that the plan depends on, and
-`kept-max`."""
+"""A cache of requests that get no plan table. The key is `kept-max` and the name of the plan table, which covers
+everything that the plan depends on.
+"""
 
 
 @Route(
@@ -284,7 +285,7 @@ class _NewPlanTable:
                 app[DECLINED].put((name, max_kept_fraction), answer, _DECLINED_EACH_BYTES)
             return answer
         plan_id = str(app[COMPONENTS].clock.uuid7())
-        if not scan_plan.complete:  # a later plan may keep fewer files, so the name is not shared
+        if not scan_plan.complete:  # A later plan may keep fewer files, so the name is not shared.
             name = plan_name(entry, snapshot.snapshot_id, f"{self._question} {plan_id}", self._holder)
             answer = msgspec.structs.replace(answer, name=name)
         select = partial(find_kept_manifests, scan_plan, metadata.format_version, hidden=body.hide_partitions)
@@ -342,7 +343,9 @@ class _NewPlanTable:
 
 
 def _find_hazards(scan_plan: ScanPlan) -> tuple[str, bool]:
-    """Return why DuckDB would read the snapshot wrongly with any plan table, and whether it would without one."""
+    """Return why DuckDB would read the snapshot wrongly with any plan table, and whether it would also do so
+    without one.
+    """
     misread = misread_deletes(scan_plan.view, scan_plan.metadata)
     return misread, not misread and is_misleading(scan_plan.view, scan_plan.metadata)
 

@@ -52,7 +52,7 @@ T = TypeVar("T")
 _TABLE = "/v1/{prefix}/namespaces/{namespace}/tables/{table}"
 _CLIENT_VERSION = "X-Client-Version"
 RESIDUALS = "X-Seamark-Residuals"
-"""The values of the header that says how the client uses residuals.
+"""The header that says how the client uses residuals.
 
 `short`: the client applies its own filter to rows, so a residual may be weaker than necessary. `exact`: the client
 may apply the residual alone. Without the header, the client's kind decides (`ClientDialect`).
@@ -60,9 +60,9 @@ may apply the residual alone. Without the header, the client's kind decides (`Cl
 POLL_S = 0.5
 """How long a poll waits for a running plan."""
 _ENTRIES_MAX = 10_000
-"""The limit for cached pointers."""
+"""The maximum number of cached pointers."""
 PLAN_ID_CHARACTERS_MAX = 4000
-"""The limit for a plan id, which is part of a URL; servers and proxies limit its length. Longer ids are not issued."""
+"""The maximum length of a plan id. The id is part of a URL, whose length servers and proxies limit."""
 
 
 class PointerCache:
@@ -75,7 +75,7 @@ class PointerCache:
     """
 
     def __init__(self, tables: Tables, changes: CommitCounter | None) -> None:
-        """If `changes` is None, each request reads the pointer."""
+        """If `changes` is None, each request reads the pointer from the database."""
         self._tables = tables
         self._changes = changes
         self._number: int | None = None
@@ -93,7 +93,7 @@ class PointerCache:
         entry = self._entries.get(key)
         if entry is None:
             entry = await self._tables.entry(namespace, name)
-            if number == self._number:  # the entry was read after the number, so it is at least as new
+            if number == self._number:  # The entry was read after the number, so it is at least as new.
                 self._entries[key] = entry
         return entry
 
@@ -103,7 +103,7 @@ class PointerCache:
 
 
 class _CachedAnswer(msgspec.Struct, frozen=True, gc=False):
-    """An answer as sent, and the counts of its plan."""
+    """An encoded answer, and the counts of its plan."""
 
     body: bytes
     headers: CIMultiDict[str]
@@ -130,10 +130,11 @@ TOKENS: web.AppKey[Tokens] = web.AppKey("tokens", Tokens)
 async def plan_table_scan(call: Call, body: bytes) -> Answer:
     """Plan a scan.
 
-    Identity and pointer are checked for each request; only what depends on nothing else is cached.
+    The identity and the pointer are checked for each request. An answer is cached only if it depends on nothing else.
     """
     app, namespace, name = call.app, call.namespace, call.names[0]
-    if is_plan_name(name):  # its lease may end at any time; most clients plan scans of these tables
+    # The lease of a plan table may end at any time, and most clients plan scans of plan tables themselves.
+    if is_plan_name(name):
         answer, _, _ = await _plan(call, await app[COMPONENTS].catalog.plan_tables.read(namespace, name), body)
         return answer
     entry = await app[POINTERS].entry(namespace, name)
@@ -205,7 +206,7 @@ async def _plan(
     scan = _ClientScan(
         call, loaded, dialect, pin_request(body, loaded.metadata, dialect, None if stream is None else stream.snapshot)
     )
-    # Validates the request before anything is read, also for an empty table.
+    # This validates the request before anything is read, even for an empty table.
     bound_scan = await scan.bind()
     if bound_scan.snapshot is None:
         return {"status": "completed", "file-scan-tasks": []}, None, None
@@ -238,11 +239,12 @@ async def fetch_planning_result(call: Call) -> Answer:
     done, _ = await asyncio.wait({task}, timeout=POLL_S)
     if not done:
         return {"status": "submitted"}
-    if task.cancelled():  # by another client of the principal; the next poll starts it again
+    if task.cancelled():  # Another client of the principal cancelled the plan. The next poll starts it again.
         return {"status": "submitted"}
     try:
         scan_plan = task.result()
-    except BadRequest as error:  # valid when the plan was begun; a snapshot of its range has expired since
+    # The request was valid when the plan began, but a snapshot of its range has expired since.
+    except BadRequest as error:
         raise NoSuchPlanId(f"The plan can no longer be computed: {error.message}; plan again") from None
     call.components.metrics.plans.observe(scan_plan.considered, scan_plan.files, 0.0)
     return await scan.answer(call.request, scan_plan, _credentials(call, loaded))
@@ -268,7 +270,8 @@ async def fetch_scan_tasks(call: Call, body: _FetchScanTasks) -> web.StreamRespo
     scan = _ClientScan(call, loaded, _dialect_of(call), task.request)
     try:
         scan_plan = await scan.plan()
-    except BadRequest as error:  # valid when the task was issued; a snapshot of its range has expired since
+    # The request was valid when the task was issued, but a snapshot of its range has expired since.
+    except BadRequest as error:
         raise NoSuchPlanTask(f"The plan task can no longer be answered: {error.message}; plan again") from None
     return await scan.answer_task(call.request, scan_plan, task)
 
@@ -291,10 +294,10 @@ def _name_of_table(call: Call) -> str:
 
 
 def _has_not_expired(metadata: TableMetadata, request: PinnedRequest) -> bool:
-    """Return whether the metadata still has all that the request needs.
+    """Return whether the metadata still has all snapshots that the request needs.
 
-    The first snapshot of an incremental scan may have expired, because it is not read. Those after it must exist: rows
-    are numbered by the position of their manifest among the manifests of all snapshots of the range.
+    The first snapshot of an incremental scan may have expired, because it is not read. The snapshots after it must
+    exist: rows are numbered by the position of their manifest among the manifests of all snapshots of the range.
     """
     if any(
         snapshot_id is not None and metadata.snapshot(snapshot_id) is None
@@ -334,25 +337,26 @@ class _Page(NamedTuple):
     end_row: int
     """The page covers the entry ids in [`first_row`, `end_row`), of which the plan keeps `entry_ids`."""
     inline_limit: int
-    """More files are not in the answer itself, but in further plan tasks."""
+    """The maximum number of files in the answer itself. Further files are in plan tasks."""
 
 
 class _ClientScan:
-    """A scan that a client requests: binds, plans and answers it.
+    """Binds, plans and answers a scan that a client requests.
 
-    Work on a filter grows with its length: to read, bind or write one with two hundred thousand values takes up to
-    seconds of Python. For a long filter all of this runs in a thread, for one filter at a time, and principals in turn.
+    Work on a filter grows with its length. To read, bind or write a filter with two hundred thousand values takes up to
+    seconds of Python. For a long filter all of this runs in a thread, for one filter at a time, and principals take
+    turns.
 
-    An instance outlives the HTTP request if the plan is fetched later, so it does not refer to it.
+    An instance outlives the HTTP request if the plan is fetched later, so it does not refer to the request.
     """
 
     __slots__ = ("_app", "_dialect", "_entry", "_headers", "_metadata", "_principal_name", "_request")
 
     def __init__(self, call: Call, loaded: LoadedTable, dialect: ClientDialect, request: PinnedRequest) -> None:
-        """Keep the request; `bind` and `plan` do the work.
+        """Store the request; `bind` and `plan` do the work.
 
         Raises:
-            BadRequest: If the table does not have the schema of the request.
+            BadRequest: The table does not have the schema of the request.
         """
         self._app = call.app
         self._principal_name = call.principal.name
@@ -368,7 +372,7 @@ class _ClientScan:
         """Parse and bind the filter.
 
         Raises:
-            BadRequest: If the request is invalid.
+            BadRequest: The request is invalid.
         """
         bind = partial(self._request.bind, self._metadata)
         return await self._run_in_turn(bind) if self._request.has_long_filter else bind()
@@ -450,10 +454,10 @@ class _ClientScan:
 
     @property
     def _wants_exact_residuals(self) -> bool:
-        """Whether the client may filter rows by residuals alone.
+        """Return whether the client may filter rows by residuals alone.
 
         Raises:
-            BadRequest: If the header has another value.
+            BadRequest: The header has an unknown value.
         """
         header = self._headers.get(RESIDUALS)
         if header is None:
@@ -468,7 +472,7 @@ class _ClientScan:
         A plan task may be split again when it is fetched, because the first answer may not have room for all tasks.
 
         Raises:
-            BadRequest: If exact residuals are too long for one answer, and the filter is too long for plan tasks.
+            BadRequest: Exact residuals are too long for one answer, and the filter is too long for plan tasks.
         """
         files, entry_ids = len(page.entry_ids), page.entry_ids
         fitting = files if writer.files_max is None else writer.files_max
@@ -499,7 +503,7 @@ class _ClientScan:
         return self._entry.uuid
 
     async def _run(self, work: Callable[[], T]) -> T:
-        """Return the result of work on the request; in turn if its filter is long."""
+        """Return the result of work on the request. If the filter is long, the work waits for its turn."""
         return await self._run_in_turn(work) if self._request.has_long_filter else work()
 
     async def _run_in_turn(self, work: Callable[[], T]) -> T:
@@ -510,7 +514,7 @@ def _find_columns(metadata: TableMetadata, request: PinnedRequest) -> list[int]:
     """Return the ids of the columns whose statistics are requested.
 
     Raises:
-        BadRequest: If a name is in no schema of the table.
+        BadRequest: A name is in no schema of the table.
     """
     newest_first = sorted(metadata.schemas, key=lambda schema: schema.id, reverse=True)
     schemas = [metadata.current_schema, *newest_first]

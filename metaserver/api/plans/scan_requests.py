@@ -25,11 +25,14 @@ from seamark.metaserver.planner.answer.content_files import ClientDialect
 from seamark.metaserver.planner.scan.request import PinnedRequest, find_expired_ancestor, find_schemas_while_head
 
 STATS_FIELDS_MAX = 10_000
-"""The limit for one request; plan tasks carry the names."""
+"""The maximum number of stats fields of one request; plan tasks contain their names."""
 FILE_COLUMN = "_file"
-"""The metadata column by which Spark finds the files that a statement rewrites or deletes rows of."""
+"""The metadata column with which Spark finds the files whose rows a statement rewrites or deletes."""
 _MERGE_ON_READ_COLUMNS = frozenset({"_pos", "_spec_id", "_partition"})
-"""The metadata columns that merge-on-read selects beside `_file`; it never writes the other rows of a file."""
+"""The metadata columns that merge-on-read selects beside `_file`.
+
+Merge-on-read never rewrites the other rows of a file.
+"""
 _MODE_PROPERTIES = ("write.delete.mode", "write.update.mode", "write.merge.mode")
 
 
@@ -39,10 +42,14 @@ class _Extensions(msgspec.Struct, frozen=True, rename="kebab"):
     residuals: bool = True
     sequence_numbers: bool = False
     usage: bool = True
-    """Whether the read counts as one of the columns; maintenance reads all columns of old files."""
+    """Whether the read counts as a read of the columns.
+
+    Maintenance jobs read all columns of old files, so they do not count.
+    """
     functions: bool = False
-    """The filter may have functions of SQL (`formats/iceberg/types/functions.py`). Without residuals only, as Iceberg's
-    readers do not know them."""
+    """Whether the filter may have functions of SQL (`formats/iceberg/types/functions.py`). They require `residuals`
+    to be false, because Iceberg's readers do not have these functions.
+    """
     schema_id: int | None = None
     """The schema that resolves the names in the filter; it may differ from the current one."""
 
@@ -75,7 +82,7 @@ def pin_request(
         fresh: The fresh snapshot that is the current one in `metadata`.
 
     Raises:
-        BadRequest: If the request names too many stats fields or an unknown snapshot, or has functions and residuals.
+        BadRequest: The request names too many stats fields or an unknown snapshot, or has both functions and residuals.
     """
     stats_fields = body.stats_fields or ()
     if len(stats_fields) > STATS_FIELDS_MAX:
@@ -112,7 +119,7 @@ def pin_request(
 
 
 def _read_selection(body: PlanTableScan, metadata: TableMetadata, snapshot_id: int | None) -> tuple[bool, bool]:
-    """Return what the selected columns show.
+    """Return two facts that the selected columns show.
 
     Returns:
         Whether the request selects all columns of the table and nothing else; and whether it may belong to a statement
@@ -120,7 +127,8 @@ def _read_selection(body: PlanTableScan, metadata: TableMetadata, snapshot_id: i
     """
     selected = frozenset(body.select or ())
     if FILE_COLUMN in selected:
-        # The modes alone could change between the statement and its plan, the columns alone could be the user's.
+        # Both are checked: the modes could change between the statement and its plan, and a query may select the
+        # columns.
         merges_on_read = selected >= _MERGE_ON_READ_COLUMNS and all(
             metadata.properties.get(mode) == "merge-on-read" for mode in _MODE_PROPERTIES
         )
@@ -134,11 +142,12 @@ def _read_selection(body: PlanTableScan, metadata: TableMetadata, snapshot_id: i
 
 
 def _has_all_columns(selected: frozenset[str], schema: Schema) -> bool:
-    """Return whether all columns of primitive types are selected, by their full names; Java adds the structs around
-    them.
+    """Return whether all columns of primitive types are selected by their full names.
+
+    Java also selects the structs around them.
     """
     try:
         columns = schema.index.by_id.values()
-    except BadRequest:  # an irregular schema that an engine stored
+    except BadRequest:  # An engine stored an irregular schema.
         return False
     return all(column.name in selected for column in columns if is_primitive(column.type))

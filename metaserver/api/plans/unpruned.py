@@ -1,7 +1,7 @@
-"""Why the plan of a table leaves out no file, for the person who wrote the query. Pure.
+"""Finds the reasons why the plan of a table leaves out no file, for the author of the query. Pure.
 
-If all files of a table are read, a condition may be missing, not understood, or true in every file. The remedies differ
-much: another query, an index, another layout, or none.
+If all files of a table are read, a condition may be missing, not understood, or true in every file. The remedies
+differ: another query, an index, another layout, or none.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ async def get_config(call: Call) -> dict[str, Any]:
 
 
 def _endpoints(app: web.Application) -> list[str]:
-    """Listed once: the routes of a server that runs do not change."""
+    """Return the endpoints. They are listed once, because the routes of a running server do not change."""
     endpoints = app[_ENDPOINTS]
     if not endpoints:
         endpoints += list_served_endpoints(app)
@@ -38,10 +38,13 @@ def _endpoints(app: web.Application) -> list[str]:
 
 
 def _defaults(call: Call) -> dict[str, str]:
-    """PyIceberg reads the planning mode only from its catalog's properties, not from a table's `config`.
+    """Return the default properties of the catalog.
 
-    It therefore has the server plan all tables or none. All is correct for PyIceberg, which plans only what it reads
-    through the server and changes itself. Other clients would let this override the mode of a table.
+    PyIceberg reads the planning mode only from its catalog's properties, not from a table's `config`. The server
+    therefore plans all tables for PyIceberg, or none. To plan all is correct: PyIceberg uses the server's plans only
+    for reads, and plans its changes itself. Other clients do not get the property, because it would override the mode
+    of a
+    table.
     """
     is_pyiceberg = call.headers.get("User-Agent", "").startswith("PyIceberg/")
     if is_pyiceberg and call.components.settings.scan_planning_mode != "client":
@@ -50,10 +53,13 @@ def _defaults(call: Call) -> dict[str, str]:
 
 
 def _check_warehouse(call: Call) -> None:
-    """NoSuchWarehouse when the client requests a URI or a name that this server does not have.
+    """Check that the server has the warehouse that the client requests.
 
     A server has one warehouse. Its name is the prefix; without a prefix it has no name. A URI states where the client
     expects its files and must match.
+
+    Raises:
+        NoSuchWarehouse: The server does not have this URI or name.
     """
     warehouse = call.query.get("warehouse", "")
     ours, prefix = call.components.catalog.warehouse.uri, call.components.settings.prefix

@@ -1,4 +1,4 @@
-"""Functions: the Iceberg REST specification covers reads; put and drop are Seamark's API."""
+"""Routes of functions: the Iceberg REST specification covers reads, and put and drop are Seamark's API."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OWN = "/api/v1/functions/{namespace}/{function}"
 @Route("GET", _FUNCTIONS, "listFunctions")
 async def list_functions(call: Call) -> dict[str, Any]:
     page = await call.components.catalog.functions.list(call.namespace, *page_query(call.query))
-    # CatalogObjectIdentifier: levels and name in one list.
+    # A CatalogObjectIdentifier: the levels and the name in one list.
     return {"identifiers": [[*call.namespace, name] for name in page.items], "next-page-token": page.next_token}
 
 

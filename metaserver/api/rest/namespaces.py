@@ -33,7 +33,7 @@ async def list_namespaces(call: Call) -> dict[str, Any]:
     token, size = page_query(call.query)
     text = call.query.get("parent", "")
     parent = parse_namespace(text) if text else ()
-    if parent:  # the top level is open to all; namespaces that the caller may not see are left out
+    if parent:  # Everyone may list the top level. Namespaces that the caller may not see are left out.
         call.allow(parent)
     page = await call.components.catalog.namespaces.list(parent, token, size, call.visible_children(parent))
     return {"namespaces": page.items, "next-page-token": page.next_token}

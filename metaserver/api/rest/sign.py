@@ -1,4 +1,4 @@
-"""Iceberg REST: remote signing. A client gets single S3 requests to one table signed, by the rights of its login."""
+"""Iceberg REST: remote signing. The server signs single S3 requests to one table if the client has the right."""
 
 from __future__ import annotations
 

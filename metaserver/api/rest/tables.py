@@ -39,7 +39,10 @@ from seamark.metaserver.store.model import EntryKind
 _NAMESPACE = "/v1/{prefix}/namespaces/{namespace}"
 _TABLE = f"{_NAMESPACE}/tables/{{table}}"
 _QUICK_REPORT = 8 << 10
-"""Longer reports are analysed in a thread: their filter may have thousands of values."""
+"""The maximum length of a report that is analysed in the event loop.
+
+The filter of a report may have thousands of values.
+"""
 
 
 class _CreateTable(CreateTable, frozen=True, rename="kebab"):
@@ -53,7 +56,10 @@ class _RegisterTable(msgspec.Struct, rename="kebab"):
 
 
 class _CommitTable(msgspec.Struct):
-    """`identifier` is ignored: the path names the table, and old clients put their catalog's name into it."""
+    """A commit to a table.
+
+    `identifier` is ignored: the path names the table, and old clients put their catalog's name into `identifier`.
+    """
 
     requirements: list[dict[str, Any]]
     updates: list[dict[str, Any]]
@@ -181,7 +187,7 @@ async def unregister_table(call: Call) -> web.Response:
 @Route("GET", f"{_TABLE}/credentials", "loadCredentials", is_secret=True)
 async def load_credentials(call: Call) -> dict[str, Any]:
     name, catalog = call.name, call.components.catalog
-    if is_plan_name(name):  # its files belong to the table
+    if is_plan_name(name):  # The files of the report belong to the table.
         name = (await catalog.plan_tables.find(call.namespace, name))[1].name
     loaded = await catalog.tables.load(call.namespace, name)
     # The route itself requests credentials, so the header is not needed.
@@ -193,7 +199,7 @@ async def load_credentials(call: Call) -> dict[str, Any]:
 @Route("POST", f"{_TABLE}/metrics", "reportMetrics").takes_bytes()
 async def report_metrics(call: Call, data: bytes) -> None:
     name, limit = call.name, call.components.settings.metrics_report_limit_bytes
-    if len(data) > limit:  # every reader may send reports, and the database stores them
+    if len(data) > limit:  # Every reader may send reports, and the database stores them.
         raise TooLarge(f"The report has {len(data):,} bytes; the limit is {limit:,}")
     report = await call.parse(data, dict[str, Any])
     catalog = call.components.catalog
@@ -202,7 +208,7 @@ async def report_metrics(call: Call, data: bytes) -> None:
     entry = await catalog.metrics.report(call.caller, call.namespace, name, report, len(data))
     if entry is not None and report["report-type"] == "scan-report" and (usage := usage_of(call)) is not None:
         metadata = await catalog.documents.table(entry.metadata_location)
-        # Here, because the cache belongs to the event loop.
+        # This runs here because the cache belongs to the event loop.
         planned = report["snapshot-id"] in usage.plans, usage.plans.get(report["snapshot-id"])
         read_of = partial(read_of_report, entry.uuid, metadata, report, planned, call.components.clock.now_ms())
         count_read(call, read_of() if len(data) <= _QUICK_REPORT else await call.in_turn(read_of))

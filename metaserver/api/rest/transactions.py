@@ -39,7 +39,7 @@ class _CommitTransaction(msgspec.Struct, rename="kebab"):
     is_idempotent=True,
 ).takes(_CommitTransaction)
 async def commit_transaction(call: Call, body: _CommitTransaction) -> web.Response:
-    if not body.table_changes:  # without tables no right can be checked, so nothing may be recorded
+    if not body.table_changes:  # Without tables no right can be checked, so nothing may be recorded.
         raise BadRequest("table-changes is empty; it needs at least one change")
     changes = [
         TableChange(

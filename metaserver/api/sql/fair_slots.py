@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from seamark.formats.runtime.errors import RetryLater, TooManyRequests
 
 _WAITING_PER_SLOT = 8
-"""Statements that wait, for each slot; more receive 503 at once."""
+"""The maximum number of statements that wait, for each slot. Further statements receive 503 at once."""
 _KEPT_FREE = 4
-"""One of so many slots, and at least one, is for principals that run nothing."""
+"""One slot of this many, and at least one, is reserved for principals that run nothing."""
 
 
 @dataclass(eq=False)
@@ -78,7 +78,7 @@ class FairSlots:
         except BaseException as error:
             if entry in self._waiting:
                 self._waiting.remove(entry)
-            elif entry.granted.done() and not entry.granted.cancelled():  # it left after the slot was granted
+            elif entry.granted.done() and not entry.granted.cancelled():  # The client left after the slot was granted.
                 self._release(holder)
             if isinstance(error, TimeoutError):
                 raise self._refuse_at_limit() from None

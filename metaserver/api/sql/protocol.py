@@ -15,7 +15,7 @@ import msgspec
 from seamark.metaserver.api.http.describe import doc
 
 CONTROL = struct.Struct(">cI")
-"""A message between the server and the parent of workers: a kind, and the id of a worker."""
+"""The form of a message between the server and the parent of workers: a kind, and the id of a worker."""
 START, KILL = b"S", b"K"
 HEAD, DATA, ERROR, END = b"H", b"D", b"E", b"F"
 FRAME = struct.Struct(">cI")
@@ -30,7 +30,7 @@ class StatementRequest(msgspec.Struct, frozen=True):
     format: Format
     url: str
     certificates: str
-    """The certificates of the server (PEM), if `url` has an address that they may not name."""
+    """The certificates of the server (PEM), if the address in `url` is one that the certificates may not name."""
     token: str | None
     rows_max: int
     truncates: bool

@@ -5,8 +5,8 @@ and gives a worker process the statement with a token that can only read what th
 plans each table by the server's routes, which check the right for its namespace. Nothing of a statement is run in the
 server's process, and the text that reaches DuckDB is built from an allow-list (`connector/sql/`).
 
-Rows are streamed: the worker waits while the client does not read. Before the first bytes an error is an error answer;
-after them the connection is cut off, so that no client takes a part for the whole.
+Rows are streamed: the worker waits while the client does not read. Before the first bytes, an error becomes an error
+answer. After them, the server closes the connection, so that no client takes a partial answer for a complete one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from seamark.metaserver.store.model import NamespacePath
 ARROW = "application/vnd.apache.arrow.stream"
 ID_CHARACTERS_MAX = 64
 _POLL_S = 0.25
-"""How long the server waits for the worker before it looks whether the client is still there."""
+"""How long the server waits for the worker before it checks whether the client is still connected."""
 _TOKEN_SPARE_S = 5.0
 _SQL_IS_OFF = "SQL is off on this server; an operator switches it on with the setting sql = on"
 _SQL_IS_NOT_INSTALLED = "This server cannot run SQL: an operator installs it with pip install 'seamark[duckdb]'"
@@ -99,9 +99,9 @@ class RunningStatements:
         """Hold a slot for a statement; the event is set when the statement is cancelled.
 
         Raises:
-            RetryLater: If no slot becomes free in time, see `FairSlots`.
-            TooManyRequests: If the statements of the holder already take its share, see `FairSlots`.
-            BadRequest: For an id in use, and for a statement that is cancelled while it waits.
+            RetryLater: No slot became free in time, see `FairSlots`.
+            TooManyRequests: The statements of the holder already take its share, see `FairSlots`.
+            BadRequest: The id is in use, or the statement was cancelled while it waited.
         """
         key, holder = (principal, statement_id), None if principal == ANONYMOUS.name else principal
         if key in self._cancelled:
@@ -217,7 +217,7 @@ def _request(call: Call, body: StatementBody) -> StatementRequest:
     """Return the request for the worker.
 
     Raises:
-        BadRequest: For invalid fields.
+        BadRequest: A field is invalid.
     """
     settings = call.components.settings
     statement_id = str(call.components.clock.uuid4()) if body.id is None else body.id
@@ -254,7 +254,7 @@ def _request(call: Call, body: StatementBody) -> StatementRequest:
 def _own_url(call: Call, settings: Settings) -> str:
     """Return the URL by which the worker reaches this server.
 
-    It has the address at which the request arrived, never one of a header.
+    The URL has the address at which the request arrived, never an address from a header.
     """
     if settings.services_url:
         return settings.services_url
@@ -293,7 +293,7 @@ class _Exchange:
         if self._namespaces:
             call.allow(*self._namespaces)
         else:
-            call.is_checked = True  # it reads no table, and the caller may read somewhere
+            call.is_checked = True  # The statement reads no table, and the caller may read somewhere.
         response = web.StreamResponse(
             headers={
                 "Content-Type": self._type,
@@ -303,7 +303,7 @@ class _Exchange:
                 "Server": "seamark",
             }
         )
-        kind, content = await self._frame()  # an error so far is an error answer
+        kind, content = await self._frame()  # Up to here, an error becomes an error answer.
         await response.prepare(call.request)
         try:
             while kind == DATA:
@@ -322,8 +322,10 @@ class _Exchange:
         """Return the next frame.
 
         Raises:
-            ClientGone: When the client has closed the connection, BadRequest when the statement is cancelled,
-                Unauthenticated or Forbidden when the caller has lost its login or right.
+            ClientGone: The client has closed the connection.
+            BadRequest: The statement was cancelled.
+            Unauthenticated: The login of the caller has ended.
+            Forbidden: The caller has lost its right.
         """
         frame = asyncio.create_task(self._worker.frame())
         cancelled = asyncio.create_task(self._cancelled.wait())

@@ -1,7 +1,8 @@
-"""Worker processes of SQL statements: one for each statement, so that no state of a caller meets another caller.
+"""Worker processes of SQL statements: one for each statement, so that statements of different callers share no state.
 
-The parent of the workers starts with the first statement, and forks a worker in milliseconds. It gets no secrets of the
-server, and ends with its socket; a worker ends with its input. So neither outlives the server.
+The parent of the workers starts with the first statement, and forks a worker in milliseconds. The parent gets no
+secrets of the server, and ends when its socket closes; a worker ends when its input closes. So neither outlives the
+server.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ _FIXED_VARIABLES = {
     "OPENBLAS_NUM_THREADS": "1",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
 }
-"""The last three: the parent of workers has no threads, which a fork would not copy."""
+"""The fixed environment of a worker.
+
+The last three keep the parent of workers free of threads: a fork would not copy them.
+"""
 _ERRORS: dict[int, type[SeamarkError]] = {
     400: BadRequest,
     401: Unauthenticated,
@@ -58,7 +62,7 @@ _ERRORS: dict[int, type[SeamarkError]] = {
 def worker_variables() -> dict[str, str]:
     """Return the environment of a worker.
 
-    It has no keys of AWS's provider chain, nor of a cloud's machine.
+    It contains no keys of AWS's provider chain, and gives no access to the keys of a cloud machine.
     """
     variables = {name: value for name, value in os.environ.items() if name in _VARIABLES or name.startswith("LC_")}
     if "SEAMARK_CA" in os.environ:
@@ -86,7 +90,10 @@ class StatementWorker:
     async def frame(self) -> tuple[bytes, bytes]:
         """Return the next frame: kind and content.
 
-        The error that the worker reports; BadRequest if it was ended, which its limits do.
+        Raises the error that the worker reports.
+
+        Raises:
+            BadRequest: The worker was ended, because it exceeded its limits.
         """
         try:
             kind, length = FRAME.unpack(await self._frames.readexactly(FRAME.size))
@@ -110,10 +117,7 @@ class StatementWorker:
 
 
 class StatementWorkers:
-    """Starts workers, which run `module`.
-
-    `memory_bytes` and `time_s` limit each.
-    """
+    """Starts workers, which run `module`. `memory_bytes` and `time_s` limit each worker."""
 
     def __init__(self, module: str, *, memory_bytes: int, time_s: float) -> None:
         self._module = module
@@ -126,7 +130,7 @@ class StatementWorkers:
         """Return a worker without a statement.
 
         Raises:
-            RetryLater: If none can be started.
+            RetryLater: No worker can be started.
         """
         loop = asyncio.get_running_loop()
         async with self._turn:
@@ -169,7 +173,7 @@ class StatementWorkers:
             await parent.wait()
 
     async def _connect_parent(self) -> socket.socket:
-        """Return the socket of a live parent, which is started if there is none."""
+        """Return the socket of a live parent. A parent is started if there is none."""
         if self._control is not None and self._parent is not None and self._parent.returncode is None:
             return self._control
         await self.close()
@@ -177,7 +181,7 @@ class StatementWorkers:
         with theirs:
             self._parent = await asyncio.create_subprocess_exec(
                 sys.executable,
-                "-P",  # the working directory is no place to import modules from
+                "-P",  # No modules may be imported from the working directory.
                 "-m",
                 self._module,
                 str(theirs.fileno()),

@@ -40,7 +40,7 @@ _SEQUENCE_MAX = 1 << 62
 
 
 class RowPosition(msgspec.Struct, frozen=True):
-    """Where rows are in the log."""
+    """The position of rows in the log."""
 
     shard: int
     offset: Annotated[int, doc("The offset of the first row.")]
@@ -173,7 +173,7 @@ def _read_producer(query: Mapping[str, str]) -> tuple[str, int] | None:
     """Return the name of the producer and the number of the request; None without both.
 
     Raises:
-        BadRequest: If one of them is missing or invalid.
+        BadRequest: One of them is missing or invalid.
     """
     name, number = query.get("producer"), query.get("sequence")
     if name is None and number is None:

@@ -1,1 +1,1 @@
-"""Changes as writers send them, and their refusal."""
+"""Changes in the form in which writers send them, and the error for refused changes."""

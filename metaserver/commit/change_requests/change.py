@@ -1,8 +1,8 @@
-"""A change as a client sends it: files to add, files to remove and the rows that were read.
+"""A change in the form in which a client sends it: files to add, files to remove and the rows that were read.
 
-Reading takes two steps, because the table may change in between. A `ChangeRequest` is checked for itself, without the
-table. A `Change` is the request bound to one state of the table's schemas, partition specs and format version; it is
-computed again when one of these changes. Each fault is a BadRequest that names the file and the field.
+It is read in two steps, because the table may change between them. First a `ChangeRequest` is checked without the
+table. Then a `Change` is bound to one state of the table's schemas, partition specs and format version; if one of these
+changes, the `Change` is computed again. Each fault is a BadRequest that names the file and the field.
 """
 
 from __future__ import annotations
@@ -57,20 +57,17 @@ Partition = tuple[Value | None, ...]
 
 
 class ChangeRequest(ChangeFields, frozen=True, kw_only=True):
-    """A checked request.
-
-    Its filters are unbound.
-    """
+    """A checked request. Its filters are unbound."""
 
     reads: bool
-    """Whether the request has a read snapshot. The id is None when an empty table was read."""
+    """Whether the request has a read snapshot. The id of the snapshot is None if an empty table was read."""
     read_snapshot_id: int | None
     scope_filter: Expression | None
     scope_partitions: tuple[GivenPartition, ...] | None
     replace_filter: Expression | None
     replace_written: bool
     flushed: tuple[FlushedRange, ...] = ()
-    """The rows of a stream that the change adds. No client can send this."""
+    """The rows of a stream that the change adds. Clients cannot set this."""
 
     @property
     def replaces(self) -> bool:
@@ -95,9 +92,9 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     deletes: tuple[ContentFile, ...]
     operation: str
     scope: ReadScope | None
-    """The scope is None when the change has read only the rows that it removes."""
+    """The rows that the change has read. None if it has read only the rows that it removes."""
     replaced: ReadScope | None
-    """The change also removes every live file in this scope."""
+    """The scope in which the change also removes every live file."""
 
     @property
     def removes(self) -> bool:
@@ -125,7 +122,7 @@ def read_request(body: ChangeBody, *, files_max: int) -> ChangeRequest:
     """Check the request without the table.
 
     Raises:
-        BadRequest: If the request is invalid.
+        BadRequest: The request is invalid.
     """
     if len(body.add) + len(body.remove) > files_max:
         raise BadRequest(
@@ -239,8 +236,8 @@ def read_change(request: ChangeRequest, metadata: TableMetadata, check_path: Cal
     `check_path` raises for a location where the table may have no files.
 
     Raises:
-        BadRequest: For files that do not fit the table or contradict each other.
-        Collision: When rows were read with a schema other than the current one.
+        BadRequest: Files do not fit the table or contradict each other.
+        Collision: Rows were read with a schema other than the current one.
     """
     if request.format_version not in (None, metadata.format_version):
         raise Collision(
@@ -304,7 +301,7 @@ def _check_distinct(files: Iterable[ContentFile]) -> None:
 
 
 def _check_rows(description: str, files: Iterable[ContentFile]) -> None:
-    """Manifests and manifest lists count rows in longs."""
+    """Check that the sum of the row counts fits a long, because manifests and manifest lists count rows in longs."""
     rows = sum(file.record_count for file in files)
     if rows > LONG_MAX:
         raise BadRequest(
@@ -316,7 +313,7 @@ def _operation(request: ChangeRequest, data: Sequence[ContentFile], deletes: Seq
     """Return the snapshot's operation (Iceberg spec, "Snapshots").
 
     Raises:
-        BadRequest: When the request names one that does not fit.
+        BadRequest: The request names an operation that does not fit the change.
     """
     removes = bool(request.remove) or request.replaces
     requested = REPLACE if request.undo_snapshot_id is not None else request.operation
@@ -336,7 +333,7 @@ def _read_scope(
 ) -> ReadScope | None:
     if request.scope_filter is not None:
         if request.schema_id not in (None, metadata.current_schema_id):
-            # The same names may have meant other columns in the schema that was read.
+            # The same names may refer to other columns in the schema that was read.
             raise Collision(
                 "schema",
                 f"Rows were read with schema {request.schema_id}; the current schema is {metadata.current_schema_id}. "

@@ -21,7 +21,7 @@ _NonNegative = Annotated[int, msgspec.Meta(ge=0, le=LONG_MAX)]
 
 
 def doc(description: str, **schema: Any) -> msgspec.Meta:
-    """Documents a field of the request; `schema` are entries of its JSON schema that `read_request` enforces."""
+    """Document a field of the request; `schema` contains entries of its JSON schema that `read_request` enforces."""
     return msgspec.Meta(description=description, extra_json_schema=schema or None)
 
 
@@ -35,10 +35,7 @@ class Producer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Remove(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
-    """Names a live file.
-
-    A deletion vector is named by its path and its offset.
-    """
+    """The name of a live file. A deletion vector is named by its path and its offset."""
 
     file_path: str
     content_offset: _NonNegative | None = None
@@ -123,7 +120,10 @@ class ChangeFields(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", fo
     add: Annotated[
         list[_File], doc("Data and delete files, each a ContentFile of the Iceberg REST specification.")
     ] = []
-    """Decoded file by file (`read_change`): all at once would hold the interpreter for a second."""
+    """The files to add.
+
+    They are decoded file by file (`read_change`): all at once would block the interpreter for a second.
+    """
     remove: Annotated[
         tuple[Remove, ...], doc("Live files. A deletion vector is named by its path and its offset.")
     ] = ()

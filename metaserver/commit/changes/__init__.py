@@ -1,1 +1,1 @@
-"""Commits by changes: files added and removed, several changes in one publication."""
+"""Commits of changes: files are added and removed, and several changes are published together."""

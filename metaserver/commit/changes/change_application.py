@@ -1,8 +1,8 @@
-"""Applies one change: from its request to a snapshot on the current head; repeated on a new head after a lost race.
+"""Applies one change: makes a snapshot on the current head from a request, and again on a new head after a lost race.
 
 `prepare` runs before the commit lock is taken: it checks the files and writes the manifests of the added files. `apply`
-runs under the lock: it finds the files to remove, checks for conflicts and writes the rest. Later attempts reuse what
-earlier attempts have written where it is still valid.
+runs under the lock: it finds the files to remove, checks for conflicts and writes the rest. Later attempts reuse files
+that earlier attempts have written if they are still valid.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ _IN_THREAD_FILES = 200
 
 
 class LocationChecks:
-    """Checks that a table may name the files that one of its changes reads: each folder once.
+    """Checks that a table may name the files that one of its changes reads. Each folder is checked once.
 
-    Belongs to one attempt.
-
-    Writers can overwrite manifest lists and manifests after their commit, so each path is checked before the server
-    reads the file: the outcome of a change would reveal what another table's file contains.
+    Belongs to one attempt. Writers can overwrite manifest lists and manifests after their commit. So each path is
+    checked before the server reads the file: otherwise the outcome of a change would reveal the content of another
+    table's
+    file.
     """
 
     def __init__(self, planner: Planner, metadata: TableMetadata, uuid: str) -> None:
@@ -77,7 +77,7 @@ class LocationChecks:
         """Check that none of the paths is in a location that another table claims.
 
         Raises:
-            Forbidden: If one is.
+            Forbidden: A path is in such a location.
         """
         fresh = {folder: path for path in paths if (folder := path.rpartition("/")[0]) not in self._accepted}
         if fresh:
@@ -86,10 +86,7 @@ class LocationChecks:
 
 
 class ChangeApplication:
-    """The attempts of one change.
-
-    Belongs to one request.
-    """
+    """The attempts of one change. Belongs to one request."""
 
     def __init__(
         self,
@@ -135,15 +132,15 @@ class ChangeApplication:
         return [path for path in self.written if path not in self._needed]
 
     async def settle(self) -> None:
-        """Wait for the files of the change.
+        """Wait until the files of the change are stored.
 
-        Raises the error of one that was not stored: then the change is not.
+        If a file could not be stored, raise its error: the change is then not applied.
         """
         if self._writer is not None:
             await self._writer.settle()
 
     def end(self) -> None:
-        """Drop the files of the change, which are not needed after its last attempt."""
+        """Drop the files of the change from memory; they are not needed after its last attempt."""
         change, fresh = self._change, self._fresh
         self._change, self._fresh = None, frozenset()
         if change is not None:
@@ -153,8 +150,8 @@ class ChangeApplication:
         """Check the files and store the manifests of added files.
 
         Raises:
-            BadRequest: For files that do not fit.
-            Forbidden: For files that do not fit.
+            BadRequest: A file does not fit the table.
+            Forbidden: A file is in a location that the caller may not write.
         """
         shape = shape_of(metadata)
         if self._shape == shape:
@@ -194,9 +191,9 @@ class ChangeApplication:
         self._removal = note
 
     async def preload(self, metadata: TableMetadata) -> None:
-        """Read before the lock what `apply` needs under it, to shorten the wait of other changes.
+        """Read the files that `apply` needs before the lock is taken, to shorten the wait of other changes.
 
-        The results are not used: `apply` computes them again on the then current head.
+        The results are not used: `apply` computes them again on the head that is then current.
         """
         change = self._change
         assert change is not None
@@ -227,11 +224,12 @@ class ChangeApplication:
         self._merging = ManifestMerge(self._writer, self._manifests)
 
     async def _path_check(self, metadata: TableMetadata) -> Callable[[str], object]:
-        """Return the check of file locations: in the warehouse and, for a confined writer, in the locations of the
-        table.
+        """Return the check of file locations.
 
-        Otherwise the table would give access to files of another table. The locations are those in the database: a
-        writer may overwrite the metadata file.
+        A location must be in the warehouse and, for a confined writer, in the locations of the table. Otherwise the
+        table would give access to files of another table. The locations come from the database, because a writer may
+        overwrite
+        the metadata file.
         """
         warehouse = self._context.warehouse
         if self._caller.confined_to is None:
@@ -249,15 +247,13 @@ class ChangeApplication:
         return check
 
     async def apply(self, metadata: TableMetadata, removal: str | None) -> ProducedSnapshot:
-        """Store the snapshot on the head of the branch in `metadata`.
-
-        Nothing refers to it yet.
+        """Store the snapshot on the head of the branch in `metadata`. No pointer refers to it yet.
 
         Args:
             removal: The note of the table's last removal of orphan files, read under the lock.
 
         Raises:
-            Collision: When the change conflicts with the current head.
+            Collision: The change conflicts with the current head.
         """
         await self.prepare(metadata)
         await self._check_stored(removal)
@@ -289,7 +285,7 @@ class ChangeApplication:
             conflicts = ConflictCheck(files, manifests, metadata, listed, change, to_remove)
             await conflicts.check(parent, self._context.settings.commit_history_limit)
             await check_row_counts(manifests, listed, change, to_remove)
-        else:  # which has checked more than that
+        else:  # The undo has already checked more than this.
             added, counts = await self._restore(undo, metadata), counts_of(undo.restored_files)
         new = change.deletes if undo is None else undo.restored_files
         vectors = await run_by_count(len(new), lambda: {file.file_path for file in new if file.is_deletion_vector})
@@ -308,7 +304,7 @@ class ChangeApplication:
             removed,
             metadata,
             parent,
-            # A merge could leave nothing of old manifests that an undo brings back.
+            # A merge could remove the old manifests that this undo restores.
             merging=None if undo is not None and undo.manifests else self._merging,
             now_ms=self._context.clock.now_ms(),
         )
@@ -316,7 +312,7 @@ class ChangeApplication:
         return produced
 
     async def _restore_removals(self, manifests: Manifests, metadata: TableMetadata, undo: Undo) -> TableMetadata:
-        """Return the metadata, whose snapshots no longer say that the files were removed that the undo brings back."""
+        """Return the metadata without the marks that say that the restored files were removed."""
         assert self._writer is not None
         assert self.request.undo_snapshot_id is not None
         undone = metadata.snapshot(self.request.undo_snapshot_id)
@@ -331,7 +327,7 @@ class ChangeApplication:
         """Store manifests of the restored files.
 
         Raises:
-            Forbidden: For a file that the caller may not add.
+            Forbidden: The caller may not add one of the files.
         """
         assert self._writer is not None
         check_path = await self._path_check(metadata)
@@ -343,9 +339,12 @@ class ChangeApplication:
         return tuple(stored)
 
     async def _check_new(self, listed: tuple[ManifestFile, ...], metadata: TableMetadata) -> None:
-        """AlreadyExists for a file that is live according to cached manifests.
+        """Check that no added file is live according to cached manifests.
 
-        A change that is sent again after a lost reply must not count twice, and its files must not be deleted.
+        If a change is sent again after a lost reply, it must not count twice, and its files must not be deleted.
+
+        Raises:
+            AlreadyExists: A file is live.
         """
         if not listed:
             return
@@ -369,7 +368,7 @@ def head_of(branch: str, metadata: TableMetadata) -> Snapshot | None:
     """Return the snapshot that a commit to the branch follows; None for `main` of an empty table.
 
     Raises:
-        Collision: For an unknown branch.
+        Collision: The branch is unknown.
     """
     ref = metadata.refs.get(branch)
     if ref is None:

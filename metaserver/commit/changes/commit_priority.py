@@ -1,13 +1,13 @@
 """Commit priority: a change that has collided several times commits before all others of its table for a short time.
 
 Located upserts could lose every race against a stream of other writers. The server counts the collisions of each change
-by the id that all of its attempts share. After a number of them it holds back the table's other changes until that
-change has committed or its priority expires. Only the change that has waited longest gets it. Priority affects the
-order of commits and never their correctness: it is local to this process and is not persisted.
+by the id that all of its attempts share. After a number of collisions, the server makes the table's other changes wait
+until that change has committed or its priority expires. Only the change that has waited longest gets priority. Priority
+affects the order of commits and never their correctness: it is local to this process and is not persisted.
 
-Bounds: priority expires after `longest_s`, and no change waits longer than that for those with priority
-(`group_commit.py`). After priority that was not used, no change of the table gets any for some time, so that a client
-that collides on purpose can hold back others only for a small share of the time.
+Bounds: priority expires after `longest_s`, and no change waits longer than that for changes with priority
+(`group_commit.py`). If priority was not used, no change of the table gets priority for some time afterwards. So a
+client that collides on purpose can delay others only for a small share of the time.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 _CHANGES_MAX = 10_000
-"""The number of changes whose collisions are counted. The least recent changes are dropped."""
+"""The maximum number of changes whose collisions are counted. The least recent changes are dropped."""
 _FORGET_S = 120.0
 _PRIORITY_MIN_S = 3.0
-"""The shortest priority. Clients wait up to two seconds before they try again."""
+"""The shortest time of priority. Clients wait up to two seconds before they try again."""
 _PAUSE_FACTOR = 10
 """The pause after unused priority, as a multiple of its length. No change of the table gets priority meanwhile."""
 
@@ -52,7 +52,7 @@ class CommitPriority:
         """Set the limits of priority.
 
         Args:
-            after: The number of collisions that earns priority.
+            after: The number of collisions after which a change gets priority.
             longest_s: The longest time of priority; with 0 no change gets it.
         """
         self._after = after
@@ -62,10 +62,7 @@ class CommitPriority:
         self._pauses: OrderedDict[str, float] = OrderedDict()
 
     def record_collision(self, table: str, change: ChangeId, now_s: float) -> None:
-        """Count a collision.
-
-        Grants priority, if it is free, to the change that has waited longest.
-        """
+        """Count a collision. If no change has priority, grant it to the change that has waited longest."""
         key = (table, change)
         waiting = self._waiting.get(key)
         if waiting is None:
@@ -78,7 +75,7 @@ class CommitPriority:
         self._grant(table, now_s)
 
     def release(self, table: str, change: ChangeId, now_s: float) -> None:
-        """End the count and the priority of a change that has committed or is not tried again."""
+        """End the count and the priority of a change that has committed or will not be tried again."""
         self._waiting.pop((table, change), None)
         granted = self._granted.get(table)
         if granted is not None and granted.change == change:

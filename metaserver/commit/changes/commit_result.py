@@ -10,10 +10,7 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 
 
 class CommittedChange(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    """The outcome of a change.
-
-    The optional fields are None when its snapshot has expired since.
-    """
+    """The outcome of a change. The optional fields are None if its snapshot has expired since."""
 
     snapshot_id: int | None
     parent_snapshot_id: int | None
@@ -29,7 +26,7 @@ class CommittedChange(msgspec.Struct, frozen=True, kw_only=True, rename="kebab")
 class CommitResult(msgspec.Struct, frozen=True):
     committed: CommittedChange
     metadata_location: str
-    """A metadata file with the snapshot, or a later one."""
+    """The location of a metadata file that has the snapshot, or of a later metadata file."""
 
 
 def make_committed_change(snapshot_id: int | None, metadata: TableMetadata, uuid: str) -> CommittedChange:

@@ -51,14 +51,14 @@ from seamark.metaserver.store.port import IdempotencyTaken, LostRace
 
 _log = structlog.get_logger("seamark.commits")
 _ENGINE = "a snapshot of a standard engine"
-"""The id of the changes of a client whose commits have none."""
+"""The id of the changes of a client whose commits have no id."""
 
 IndexFiles = Callable[[Entry, TableMetadata], Awaitable[Sequence[RegisteredIndexFile]]]
-"""Reads the index files of a change to this table. BadRequest for one that does not belong to the table."""
+"""Reads the index files of a change to this table. Raises BadRequest if a file does not belong to the table."""
 
 
 class CommitObserver(Protocol):
-    """Receives what metrics show."""
+    """Receives the events that the metrics count."""
 
     def observe_group(self, changes: int) -> None: ...
 
@@ -66,10 +66,7 @@ class CommitObserver(Protocol):
 
 
 class Commits:
-    """Commits changes.
-
-    Belongs to one event loop; opened by `open_commits`.
-    """
+    """Commits changes. Belongs to one event loop; opened by `open_commits`."""
 
     def __init__(
         self, catalog: Catalog, publisher: Publisher, planner: Planner, manifests: Manifests, metrics: CommitObserver
@@ -92,7 +89,7 @@ class Commits:
     def record_refusal(self, namespace: NamespacePath, name: str, uuid: str, principal: str) -> None:
         """Count a refused snapshot of an engine, which computes its snapshots itself.
 
-        After several, the table's changes wait, so that the engine can read the table again and commit.
+        After several refusals the table's changes wait, so that the engine can read the table again and commit.
         """
         self._priority.record_collision(uuid, (principal, _ENGINE), self._context.clock.monotonic())
         if (queue := self._queues.get((namespace, name))) is not None:
@@ -145,13 +142,13 @@ class Commits:
                 return self._build_repeated_result(pending, last, entry, loaded.metadata)
             if request.repeats_only:
                 raise Collision("no repeat", "The producer has not committed this change; nothing was changed")
-            head_of(request.branch, loaded.metadata)  # raises before anything is written
+            head_of(request.branch, loaded.metadata)  # This raises before anything is written.
             pending.index_files = await index_files(entry, loaded.metadata)
             await application.prepare(loaded.metadata)
             await application.preload(loaded.metadata)
             result = await self._queue_and_wait(namespace, name, pending)
         except CommitUnknown:
-            raise  # its files may be live
+            raise  # The files of the change may be live.
         except Collision as collision:
             self._metrics.observe_conflict(collision.reason)
             if pending.change is not None:
@@ -169,7 +166,7 @@ class Commits:
         finally:
             if ended:
                 self._end_priority(namespace, name, pending)
-            if pending.done.done():  # otherwise it may be applied at this time, and its client has left
+            if pending.done.done():  # Otherwise the change may be applied at this moment, although its client has left.
                 application.end()
         if result.committed.duplicate:
             await self._remove_written(application)
@@ -179,7 +176,7 @@ class Commits:
 
     async def _remove_written(self, application: ChangeApplication) -> None:
         """Delete the files of a change that was not committed, once they are all stored or refused."""
-        with suppress(Exception):  # the change has its outcome
+        with suppress(Exception):  # The change has its outcome.
             await application.settle()
         self._cleanup.remove(application.written)
 
@@ -220,7 +217,7 @@ class Commits:
                 except SeamarkError as error:
                     _fail(group, error)
                 except Exception as error:  # noqa: BLE001  the waiting requests must receive the error
-                    _fail(group, error)  # before the log, which may fail as well
+                    _fail(group, error)  # Set the outcome before the log is written, because that may fail as well.
                     _log.error("a commit failed unexpectedly", table=name, exc_info=error)
         finally:
             del self._queues[namespace, name]
@@ -257,7 +254,7 @@ class Commits:
                 try:
                     async with self._publisher.lock(namespace, name):
                         await self._attempt(namespace, name, left)
-                except LostRace:  # another process committed first, which is no conflict
+                except LostRace:  # Another process committed first, which is not a conflict.
                     if not await races.record_loss({pending.uuid for pending in left}):
                         break
                     continue
@@ -296,7 +293,7 @@ class Commits:
             try:
                 await self._add(attempt, pending)
             except (SeamarkError, Collision) as error:
-                if attempt.produced:  # the refusal may depend on changes that are not published yet
+                if attempt.produced:  # The refusal may depend on changes that are not published yet.
                     attempt.refused.append((pending, error))
                 else:
                     pending.fail(error)
@@ -350,12 +347,13 @@ class Commits:
             pending.succeed(self._build_repeated_result(pending, last, loaded.entry, loaded.metadata))
 
     async def _add(self, attempt: GroupAttempt, pending: PendingChange) -> None:
-        """Apply the change on top of the previous changes of the group."""
+        """Apply the change to the result of the previous changes of the group."""
         await self._check_table(pending, attempt.entry)
-        await self._check_fence(pending.request.fence)  # in the transaction it would fail the whole group
+        await self._check_fence(pending.request.fence)  # In the transaction it would fail the whole group.
         self._check_flushed(pending.request.flushed, attempt.entry)
         key, producer = pending.caller.idempotency, pending.request.producer
-        if key is not None and key.key in attempt.keys:  # a key recorded twice would fail the whole transaction
+        # A key that is recorded twice would fail the whole transaction.
+        if key is not None and key.key in attempt.keys:
             attempt.twins.append(pending)
             return
         if producer is not None:
@@ -378,7 +376,9 @@ class Commits:
             attempt.producers[producer.id] = LastCommit(producer.sequence, produced.snapshot.snapshot_id)
 
     async def _check_index_files(self, attempt: GroupAttempt, pending: PendingChange) -> None:
-        """Raise Collision for a file of another index: in the transaction it would fail the whole group."""
+        """Raise Collision for a file that belongs to another index: in the transaction it would fail the whole
+        group.
+        """
         if attempt.definitions is None:
             attempt.definitions = {
                 file.location: file.definition for file in await self._context.store.index_files(pending.uuid)
@@ -393,7 +393,9 @@ class Commits:
 
     @staticmethod
     def _check_flushed(ranges: Sequence[FlushedRange], entry: Entry) -> None:
-        """Raise Collision if other flushes have moved the offsets: in the transaction it would fail the whole group."""
+        """Raise Collision if another flush has moved the offsets: in the transaction that would fail the whole
+        group.
+        """
         offsets = entry.parse_flushed_offsets()
         if any(offsets.get(moved.shard) != moved.start for moved in ranges):
             raise Collision("flush", "Rows of this flush were flushed before; nothing was changed")
@@ -452,12 +454,14 @@ class Commits:
             ReplaceIndexFiles(pending.uuid, definition, tuple(files), (), now_ms)
             for definition, files in by_definition.items()
         ]
-        # The metadata location is left out, because it is chosen later: a repeat gets the then current location.
+        # The record has no metadata location, because the location is chosen later. A repeat gets the location that
+        # is then
+        # current.
         answer = encode_json(make_committed_change(snapshot_id, produced.metadata, pending.uuid))
         return [*operations, *self._context.remember(pending.caller, status=200, body=answer)]
 
     async def _fail_taken(self, group: Sequence[PendingChange], error: IdempotencyTaken) -> None:
-        """Fail the changes whose idempotency key another request has used; the others go on."""
+        """Fail the changes whose idempotency key another request has used; the other changes continue."""
         now_ms = self._context.clock.now_ms()
         for pending in group:
             key = pending.caller.idempotency

@@ -1,4 +1,4 @@
-"""The changes that wait for a table, and those of a group that are applied to one state of it."""
+"""The changes that wait for a table, and the changes of a group that are applied to one state of the table."""
 
 from __future__ import annotations
 
@@ -84,6 +84,6 @@ class GroupAttempt:
         """The definition of each index file of the table and of the applied changes, by location, once read."""
 
     async def settle(self) -> None:
-        """Wait for the files of the changes; raise the error of one that was not stored."""
+        """Wait until the files of the changes are stored; if a file could not be stored, raise its error."""
         for pending, _ in self.produced:
             await pending.application.settle()

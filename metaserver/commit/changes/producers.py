@@ -1,7 +1,7 @@
-"""The last sequence that a producer has committed to a table: from the pointer store or, without a row, from snapshots.
+"""The last sequence that a producer has committed to a table: from the pointer store, or from snapshots.
 
-The transaction of each commit updates the store's row. A restored database or a table that was registered again has no
-rows; then the summaries of the table's newest snapshots are searched.
+The transaction of each commit updates the store's row. A restored database, or a table that was registered again, has
+no rows; then the summaries of the table's newest snapshots are searched.
 """
 
 from __future__ import annotations
@@ -38,10 +38,7 @@ async def find_last_commit(
 
 
 def snapshot_of(producer: str, sequence: int, last: LastCommit, metadata: TableMetadata, look_back: int) -> int | None:
-    """Return the snapshot of a sequence up to `last`.
-
-    None when no snapshot in the metadata records it.
-    """
+    """Return the snapshot of a sequence up to `last`; None if no snapshot in the metadata records it."""
     if sequence == last.sequence:
         return last.snapshot_id
     recorded = _find_recorded_commits(producer, metadata, look_back)
@@ -50,7 +47,8 @@ def snapshot_of(producer: str, sequence: int, last: LastCommit, metadata: TableM
 
 def _find_recorded_commits(producer: str, metadata: TableMetadata, look_back: int) -> Iterator[LastCommit]:
     for snapshot in metadata.snapshots[-look_back:]:
-        if _MARK not in bytes(snapshot.summary):  # cheaper than decoding; most snapshots have no producer
+        # This search is cheaper than decoding, and most snapshots have no producer.
+        if _MARK not in bytes(snapshot.summary):
             continue
         summary = snapshot.summary_map()
         sequence = summary.get(SEQUENCE_KEY, "")

@@ -1,9 +1,9 @@
-"""Detects conflicts of a change with snapshots committed since it read (docs/design/0004, "What conflicts").
+"""Detects conflicts of a change with snapshots that were committed after its read (docs/design/0004, "What conflicts").
 
-The rule: a change is accepted only when computing it now would give the same result, to the degree that its isolation
-level demands. If that is uncertain, it is refused. The checks compare partitions, column bounds and the files that
-deletes apply to. For small files that these cannot rule out, `key_comparison.py` compares the values of the rows. A
-refused change may have been correct; an accepted change is correct.
+The rule: a change is accepted only if computing it now would give the same result, to the degree that its isolation
+level demands. If that is uncertain, the change is refused. The checks compare partitions, column bounds and the files
+that deletes apply to. If these cannot rule out a conflict with small files, `key_comparison.py` compares the values of
+the rows. A refused change may have been correct; an accepted change is correct.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _IN_LOOP_FILES_MAX = 200
 class ConflictCheck:
     """Checks one change against one head.
 
-    `listed` are the head's manifests, `found` the files to remove.
+    `listed` are the manifests of the head, and `found` are the files to remove.
     """
 
     def __init__(
@@ -83,7 +83,11 @@ class ConflictCheck:
         self._targets: tuple[ReadScope, Targets] | None = None
 
     async def check(self, head: Snapshot | None, look_back: int) -> None:
-        """Collision when the change cannot be applied to the head."""
+        """Check that the change can be applied to the head.
+
+        Raises:
+            Collision: It cannot.
+        """
         change = self._change
         if not (change.deletes or change.removes or change.scope):
             return
@@ -100,7 +104,7 @@ class ConflictCheck:
         await self._check_unnamed(history)
         await self._check_other_specs(history)
         if change.request.isolation == SERIALIZABLE:
-            # The change would lose unread rows, too, when it replaces them, so both scopes are checked.
+            # If the change replaces rows that it has not read, they would be lost, too. So both scopes are checked.
             for scope in (change.scope, None if change.replaced is change.scope else change.replaced):
                 if scope is not None:
                     await self._check_scope(history, deletes, scope)
@@ -127,7 +131,7 @@ class ConflictCheck:
         return (view, rows), gone
 
     async def _check_vectors(self) -> None:
-        """A data file has one deletion vector: the change must remove the existing one when it adds another."""
+        """Check that the change removes the existing deletion vector of a data file if it adds another one."""
         vectors = await run_by_count(len(self._change.deletes), self._vectors)
         for _, entries in await find_referring_entries(self._manifests, self._listed, vectors, self._metadata):
             twin = await run_by_count(len(entries), partial(self._find_other_vector, entries, vectors))
@@ -144,7 +148,7 @@ class ConflictCheck:
         return {path for path in named if path is not None}
 
     def _find_other_vector(self, entries: Sequence[ManifestEntry], paths: Collection[str]) -> ManifestEntry | None:
-        """Return the first of the deletion vectors for data files at these paths that stays."""
+        """Return the first deletion vector for a data file at these paths that the change does not remove."""
         return next(
             (
                 entry
@@ -159,7 +163,7 @@ class ConflictCheck:
     # Checks of the snapshots since the read
 
     async def _history(self, head: Snapshot | None, look_back: int) -> History | None:
-        """Return None when the change depends on no read."""
+        """Return the snapshots since the read; None if the change does not depend on a read."""
         change = self._change
         scoped = change.scope is not None or change.replaced is not None
         if not change.request.reads:
@@ -184,14 +188,14 @@ class ConflictCheck:
         return History(self._manifests, self._metadata, snapshots)
 
     def _rests_on_rows(self) -> bool:
-        """Return whether the deletes that the change adds are of rows that it has read."""
+        """Return whether the change adds deletes of rows that it has read."""
         return bool(self._change.positional or self._list_partitioned_equality_deletes())
 
     async def _check_deletes(self, history: History, deletes: AddedFiles, referenced: set[str]) -> None:
-        """Refuse when new deletes apply to rows of removed files or to rows that the change rewrites: they would be
-        lost.
+        """Refuse the change if new deletes apply to rows of removed files or to rows that it rewrites.
 
-        A change that only deletes may delete rows that others have deleted, but no rows that others have rewritten.
+        These deletes would be lost. A change that only deletes may delete rows that others have deleted, but no rows
+        that others have rewritten.
         """
         change = self._change
         gone = await run_by_count(len(self._found.files), self._list_removed_by_name)
@@ -209,7 +213,10 @@ class ConflictCheck:
             await self._refuse_in_scope(writing, scope, "rewrote rows that the change deletes")
 
     def _list_removed_by_name(self) -> set[str]:
-        """Return the data files that the request names, as what a delete file is attached to is not named."""
+        """Return the data files that the request names.
+
+        The request does not name the data file to which a delete file is attached.
+        """
         by_name = set(self._change.request.remove)
         return {file.file_path for file in self._found.files if file.content == DATA and key_of(file) in by_name}
 
@@ -217,11 +224,12 @@ class ConflictCheck:
         return [file for file in self._change.positional if file.referenced_data_file is None]
 
     async def _refuse_matching(self, deletes: AddedFiles, paths: set[str], *, vectors: bool) -> None:
-        """Refuse when one of `deletes` applies to a data file at one of the paths.
+        """Refuse the change if one of `deletes` applies to a data file at one of the paths.
 
         Args:
-            vectors: Deletion vectors and equality deletes count; otherwise only position delete files, which a new
-                deletion vector would hide.
+            vectors: Whether deletion vectors and equality deletes count. Otherwise only position delete files count,
+            which a
+                new deletion vector would hide.
         """
         if not paths or not deletes.selection.count():
             return
@@ -250,7 +258,7 @@ class ConflictCheck:
         ]
 
     async def _check_unnamed(self, history: History) -> None:
-        """Position deletes that name no data file: refuses when a file that they may apply to was removed."""
+        """Refuse position deletes that name no data file if a file that they may apply to was removed."""
         unnamed = await run_by_count(len(self._change.deletes), self._list_unnamed_deletes)
         if not unnamed:
             return
@@ -310,7 +318,7 @@ class ConflictCheck:
         await self._refuse_in_scope(AddedFiles(files.view, selection), scope, description)
 
     def _list_partitioned_equality_deletes(self) -> list[ContentFile]:
-        """Return the equality deletes, if each has a partition: one without applies to all files."""
+        """Return the equality deletes if each has a partition. A delete without a partition applies to all files."""
         deletes = [file for file in self._change.deletes if file.content == EQUALITY_DELETES]
         return deletes if all(file.partition for file in deletes) else []
 
@@ -332,10 +340,13 @@ class ConflictCheck:
     async def _refuse_in_scope(
         self, files: AddedFiles, scope: ReadScope, description: str, *, stats: bool = False
     ) -> None:
-        """Collision when one of the files may contain or delete rows of the scope.
+        """Check that none of the files may contain or delete rows of the scope.
 
         Args:
-            stats: The column bounds describe rows that the files contain.
+            stats: Whether the column bounds describe rows that the files contain.
+
+        Raises:
+            Collision: A file may.
         """
         read = partial(self._in_scope, files, scope, stats=stats)
         # A filter may list two hundred thousand values.
@@ -353,7 +364,7 @@ class ConflictCheck:
             )
 
     def _in_scope(self, files: AddedFiles, scope: ReadScope, *, stats: bool) -> Longs:
-        """Return int64[files], entry ids."""
+        """Return int64[files]: the entry ids of the files that may contain or delete rows of the scope."""
         selection = files.selection.copy()
         if scope.bound is not None:
             if scope.bound != TRUE:
@@ -370,14 +381,17 @@ class ConflictCheck:
         return rows[np.array(meets, dtype=np.bool_)[groups.numbers]] if len(rows) else rows
 
     def _targets_of(self, scope: ReadScope) -> Targets:
-        """Made once for a scope, which is compared with the files of many snapshots."""
+        """Return the targets of a scope.
+
+        They are made once, because they are compared with the files of many snapshots.
+        """
         if self._targets is None or self._targets[0] is not scope:
             self._targets = scope, Targets(self._partitions, scope.partitions)
         return self._targets[1]
 
 
 def _list_referenced_files(change: Change) -> tuple[set[str], set[str]]:
-    """Return the data files that the position deletes name, and those of them that the change does not add."""
+    """Return the data files that the position deletes name, and the subset of them that the change does not add."""
     named = {file.referenced_data_file for file in change.positional}
     referenced = {path for path in named if path is not None}
     return referenced, referenced - {file.file_path for file in change.data}

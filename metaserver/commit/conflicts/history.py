@@ -1,8 +1,8 @@
 """The data and delete files that the snapshots of a branch added and removed since a given snapshot.
 
-Only manifests that these snapshots added are read and, for rewritten manifests, the manifests that they replaced. A
-`replace` snapshot (a compaction) moves the same rows to other files: its files count neither as added nor as deleted
-rows, but the files that it removed are gone.
+Only manifests that these snapshots added are read, and, if they rewrote manifests, the replaced manifests. A `replace`
+snapshot (a compaction) moves the same rows to other files. Its files count neither as added nor as deleted rows, but
+the files that it removed no longer exist.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class AddedFiles(NamedTuple):
 class RemovedFiles(NamedTuple):
     """Data files or delete files that a snapshot removed.
 
-    None when its parent has expired: unknown.
+    They are None, which means unknown, if its parent has expired.
     """
 
     snapshot: Snapshot
@@ -46,7 +46,7 @@ class RemovedFiles(NamedTuple):
 
 
 class HistoryTooLong(Exception):
-    """More snapshots were committed since than the look-back limit."""
+    """More snapshots were committed since the read than the look-back limit allows."""
 
 
 def list_snapshots_since(
@@ -54,7 +54,10 @@ def list_snapshots_since(
 ) -> list[Snapshot] | None:
     """Return the snapshots after the read snapshot (None: the empty table) up to the head, newest first.
 
-    None when the read snapshot is no ancestor of the head or the ancestry is unknown. Raises HistoryTooLong.
+    None if the read snapshot is not an ancestor of the head or the ancestry is unknown.
+
+    Raises:
+        HistoryTooLong: There are more than `look_back` snapshots.
     """
     snapshots: list[Snapshot] = []
     current = head
@@ -65,17 +68,14 @@ def list_snapshots_since(
             raise HistoryTooLong
         snapshots.append(current)
         parent = current.parent_snapshot_id
-        if parent == read_snapshot_id:  # the parent itself may have expired
+        if parent == read_snapshot_id:  # The parent itself may have expired.
             return snapshots
         current = None if parent is None else metadata.snapshot(parent)
     return snapshots if head is None and read_snapshot_id is None else None
 
 
 class History:
-    """The effects of some snapshots.
-
-    Manifests are read on demand.
-    """
+    """The effects of some snapshots. Manifests are read on demand."""
 
     def __init__(self, manifests: Manifests, metadata: TableMetadata, snapshots: Sequence[Snapshot]) -> None:
         self._manifests = manifests

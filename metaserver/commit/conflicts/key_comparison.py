@@ -1,9 +1,9 @@
 """Excludes files of other commits that contain or delete no row of a scope, by comparing keys one by one.
 
-Used where partitions and bounds cannot decide. An equality delete removes the rows that equal one of its keys, so it
-leaves the scope's rows alone when no key satisfies the part of the scope on the key's columns; a data file does when no
-row has one of the keys. What is unknown counts as a match: a file that is too large, has another format or cannot be
-read, and floating-point columns, because readers disagree on signed zeros.
+This is for cases that partitions and bounds cannot decide. An equality delete removes the rows that equal one of its
+keys. So it deletes no row of the scope if no key satisfies the part of the scope on the key's columns. A data file
+contains no row of the scope if no row has one of the keys. Unknown cases count as matches: a file that is too large,
+has another format or cannot be read, and floating-point columns, because readers disagree on signed zeros.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from seamark.metaserver.planner.rows.row_deletes import columns_of
 from seamark.metaserver.planner.view.view import Selection, TableView, never
 
 FILES_MAX = 200
-"""The largest number of files whose keys one check reads. With more, all of them count as matches."""
+"""The maximum number of files whose keys one check reads. If there are more, all of them count as matches."""
 BYTES_MAX = 16 << 20
 """The largest total size of these files."""
 FILES_CONCURRENT_MAX = 16
@@ -64,15 +64,18 @@ class _File(NamedTuple):
 
 
 async def exclude_deletes(source: CheckedFiles, added: AddedFiles, bound: Expression) -> AddedFiles:
-    """Leaves out the equality deletes that delete no row for which `bound` is true."""
+    """Return the deletes without the equality deletes that delete no row for which `bound` is true."""
     selection, left = await asyncio.to_thread(_select_deletes, added, bound)
     await _drop_disjoint(source, selection, left)
     return AddedFiles(added.view, selection)
 
 
 def _select_deletes(added: AddedFiles, bound: Expression) -> tuple[Selection, list[_File]]:
-    """Return all deletes but the equality deletes that have no row of the scope by their bounds, and those equality
-    deletes among them whose keys may have none.
+    """Return the deletes that may delete rows of the scope by their bounds, and the equality deletes to compare by
+    keys.
+
+    The first result has all deletes except the equality deletes whose bounds exclude every row of the scope. The
+    second has the equality deletes among them whose keys may exclude every row.
     """
     selection = added.selection.copy()
     left: list[_File] = []
@@ -89,9 +92,9 @@ def _select_deletes(added: AddedFiles, bound: Expression) -> tuple[Selection, li
 
 
 async def exclude_data(source: CheckedFiles, added: AddedFiles, bound: Expression) -> AddedFiles:
-    """Leaves out the data files without a row for which `bound` is true.
+    """Return the data files without those that have no row for which `bound` is true.
 
-    Partitions and bounds are compared before.
+    Partitions and bounds were compared before.
     """
     selection = added.selection.copy()
     if selection.count() > FILES_MAX:
@@ -168,14 +171,14 @@ async def find_first_match(
 ) -> tuple[int, int] | None:
     """Return the first pair (data file row, delete file row) whose delete may remove rows of the data file.
 
-    Equality deletes are decided by comparing all keys of both files. None when no pair matches.
+    Equality deletes are decided by comparing all keys of both files. None if no pair matches.
 
     Raises:
-        Forbidden: For files that the table may not name.
+        Forbidden: The table may not name one of the files.
     """
     if not pairs:
         return None
-    if len(pairs) > FILES_MAX * FILES_MAX:  # of more than FILES_MAX files
+    if len(pairs) > FILES_MAX * FILES_MAX:  # There are more than FILES_MAX files.
         return pairs[0]
     named = {row for row, _ in pairs}, {delete for _, delete in pairs}
     if sum(map(len, named)) > FILES_MAX:
@@ -253,7 +256,7 @@ def _is_disjoint(data: bytes, file: _File) -> bool:
     """Return whether no row of the file matches.
 
     Raises:
-        Unreadable: If the file cannot be read.
+        Unreadable: The file cannot be read.
     """
     columns_needed = set(iterate_filtered_columns(file.condition, ()))
     if not columns_needed or any(predicate.kind in ("list", "map") for predicate in predicates_of(file.condition)):
@@ -274,7 +277,8 @@ def _is_disjoint(data: bytes, file: _File) -> bool:
 def _columns(data: bytes, path: str, ids: Iterable[int]) -> dict[int, pa.ChunkedArray]:
     """Return the columns with these ids that the Parquet file has, by id.
 
-    Raises Unreadable.
+    Raises:
+        Unreadable: The file cannot be read.
     """
     try:
         opened = BoundedParquet(pa.BufferReader(data), path, create_decoding_budget(DECODED_BYTES_MAX))

@@ -21,8 +21,9 @@ from seamark.metaserver.planner.lookup.partitions import PartitionFieldValue, Pa
 from seamark.metaserver.planner.view.view import are_comparable
 
 COMPARISONS_MAX = 100_000
-"""The largest number of pairs of partitions that a check compares. Beyond it, two partitions overlap, and neither
-contains the other: the comparisons take seconds, and other commits of the table wait."""
+"""The maximum number of pairs of partitions that a check compares. Above it, two partitions count as overlapping, and
+neither contains the other: the comparisons take seconds, and other commits of the table wait.
+"""
 
 
 class _Constraint(NamedTuple):
@@ -35,10 +36,7 @@ class _Constraint(NamedTuple):
 
 
 class PartitionOverlap:
-    """Compares partitions of one table by the fields of its partition specs.
-
-    Belongs to one check.
-    """
+    """Compares partitions of one table by the fields of its partition specs. Belongs to one check."""
 
     def __init__(self, metadata: TableMetadata) -> None:
         self._metadata = metadata
@@ -52,7 +50,7 @@ class PartitionOverlap:
         """Return the partition of a tuple in spec order.
 
         Raises:
-            BadRequest: For a spec that the table does not have.
+            BadRequest: The table does not have the spec.
         """
         spec = self._metadata.spec(spec_id)
         if spec is None:
@@ -88,17 +86,17 @@ class PartitionOverlap:
 
 
 class Targets:
-    """Partitions that many others are compared with.
+    """Partitions that are compared with many other partitions.
 
     Within one spec the comparison is a dictionary look-up; only partitions of different specs are compared pair by
     pair.
     """
 
     def __init__(self, partitions: PartitionOverlap, targets: Iterable[tuple[int, tuple[Value | None, ...]]]) -> None:
-        """`targets` as (spec id, tuple).
+        """Prepare the comparison. `targets` are pairs (spec id, tuple).
 
         Raises:
-            BadRequest: For a spec that the table does not have.
+            BadRequest: The table does not have one of the specs.
         """
         self._partitions = partitions
         self._by_spec: dict[int, dict[object, list[_Constraint]]] = {}
@@ -107,11 +105,11 @@ class Targets:
             self._by_spec.setdefault(spec_id, {})[_key(constraints)] = constraints
 
     def overlap(self, partition: PartitionTuple) -> bool:
-        """False only when no row can lie both in the partition and in one of the targets."""
+        """Return False only if no row can be both in the partition and in one of the targets."""
         return any(self._compare_partitions(partition, _overlap, unknown=True))
 
     def contain(self, partition: PartitionTuple) -> bool:
-        """True only when one target contains every row of the partition."""
+        """Return True only if one target contains every row of the partition."""
         return any(self._compare_partitions(partition, _implies_all, self._partitions.knows_all, unknown=False))
 
     def _compare_partitions(
@@ -206,8 +204,8 @@ def _implies(premise: _Constraint, conclusion: _Constraint) -> bool:
 
 def _apply_transform(transform: str, kind: str, value: Value) -> Value | None:
     if name_of(transform) == "truncate" and not is_ordered(transform, kind):
-        return None  # writers disagree on it (`ranges.py`)
+        return None  # Writers disagree on this transform (`ranges.py`).
     try:
         return apply(transform, kind, value)
     except (BadRequest, ValueError, TypeError, OverflowError, KeyError):
-        return None  # the column had another type
+        return None  # The column had another type.

@@ -1,8 +1,9 @@
 """Selects the live files that an overwrite replaces: the files within its scope.
 
-A file is removed when all of its rows are within the scope, and kept when none does. When only some may, the change is
-a BadRequest that names the file: its other rows would be lost or its own would remain (Java: `ManifestFilterManager`).
-All rows match a filter when partition and bounds prove that none matches its negation, null and NaN included.
+A file is removed if all of its rows are within the scope, and stays if no row is. If only some rows may be within it,
+the change is a BadRequest that names the file: otherwise its other rows would be lost, or its rows in the scope would
+remain (Java: `ManifestFilterManager`). All rows match a filter if partition and bounds prove that none matches its
+negation, null and NaN included.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ async def find_replaced_files(
 ) -> set[Remove]:
     """Return the head's data files within the scope.
 
-    BadRequest names a file that lies only partly in it.
+    Raises:
+        BadRequest: A file is only partly within the scope; the message names it.
     """
     if head is None:
         return set()
@@ -93,7 +95,8 @@ def negate(expression: Expression, metadata: TableMetadata) -> Expression:
     """Return the negation of a bound expression, which every row matches that does not match it: the negated
     predicate, or null and NaN where neither matches.
 
-    Engines disagree on whether NaN is greater than a number, so NaN may match both.
+    It consists of the negated predicate, and of null and NaN where neither matches. Engines disagree on whether NaN is
+    greater than a number, so NaN may match both.
     """
     match expression:
         case And(children):
@@ -129,9 +132,10 @@ def _negate_predicate(predicate: Bound, metadata: TableMetadata) -> Expression:
 
 
 def _bind_again(predicate: Bound, op: Op, metadata: TableMetadata) -> Expression:
-    """Return the same term with `op`, by the column's id: in the current schema another column may have its name.
+    """Return the same term with `op`.
 
-    A predicate on a required column becomes a constant.
+    The column is found by its id, because another column may have its name in the current schema. A predicate on a
+    required column becomes a constant.
     """
     column = metadata.current_schema.column(predicate.column_id)
     if column is None:

@@ -1,7 +1,7 @@
-"""Checks the numbers of rows of a change that says that it replaces files by files with the same rows.
+"""Checks the row counts of a change that states that it replaces files by files with the same rows.
 
-Streams, conflict checks and statistics skip such a change, and the commit of an engine that it overtook undoes it. So
-if it changed rows, by mistake of its writer, rows would be lost without an error.
+Streams, conflict checks and statistics skip such a change. An engine whose commit was based on the files before may
+also undo it. So if the change had other rows by mistake of its writer, rows would be lost without an error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.strings import strings
 
 _DELETE_FILES_MAX = 10_000
-"""The number of delete files up to which their rows are counted, because the table is locked meanwhile."""
+"""The maximum number of delete files whose rows are counted. There is a limit because the table is locked meanwhile."""
 
 
 async def check_row_counts(
@@ -32,15 +32,15 @@ async def check_row_counts(
 ) -> None:
     """Check that the data files of a `replace` can have the rows of the files that it removes.
 
-    They cannot if they have more rows, or fewer than the position deletes leave. The number of rows that equality
-    deletes delete is unknown; a number of rows below 0 means unknown, too. The change may also add deletes of rows of
+    They cannot if they have more rows, or fewer rows than the position deletes leave. The number of rows that equality
+    deletes delete is unknown, and a row count below 0 also means unknown. The change may also add deletes of rows of
     the new files, which other writers have replaced meanwhile.
 
     Args:
         listed: The head's manifests.
 
     Raises:
-        BadRequest: If they cannot.
+        BadRequest: The row counts differ.
     """
     if change.operation != REPLACE:
         return
@@ -68,17 +68,17 @@ async def check_row_counts(
 
 class _Counts(NamedTuple):
     before: int
-    """Rows of the removed data files."""
+    """The number of rows of the removed data files."""
     after: int
-    """Rows of the added data files."""
+    """The number of rows of the added data files."""
     dead: int
-    """Rows that the added delete files delete, at most."""
+    """The maximum number of rows that the added delete files delete."""
     is_exact: bool
-    """Whether these delete rows by their positions."""
+    """Whether these delete files delete rows by their positions."""
 
 
 def _count_rows(change: Change, to_remove: FilesToRemove) -> _Counts | None:
-    """Return None if a number of rows is unknown."""
+    """Return the row counts; None if one of them is unknown."""
     removed = [file.record_count for file in to_remove.files if file.content == DATA]
     if removed and min(removed) < 0:
         return None

@@ -1,10 +1,10 @@
-"""Undoes a snapshot that replaced files by other files with the same rows, below later commits of writers; or one that
-replaced manifests by others with the same files.
+"""Undoes a snapshot below later commits of writers, if it changed no rows.
 
-The new snapshot lacks the files that the undone one added, and has the files again that it removed, with their sequence
-numbers and row ids. Later rows stay, and so do later equality deletes, which are newer than the restored files. What
-later commits did to the added files cannot be moved to the restored files, so the undo is refused then. Old manifests
-come back if all new manifests are still listed.
+Such a snapshot replaced files by other files with the same rows, or manifests by others with the same files. The new
+snapshot does not have the files that the undone snapshot added. It has the files again that the undone snapshot
+removed, with their sequence numbers and row ids. Later rows stay, and so do later equality deletes, which are newer
+than the restored files. If later commits changed the added files, these changes cannot be moved to the restored files,
+so the undo is refused. Old manifests are restored if all new manifests are still listed.
 """
 
 from __future__ import annotations
@@ -57,10 +57,11 @@ class Undo(NamedTuple):
 
 
 async def undo_of(manifests: Manifests, metadata: TableMetadata, head: Snapshot | None, snapshot_id: int) -> Undo:
-    """Return what the snapshot did, if it can be undone on `head`.
+    """Return the effects of the snapshot, if it can be undone on `head`.
 
     Raises:
-        BadRequest: For a snapshot that cannot be undone at all, Collision when later commits are in the way.
+        BadRequest: The snapshot cannot be undone at all.
+        Collision: Later commits prevent the undo.
     """
     undone, parent = _snapshots(metadata, head, snapshot_id)
     assert head is not None
@@ -161,7 +162,7 @@ def _add(entries: Iterable[ManifestEntry], entries_by_key: _Entries) -> None:
 
 
 def _check_gone(gone: Sequence[ManifestEntry], added: Iterable[Remove], restored: set[str]) -> None:
-    """Files that later commits removed."""
+    """Check that later commits removed none of the files that the undo needs."""
     keys = set(added)
     for entry in gone:
         file = entry.file
@@ -173,7 +174,7 @@ def _check_gone(gone: Sequence[ManifestEntry], added: Iterable[Remove], restored
 
 
 def _check_new(new: Sequence[ManifestEntry], added: set[str], removed: Iterable[Remove]) -> None:
-    """Files that later commits added."""
+    """Check that later commits added no files that prevent the undo."""
     keys, paths = set(removed), sorted(path.encode() for path in added)
     for entry in new:
         file = entry.file

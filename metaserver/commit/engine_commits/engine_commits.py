@@ -59,7 +59,10 @@ from seamark.metaserver.store.operations import Operation
 from seamark.metaserver.store.port import LostRace
 
 _PRELOADING_COMMITS_MAX = 16
-"""Commits that hold manifests while they wait for a lock. Further commits read theirs under the lock."""
+"""The maximum number of commits that hold manifests while they wait for a lock.
+
+Other commits read them under the lock.
+"""
 
 
 class _Commit(msgspec.Struct, frozen=True):
@@ -394,7 +397,7 @@ class EngineCommits:
         then = msgspec.structs.replace(entry, metadata_location=instant.metadata_location or entry.metadata_location)
         try:
             metadata = await documents.table(then.metadata_location)
-        except NotFound:  # dropped from the metadata log; the current metadata contains the commit
+        except NotFound:  # The file was dropped from the metadata log; the current metadata contains the commit.
             then, metadata = entry, await documents.table(entry.metadata_location)
         return LoadedTable(entry=then, metadata=metadata)
 

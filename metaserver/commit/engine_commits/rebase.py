@@ -487,12 +487,12 @@ async def _read_list(manifests: Manifests, snapshot: Snapshot | SnapshotInput) -
 
 
 def _get_kind(manifest: ManifestFile) -> tuple[int, int]:
-    """Manifests of different kinds are rewritten apart."""
+    """Return the kind of a manifest. Manifests of different kinds are rewritten separately."""
     return manifest.partition_spec_id, manifest.content
 
 
 def _mark_added(entry: ManifestEntry, snapshot_id: int) -> ManifestEntry:
-    """It inherits its sequence numbers."""
+    """Return the entry as an added entry that inherits its sequence numbers."""
     return structs.replace(entry, snapshot_id=snapshot_id, sequence_number=None, file_sequence_number=None)
 
 

@@ -1,13 +1,13 @@
 """Expires snapshots: commits their removal, and then deletes the files that no other snapshot needs.
 
-The commit is a swap of the table's pointer like any other, computed again after a lost race, so that no writer waits
+The commit swaps the table's pointer like any other commit, and is computed again after a lost race. So no writer waits,
 and a reference that is created meanwhile keeps its snapshot. The transaction records an instant in flight that names
-the metadata file before. Deletion ends the instant; if the server stops before that, housekeeping finds the instant,
-computes the files again from both metadata files, and continues. Ages are of `PassedTime`, so that a clock that jumps
-ahead makes no snapshot old.
+the metadata file before the commit. The deletion of the files completes the instant. If the server stops before that,
+housekeeping finds the instant, computes the files again from both metadata files, and continues. Ages are measured by
+`PassedTime`, so a clock that jumps ahead makes no snapshot old.
 
-Files are deleted only in the table's own locations, and not if several names share the table's UUID, as after a second
-registration, because the other name's snapshots may need them.
+Files are deleted only in the table's own locations. If several names share the table's UUID, for example after a second
+registration, no file is deleted, because the other name's snapshots may need it.
 """
 
 from __future__ import annotations
@@ -42,17 +42,20 @@ from seamark.metaserver.store.port import InstantFilter, PointerStore
 
 ACTION = "expiration"
 SNAPSHOTS_MAX = 1000
-"""Snapshots that an expiration removes; a repeat removes the next."""
+"""The maximum number of snapshots that one expiration removes. A further expiration removes the next snapshots."""
 _MEMORY_SHARES = 8
 """Part of `commit_memory_bytes` for the manifests that are read here."""
 _BATCH = 100
 _EXPIRATIONS_CONCURRENT_MAX = 2
-"""Expirations that run concurrently, because each has the names of many files in memory."""
+"""The maximum number of concurrent expirations. There is a limit because each has the names of many files in memory."""
 _DELETES_CONCURRENT_MAX = 16
 _LOCKED_FROM, _LOCKED_S = 2, 2.0
 """From this attempt on, the table's commits wait for the expiration, at most so long."""
 _RESUMED_AFTER_MS = 3_600_000
-"""An instant in flight is that old when housekeeping continues it: until then its own server is at work."""
+"""The age at which housekeeping continues an instant in flight.
+
+Before that, the server that began it is still at work.
+"""
 _GIVEN_UP_AFTER_MS = 24 * _RESUMED_AFTER_MS
 METADATA_BEFORE, _REMOVED, _IDS = "metadata-location-before", "removed-snapshots", "removed-snapshot-ids"
 _log = structlog.get_logger("seamark.expiration")
@@ -80,8 +83,8 @@ class ExpirationReport(msgspec.Struct, frozen=True, rename="kebab"):
     """The result of an expiration; with a dry run, the result that it would have.
 
     Attributes:
-        snapshots_left: Expired snapshots for a repeat to remove.
-        files_failed: Files that the storage did not delete; housekeeping tries again.
+        snapshots_left: The number of expired snapshots that a further expiration would remove.
+        files_failed: The number of files that the storage did not delete; housekeeping tries again.
     """
 
     snapshots: int = 0
@@ -95,7 +98,7 @@ class ExpirationReport(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class _Removal(msgspec.Struct, frozen=True):
-    """One attempt: the metadata before and after, and what the commit leaves unused."""
+    """One attempt: the metadata before and after, and the files that the commit makes unused."""
 
     entry: Entry
     before: TableMetadata
@@ -106,20 +109,20 @@ class _Removal(msgspec.Struct, frozen=True):
 
 
 async def pending_expirations(store: PointerStore, uuid: str | None = None) -> list[Instant]:
-    """Expirations whose deletion is not complete: those of a table, or the first of all tables."""
+    """Return expirations whose deletion is not complete: those of a table, or the first of all tables."""
     where = InstantFilter(uuid=uuid, action=ACTION, state=InstantState.INFLIGHT, archived=False)
     return await store.instants(where, _BATCH)
 
 
 class Expiration:
-    """Belongs to one event loop."""
+    """Expires the snapshots of tables. Belongs to one event loop."""
 
     def __init__(self, catalog: Catalog, publisher: Publisher, planner: Planner) -> None:
         self._context = catalog.context
         self._publisher = publisher
         self._planner = planner
         self._slots = asyncio.Semaphore(_EXPIRATIONS_CONCURRENT_MAX)
-        # Not the caches of commits, which would lose what writers need.
+        # Do not use the caches of commits: they would lose the manifests that writers need.
         self._manifests = Manifests.of(self._context.objects, self._context.settings, _MEMORY_SHARES)
 
     async def expire(
@@ -128,10 +131,10 @@ class Expiration:
         """Remove the expired snapshots of a table. After an error nothing is removed.
 
         Raises:
-            NoSuchTable: When the table does not exist.
-            BadRequest: If the table's properties forbid the deletion of files or are invalid.
-            Corrupt: If a manifest cannot be read.
-            CommitConflict: After too many lost races.
+            NoSuchTable: The table does not exist.
+            BadRequest: The table's properties forbid the deletion of files or are invalid.
+            Corrupt: A manifest cannot be read.
+            CommitConflict: The commit lost too many races.
         """
         async with self._slots:
             return await self._attempts(caller, namespace, name, request)
@@ -159,13 +162,17 @@ class Expiration:
     async def _attempt(
         self, caller: Caller, namespace: NamespacePath, name: str, request: ExpireSnapshotsRequest, number: int
     ) -> tuple[_Removal, Instant | None]:
-        """No instant if nothing is to be committed."""
+        """Try the commit once.
+
+        Return the removal and its instant; the instant is None if nothing is to be committed.
+        """
         if number < _LOCKED_FROM:
             removal = await self._plan(namespace, name, request)
             if request.dry_run or removal.after is removal.before:
                 return removal, None
             return removal, await self._commit(caller, removal)
-        # Writers that commit all the time would win each race. Only what they have added since is still to be read.
+        # Writers that commit all the time would win each race. Now only the files that they have added since must be
+        # read.
         async with self._publisher.lock(namespace, name):
             try:
                 async with asyncio.timeout(_LOCKED_S):
@@ -179,10 +186,7 @@ class Expiration:
             return removal, await self._publish(caller, removal)
 
     async def resume(self) -> int:
-        """Housekeeping: continues deletions that a stopped server has left.
-
-        Returns their number.
-        """
+        """Continue deletions that a stopped server has left; return their number. Housekeeping calls this."""
         pending = await pending_expirations(self._context.store)
         old = [
             instant for instant in pending if self._context.clock.now_ms() - instant.requested_ms > _RESUMED_AFTER_MS
@@ -244,9 +248,9 @@ class Expiration:
     async def _find_unused_files(
         self, uuid: str, before: TableMetadata, after: TableMetadata, *, repeated: Collection[int] | None = None
     ) -> UnusedFiles:
-        """Read no files of other tables, and names none.
+        """Return the unused files of the table; none if the table's files must stay.
 
-        None either if the table's files must stay.
+        No files of other tables are read or returned.
         """
         if before is after or not is_collectable(after) or await self._is_shared(uuid):
             return UnusedFiles((), (), (), 0)
@@ -257,9 +261,7 @@ class Expiration:
         return await find_unused(manifests, before, after, allowed, repeated=repeated)
 
     async def _is_shared(self, uuid: str) -> bool:
-        """Return whether several names, live or dropped, refer to the table: its files may be those of the other,
-        too.
-        """
+        """Return whether several names, live or dropped, refer to the table, so that they share its files."""
         return await self._context.store.names_of(uuid) != 1
 
     async def _commit(self, caller: Caller, removal: _Removal) -> Instant:
@@ -267,7 +269,7 @@ class Expiration:
             return await self._publish(caller, removal)
 
     async def _publish(self, caller: Caller, removal: _Removal) -> Instant:
-        """Under the lock of the table's commits."""
+        """Publish the removal. The caller holds the lock of the table's commits."""
         context, entry = self._context, removal.entry
         requested_ms = context.clock.now_ms()
         removed = list(removal.expired.snapshot_ids)
@@ -300,7 +302,7 @@ class Expiration:
         """Return the current entry of the table.
 
         Raises:
-            NotFound: If the table was dropped or renamed.
+            NotFound: The table was dropped or renamed.
         """
         assert instant.name is not None
         entry = await self._context.store.entry(EntryKind.TABLE, instant.namespace, instant.name)
@@ -309,10 +311,10 @@ class Expiration:
         return entry
 
     async def _delete(self, instant: Instant, unused: UnusedFiles) -> int:
-        """Return the number of files that could not be deleted.
+        """Delete the unused files, and return the number of files that could not be deleted.
 
-        Then the files that name them stay, too, and the instant stays in flight, so that housekeeping tries again, for
-        a day.
+        If there are such files, the files that name them stay, too, and the instant stays in flight. Housekeeping
+        then tries again, for a day.
         """
         failed = deleted = 0
 
@@ -326,7 +328,7 @@ class Expiration:
                 _log.warning("unused file not deleted", location=location, reason=error.message)
 
         for files in (unused.content_files, unused.manifests, unused.others):
-            if await self._is_shared(instant.uuid):  # registered again since
+            if await self._is_shared(instant.uuid):  # The table was registered again since.
                 break
             await gather([partial(delete, location) for location in files], _DELETES_CONCURRENT_MAX)
             if failed:
@@ -347,7 +349,7 @@ class Expiration:
         try:
             await self._context.transact([move])
         except CommitConflict:
-            return  # another replica completed it
+            return  # Another replica has completed it.
 
 
 def _report(removal: _Removal) -> ExpirationReport:

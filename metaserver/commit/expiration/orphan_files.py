@@ -1,19 +1,22 @@
 """Removes orphan files: files in a table's folders that no snapshot names, left by failed or killed writers.
 
-The folders are listed, and compared with what the metadata and all its snapshots name. Names are compared without their
-folders: a file with the name of a needed file stays, so that other spellings of a location, symbolic links and mount
-points cannot make a live file look unused. Writers put a UUID into names, so few orphan files have the name of another.
+The folders are listed, and compared with the files that the metadata and all its snapshots name. Names are compared
+without their folders: a file with the name of a needed file stays. So other spellings of a location, symbolic links and
+mount points cannot make a live file look unused. Writers put a UUID into names, so an orphan file rarely has the name
+of another file.
 
 A file that a writer has not committed yet looks the same as an orphan. So only files of a minimum age are removed, and
-only files with the names of data files, delete files, manifests, statistics and metadata files. Before each batch, what
-other commits have added meanwhile is read, under the lock of the table's commits.
+only files with the names of data files, delete files, manifests, statistics and metadata files. Before each batch,
+under the lock of the table's commits, the server reads what other commits have added meanwhile.
 
-A clock that is wrong makes every file old. So the clocks of the server and of the storage are compared, time that the
-catalog has not seen pass does not count (`PassedTime`), and before its first look at the clock only the time between
-the file and the newest file in the table's folders counts: a live writer's files are among the newest.
+A wrong clock can make every file look old. So the clocks of the server and of the storage are compared, and time that
+the catalog has not seen pass does not count (`PassedTime`). Before the catalog's first look at the clock, only the time
+between the file and the newest file in the table's folders counts, because a live writer's files are among the newest.
 
-A writer that is killed while it writes to S3 leaves an unfinished multipart upload, whose parts take space and which no
-listing of files has. Uploads of that age, of files with such names, are aborted: no commit can name what is unfinished.
+A writer that is killed while it writes to S3 leaves an unfinished multipart upload. Its parts take space, and no
+listing of files shows it. Uploads of the minimum age, of files with such names, are aborted: no commit can name an
+unfinished
+file.
 """
 
 from __future__ import annotations
@@ -55,11 +58,11 @@ from seamark.metaserver.store.passed_time import PassedTime, look_at_clock
 
 ACTION = "orphan-files"
 AGE_MIN_MS = 24 * 3_600_000
-"""A writer may commit its files hours after it wrote them, and the storage's clock may differ."""
+"""The minimum age. A writer may commit its files hours after it wrote them, and the storage's clock may differ."""
 UPLOADS_MAX = 1000
-"""Unfinished uploads that one request aborts."""
+"""The maximum number of unfinished uploads that one request aborts."""
 FILES_MAX = 100_000
-"""Files that one request removes; a repeat removes the next."""
+"""The maximum number of files that one request removes. A further request removes the next files."""
 LOCATIONS_MAX = 1000
 NAMES_MAX = 50_000_000
 _SUFFIXES = (
@@ -97,11 +100,12 @@ class OrphanReport(msgspec.Struct, frozen=True, rename="kebab"):
     """The result of a removal; with a dry run, the result that it would have.
 
     Attributes:
-        files_left: Whether a repeat finds more.
+        files_left: Whether a further request would find more files.
         locations: The first of the files.
-        files_failed: Files that the storage did not delete; a repeat tries again.
-        uploads: Unfinished multipart uploads that were aborted.
-        files_unconfirmed: Files whose age only the clock says; they stay until the catalog has seen that time pass.
+        files_failed: The number of files that the storage did not delete; a further request tries again.
+        uploads: The number of unfinished multipart uploads that were aborted.
+        files_unconfirmed: The number of files that are old only by the clock. They stay until the catalog has seen that
+            time pass.
     """
 
     files: int = 0
@@ -131,7 +135,7 @@ def read_minimum_age_ms(metadata: TableMetadata) -> int:
     """Return the minimum age of orphan files by the table's property.
 
     Raises:
-        BadRequest: For an invalid value, or one below `AGE_MIN_MS`.
+        BadRequest: The value is invalid, or below `AGE_MIN_MS`.
     """
     age_ms = as_long(metadata.properties, MIN_ORPHAN_AGE, MIN_ORPHAN_AGE_DEFAULT_MS)
     if age_ms < AGE_MIN_MS:
@@ -140,7 +144,7 @@ def read_minimum_age_ms(metadata: TableMetadata) -> int:
 
 
 class OrphanRemoval:
-    """Belongs to one event loop."""
+    """Removes the orphan files of tables. Belongs to one event loop."""
 
     def __init__(self, catalog: Catalog, publisher: Publisher, planner: Planner) -> None:
         self._context = catalog.context
@@ -152,13 +156,12 @@ class OrphanRemoval:
     async def remove(
         self, caller: Caller, namespace: NamespacePath, name: str, request: RemoveOrphanFilesRequest
     ) -> OrphanReport:
-        """Remove the orphan files of a table. After an error that a manifest causes, nothing is removed.
+        """Remove the orphan files of a table. If a manifest causes an error, nothing is removed.
 
         Raises:
-            NoSuchTable: When the table does not exist.
-            BadRequest: If the table's properties forbid the deletion of files or are invalid, and while several names
-                share its files.
-            Corrupt: If a manifest cannot be read.
+            NoSuchTable: The table does not exist.
+            BadRequest: The table's properties forbid the deletion of files or are invalid, or several names share its
+            files. Corrupt: A manifest cannot be read.
         """
         async with self._slots:
             entry, metadata = await self._load(namespace, name)
@@ -168,7 +171,7 @@ class OrphanRemoval:
             needed = _NeededNames(self._open_checked_manifests(metadata, entry.uuid))
             await needed.add(entry, metadata)
             listing = await self._find(entry, metadata, needed, older_than_ms)
-            # Before the first look only the time that the files show counts: the rest may be a jump of the clock.
+            # Before the first look, only the time between the files counts: the rest may be a jump of the clock.
             confirmed_ms = older_than_ms - max(0, passed.since_ms - listing.newest_ms)
             confirmed = [info for info in listing.orphans if info.modified_ms < confirmed_ms]
             uploads = await self._find_uploads(entry, metadata, confirmed_ms)
@@ -248,7 +251,9 @@ class OrphanRemoval:
         return _Listing(orphan_files, listed, newest_ms, is_complete=True)
 
     async def _find_uploads(self, entry: Entry, metadata: TableMetadata, older_than_ms: int) -> list[Upload]:
-        """Unfinished uploads of such files that were begun before; none where the storage does not list them."""
+        """Return unfinished uploads of such files that were begun before; empty if the storage does not list
+        uploads.
+        """
         allowed = await deletable_files(self._context, entry.uuid, metadata, exclusive=True)
         uploads: list[Upload] = []
         for folder in _drop_nested_folders(own_folders(self._context, metadata)):
@@ -261,12 +266,12 @@ class OrphanRemoval:
                         uploads.append(upload)
                     if len(uploads) == UPLOADS_MAX:
                         return uploads
-            except SeamarkError as error:  # the right to list uploads is another than that to list files
+            except SeamarkError as error:  # The right to list uploads differs from the right to list files.
                 _log.warning("unfinished uploads not listed", location=folder, reason=error.message)
         return uploads
 
     async def _add_pending(self, entry: Entry, needed: _NeededNames) -> None:
-        """An interrupted expiration reads the metadata from before when it continues."""
+        """Add the metadata files that an interrupted expiration reads when it continues."""
         for instant in await pending_expirations(self._context.store, entry.uuid):
             needed.add_name(str(instant.summary[METADATA_BEFORE]))
 
@@ -291,13 +296,14 @@ class OrphanRemoval:
             return True
 
         for start in range(0, len(orphan_files), _BATCH):
-            await self._catch_up(entry, needed)  # so that little is left to read under the lock
+            await self._catch_up(entry, needed)  # Read now, so that little is left to read under the lock.
             async with self._publisher.lock(entry.namespace, entry.name):
                 await note_removal(self._context, entry.uuid)
                 await self._catch_up(entry, needed)
                 batch = [info for info in orphan_files[start : start + _BATCH] if info.location not in needed]
                 outcomes = await gather([partial(delete, info) for info in batch], _DELETES_CONCURRENT_MAX)
-                await note_removal(self._context, entry.uuid)  # for a commit that looked for a file between the two
+                # Note the removal again, for a commit that checked a file before its deletion.
+                await note_removal(self._context, entry.uuid)
             deleted += [info for info, is_deleted in zip(batch, outcomes, strict=True) if is_deleted]
             failed += outcomes.count(False)
         done = msgspec.structs.replace(
@@ -315,11 +321,11 @@ class OrphanRemoval:
         return msgspec.structs.replace(done, files_failed=failed, files_unconfirmed=report.files_unconfirmed)
 
     async def _catch_up(self, entry: Entry, needed: _NeededNames) -> None:
-        """Add what commits have added meanwhile.
+        """Add the files that commits have added meanwhile.
 
         Raises:
-            NoSuchTable: If the table was dropped or renamed.
-            BadRequest: If its files may no longer be deleted.
+            NoSuchTable: The table was dropped or renamed.
+            BadRequest: The files of the table may no longer be deleted.
         """
         current, metadata = await self._load(entry.namespace, entry.name)
         if current.uuid != entry.uuid:
@@ -330,7 +336,7 @@ class OrphanRemoval:
 class _NeededNames:
     """The names of all files that a table needs, without their folders, as hashes of 8 bytes.
 
-    A collision keeps a file.
+    If two hashes collide, a file that is not needed stays.
     """
 
     def __init__(self, manifests: Manifests) -> None:
@@ -352,11 +358,11 @@ class _NeededNames:
         self._later.add(_name_hash(location))
 
     async def add(self, entry: Entry, metadata: TableMetadata) -> None:
-        """Read the manifests that no earlier call read.
+        """Read the manifests that no earlier call has read.
 
         Raises:
-            Corrupt: If one cannot be read.
-            BadRequest: Above the limits.
+            Corrupt: A manifest cannot be read.
+            BadRequest: The table exceeds the limits.
         """
         lists: set[str] = set()
         manifests: dict[str, ManifestFile] = {}
@@ -397,7 +403,7 @@ def _name_hashes(locations: Iterable[str]) -> npt.NDArray[np.int64]:
 def _is_hidden(path: str) -> bool:
     """Return whether Hadoop and Spark hide the path: files of other programs, and index and plan files.
 
-    Folders of partitions have a `=`.
+    Folders of partitions have a `=` in their names and are not hidden.
     """
     return any(part.startswith(("_", ".")) and "=" not in part for part in path.split("/"))
 

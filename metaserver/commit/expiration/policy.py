@@ -33,11 +33,12 @@ READS_MAX = 2_000_000
 
 
 class ExpirationPolicy(msgspec.Struct, frozen=True):
-    """The ages and numbers by which snapshots expire. References have their own values, if any.
+    """The ages and numbers by which snapshots expire. References may have their own values.
 
     Attributes:
-        older_than_ms: Milliseconds since the epoch; a snapshot replaced before has expired, unless it is among the
-            `retain_last` newest of a branch.
+        older_than_ms: Milliseconds since the epoch. A snapshot that was replaced before this time has expired, unless
+        it
+            is among the `retain_last` newest of a branch.
     """
 
     older_than_ms: int
@@ -53,13 +54,13 @@ class ExpirationPolicy(msgspec.Struct, frozen=True):
         retain_last: int | None = None,
         passed: PassedTime | None = None,
     ) -> ExpirationPolicy:
-        """Return the policy by the table's properties, or by the values that the caller gives.
+        """Return the policy from the table's properties, or from the values that the caller gives.
 
         Args:
-            passed: The time by which ages count, if it is not that of the clock.
+            passed: The time that measures ages; the default is the clock.
 
         Raises:
-            BadRequest: For an invalid value.
+            BadRequest: A value is invalid.
         """
         properties = metadata.properties
         if older_than_ms is None:
@@ -90,7 +91,7 @@ def find_expired(
 
     Args:
         in_use: Ids of snapshots that stay in any case, such as recently undone snapshots.
-        passed: The time by which ages count, if it is not that of the clock.
+        passed: The time that measures ages; the default is the clock.
     """
     passed = passed or PassedTime(now_ms, now_ms)
     kept_ids: set[int] = {*in_use, *find_recently_undone(metadata.snapshots, now_ms)}
@@ -123,10 +124,7 @@ def find_expired(
 
 
 def _ancestors(metadata: TableMetadata, branches: Iterable[SnapshotRef]) -> set[int]:
-    """Return the snapshots of the branches' histories.
-
-    Branches share most of these, which are read once.
-    """
+    """Return the snapshots of the branches' histories. Branches share most of them, and each is read once."""
     snapshot_ids: set[int] = set()
     for ref in branches:
         for id_, _ in _history(metadata, ref.snapshot_id):
@@ -142,7 +140,7 @@ def _find_retained(
     """Return the snapshots that are young enough for a branch, or among its newest.
 
     Raises:
-        BadRequest: Above the limit of reads.
+        BadRequest: More than `READS_MAX` snapshots would be read.
     """
     terms = set[tuple[int, int, int]]()
     for ref in branches:
@@ -173,7 +171,7 @@ def _history(metadata: TableMetadata, head: int) -> Iterator[tuple[int, int | No
     """Yield (id, when its child was committed) of a snapshot, for which the time is None, and of its ancestors."""
     snapshot, replaced_ms = metadata.snapshot(head), None
     seen: set[int] = set()
-    while snapshot is not None and snapshot.snapshot_id not in seen:  # the parents are what writers say
+    while snapshot is not None and snapshot.snapshot_id not in seen:  # Writers set the parents, so they may be wrong.
         seen.add(snapshot.snapshot_id)
         yield snapshot.snapshot_id, replaced_ms
         replaced_ms = snapshot.timestamp_ms
@@ -182,9 +180,9 @@ def _history(metadata: TableMetadata, head: int) -> Iterator[tuple[int, int | No
 
 
 def _find_replacement_times(metadata: TableMetadata) -> dict[int, int]:
-    """Return the time at which each snapshot that once was current was replaced, by the snapshot log.
+    """Return the time at which each formerly current snapshot was replaced, by the snapshot log.
 
-    After a rollback such snapshots are no ancestors of a branch.
+    After a rollback these snapshots are not ancestors of a branch.
     """
     log = metadata.snapshot_log
     times_ms: dict[int, int] = {}

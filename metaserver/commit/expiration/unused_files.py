@@ -1,10 +1,10 @@
 """The files that only removed snapshots need.
 
-A file is unused if a removed snapshot names it and no remaining snapshot does. Every remaining snapshot is read for
-that. If one of their manifest lists or manifests cannot be read, the result is an error, and nothing is deleted.
+A file is unused if a removed snapshot names it and no remaining snapshot does. So every remaining snapshot is read. If
+a manifest list or a manifest of one of them cannot be read, the result is an error, and nothing is deleted.
 
-Writers spell locations differently (`file:/p`, `file:///p`; `s3a`, `s3n`, `s3`), so plain forms are compared. Where it
-is uncertain whether two spellings mean one file, their plain forms are equal, and the file stays.
+Writers spell locations differently (`file:/p`, `file:///p`; `s3a`, `s3n`, `s3`), so plain forms are compared. If it is
+uncertain whether two spellings mean one file, their plain forms are equal, and the file stays.
 """
 
 from __future__ import annotations
@@ -24,22 +24,26 @@ from seamark.metaserver.planner.lookup.lookup import lookup
 from seamark.metaserver.planner.view.view import TableView
 
 _MANIFESTS_PER_READ = 64
-"""Manifests whose entries are in memory together."""
+"""The number of manifests whose entries are in memory together."""
 ENTRIES_MAX = 1_000_000
-"""Entries of manifests that the removal of several snapshots may make unused, which bounds its memory."""
+"""The maximum number of entries of manifests that a removal of several snapshots may make unused.
+
+It bounds the memory.
+"""
 _COMPARED_MAX = 200_000
-"""Files of the remaining snapshots up to which all of them are compared. Of more, only those in manifests that may list
-an unused file in one of the usual spellings."""
+"""The maximum number of files of the remaining snapshots that are all compared. If there are more, only the files in
+manifests that may list an unused file in one of the usual spellings are compared.
+"""
 FILES_MAX, MANIFESTS_MAX = 2_000_000, 1_000_000
 """Limits of the unused files of one snapshot, and of the manifests of a table."""
 
 
 class UnusedFiles(NamedTuple):
-    """Locations, in the order of deletion: each file before the file that names it, so that an interrupted deletion
-    can be repeated.
+    """Locations, in the order of deletion: each file comes before the file that names it, so that an interrupted
+    deletion can be repeated.
 
     Attributes:
-        size_bytes: Of the content files and manifests.
+        size_bytes: The size of the content files and manifests.
     """
 
     content_files: tuple[str, ...]
@@ -50,7 +54,7 @@ class UnusedFiles(NamedTuple):
 
 
 class TooManyEntries(Exception):
-    """More than `ENTRIES_MAX`: fewer snapshots must be removed at a time."""
+    """The removal makes more than `ENTRIES_MAX` entries unused: fewer snapshots must be removed at a time."""
 
 
 async def find_unused(
@@ -63,14 +67,14 @@ async def find_unused(
 ) -> UnusedFiles:
     """Return the files that `before` needs and `after` does not, among the `allowed` locations.
 
-    Corrupt if a file of `after` cannot be read; TooManyEntries, except for a repeat.
-
     Args:
-        repeated: The removed snapshots of an earlier attempt, which may have deleted some of their files, so that
-            missing files are no error.
+        repeated: The removed snapshots of an earlier attempt, which may have deleted some of their files. Missing files
+            are then not an error.
 
     Raises:
-        BadRequest: Above the limits.
+        Corrupt: A file of `after` cannot be read.
+        TooManyEntries: There are too many entries, and `repeated` is None.
+        BadRequest: The table exceeds the limits.
     """
     remaining = {snapshot.snapshot_id for snapshot in after.snapshots}
     removed = [
@@ -157,7 +161,7 @@ async def content_files(
     """Yield the locations and sizes of the files that the manifests list as live, by plain location, in parts.
 
     Raises:
-        Corrupt: If a manifest cannot be read, unless `skip_missing`.
+        Corrupt: A manifest cannot be read. With `skip_missing`, missing manifests are skipped.
     """
     manifests_per_read = 1 if skip_missing else _MANIFESTS_PER_READ
     for start in range(0, len(listed), manifests_per_read):

@@ -1,1 +1,1 @@
-"""Rewrites manifests: the same files, listed in fewer manifests that each list few partitions."""
+"""Rewrites manifests: the same files are listed in fewer manifests, and each manifest lists few partitions."""

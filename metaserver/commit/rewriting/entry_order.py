@@ -21,12 +21,12 @@ Key = tuple[object, ...]
 
 
 def partition_of(entry: ManifestEntry) -> Key:
-    """Equal for entries of one partition, in any manifest of one spec."""
+    """Return a key of the entry's partition. It is equal for entries of one partition, in any manifest of one spec."""
     return partition_key(entry.file.partition)
 
 
 def count_touches(manifests: Iterable[Sequence[ManifestEntry]]) -> tuple[int, int]:
-    """Return (the manifests that list files of a partition, summed over all partitions; the number of partitions)."""
+    """Return two numbers: for all partitions, the sum of the manifests that list files of each; and the partitions."""
     seen: set[Key] = set()
     touches = 0
     for entries in manifests:
@@ -37,10 +37,10 @@ def count_touches(manifests: Iterable[Sequence[ManifestEntry]]) -> tuple[int, in
 
 
 def divide(entries: Sequence[ManifestEntry], fitting: int, bound: Callable[[ContentFile], Key]) -> list[list[Any]]:
-    """Return the entries of each new manifest, at most `fitting`.
+    """Return the entries of each new manifest, at most `fitting` entries in each.
 
     Args:
-        bound: The order within a partition.
+        bound: Returns the sort key of a file within its partition.
     """
     ordered = sorted(entries, key=lambda entry: (_order(entry.file.partition), bound(entry.file), entry.file.file_path))
     chunks: list[list[ManifestEntry]] = [[]]
@@ -57,14 +57,14 @@ def divide(entries: Sequence[ManifestEntry], fitting: int, bound: Callable[[Cont
 
 
 def _order(partition: Sequence[Any]) -> Key:
-    """Nulls are first."""
+    """Return the sort key of a partition. Nulls are first."""
     return tuple((value is not None, 0 if value is None else value) for value in partition)
 
 
 def clustering_bound(metadata: TableMetadata) -> Callable[[ContentFile], Key]:
-    """Return the lower bound of the first clustering column of a file.
+    """Return a function that returns the lower bound of the first clustering column of a file.
 
-    Files without it are first.
+    Files without this bound are first.
     """
     try:
         layout = ClusteringLayout.of(metadata.properties)
@@ -81,7 +81,7 @@ def clustering_bound(metadata: TableMetadata) -> Callable[[ContentFile], Key]:
             return (False, 0)
         try:
             return (True, decode(kind, stored))
-        except ValueError:  # a bound of an earlier type of the column
+        except ValueError:  # The bound has an earlier type of the column.
             return (False, 0)
 
     return read_bound

@@ -3,12 +3,12 @@
 The new snapshot has the files of its parent: each entry keeps the snapshot that added it, its sequence numbers and its
 row ids, with status EXISTING. Manifests of one partition spec and content are rewritten together.
 
-Manifests with metrics that some readers cannot use are rewritten in any case, with the metrics corrected
-(`repaired_metrics.py`): commits correct them now, and a table may have some of earlier commits.
+Manifests with metrics that some readers cannot use are always rewritten, with corrected metrics
+(`repaired_metrics.py`). Commits correct the metrics now, but earlier commits may have left wrong metrics in a table.
 
-New manifests are written without a lock. Then, under the lock of the table's commits, they replace those of the
-current head: a manifest that is still listed there has the same entries, and one that another commit has
-replaced meanwhile prevents only the rewrite of its group. So a writer waits for the new manifest list only.
+New manifests are written without a lock. Then they replace the manifests of the current head, under the lock of the
+table's commits. A manifest that is still listed there has the same entries. If another commit has replaced a manifest
+meanwhile, only the rewrite of its group is prevented. So a writer waits for the new manifest list only.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
 GROUP_BYTES_MAX, GROUP_ENTRIES_MAX = 64 << 20, 300_000
 """Limits of the manifests of a group that are rewritten together, the smallest first: they bound the memory."""
 ATTEMPTS = 3
-"""How often manifests are read and written again, because other commits have replaced all of them meanwhile."""
+"""The maximum number of attempts. An attempt fails if other commits have replaced all of its manifests meanwhile."""
 WORTH = 0.75
 """A rewrite is committed if at most this part of the manifests is left…"""
 _TOUCHES, _FEWER = 4, 0.5
@@ -67,7 +67,7 @@ _TOUCHES, _FEWER = 4, 0.5
 _REWRITES_CONCURRENT_MAX = 2
 _DECODED_BYTES_MAX = 1 << 30
 _CHECKED_BYTES_MAX = 1 << 30
-"""Size of the manifests of a partition spec and content that a rewrite reads to look for wrong metrics."""
+"""The maximum size of the manifests of a partition spec and content that a rewrite reads to find wrong metrics."""
 _SOUND_BYTES = 4 << 20
 _SAMPLE_ENTRIES = 500
 _MEMORY_SHARES = 8
@@ -86,13 +86,13 @@ class RewriteManifestsRequest(msgspec.Struct, frozen=True, rename="kebab", forbi
 
 
 class ManifestReport(msgspec.Struct, frozen=True, rename="kebab"):
-    """The manifests that were replaced; with a dry run, the manifests that would be.
+    """The manifests that were replaced; with a dry run, the manifests that would be replaced.
 
     Attributes:
-        partition_manifests_before: How many of them list files of a partition, on average.
+        partition_manifests_before: The average number of manifests that list files of a partition.
         manifests: The number of manifests of the snapshot before.
-        conflicts: Groups that other commits have changed meanwhile.
-        files_repaired: Files whose metrics were corrected.
+        conflicts: The number of groups that other commits have changed meanwhile.
+        files_repaired: The number of files whose metrics were corrected.
     """
 
     manifests: int = 0
@@ -109,7 +109,7 @@ class ManifestReport(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class _Group(NamedTuple):
-    """Manifests of one spec and content, and their entries as the new manifests have them."""
+    """Manifests of one spec and content, and their entries in the form that the new manifests will have."""
 
     spec_id: int
     content: int
@@ -119,7 +119,7 @@ class _Group(NamedTuple):
     touches_after: int
     partitions: int
     repaired: int
-    """Files whose metrics are corrected."""
+    """The number of files whose metrics are corrected."""
 
 
 class _WrittenGroup(NamedTuple):
@@ -132,7 +132,7 @@ class _WrittenGroup(NamedTuple):
 
 
 class ManifestRewrite:
-    """Belongs to one event loop."""
+    """Rewrites the manifests of tables. Belongs to one event loop."""
 
     def __init__(self, catalog: Catalog, publisher: Publisher, planner: Planner, cleanup: Cleanup) -> None:
         self._context = catalog.context
@@ -140,7 +140,7 @@ class ManifestRewrite:
         self._planner = planner
         self._slots = asyncio.Semaphore(_REWRITES_CONCURRENT_MAX)
         self._cleanup = cleanup
-        # Not the caches of commits, which would lose what writers need.
+        # Do not use the caches of commits: they would lose the manifests that writers need.
         self._manifests = Manifests.of(self._context.objects, self._context.settings, _MEMORY_SHARES)
         self._sound: MemoryCache[str, bool] = MemoryCache(_SOUND_BYTES, "commits")
         """Paths of manifests whose metrics are right, which need not be read again to see that."""
@@ -153,10 +153,10 @@ class ManifestRewrite:
         If other commits are faster, nothing is changed, and the report counts a conflict.
 
         Raises:
-            NoSuchTable: When the table does not exist.
-            BadRequest: For a table of version 1 or an invalid property.
-            Corrupt: If a manifest cannot be read.
-            CommitUnknown: If it is unknown whether the commit succeeded.
+            NoSuchTable: The table does not exist.
+            BadRequest: The table has format version 1 or an invalid property.
+            Corrupt: A manifest cannot be read.
+            CommitUnknown: It is unknown whether the commit succeeded.
         """
         async with self._slots:
             report = ManifestReport()
@@ -189,10 +189,10 @@ class ManifestRewrite:
             async with self._publisher.lock(namespace, name):
                 try:
                     report, needed = await self._commit(caller, entry, metadata.format_version, writer, written)
-                except CommitConflict:  # another server was faster
+                except CommitConflict:  # Another server was faster.
                     report = _report(listed, (), (), conflicts=len(groups))
         except CommitUnknown:
-            needed = frozenset(writer.written)  # they may be live
+            needed = frozenset(writer.written)  # The files may be live.
             raise
         finally:
             self._cleanup.remove([path for path in writer.written if path not in needed])
@@ -239,7 +239,10 @@ class ManifestRewrite:
         return groups
 
     async def _with_wrong_metrics(self, members: Sequence[ManifestFile], metadata: TableMetadata) -> list[ManifestFile]:
-        """Return the manifests with metrics that some readers cannot use, among those that the limit lets it read."""
+        """Return the manifests with metrics that some readers cannot use.
+
+        The size limit bounds the manifests that are read.
+        """
         type_of = DeclaredTypes(metadata)
         groups, left_bytes = [], _CHECKED_BYTES_MAX
         for manifest in members:
@@ -260,7 +263,7 @@ class ManifestRewrite:
     ) -> tuple[ManifestReport, frozenset[str]]:
         """Return the report, and the files that the table refers to now.
 
-        Under the lock of the table's commits.
+        The caller holds the lock of the table's commits.
         """
         requested_ms = self._context.clock.now_ms()
         entry, metadata = await self._load(before.namespace, before.name)
@@ -299,7 +302,7 @@ class ManifestRewrite:
 async def open_manifest_rewrite(
     catalog: Catalog, publisher: Publisher, planner: Planner
 ) -> AsyncIterator[ManifestRewrite]:
-    """Wait on exit for the deletion of files that no snapshot refers to."""
+    """Open the rewrite of manifests; on exit, wait for the deletion of files that no snapshot refers to."""
     cleanup = Cleanup(catalog.context.objects)
     try:
         yield ManifestRewrite(catalog, publisher, planner, cleanup)
@@ -349,7 +352,7 @@ def _count_fitting_entries(
 ) -> int:
     """Return how many entries fit a manifest of the target size.
 
-    By a sample, because small manifests are mostly header.
+    A sample is written to estimate the number, because small manifests are mostly header.
     """
 
     def size(count: int) -> int:

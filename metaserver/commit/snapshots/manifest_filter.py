@@ -38,7 +38,7 @@ def key_of(file: ContentFile) -> Remove:
 
 
 def drop_dead_manifests(manifests: Sequence[ManifestFile]) -> tuple[ManifestFile, ...]:
-    """Leaves out manifests that are known to list no live file."""
+    """Return the manifests without those that are known to list no live file."""
     return tuple(
         manifest for manifest in manifests if manifest.added_files_count != 0 or manifest.existing_files_count != 0
     )
@@ -52,7 +52,7 @@ class FilesToRemove(NamedTuple):
     in_use: frozenset[str] = frozenset()
     """The Puffin files of removed deletion vectors that also hold vectors that stay."""
     files: Sequence[ContentFile] = ()
-    """Those to remove, in the order of `listing`."""
+    """The files to remove, in the order of `listing`."""
 
 
 async def find_files(
@@ -61,7 +61,7 @@ async def find_files(
     """Return the files and, for data files, the delete files that apply to them alone.
 
     Raises:
-        Collision: When one is not live.
+        Collision: A file is not live.
     """
     if not requested:
         return FilesToRemove(frozenset(), ())
@@ -142,14 +142,14 @@ def _select_named(entries: Sequence[ManifestEntry], named: Collection[Remove]) -
 
 
 def _copy_removes(requested: Collection[Remove]) -> tuple[set[Remove], set[str]]:
-    """Return the same as a set, and the paths."""
+    """Return the requested removals as a set, and their paths."""
     return set(requested), {remove.file_path for remove in requested}
 
 
 def _find_staying_paths(
     entries: Sequence[ManifestEntry], paths: Collection[str], removed: Collection[Remove]
 ) -> set[str]:
-    """Return those of the paths where an entry is that is not removed."""
+    """Return the paths at which an entry stays."""
     files = (entry.file for entry in entries)
     return {file.file_path for file in files if file.file_path in paths and key_of(file) not in removed}
 
@@ -176,14 +176,14 @@ class _Rewritten(NamedTuple):
     removed: frozenset[Remove]
     unmarked: frozenset[Remove]
     written: StoredManifest | None
-    """The manifest is None if no entry is left."""
+    """The new manifest. None if no entry is left."""
     files: tuple[ContentFile, ...]
 
 
 class ManifestFilter:
     """Rewrites manifests for one commit.
 
-    A later attempt reuses a manifest when it removes the same files from it.
+    If a later attempt removes the same files from a manifest, it reuses the new manifest.
     """
 
     def __init__(self, writer: SnapshotWriter, manifests: Manifests) -> None:
@@ -227,7 +227,7 @@ class ManifestFilter:
             )
 
         own, unmarked = await run_by_count(len(entries), select)
-        # The new manifest stores what its files inherit.
+        # The new manifest stores explicit values for the fields that its files inherit.
         key = (manifest.manifest_path, manifest.sequence_number, manifest.first_row_id)
         rewritten = self._made.get(key)
         if rewritten is None or (rewritten.removed, rewritten.unmarked) != (own, unmarked):

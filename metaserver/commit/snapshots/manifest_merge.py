@@ -25,10 +25,7 @@ MIN_COUNT_DEFAULT = 100
 
 
 class ManifestMerge:
-    """Merges for one commit.
-
-    Later attempts reuse what earlier attempts have merged.
-    """
+    """Merges manifests for one commit. Later attempts reuse the merged manifests of earlier attempts."""
 
     def __init__(self, writer: SnapshotWriter, manifests: Manifests) -> None:
         self._writer = writer
@@ -66,7 +63,7 @@ class ManifestMerge:
     async def _merge_manifests(
         self, bin_: Sequence[ManifestFile], metadata: TableMetadata, spec_id: int, content: int
     ) -> StoredManifest:
-        # The merged manifest stores what its files inherit, except for files of this snapshot.
+        # The merged manifest stores explicit values for inherited fields, except for files of this snapshot.
         key = tuple(
             manifest.manifest_path
             if manifest.added_snapshot_id == self._writer.snapshot_id
@@ -82,8 +79,10 @@ class ManifestMerge:
         return merged
 
     def _carry_over(self, entry: ManifestEntry) -> ManifestEntry:
-        """Return files that this snapshot added still inherit their sequence number, so that a later attempt can
-        reuse the manifest.
+        """Return the entry for the merged manifest.
+
+        A file that this snapshot added still inherits its sequence number, so that a later attempt can reuse the
+        manifest.
         """
         if entry.status == ADDED and entry.snapshot_id == self._writer.snapshot_id:
             return ManifestEntry(ADDED, entry.snapshot_id, None, None, entry.file)
@@ -91,12 +90,13 @@ class ManifestMerge:
 
 
 def can_be_written(metadata: TableMetadata, spec_id: int) -> bool:
-    """Return whether partition tuples of the spec can be encoded: the type of a value is unknown once no schema has
-    its source column.
+    """Return whether partition tuples of the spec can be encoded.
+
+    The type of a value is unknown if no schema has its source column.
     """
     spec = metadata.spec(spec_id)
     if spec is None:
-        return True  # reading the first manifest raises the error
+        return True  # The read of the first manifest raises the error.
     kinds = partition_types(metadata, spec)
     return all(kind != UNKNOWN or field.is_void for field, kind in zip(spec.fields, kinds, strict=True))
 
@@ -107,7 +107,10 @@ def _rows(manifests: Sequence[ManifestFile]) -> int:
 
 
 def _pack_bins(manifests: Sequence[ManifestFile], target_bytes: int) -> Iterator[Sequence[ManifestFile]]:
-    """Groups of neighbours up to the target size, filled from the end, so that the group of the newest may be small."""
+    """Yield groups of neighbouring manifests up to the target size.
+
+    They are filled from the end, so the group of the newest manifests may be small.
+    """
     bins: list[list[ManifestFile]] = []
     size = 0
     for manifest in reversed(manifests):

@@ -46,15 +46,17 @@ Hashes = npt.NDArray[np.uint64]
 CheckPaths = Callable[[Iterable[str]], Awaitable[None]]
 """Raises Forbidden for a path that the table may not name."""
 MANIFESTS_CONCURRENT_MAX = 16
-"""Manifests of one commit that are read or decoded concurrently."""
+"""The number of manifests of one commit that are read or decoded concurrently."""
 _SEED = 0
 _TOGETHER_MAX = 20_000
-"""Hashes that are copied for one search."""
+"""The maximum number of hashes that are copied for one search."""
 _SHARES = 4
 """Each cache gets one share of the budget: manifest lists, encoded manifests, decoded blocks, path hashes."""
 _ENTRY_BYTES = 2048
 _ENTRY_FACTOR = 16
-"""Memory of a fully decoded manifest: for each entry, and for each encoded byte, because metrics take much of it."""
+"""The memory of a fully decoded manifest: for each entry, and for each encoded byte, because metrics take much
+memory.
+"""
 _IN_LOOP_ENTRIES = 2_000
 _IN_THREAD_BYTES = 64 << 10
 """Larger manifests are decoded in a thread."""
@@ -80,10 +82,10 @@ class ChangeMemory:
         self._held: set[tuple[str, str]] = set()
 
     def hold(self, key: tuple[str, str], size_bytes: int) -> None:
-        """Count an object that the change holds.
+        """Count an object that the change keeps in memory.
 
         Raises:
-            BadRequest: Beyond the limit.
+            BadRequest: The change exceeds the limit.
         """
         if key in self._held:
             return
@@ -95,7 +97,7 @@ class ChangeMemory:
         """Check that there is room for more bytes.
 
         Raises:
-            BadRequest: If they are beyond the limit.
+            BadRequest: The change would exceed the limit.
         """
         if self._size_bytes + more_bytes > self._limit_bytes:
             raise BadRequest(
@@ -105,13 +107,10 @@ class ChangeMemory:
 
 
 class Manifests:
-    """Cached access to manifests.
-
-    Belongs to one event loop.
-    """
+    """Cached access to manifests. Belongs to one event loop."""
 
     def __init__(self, objects: ObjectReader, *, budget_bytes: int, limit_bytes: int) -> None:
-        """`limit_bytes` bounds the size of one manifest or manifest list."""
+        """Open empty caches. `limit_bytes` bounds the size of one manifest or manifest list."""
         self._objects = objects
         self._limit_bytes = limit_bytes
         self._lists: MemoryCache[str, tuple[ManifestFile, ...]] = MemoryCache(budget_bytes // _SHARES, "commits")
@@ -132,11 +131,12 @@ class Manifests:
         return Manifests(objects, budget_bytes=budget_bytes, limit_bytes=settings.plan_manifest_limit_bytes)
 
     def with_checks(self, check_paths: CheckPaths, limit_bytes: int | None) -> Manifests:
-        """Return the same caches for one change: `check_paths` is called with each manifest list before it is read,
-        and with the manifests in it.
+        """Return the same caches for one change.
 
-        BadRequest when the change needs manifests that take more than `limit_bytes` decoded; None for callers that
-        bound it themselves.
+        `check_paths` is called with each manifest list before it is read, and with the manifests in it. `limit_bytes`
+        bounds the decoded manifests of the change, which otherwise gets a BadRequest; None for callers that have
+        their own
+        bound.
         """
         checked = copy(self)
         checked._check_paths = check_paths
@@ -146,10 +146,9 @@ class Manifests:
     async def read_list(self, snapshot: Snapshot | None) -> tuple[ManifestFile, ...]:
         """Return the manifests of a snapshot, in the order of its manifest list.
 
-        Corrupt names the list.
-
         Raises:
-            Forbidden: For files that the table may not name.
+            Forbidden: The table may not name a file.
+            Corrupt: The manifest list cannot be read; the message names it.
         """
         if snapshot is None:
             return ()
@@ -162,7 +161,7 @@ class Manifests:
         return await self.read_list_at(location)
 
     async def read_list_at(self, location: str) -> tuple[ManifestFile, ...]:
-        """Return the manifests that the manifest list at a location names; otherwise as `read_list`."""
+        """Return the manifests that the manifest list at a location names. The errors are those of `read_list`."""
         if self._check_paths is not None:
             await self._check_paths([location])
         manifest_list = self._lists.get(location)
@@ -177,7 +176,7 @@ class Manifests:
         return manifest_list
 
     def hold(self, location: str, content: bytes | tuple[ManifestFile, ...]) -> None:
-        """Keep a manifest, or what a manifest list names, from before its write until `let_go`."""
+        """Keep a manifest, or the manifests that a manifest list names, from before its write until `let_go`."""
         if isinstance(content, bytes):
             self._unwritten[location] = content
         else:
@@ -189,11 +188,11 @@ class Manifests:
         self._unwritten_lists.pop(location, None)
 
     def remember_list(self, location: str, manifests: tuple[ManifestFile, ...]) -> None:
-        """Caches a manifest list after its write."""
+        """Cache a manifest list after its write."""
         self._lists.put(location, manifests, object_bytes(manifests))
 
     def remember(self, location: str, data: bytes, names: PathHashes) -> None:
-        """Caches a manifest after its write."""
+        """Cache a manifest after its write."""
         self._data.put(location, data, len(data))
         self._names.put(location, names, names.size_bytes)
 
@@ -201,7 +200,7 @@ class Manifests:
         """Return the encoded manifest.
 
         Raises:
-            Corrupt: When it is shorter than its manifest list says.
+            Corrupt: The file is shorter than its manifest list states.
         """
         location = manifest.manifest_path
         data = self._data.get(location)
@@ -218,11 +217,12 @@ class Manifests:
     async def entries(self, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
         """Return the live entries, fully decoded.
 
-        Corrupt names the manifest.
+        Raises:
+            Corrupt: The manifest cannot be decoded; the message names it.
         """
         data = await self.data(manifest)
         decoded = await _maybe_in_thread(len(data), lambda: decode_listed(data, manifest))
-        if self._memory is not None:  # before the entries are made: a small file may have millions
+        if self._memory is not None:  # Check before the entries are made: a small file may have millions.
             size_bytes = decoded.rows * _ENTRY_BYTES + len(data) * _ENTRY_FACTOR
             self._memory.hold(("entries", manifest.manifest_path), size_bytes)
         return await _maybe_in_thread(len(data), lambda: entries_of(decoded, manifest, metadata))
@@ -230,7 +230,8 @@ class Manifests:
     async def decode(self, manifest: ManifestFile) -> DecodedManifest:
         """Return the live entries as columns that are not packed.
 
-        Corrupt names the manifest.
+        Raises:
+            Corrupt: The manifest cannot be decoded; the message names it.
         """
         data = await self.data(manifest)
         decoded = await _maybe_in_thread(len(data), lambda: decode_listed(data, manifest))
@@ -239,9 +240,10 @@ class Manifests:
         return decoded
 
     async def removals(self, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
-        """Return the entries that say that a snapshot removed a file.
+        """Return the entries that state that a snapshot removed a file.
 
-        Corrupt names the manifest.
+        Raises:
+            Corrupt: The manifest cannot be decoded; the message names it.
         """
         data = await self.data(manifest)
         decoded = await _maybe_in_thread(len(data), lambda: decode_listed(data, manifest, with_deleted=True))
@@ -252,9 +254,10 @@ class Manifests:
         return await _maybe_in_thread(len(data), lambda: removals_of(decoded, manifest, metadata))
 
     async def blocks(self, manifests: Sequence[ManifestFile]) -> list[Block]:
-        """Return the live entries as columns, one block a manifest.
+        """Return the live entries as columns, one block for each manifest.
 
-        Corrupt names a manifest.
+        Raises:
+            Corrupt: A manifest cannot be decoded; the message names it.
         """
         return await self._decode_blocks(manifests, self._memory)
 
@@ -304,7 +307,7 @@ class Manifests:
     async def find_cached_listing(
         self, manifests: Sequence[ManifestFile], paths: Collection[str]
     ) -> list[ManifestFile]:
-        """Return the manifests that may list the paths, of the manifests with path hashes in memory."""
+        """Return the manifests that may list the paths, among the manifests whose path hashes are in memory."""
         searched = await run_by_count(len(paths), partial(hashes_of, paths))
         hashes_by_manifest = [(manifest, self._names.get(manifest.manifest_path)) for manifest in manifests]
         return await _find_listing_manifests(
@@ -314,7 +317,7 @@ class Manifests:
     async def _names_of(self, manifest: ManifestFile) -> PathHashes:
         names = self._names.get(manifest.manifest_path)
         if names is None:
-            (block,) = await self._decode_blocks([manifest], None)  # only its hashes are kept
+            (block,) = await self._decode_blocks([manifest], None)  # Only the hashes of the manifest are kept.
             names = _names(manifest, block)
             self._names.put(manifest.manifest_path, names, names.size_bytes)
         return names
@@ -342,14 +345,15 @@ def names_of(files: Sequence[ContentFile]) -> PathHashes:
 async def _find_listing_manifests(
     candidates: Sequence[tuple[ManifestFile, Hashes]], searched: Hashes
 ) -> list[ManifestFile]:
-    """Return the manifests of which one of the hashes is searched."""
+    """Return the manifests that have one of the searched hashes."""
 
     if not candidates or not len(searched):
         return []
     total = sum(len(hashes) for _, hashes in candidates)
 
     def work() -> list[ManifestFile]:
-        # Mostly no manifest has any: one search for all of them together takes as long as one for each.
+        # Mostly no manifest has any of the hashes. One search for all of them together takes as long as a search for
+        # one.
         together = total <= _TOGETHER_MAX and len(candidates) > 1
         if together and not _has_any(np.concatenate([hashes for _, hashes in candidates]), searched):
             return []
@@ -387,8 +391,10 @@ def _names(manifest: ManifestFile, block: Block) -> PathHashes:
 
 
 async def run_by_count(entries: int, work: Callable[[], T]) -> T:
-    """Return the result of pure `work` on so many entries of manifests, in a thread if it takes more than a few
-    milliseconds: a change may add or remove hundreds of thousands of files.
+    """Return the result of pure `work` on this number of entries of manifests.
+
+    The work runs in a thread if it takes more than a few milliseconds: a change may add or remove hundreds of
+    thousands of files.
     """
     return work() if entries <= _IN_LOOP_ENTRIES else await asyncio.to_thread(work)
 

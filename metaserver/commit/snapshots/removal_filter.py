@@ -1,12 +1,13 @@
-"""Takes the removals of files out of past snapshots, before an undo brings the files back.
+"""Takes the removals of files out of past snapshots, before an undo restores the files.
 
 Iceberg's incremental clean-up (Java's `IncrementalFileCleanup`, by which Trino, Flink and programs expire snapshots)
-does not compare the snapshots that remain: it deletes each file that a manifest of an expired snapshot marks as DELETED
-by an expired snapshot of the branch's history. It would delete a live file after an undo of its removal. So no manifest
-that a snapshot of the table lists may mark a file as DELETED that is in the table again. Manifests that do are written
-again without these entries, and the manifest lists that name them. The live files of each snapshot stay the same, with
-their sequence numbers and row ids; only its manifest list has another location. The old files stay for present
-readers, until they are removed as orphan files.
+does not compare the snapshots that remain. It deletes each file that a manifest of an expired snapshot marks as DELETED
+by an expired snapshot of the branch's history. After an undo of the removal, it would delete a live file. So no
+manifest that a snapshot of the table lists may mark a file as DELETED that is in the table again. The server writes
+such
+manifests again without these entries, and also the manifest lists that name them. The live files of each snapshot stay
+the same, with their sequence numbers and row ids; only its manifest list has another location. The old files stay for
+present readers, until they are removed as orphan files.
 """
 
 from __future__ import annotations
@@ -31,10 +32,7 @@ _Identity = tuple[str, int, int | None]
 
 
 class RemovalFilter:
-    """Rewrites manifests without removals, for one commit.
-
-    Later attempts reuse the files that earlier attempts have written.
-    """
+    """Rewrites manifests without removals, for one commit. Later attempts reuse the files of earlier attempts."""
 
     def __init__(self, writer: SnapshotWriter) -> None:
         self._writer = writer
@@ -54,13 +52,12 @@ class RemovalFilter:
         *,
         snapshots_max: int,
     ) -> TableMetadata:
-        """Return the metadata, with no snapshot that says that `removed_by` or a later snapshot removed one of
-        `paths`.
+        """Return the metadata after the marks of removals of `paths` by `removed_by` or a later snapshot are dropped.
 
         The paths are the same in all attempts.
 
         Raises:
-            BadRequest: If more than `snapshots_max` snapshots must be read.
+            BadRequest: More than `snapshots_max` snapshots must be read.
         """
         later = [snapshot for snapshot in metadata.snapshots if snapshot.sequence_number >= removed_by.sequence_number]
         if len(later) > snapshots_max:

@@ -29,10 +29,10 @@ from seamark.metaserver.commit.snapshots.summary import SummaryCounts, counts_of
 
 
 class SnapshotTerms(NamedTuple):
-    """The statements of a commit about its snapshot.
+    """The properties of a snapshot that its commit sets.
 
     Attributes:
-        summary: Further entries.
+        summary: Further entries of the summary.
     """
 
     operation: str
@@ -64,13 +64,15 @@ async def produce(
 ) -> ProducedSnapshot:
     """Write the snapshot on `parent`, the head of the branch in `metadata`.
 
-    `removed.manifests` are the remaining manifests of the parent.
-
-    BadRequest when the row ids run out; Corrupt names a manifest that cannot be merged. After an error of the storage,
-    files may have been written, but nothing refers to them.
+    `removed.manifests` are the remaining manifests of the parent. After an error of the storage, files may have been
+    written, but nothing refers to them.
 
     Args:
-        merging: None to merge no manifests.
+        merging: Merges small manifests; None to merge none.
+
+    Raises:
+        BadRequest: The table has not enough row ids left.
+        Corrupt: A manifest cannot be merged; the message names it.
     """
     version = metadata.format_version
     sequence = metadata.last_sequence_number + 1 if version > 1 else 0

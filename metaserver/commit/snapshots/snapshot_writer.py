@@ -35,12 +35,13 @@ from seamark.metaserver.runtime.gathering import gather
 TARGET_SIZE = "commit.manifest.target-size-bytes"
 TARGET_SIZE_DEFAULT = 8 << 20
 _DEFERRED_BYTES_MAX = 4 << 20
-"""The files of a snapshot that wait for their write at the same time. Further files are written before the caller goes
-on, which bounds their memory."""
+"""The maximum size of the files of a snapshot that wait for their write at the same time. It bounds their memory:
+further files are written before the caller continues.
+"""
 _SAMPLE_ENTRIES = 250
-"""Written first, to estimate how many entries fit a manifest."""
+"""The number of entries that are written first, to estimate how many entries fit a manifest."""
 ENTRIES_MAX = 50_000
-"""The largest number of entries of a manifest, however small they are."""
+"""The maximum number of entries of a manifest, however small they are."""
 _IN_THREAD_ENTRIES = 50
 
 
@@ -55,7 +56,7 @@ class StoredManifest(NamedTuple):
 
 
 class FileCreator(Protocol):
-    """The part of `ObjectStore` by which files are written."""
+    """The part of `ObjectStore` that writes files."""
 
     async def create(self, location: str, data: bytes) -> None: ...
 
@@ -143,7 +144,7 @@ class SnapshotWriter:
         """Write the manifest list and return its location.
 
         Args:
-            of: A past snapshot; None: the new snapshot.
+            of: The past snapshot that the list belongs to; None for the new snapshot.
         """
         self._number += 1
         snapshot_id = self.snapshot_id if of is None else of
@@ -160,10 +161,7 @@ class SnapshotWriter:
         return location
 
     async def settle(self) -> None:
-        """Wait for all writes.
-
-        Raises the error of one that failed.
-        """
+        """Wait for all writes. If a write failed, raise its error."""
         writes, self._writes = self._writes, []
         outcomes = await asyncio.gather(*writes, return_exceptions=True)
         for outcome in outcomes:
@@ -171,7 +169,7 @@ class SnapshotWriter:
                 raise outcome
 
     async def _create(self, location: str, data: bytes, content: bytes | tuple[ManifestFile, ...]) -> None:
-        # Recorded before the write: a write with an unknown outcome may have created the file.
+        # Record the file before the write: a write with an unknown outcome may have created it.
         self.written.append(location)
         if not self._is_deferred or self._waiting_bytes + len(data) > _DEFERRED_BYTES_MAX:
             await self._objects.create(location, data)
@@ -197,11 +195,11 @@ async def open_writer(
     """Return a writer for a new snapshot of the table with this UUID.
 
     Raises:
-        Forbidden: If its folder of metadata is another table's.
+        Forbidden: The table's folder of metadata belongs to another table.
     """
     folder = metadata_folder(metadata.location, metadata.properties)
     context.warehouse.check(folder, "The folder of the table's metadata")
-    await check_own(context, uuid, folder)  # before the first write, because a writer may overwrite metadata
+    await check_own(context, uuid, folder)  # Check before the first write, because a writer may overwrite metadata.
     snapshot_id = int.from_bytes(context.clock.random_bytes(8), "big") >> 1 or 1
     return SnapshotWriter(context.objects, context.clock, manifests, folder, snapshot_id, is_deferred=is_deferred)
 
@@ -211,7 +209,7 @@ def target_size(metadata: TableMetadata) -> int:
 
 
 async def write_added(writer: SnapshotWriter, change: Change, metadata: TableMetadata) -> tuple[StoredManifest, ...]:
-    """Write the manifests of the added files, separate by spec and by content.
+    """Write the manifests of the added files: different manifests for each spec and content.
 
     No manifest list refers to them yet.
     """

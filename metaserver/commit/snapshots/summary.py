@@ -1,7 +1,7 @@
 """The summary of a snapshot (Iceberg spec, "Snapshots", and appendix F, "Optional Snapshot Summary Fields").
 
-Same rules as Java's `SnapshotSummary`: zero counts are omitted, totals are the parent's totals plus what this snapshot
-adds minus what it removes. When the parent lacks a total or the result is invalid, the total is omitted here as well: a
+The rules are those of Java's `SnapshotSummary`: zero counts are omitted, and totals are the parent's totals plus what
+this snapshot adds minus what it removes. If the parent lacks a total or the result is invalid, the total is omitted: a
 wrong total would be carried on by every later snapshot.
 """
 
@@ -67,7 +67,7 @@ def summary_of(
     """Return the summary of a snapshot.
 
     Args:
-        parent: The summary of the parent snapshot, None without a parent.
+        parent: The summary of the parent snapshot. None if there is no parent.
         properties: The properties that the client states.
     """
     summary = {"operation": operation, **properties}

@@ -1,5 +1,6 @@
-"""Rows that belong to a table by its UUID, under any name: they need a live name when they are added, and are removed
-with the last name, live or dropped.
+"""Rows that belong to a table by its UUID, under any name.
+
+The table needs a live name when they are added. They are removed with the last name, live or dropped.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from seamark.metaserver.store.sql.statement import Steps, StoreStatement, placeh
 _KEPT = ("index_files", "index_versions", "producers", "column_reads", "stream_offsets")
 _NAMED = ("entries", "dropped")
 UNNAMED = " AND ".join(f"NOT EXISTS (SELECT 1 FROM {table} WHERE uuid = $1)" for table in _NAMED)  # noqa: S608
-"""No name refers to the table with the UUID in the first parameter."""
+"""A condition: no name refers to the table with the UUID in the first parameter."""
 
 
 def hold_table(uuid: str) -> Steps[None]:
@@ -27,10 +28,10 @@ def hold_table(uuid: str) -> Steps[None]:
 
 
 def forget_unnamed(gone: DroppedEntry, *, purged: bool = False) -> Steps[None]:
-    """Remove the rows of the table, of which `gone` was a name, if no name refers to it.
+    """Remove the rows of the table that had the name `gone`, if no other name refers to it.
 
-    Its locations stay claimed: with `purged`, until its files are deleted (`ReleaseLocations`), otherwise as long as
-    files are there (`retain`).
+    Its locations stay claimed. With `purged`, they stay claimed until its files are deleted (`ReleaseLocations`),
+    otherwise as long as it has files (`retain`).
     """
     uuid = gone.entry.uuid
     if not purged:
@@ -48,7 +49,8 @@ def retain(gone: DroppedEntry) -> Steps[None]:
     that were left there.
     """
     uuid = gone.entry.uuid
-    yield StoreStatement("SELECT turn FROM claim_turns", lock="UPDATE")  # an entry that is registered again waits
+    # A transaction that registers the entry again waits.
+    yield StoreStatement("SELECT turn FROM claim_turns", lock="UPDATE")
     yield StoreStatement(f"DELETE FROM claims WHERE uuid = $1 AND shared = 2 AND {UNNAMED}", (uuid,))  # noqa: S608
     rows = yield StoreStatement(f"SELECT 1 FROM claims WHERE uuid = $1 AND {UNNAMED} LIMIT 1", (uuid,))  # noqa: S608
     if not rows:

@@ -32,7 +32,7 @@ class CommitCounter:
         self._cursor = self._connection.cursor()
 
     def number(self) -> int | None:
-        """Return a number that differs from the last when any connection has committed since; None when unavailable."""
+        """Return a number that changes when any connection has committed; None if it is unavailable."""
         try:
             (number,) = self._cursor.execute("PRAGMA data_version").fetchone()
         except sqlite3.Error:

@@ -1,9 +1,9 @@
 """Operations on claims: the folders of each table, view and function, by UUID.
 
-A claim is added with the name and removed after the last name, live or dropped, when no file is left: an entry without
-a name whose files stay is retained. Claims of different UUIDs do not overlap (are not equal, and neither contains the
-other), except folders that were claimed as shared. Two transactions that see only their own insert could break that, so
-that adding claims takes a row lock.
+A claim is added with the name. It is removed after the last name, live or dropped, when no file is left: an entry
+without a name whose files stay is retained. Claims of different UUIDs do not overlap (are not equal, and neither
+contains the other), except folders that were claimed as shared. Two transactions that see only their own insert could
+break this rule, so a transaction that adds claims takes a row lock.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def check_retained(op: operations.CheckRetained, now_ms: int) -> Steps[None]:
 
 
 def find_overlapping(keys: Sequence[str], uuid: str, limit: int, *, shared: bool = True) -> Steps[list[model.Claim]]:
-    """Claim of other UUIDs that overlap one of `keys`: all that contain it, and the first `limit` within it."""
+    """Return claims of other UUIDs that overlap one of `keys`: all that contain it, and the first `limit` within it."""
     return (yield from _find_overlapping(keys, uuid, limit, _OWN, _SHARED if shared else _OWN))
 
 
@@ -112,7 +112,7 @@ def _check(op: operations.ClaimLocations, location: model.ClaimedLocation) -> St
 def is_name_released(uuid: str, namespace: model.NamespacePath, name: str) -> Steps[bool]:
     """Return whether a new entry with that name may use the location of the UUID.
 
-    Writers of the namespace can restore the entry, or could, so that its location gives them nothing new.
+    Writers of the namespace can or could restore the entry, so its location gives them no further access.
     """
     rows = yield StoreStatement(
         "SELECT 1 FROM dropped WHERE uuid = $1 AND namespace = $2 AND name = $3 "
@@ -132,7 +132,7 @@ def check_restored(uuid: str) -> Steps[None]:
     """Check that no live entry has claimed the location of the entry that is restored.
 
     Raises:
-        CommitConflict: If a live entry has claimed it.
+        CommitConflict: A live entry has claimed it.
     """
     yield StoreStatement("SELECT turn FROM claim_turns", lock="UPDATE")
     rows = yield StoreStatement(
@@ -148,7 +148,7 @@ def check_restored(uuid: str) -> Steps[None]:
 
 
 def _find_above(key: str, uuid: str, first: int, last: int) -> Steps[list[model.Claim]]:
-    """Claim on `key` and on folders that contain it, of the kinds from `first` to `last`."""
+    """Return claims on `key` and on folders that contain it, of the kinds from `first` to `last`."""
     folders, at = [key], len(key)
     while (at := key.rfind("/", 0, at)) > 0:
         folders.append(key[:at])

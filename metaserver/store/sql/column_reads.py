@@ -1,4 +1,4 @@
-"""Operations on the reads of columns, a row for each table, day and column."""
+"""Operations on the reads of columns. There is a row for each table, day and column."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from seamark.metaserver.store.sql.statement import Steps, StoreStatement, batche
 
 def add(op: operations.AddColumnReads, now_ms: int) -> Steps[None]:
     yield from hold_table(op.uuid)
-    # The order of columns keeps two replicas from waiting for each other.
+    # All replicas use the same order of columns, so that two replicas do not wait for each other.
     rows = [(op.uuid, op.day, column_id, age_d, reads) for column_id, age_d, reads in sorted(op.reads)]
     for values, parameters in batches(rows):
         yield StoreStatement(

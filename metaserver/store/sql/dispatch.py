@@ -1,9 +1,9 @@
 """The semantics of the port's operations: one generator each, dispatched by type. The only SQL that writes.
 
-The rule: no statement may raise a constraint error, because PostgreSQL aborts the whole transaction then. Every insert
-therefore has `ON CONFLICT` and reports by `RETURNING` whether it happened, every update has its condition in its WHERE,
-and the meaning of a missing row is queried afterwards. Under READ COMMITTED that is free of races: PostgreSQL waits for
-a concurrent writer of the row and checks the condition again on the new row.
+The rule: no statement may raise a constraint error, because PostgreSQL then aborts the whole transaction. Every insert
+therefore has `ON CONFLICT` and reports by `RETURNING` whether it happened. Every update has its condition in its WHERE,
+and a missing row is explained by a query afterwards. Under READ COMMITTED this is free of races: PostgreSQL waits for a
+concurrent writer of the row and checks the condition again on the new row.
 
 The generators are in `names`, `instants`, `records`, `column_reads`, `index_files`, `claims`, `producers`,
 `plan_tables`, `replicas` and `streams`.
@@ -33,7 +33,7 @@ from seamark.metaserver.store.sql.statement import Steps
 def transaction(operations: Sequence[operations.Operation], now_ms: int) -> Steps[list[Any]]:
     """Apply the operations in order.
 
-    The first that fails raises, and the driver rolls back.
+    The first operation that fails raises its error, and the driver rolls back.
     """
     results: list[Any] = []
     for operation in operations:

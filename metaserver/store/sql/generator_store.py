@@ -1,10 +1,10 @@
-"""The pointer store port, implemented with three ways to run a generator, which each database driver provides.
+"""The pointer store port, implemented with three ways to run a generator. Each database driver provides them:
 
 - `_change`: in one durable transaction.
 - `_point`: a look-up by key that reads few pages.
 - `_list`: a read that may be large.
 
-Most methods are a generator of `sql/` and one of these ways; they have its parameters.
+Most methods combine a generator of `sql/` with one of these ways, and have the parameters of the generator.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class GeneratorStore(ABC):
 
     @abstractmethod
     async def _change(self, make_steps: Callable[[], Steps[T]]) -> T:
-        """`make_steps` starts the generator again for each attempt."""
+        """Run a change in one durable transaction. `make_steps` starts the generator again for each attempt."""
 
     @abstractmethod
     async def _point(self, make_steps: Callable[[], Steps[T]]) -> T: ...
@@ -166,10 +166,7 @@ class GeneratorStore(ABC):
         return await self._change(lambda: instants.archive(ids)) if ids else 0
 
     async def close_reads(self) -> None:
-        """End reads that no request waits for.
-
-        The driver calls it before it closes.
-        """
+        """End reads whose requests no longer wait for them. The driver calls this before it closes."""
         if self._stale_reads is not None:
             await self._stale_reads.close()
 
@@ -177,7 +174,7 @@ class GeneratorStore(ABC):
         """Check the store's invariants.
 
         Raises:
-            Corrupt: With the list of all violations.
+            Corrupt: An invariant is violated; the message lists all violations.
         """
         if violations := await self._list(queries.find_violations):
             raise Corrupt("The pointer store violates its invariants:\n" + "\n".join(violations))

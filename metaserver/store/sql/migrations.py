@@ -1,8 +1,8 @@
 """The schema as numbered migrations, and the generator that migrates a database.
 
-The rule: a released migration is never edited, only followed by another. The driver runs `migrate` in one transaction
-under a lock (SQLite: BEGIN EXCLUSIVE; PostgreSQL: an advisory lock), so that replicas may start together. A database
-with a newer version is refused: writing to it could break what the newer code relies on.
+The rule: a released migration is never edited; a change needs another migration. The driver runs `migrate` in one
+transaction under a lock (SQLite: BEGIN EXCLUSIVE; PostgreSQL: an advisory lock), so that replicas may start together. A
+database with a newer version is refused: a write could break what the newer code relies on.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ _COLUMN_READS = (
 _LEASE_STATES = ("ALTER TABLE leases ADD COLUMN state {text}",)
 
 _RETAINED = (
-    # Entries without a name whose claims stay, because files are still there.
+    # Entries without a name. Their claims stay, because files are still there.
     "CREATE TABLE retained (id {text} NOT NULL, "
     + _ENTRY_COLUMNS
     + ", purge {int} NOT NULL, dropped_ms {int} NOT NULL, expires_ms {int} NOT NULL, who {text} NOT NULL, "
@@ -199,7 +199,7 @@ def migrate(dialect: SqlDialect) -> Steps[int]:
     """Apply missing migrations; return the version before.
 
     Raises:
-        ConfigError: For a newer or foreign database.
+        ConfigError: The database is newer than this code, or belongs to another program.
     """
     yield StoreStatement("CREATE TABLE IF NOT EXISTS schema_version (version {int} NOT NULL)")
     rows = yield StoreStatement("SELECT version FROM schema_version")
@@ -226,8 +226,8 @@ def migrate(dialect: SqlDialect) -> Steps[int]:
 def renew_epoch() -> Steps[bool]:
     """Start a new epoch of the timeline if its positions are ahead of the cluster (PostgreSQL only).
 
-    Positions contain transaction ids. A dump that is restored into another cluster may meet smaller ids there, and new
-    instants would sort before those that readers have already seen.
+    Positions contain transaction ids. If a dump is restored into another cluster, the transaction ids of the cluster
+    may be smaller, and new instants would sort before instants that readers have already seen.
 
     Returns:
         Whether a new epoch started.

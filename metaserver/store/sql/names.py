@@ -1,7 +1,7 @@
 """Operations on names: namespaces, and the tables, views and functions in them.
 
-A transaction that adds to a namespace locks it FOR KEY SHARE; a transaction that drops it locks it FOR UPDATE.
-Iceberg's tests compare the messages (CatalogTests, ViewCatalogTests).
+A transaction that adds to a namespace locks the namespace FOR KEY SHARE; a transaction that drops it locks it FOR
+UPDATE. Iceberg's tests compare the messages (CatalogTests, ViewCatalogTests).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ DROPPED_MAX = 100_000
 """The maximum number of dropped and retained entries of a namespace."""
 
 _PRIORITY_MS_MAX = 600_000
-"""Priority that ends later was taken by a clock that was ahead."""
+"""The longest time of priority. If priority ends later, it was taken by a clock that was ahead."""
 _TITLES = {EntryKind.TABLE: "Table", EntryKind.VIEW: "View", EntryKind.FUNCTION: "Function"}
 _MISSING = {EntryKind.TABLE: NoSuchTable, EntryKind.VIEW: NoSuchView, EntryKind.FUNCTION: NoSuchFunction}
 
@@ -115,7 +115,7 @@ def _put_entry(
     """Insert the entry, or raise the error that `make_error` returns for the existing kind."""
     yield from _hold_namespace(entry.namespace)
     space = space_of(entry.kind)
-    # The existing entry may be gone when its kind is read: then the insert is tried again.
+    # The existing entry may be gone when its kind is read. Then try the insert again.
     for _ in range(3):
         rows = yield StoreStatement(
             f"INSERT INTO entries (space, {ENTRY}) VALUES ({placeholders(10)}) "  # noqa: S608
@@ -202,7 +202,7 @@ def rename_entry(op: operations.RenameEntry, now_ms: int) -> Steps[None]:
             f"Cannot rename {show(op.namespace, op.name)} to {show(path, name)}. {_TITLES[existing]} already exists"
         )
 
-    # Deleted and inserted: an UPDATE of the key could violate the primary key, which aborts the transaction.
+    # Delete and insert: an UPDATE of the key could violate the primary key, which aborts the transaction.
     entry = yield from _take_entry(op.kind, op.namespace, op.name, op.uuid)
     yield from _put_entry(msgspec.structs.replace(entry, namespace=op.to_namespace, name=op.to_name), make_error)
 
@@ -223,10 +223,10 @@ def drop_entry(op: operations.DropEntry, now_ms: int) -> Steps[None]:
 
 
 def _check_room(path: NamespacePath) -> Steps[None]:
-    """Check that another dropped entry of the namespace could keep its locations.
+    """Check that the namespace has room for another dropped entry, which keeps its locations.
 
     Raises:
-        BadRequest: If too many entries of the namespace are dropped.
+        BadRequest: Too many entries of the namespace are dropped.
     """
     rows = yield StoreStatement(
         "SELECT (SELECT count(*) FROM dropped WHERE namespace = $1) "

@@ -1,7 +1,7 @@
 """Operations on plan tables: the names of plans, their leases, and the files to delete.
 
-A row has its name until it is retired; then it only lists files that are not deleted yet. The name is then free for a
-plan with other files, and files are still known after a crash.
+A row has its name until it is retired. Then a plan with other files may use the name, and the row only lists the files
+that are not deleted yet, so that they are still known after a crash.
 """
 
 from __future__ import annotations

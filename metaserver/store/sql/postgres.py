@@ -1,12 +1,13 @@
 """The pointer store on PostgreSQL: an asyncpg pool, for any number of server replicas.
 
 The rules:
-- READ COMMITTED; every change is conditional in its statement (see `operations`), so that no replica relies on earlier
+- READ COMMITTED; every change is conditional in its statement (see `operations`), so no replica relies on earlier
   reads. Deadlocks and serialization failures roll the transaction back, which is then run again from its generator.
-- A connection lost before COMMIT was sent: nothing happened; retried on another. Lost after: CommitUnknown.
+- If a connection is lost before COMMIT was sent, nothing happened, and the transaction is retried on another. If it is
+  lost after that, the result is CommitUnknown.
 - Every wait is bounded: for a connection and for a statement (also on the server, so that locks are released).
-- Error messages never contain the URL, which may contain a password. Those of a running store also contain no address,
-  and no text of PostgreSQL that may quote values: clients receive them, unauthenticated clients among them.
+- Error messages never contain the URL, which may contain a password. Messages of a running store also contain no
+  address, and no text of PostgreSQL that may quote values, because unauthenticated clients may receive them.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ from seamark.metaserver.store.stale_reads import StaleReads
 T = TypeVar("T")
 
 ATTEMPTS = 6
-"""The number of runs of a transaction that deadlocks or loses its connection before COMMIT."""
+"""The maximum number of runs of a transaction that deadlocks or loses its connection before COMMIT."""
 CONNECT_TIMEOUT_S = 10.0
-"""The limit for one connection, and for waiting on a server that is still starting."""
+"""The time limit for one connection, and for waiting on a server that is still starting."""
 ROLLBACK_TIMEOUT_S = 5.0
-"""The limit for resetting a connection; after it, the connection is closed."""
+"""The time limit for resetting a connection. After it, the connection is closed."""
 INDEX_ROW_BYTES = 2704
-"""A third of a page of PostgreSQL's B-trees, after compression."""
+"""The maximum size of an index row: a third of a page of PostgreSQL's B-trees, after compression."""
 MIGRATION_LOCK = 0x5EA_3A4C
 """The key of the advisory lock that serialises migrations of replicas."""
 
@@ -60,8 +61,9 @@ _LOST = (
     asyncpg.CannotConnectNowError,
     asyncpg.IdleInTransactionSessionTimeoutError,
     asyncpg.InterfaceError,
-    asyncpg.InternalClientError,  # an idle connection that the server has shut down is used before it is seen closed
-    OSError,  # includes TimeoutError and ConnectionError
+    # The pool may use an idle connection that the server has shut down before the pool sees that it is closed.
+    asyncpg.InternalClientError,
+    OSError,  # OSError includes TimeoutError and ConnectionError.
 )
 _REASONS: dict[type[Exception], str] = {
     ConnectionRefusedError: "connection refused",
@@ -86,8 +88,8 @@ async def open_postgres(
     `timeout_s` bounds each statement and each wait for a connection.
 
     Raises:
-        ConfigError: If the server refuses the credentials or the database is unsuitable.
-        RetryLater: If it does not answer.
+        ConfigError: The server refuses the credentials, or the database is unsuitable.
+        RetryLater: The server does not answer.
     """
     where = _describe(dsn)
     pool = await _open_pool(dsn, where, pool_min, pool_max, timeout_s)
@@ -106,7 +108,7 @@ async def open_postgres(
 
 
 def _describe(dsn: str) -> str:
-    """Host, port and database, for messages."""
+    """Return host, port and database, for messages."""
     try:
         parts = urlsplit(dsn)
         return f"PostgreSQL at {parts.hostname or 'localhost'}:{parts.port or 5432}{parts.path}"
@@ -115,7 +117,7 @@ def _describe(dsn: str) -> str:
 
 
 async def _no_reset(connection: Any) -> None:
-    """Sessions have no state to reset, so that a connection returns to the pool without a round trip."""
+    """Reset nothing: sessions have no state, so a connection returns to the pool without a round trip."""
 
 
 async def _open_pool(dsn: str, where: str, pool_min: int, pool_max: int, timeout_s: float) -> Any:
@@ -177,8 +179,9 @@ async def _prepare(pool: Any, where: str) -> None:
 
 
 def _why(error: Exception) -> str:
-    """Return why a connection was lost, in words; the error's own text may be empty, or list each address that was
-    tried.
+    """Return why a connection was lost, in words.
+
+    The error's own text may be empty, or may list each address that was tried.
     """
     for kind, words in _REASONS.items():
         if isinstance(error, kind):
@@ -226,7 +229,7 @@ class _PostgresStore(GeneratorStore):
     async def _run_with_retries(
         self, run: Callable[[Any, Callable[[], Steps[T]]], Any], make_steps: Callable[[], Steps[T]]
     ) -> T:
-        """Run it on a connection, again when that is certainly safe, and classifies failures."""
+        """Run the steps on a connection, again if a repeat is certainly safe, and classify failures."""
         for attempt in range(ATTEMPTS):
             connection = await self._acquire()
             try:
@@ -237,7 +240,9 @@ class _PostgresStore(GeneratorStore):
             except (asyncpg.PostgresError, *_LOST) as error:
                 if not _is_lost(error):
                     raise self._error(error) from error
-                _terminate(connection)  # the pool would reuse it, or wait for a server that does not answer
+                # Otherwise the pool would reuse the connection, or wait for a server that does not
+                # answer.
+                _terminate(connection)
                 if isinstance(error, TimeoutError):
                     raise RetryLater(f"PostgreSQL took longer than {self._timeout_s:g} s") from error
             finally:
@@ -255,7 +260,7 @@ class _PostgresStore(GeneratorStore):
             raise RetryLater(f"PostgreSQL does not answer ({_why(error)})") from None
 
     async def _release(self, connection: Any) -> None:
-        """Never fails: the outcome of the transaction is known and must be returned."""
+        """Release a connection. Never fails: the outcome of the transaction is known and must be returned."""
         try:
             await self._pool.release(connection, timeout=ROLLBACK_TIMEOUT_S)
         except (asyncpg.PostgresError, *_LOST):
@@ -271,7 +276,7 @@ class _PostgresStore(GeneratorStore):
         try:
             await connection.execute("COMMIT")
         except asyncio.CancelledError:
-            # asyncpg has sent a cancel request to the server; its result is unknown.
+            # asyncpg has sent a cancel request to the server, and the outcome of the transaction is unknown.
             _terminate(connection)
             raise
         except _LOST as error:
@@ -308,7 +313,10 @@ async def _drive_begun(connection: Any, make_steps: Callable[[], Steps[T]]) -> T
 
 
 def _is_lost(error: Exception) -> bool:
-    """asyncpg reports an unsuitable parameter as an InterfaceError that is also a ValueError."""
+    """Return whether the error means that the connection was lost.
+
+    asyncpg reports an unsuitable parameter as an InterfaceError that is also a ValueError.
+    """
     return isinstance(error, _LOST) and not isinstance(error, ValueError)
 
 

@@ -256,8 +256,8 @@ def instants(where: InstantFilter, limit: int) -> Steps[list[Instant]]:
     """Return live and archived rows.
 
     One statement reads both, so that a row that is archived concurrently is seen exactly once. The watermark is read
-    before, in a separate statement: transactions in progress then are above it, and transactions that had ended are
-    visible to the next statement.
+    before, in a separate statement. Transactions that are in progress at that time are above the watermark, and
+    transactions that have ended are visible to the next statement.
     """
     watermark = yield StoreStatement("SELECT {watermark}")
     terms, params = ["position < $1"], [watermark[0][0]]
@@ -315,7 +315,7 @@ def metrics_reports(uuid: str | None, since: str | None, limit: int) -> Steps[li
 
 
 def token_by_digest(digest: str) -> Steps[AccessToken | None]:
-    """Return a token, even if it is expired or revoked; the caller checks that."""
+    """Return a token, even if it is expired or revoked; the caller checks its validity."""
     return _read_first(TOKEN.decode, f"SELECT {TOKEN} FROM tokens WHERE digest = $1", digest)  # noqa: S608
 
 
@@ -348,7 +348,7 @@ def cursor(consumer: str) -> Steps[str | None]:
 
 
 def find_violations() -> Steps[list[str]]:
-    """Violations of the store's invariants, one line each; empty for a sound database."""
+    """Return the violations of the store's invariants, one line each; empty for a sound database."""
     lines = []
     for invariant, sql in _INVARIANTS:
         rows = yield StoreStatement(sql)

@@ -9,9 +9,9 @@ from seamark.metaserver.store.sql.rows import AUDIT, GRANT, IDEMPOTENCY, METRICS
 from seamark.metaserver.store.sql.statement import Steps, StoreStatement, batches
 
 _LEASES_COMPARED = 4
-"""A lease that lasts this many times longer than a new one of its name is of a clock that was ahead."""
+"""A factor. If a lease lasts this many times longer than a new lease of its name, its holder's clock was ahead."""
 _CLOCKS_DIFFER_MS = 600_000
-"""How far the clocks of replicas may differ."""
+"""The maximum difference between the clocks of replicas."""
 
 
 def save_idempotency(op: operations.SaveIdempotency, now_ms: int) -> Steps[None]:

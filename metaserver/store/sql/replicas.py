@@ -1,5 +1,7 @@
-"""Replicas: leases of servers that share the database, by the clock of the database, so that clocks of machines do not
-matter."""
+"""Replicas: leases of servers that share the database.
+
+The clock of the database measures them, not clocks of machines.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,10 @@ from seamark.metaserver.store.model import Replica
 from seamark.metaserver.store.sql.statement import Row, Steps, StoreStatement
 
 _KEPT_MS = 3_600_000
-"""Rows stay this long after their leases: the deletes are few, and an operator finds the row of a crashed replica."""
+"""How long rows stay after their leases end.
+
+So deletes are rare, and an operator finds the row of a crashed replica.
+"""
 
 
 def renew(op: operations.RenewReplica, now_ms: int) -> Steps[list[Replica]]:

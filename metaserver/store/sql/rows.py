@@ -89,8 +89,8 @@ def _enum(kind: type[Enum], description: str) -> ColumnCoding:
 class StructColumns(Generic[T]):
     """The columns of a struct, in the order of its fields; as text, their list in SQL.
 
-    `sql` has the columns or expressions that are not called as their fields. Fields of `without` are not stored, and
-    are the last of the struct. `coded` are the fields that are stored in another form.
+    `sql` has the columns or expressions whose names differ from the names of their fields. Fields in `without` are not
+    stored, and are the last of the struct. `coded` are the fields that are stored in another form.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ NAMED: StructColumns[Entry] = _entry(
         "flushed": "coalesce((SELECT {join_offsets} FROM stream_offsets WHERE uuid = entries.uuid), '')",
     }
 )
-"""The columns of entries in reads: with the index version and the flushed offsets, in the same statement."""
+"""The columns of entries in reads by name. The same statement reads the index version and the flushed offsets."""
 DROPPED = f"id, {ENTRY}, purge, dropped_ms, expires_ms, who"
 INSTANT: StructColumns[Instant] = _instant()
 NEW_INSTANT: StructColumns[Instant] = _instant(without=("position",))

@@ -49,7 +49,7 @@ BUSY_TIMEOUT_S = 5.0
 INLINE_BUSY_TIMEOUT_S = 0.1
 """How long a look-up may block the event loop: readers wait only while another process recovers the log."""
 GROUP_LIMIT = 64
-"""The largest number of transactions in one commit: bounds the wait of the first."""
+"""The maximum number of transactions in one commit. It bounds how long the first transaction waits."""
 READER_THREADS = 2
 
 _WAL_PAUSE_S = 0.01
@@ -60,12 +60,10 @@ _translate = SQLITE.translator()
 
 @asynccontextmanager
 async def open_sqlite(path: Path | str, *, clock: Clock, queue_limit: int = 1024) -> AsyncIterator[PointerStore]:
-    """Create the file if needed and migrates its schema.
-
-    On exit, queued transactions are finished first.
+    """Create the file if needed, and migrate its schema. On exit, finish queued transactions first.
 
     Raises:
-        ConfigError: For an unsuitable file.
+        ConfigError: The file is unsuitable.
     """
     file = Path(path)
     writer = _Writer(file, asyncio.get_running_loop(), queue_limit)
@@ -138,7 +136,7 @@ class _Writer:
         self._path = path
         self._loop = loop
         self._queue_limit = queue_limit
-        # `_pending`, on the event loop's side, keeps the bound, so that the stop marker always fits.
+        # `_pending`, which the event loop counts, enforces the limit, so the stop marker always fits.
         self._queue: queue.SimpleQueue[_QueuedTransaction | None] = queue.SimpleQueue()
         self._pending = 0
         self._closed = False
@@ -221,7 +219,7 @@ class _Writer:
 
 
 def _open_for_writing(path: Path) -> sqlite3.Connection:
-    """Switch to WAL and migrates the schema."""
+    """Switch to WAL and migrate the schema."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _create_private(path)
@@ -242,7 +240,7 @@ def _open_for_writing(path: Path) -> sqlite3.Connection:
         connection.execute("COMMIT")
     except sqlite3.Error as error:
         connection.close()
-        if _is_disk_full(path.parent):  # SQLite may call it an I/O error
+        if _is_disk_full(path.parent):  # SQLite may report it as an I/O error.
             raise ConfigError(f"The disk of the database {path} is full: free space, then start again") from None
         raise ConfigError(f"The database {path} cannot be used: {error}") from None
     except BaseException:
@@ -252,10 +250,7 @@ def _open_for_writing(path: Path) -> sqlite3.Connection:
 
 
 def _is_disk_full(folder: Path) -> bool:
-    """Return whether the file system of `folder` has no room for a log.
-
-    False if it cannot say.
-    """
+    """Return whether the file system of `folder` has no room for a log; False if that is unknown."""
     try:
         return shutil.disk_usage(folder).free < _ROOM_BYTES
     except OSError:
@@ -263,11 +258,12 @@ def _is_disk_full(folder: Path) -> bool:
 
 
 def _create_private(path: Path) -> None:
-    """Create an empty file that only its owner may read, unless it exists: SQLite would create it readable for all,
-    and give its log the mode of the database.
+    """Create an empty file that only its owner may read, unless it exists.
+
+    SQLite would create a file that all may read, and gives its log the mode of the database.
 
     Raises:
-        ConfigError: For a symbolic link, which others may be able to replace.
+        ConfigError: The path is a symbolic link, which others may be able to replace.
     """
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -276,7 +272,7 @@ def _create_private(path: Path) -> None:
 
 
 def _switch_to_wal(connection: sqlite3.Connection, path: Path) -> None:
-    # When several processes switch together, SQLite refuses all but one without the busy handler.
+    # If several processes switch at the same time, SQLite refuses all but one of them without calling the busy handler.
     tries = int(BUSY_TIMEOUT_S / _WAL_PAUSE_S)
     while True:
         try:
@@ -305,14 +301,15 @@ def _commit_group(connection: sqlite3.Connection, group: list[_QueuedTransaction
         connection.execute("COMMIT")
     except Exception as error:  # noqa: BLE001  each transaction carries it to its task
         if connection.in_transaction:
-            # Errors are ignored: one here would end the thread, and all waiting callers would wait forever.
+            # Errors are ignored: an error here would end the thread, and all waiting callers would wait forever.
             with suppress(sqlite3.Error):
                 connection.execute("ROLLBACK")
-        # After a failed fsync it is unknown what reached the disk.
+        # After a failed fsync it is unknown which data reached the disk.
         unknown = committing and getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR
         for queued in group:
-            # A refusal may rest on earlier transactions of this group, which are now rolled back, so it no longer
-            # holds: the caller retries.
+            # A refusal may depend on earlier transactions of this group, which are now rolled back. It no longer
+            # holds, so the
+            # caller retries.
             if unknown and queued.error is None:
                 queued.error = CommitUnknown(f"The database failed while committing: {error}")
             else:

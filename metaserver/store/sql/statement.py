@@ -60,10 +60,10 @@ def batches(rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[str, tuple[Any, .
 class SqlDialect:
     """The tokens in braces for one database.
 
-    `tokens` maps each to its SQL. `placeholder` is the prefix of a parameter's number.
+    `tokens` maps each token to its SQL. `placeholder` is the prefix of a parameter's number.
 
     Attributes:
-        locks: Supports row locks.
+        locks: Whether the database supports row locks.
     """
 
     name: str
@@ -72,7 +72,10 @@ class SqlDialect:
     locks: bool
 
     def translator(self) -> Callable[[str, str], str]:
-        """Return (sql, lock) → the driver's SQL, cached: the texts are few and each is sent many times."""
+        """Return a cached function from (sql, lock) to the driver's SQL.
+
+        The texts are few, and each is sent many times.
+        """
 
         @lru_cache(maxsize=2048)
         def translate(sql: str, lock: str) -> str:
@@ -96,7 +99,8 @@ SQLITE = SqlDialect(
             "(SELECT printf('%020d', coalesce(max(CAST(last AS INTEGER)), 0) + 1) FROM ("
             "SELECT max(position) AS last FROM instants UNION ALL SELECT max(position) FROM instants_archive))"
         ),
-        # Above any position: there is one writer at a time, so that no later position is below an existing one.
+        # The result is above any position: there is one writer at a time, so no later position is below an existing
+        # position.
         "watermark": "':'",
         "each_of_1": "(SELECT value FROM json_each($1))",
         "join_offsets": "group_concat(shard || ':' || flushed)",

@@ -1,4 +1,4 @@
-"""Operations on the flushed offsets of stream tables, a row for each shard."""
+"""Operations on the flushed offsets of stream tables. There is a row for each shard."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def open_stream(op: operations.OpenStream, now_ms: int) -> Steps[None]:
 
 def move(op: operations.MoveFlushedOffsets, now_ms: int) -> Steps[None]:
     yield from hold_table(op.uuid)
-    # The order of shards keeps two replicas from waiting for each other.
+    # All replicas use the same order of shards, so that two replicas do not wait for each other.
     for moved in sorted(op.ranges, key=lambda moved: moved.shard):
         rows = yield StoreStatement(
             "UPDATE stream_offsets SET flushed = $4 WHERE uuid = $1 AND shard = $2 AND flushed = $3 RETURNING 1",

@@ -1,1 +1,1 @@
-"""What operators see of requests: logs, metrics, traces."""
+"""Logs, metrics and traces of requests, for operators."""

@@ -1,4 +1,4 @@
-"""Structured logging: one line an event on standard error, as JSON or for a terminal.
+"""Structured logging: one line per event on standard error, as JSON or for a terminal.
 
 Standard output is reserved for the line with the server's address. Records of libraries that use `logging` (aiohttp,
 botocore) pass through the same formatting. Callers log fields, never formatted sentences with values in them, so that
@@ -21,9 +21,9 @@ from seamark.metaserver.settings.settings import Settings
 
 
 def configure_logging(settings: Settings, worker: int | None = None) -> None:
-    """Called once a process.
+    """Configure logging, once per process.
 
-    `worker` is added to every line when there are several.
+    `worker` is added to every line if there are several workers.
     """
     console = settings.log_format == "console" or (settings.log_format == "auto" and sys.stderr.isatty())
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]
@@ -48,7 +48,7 @@ def configure_logging(settings: Settings, worker: int | None = None) -> None:
     )
     root = logging.getLogger()
     root.handlers = [_Bridge()]
-    root.setLevel(max(level, logging.WARNING))  # libraries log warnings and errors only
+    root.setLevel(max(level, logging.WARNING))  # Libraries log only warnings and errors.
 
 
 _STANDARD_ERROR = 2
@@ -87,7 +87,10 @@ def _add_worker(worker: int) -> Any:
 def _serialize(event: dict[str, Any], **_: Any) -> bytes:
     try:
         return encode_json(event, enc_hook=str)
-    except (UnicodeEncodeError, RecursionError):  # a text with half a surrogate pair; logging must not fail a request
+    except (
+        UnicodeEncodeError,
+        RecursionError,
+    ):  # The text has half of a surrogate pair; logging must not fail a request.
         return encode_json({name: repr(value)[:_REPR_MAX] for name, value in event.items()})
 
 
@@ -103,7 +106,7 @@ class _Bridge(logging.Handler):
         log = structlog.get_logger(record.name)
         error = record.exc_info[1] if record.exc_info else None
         if error is not None and record.name.split(".")[0] in _QUOTING:
-            # Frames and type only: the message may quote the request.
+            # Log only the frames and the type: the message may quote the request.
             frames = "".join(traceback.format_tb(error.__traceback__))
             log.log(record.levelno, _read_first_line(record), error=type(error).__name__, at=frames)
             return

@@ -26,7 +26,7 @@ from seamark.metaserver.planner.plan.planner import PlannerStats
 
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 COMMIT_OPERATIONS = frozenset({"updateTable", "commitTransaction", "replaceView", "commitChange"})
-"""Operation ids that move a pointer by compare-and-swap, of the Iceberg REST specification and of Seamark."""
+"""The operation ids that move a pointer by compare-and-swap, both of the Iceberg REST specification and of Seamark."""
 
 
 class MetricFactory:
@@ -186,7 +186,10 @@ class PlanMetrics:
         self._since_flush = [0, 0, 0, 0.0]
 
     def sample(self, planner: PlannerStats, refused: Mapping[str, int]) -> None:
-        """`refused`: plan tables since the start, by what was exhausted."""
+        """Set the current values.
+
+        `refused` counts the refused plan tables since the start, by the exhausted resource.
+        """
         self._refused.update(refused)
         self._views.set(planner.views)
         self._blocks.set(planner.blocks)
@@ -211,7 +214,7 @@ class CacheMetrics:
         self._names: set[str] = set()
 
     def sample(self, used_bytes: Mapping[str, int], metadata: CacheStats, indexes: CacheStats) -> None:
-        """`used_bytes`: of each cache now; a cache without an entry has none."""
+        """Set the current values. `used_bytes` has the bytes of each cache; a cache without an entry has 0 bytes."""
         for cache in self._names - used_bytes.keys():
             self._memory.labels(cache).set(0)
         for cache, size_bytes in used_bytes.items():
@@ -240,14 +243,14 @@ class PeerMetrics:
         )
 
     def sample(self, replicas: int, avoided: int, reads: Mapping[str, int]) -> None:
-        """`reads`: since the start, by source."""
+        """Set the current values. `reads` has the reads since the start, by source."""
         self._replicas.set(replicas)
         self._avoided.set(avoided)
         self._reads.update(reads)
 
 
 class JobMetrics:
-    """The jobs of table services: those that ended, wait and run."""
+    """The jobs of table services that ended, wait or run."""
 
     def __init__(self, make: MetricFactory) -> None:
         self._jobs = make.counter("seamark_service_jobs", "Jobs of table services that ended.", "service", "outcome")
@@ -288,11 +291,11 @@ class JobMetrics:
         self._seconds.labels(service).inc(seconds)
 
     def jobs_queued(self, count: int) -> None:
-        """The jobs that wait or run now."""
+        """Set the number of jobs that wait or run now."""
         self._queued.set(count)
 
     def jobs_lag(self, service: str, lag_s: float, failing: int) -> None:
-        """How long the oldest job has been due, and the tables whose last job failed."""
+        """Set how long the oldest job has been due, and the number of tables whose last job failed."""
         self._lag.labels(service).set(lag_s)
         self._failing.labels(service).set(failing)
 
@@ -302,7 +305,7 @@ class JobMetrics:
         self._blocked.set(blocked)
 
     def jobs_running(self, service: str, count: int, bytes_done: int, bytes_total: int) -> None:
-        """The running jobs, and their progress."""
+        """Set the number of running jobs, and their progress."""
         self._running.labels(service).set(count)
         self._running_bytes.labels(service, "done").set(bytes_done)
         self._running_bytes.labels(service, "total").set(bytes_total)
@@ -336,7 +339,7 @@ class GatewayCacheMetrics:
         served: Mapping[str, int],
         events: Mapping[str, int],
     ) -> None:
-        """The present values: bytes by tier, bytes by source, counts by event."""
+        """Set the current values: bytes by tier, bytes by source, and counts by event."""
         for gauge, values in (
             (self._memory, memory),
             (self._disk, disk),
@@ -348,7 +351,7 @@ class GatewayCacheMetrics:
 
 
 class LoadMetrics:
-    """What waits in the worker: its event loop, the store's writer, watchers, webhooks."""
+    """The work that waits in the worker: its event loop, the store's writer, watchers, webhooks."""
 
     def __init__(self, make: MetricFactory) -> None:
         self._queue = make.gauge("seamark_store_queue_depth", "Transactions that wait for the store's writer.")
@@ -365,14 +368,14 @@ class LoadMetrics:
 
 
 MULTIPROCESS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
-# The creation time of each series doubles the answer and adds nothing to the start time of the process.
+# The creation time of each series would double the answer and add no information to the start time of the process.
 prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class ServerMetrics:
     """The metrics of one worker.
 
-    The server's sampler sets the values that other components know.
+    The server's sampler sets the values that come from other components.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
-"""OpenTelemetry traces, one span a request, sent to `otel_endpoint` over OTLP/HTTP.
+"""OpenTelemetry traces, one span per request, sent to `otel_endpoint` over OTLP/HTTP.
 
-The SDK is an optional dependency (`pip install 'seamark[otel]'`): only this module imports it, and the composition
-root loads this module only where an endpoint is set. Without it nothing of it costs anything. A span carries what the
-log line carries and nothing more. The client's W3C `traceparent` becomes the parent.
+The SDK is an optional dependency (`pip install 'seamark[otel]'`). Only this module imports the SDK, and the composition
+root loads this module only if an endpoint is set, so tracing costs nothing otherwise. A span has the same fields as the
+log line. The client's W3C `traceparent` becomes the parent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EXPORT_TIMEOUT_S = 5
 
 @asynccontextmanager
 async def open_tracing(settings: Settings) -> AsyncIterator[Tracer]:
-    """Yield a tracer whose spans leave in batches from a thread of the SDK; what is left is sent when the block ends.
+    """Yield a tracer. A thread of the SDK sends its spans in batches; the remaining spans are sent when the block ends.
 
     `otel_endpoint` is the collector's base URL (http://host:4318) or the full path to /v1/traces.
     """

@@ -1,1 +1,1 @@
-"""What a request names: the names in its path, pages, snapshots, the audience of its plans."""
+"""The parameters of a request: the names in its path, pages, snapshots, and the audience of its plans."""

@@ -1,8 +1,8 @@
-"""`X-Seamark-Fresh`: the header by which a catalog reads fresh snapshots of stream tables.
+"""`X-Seamark-Fresh`: the header with which an engine's catalog reads fresh snapshots of stream tables.
 
-With `true`, loadTable answers with a current snapshot that has the rows of the stream which no commit has added. It is
-for engines that plan by themselves. Such a catalog cannot commit snapshots to stream tables: the parent would be a
-snapshot that the table does not have.
+With `true`, loadTable answers with a current snapshot that includes the rows of the stream that no commit has added
+yet. The header is for engines that plan by themselves. An engine's catalog with the header cannot commit snapshots to
+stream tables: the parent would be a snapshot that the table does not have.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def reads_fresh(headers: Mapping[str, str]) -> bool:
     """Return whether the request reads fresh snapshots.
 
     Raises:
-        BadRequest: If the header has another value.
+        BadRequest: The header has a value other than true and false.
     """
     value = headers.get(HEADER, "false").lower()
     if value not in ("true", "false"):

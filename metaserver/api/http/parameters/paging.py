@@ -31,17 +31,20 @@ class _Token(msgspec.Struct, frozen=True, array_like=True):
 
 
 def write_token(checksum: int, snapshot_id: int | None, position: int) -> str:
-    """`checksum`: CRC-32 of everything else that the pages depend on. `position`: that of the next item, from
-    0."""
+    """Return the token of the next page.
+
+    `checksum` is the CRC-32 of everything else that the pages depend on. `position` is the position of the next item,
+    from 0.
+    """
     packed = msgspec.msgpack.encode(_Token(_TOKEN_VERSION, checksum, snapshot_id, position))
     return to_base64url(packed)
 
 
 def read_token(text: str, checksum: int, metadata: TableMetadata) -> tuple[int | None, int]:
-    """Return (snapshot, position).
+    """Return the snapshot and the position.
 
     Raises:
-        BadRequest: For a token of another request, or after the snapshot has expired.
+        BadRequest: The token belongs to another request, or the snapshot has expired.
     """
     try:
         packed = from_base64url(text)
@@ -62,10 +65,10 @@ def read_token(text: str, checksum: int, metadata: TableMetadata) -> tuple[int |
 
 
 def page_size(text: str, name: str, maximum: int) -> int:
-    """Return a number from 1, limited to `maximum`.
+    """Return a number of at least 1, limited to `maximum`.
 
     Raises:
-        BadRequest: For other text.
+        BadRequest: The text is not such a number.
     """
     if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) > 0):
         raise BadRequest(f"{name} is {text[:40]!r}; it must be a whole number of at least 1")

@@ -27,10 +27,10 @@ AUDIENCE = Parameter(
 
 
 def audience_of(request: web.Request) -> str | None:
-    """Return the value of the header; None without it.
+    """Return the value of the header, or None if the request has no such header.
 
     Raises:
-        BadRequest: For an invalid value.
+        BadRequest: The value is invalid.
     """
     audience = request.headers.get(HEADER)
     if audience is None:

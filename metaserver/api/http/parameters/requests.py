@@ -2,7 +2,7 @@
 
 Names are decoded from the raw path, because aiohttp's decoded path does not distinguish `%25FF` from `%FF`. In a path
 segment `+` is a space, as in a form: Iceberg Java's client (Spark, Trino, Flink) encodes names that way, and PyIceberg
-sends a plus as `%2B`. BadRequest names the parameter that cannot be decoded.
+sends a plus as `%2B`. If a parameter cannot be decoded, BadRequest names it.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _INT_DIGITS_MAX = 18
 _BOOLEANS = {"true": True, "false": False}
 
 
-# Engines send the same names repeatedly. Refused names are not cached, so that the cached paths are short.
+# Engines send the same names repeatedly. Invalid names are not cached, so the cached paths are short.
 @lru_cache(maxsize=2048)
 def names_in(raw_path: str, template: str, variables: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names in these variables of the path.
 
     Raises:
-        BadRequest: For an invalid name.
+        BadRequest: A name is invalid.
     """
     segments = raw_path.split("/")
     return tuple(
@@ -53,21 +53,21 @@ def namespace_in(raw_path: str, template: str) -> NamespacePath:
     """Return the namespace in the path; levels are separated by 0x1F (`%1F`).
 
     Raises:
-        BadRequest: For an invalid namespace.
+        BadRequest: The namespace is invalid.
     """
     return parse_namespace(_decode_segment(raw_path.split("/")[_position(template, "namespace")], "namespace"))
 
 
-@lru_cache(maxsize=8192)  # pure, and called for every load of a table
+@lru_cache(maxsize=8192)  # The function is pure, and runs for every load of a table.
 def table_path(namespace: NamespacePath, name: str, prefix: str) -> str:
-    """`v1/…/namespaces/{namespace}/tables/{name}`, percent-encoded, relative to the catalog's URI."""
+    """Return `v1/…/namespaces/{namespace}/tables/{name}`, percent-encoded, relative to the catalog's URI."""
     levels = quote(NAMESPACE_SEPARATOR.join(namespace), safe="")
     base = f"v1/{quote(prefix, safe='')}" if prefix else "v1"
     return f"{base}/namespaces/{levels}/tables/{quote(name, safe='')}"
 
 
 def page_query(query: Mapping[str, str]) -> tuple[str | None, int | None]:
-    """`(pageToken, pageSize)` of a listing of the REST specification, None when absent.
+    """Return `(pageToken, pageSize)` of a listing of the REST specification. An absent parameter is None.
 
     A size without a token is checked and then ignored: a client that pages sends an empty token first, and every other
     client must receive all items in one answer.
@@ -78,9 +78,9 @@ def page_query(query: Mapping[str, str]) -> tuple[str | None, int | None]:
 
 
 def boolean_query(query: Mapping[str, str], name: str) -> bool:
-    """False when absent.
+    """Return the value of a boolean parameter; False if it is absent.
 
-    PyIceberg sends True, Iceberg Java true.
+    PyIceberg sends True, and Iceberg Java sends true.
     """
     text = query.get(name, "false")
     value = _BOOLEANS.get(text.lower())
@@ -90,10 +90,10 @@ def boolean_query(query: Mapping[str, str], name: str) -> bool:
 
 
 async def key_of(request: web.Request) -> IdempotencyKey | None:
-    """Return the idempotency key with what identifies the request; None without the header.
+    """Return the idempotency key with the scope and the digest of the request; None without the header.
 
     Raises:
-        BadRequest: For an invalid key.
+        BadRequest: The key is invalid.
     """
     keys = request.headers.getall(IDEMPOTENCY_KEY, None)
     if not keys:
@@ -111,14 +111,14 @@ async def key_of(request: web.Request) -> IdempotencyKey | None:
 
 
 def _hash(body: bytes, query: str) -> str:
-    """Return a digest of the request: JSON with sorted keys, so that a repeat may be serialised differently.
+    """Return a digest of the request.
 
-    A large body must be repeated as it was: to decode 64 MB holds the interpreter for seconds, and takes ten times the
-    memory.
+    The digest covers JSON with sorted keys, so a repeated request may be serialised differently. A large body must be
+    repeated byte by byte: decoding 64 MB blocks the interpreter for seconds and takes ten times the memory.
     """
     canonical = body
     if len(body) <= bodies.QUICK_BYTES:
-        # What cannot be decoded, the handler refuses with a better message.
+        # If the body cannot be decoded, the handler refuses it with a better message.
         with suppress(msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             canonical = msgspec.json.encode(msgspec.json.decode(body), order="sorted")
     digest = hashlib.sha256(canonical)
@@ -133,7 +133,7 @@ def _page_size(text: str) -> int:
     return int(text)
 
 
-@lru_cache(maxsize=256)  # one entry for each variable of each route
+@lru_cache(maxsize=256)  # The cache has one entry for each variable of each route.
 def _position(template: str, variable: str) -> int:
     return template.split("/").index(f"{{{variable}}}")
 

@@ -26,7 +26,7 @@ SNAPSHOT = (
 
 
 def find_requested_snapshot(query: Mapping[str, str], metadata: TableMetadata) -> int | None:
-    """Return the snapshot id as `snapshot_of` does, for a query."""
+    """Return the id of the snapshot that the query parameters name. See `snapshot_of`."""
     return snapshot_of(
         metadata,
         parse_whole_number(query.get("snapshot-id"), "snapshot-id"),
@@ -36,10 +36,10 @@ def find_requested_snapshot(query: Mapping[str, str], metadata: TableMetadata) -
 
 
 def snapshot_of(metadata: TableMetadata, snapshot_id: int | None, ref: str | None, as_of_ms: int | None) -> int | None:
-    """Return the id of the snapshot; None for the current one of a table without snapshots.
+    """Return the id of the requested snapshot; None for the current snapshot of a table without snapshots.
 
     Raises:
-        BadRequest: For an unknown one.
+        BadRequest: The table does not have the requested snapshot.
     """
     parameters = [
         name for name, value in (("snapshot-id", snapshot_id), ("ref", ref), ("as-of", as_of_ms)) if value is not None
@@ -81,10 +81,10 @@ def _as_of(metadata: TableMetadata, as_of_ms: int) -> int:
 
 
 def parse_whole_number(text: str | None, name: str) -> int | None:
-    """Return the number; None for None.
+    """Return the number; None if the text is None.
 
     Raises:
-        BadRequest: For other text.
+        BadRequest: The text is not a whole number.
     """
     if text is None:
         return None
@@ -98,7 +98,7 @@ def by_schema(metadata: TableMetadata, schema_id: int) -> TableMetadata:
     """Return the metadata with this schema as the current one, to resolve names in filters.
 
     Raises:
-        BadRequest: If it is gone.
+        BadRequest: The table no longer has the schema.
     """
     if metadata.current_schema_id == schema_id:
         return metadata
