@@ -148,7 +148,7 @@ class AdmittingCache(BudgetedCache[K, V]):
         if is_pinned:
             while self._segments["pinned"].used_bytes > self._pinned_bytes:
                 self._evict(next(iter(self._segments["pinned"].keys)))
-        self._fit()
+        self._shrink_to_budget()
         return key in self._entries
 
     def discard(self, key: K) -> None:
@@ -185,7 +185,7 @@ class AdmittingCache(BudgetedCache[K, V]):
                 excess -= self._entries[key].charged
                 if excess <= 0:
                     break
-        if excess > 0 or not (is_pinned or self._wins(candidate, victims)):
+        if excess > 0 or not (is_pinned or self._should_admit(candidate, victims)):
             return False
         for key in victims:
             self._evict(key)
@@ -194,33 +194,35 @@ class AdmittingCache(BudgetedCache[K, V]):
     def _main_bytes(self) -> float:
         return (self._budget_bytes - self._segments["pinned"].used_bytes) * (1 - _WINDOW_SHARE)
 
-    def _fit(self) -> None:
+    def _shrink_to_budget(self) -> None:
         """Move entries from the window to the main part, and evict entries to keep the budget.
 
         Entries leave the window until it has its share; the cache evicts entries until all are within the budget.
         """
         window = self._segments["window"]
         window_bytes = (self._budget_bytes - self._segments["pinned"].used_bytes) * _WINDOW_SHARE
-        while window.keys and ((window.used_bytes > window_bytes and len(window.keys) > 1) or self._excess() > 0):
+        while window.keys and (
+            (window.used_bytes > window_bytes and len(window.keys) > 1) or self._count_excess_bytes() > 0
+        ):
             candidate = next(iter(window.keys))
             entry = self._entries[candidate]
-            victims = self._victims(self._excess())
-            if not victims or self._wins(candidate, victims):
+            victims = self._find_victims(self._count_excess_bytes())
+            if not victims or self._should_admit(candidate, victims):
                 for victim in victims:
                     self._evict(victim)
                 self._move(candidate, entry, "probation")
-                if not victims and self._excess() > 0:
+                if not victims and self._count_excess_bytes() > 0:
                     self._evict(candidate)
             else:
                 self._rejected += 1
                 self._evict(candidate)
-        while self._excess() > 0:
-            self._evict(self._victims(1)[0])
+        while self._count_excess_bytes() > 0:
+            self._evict(self._find_victims(1)[0])
 
-    def _excess(self) -> int:
+    def _count_excess_bytes(self) -> int:
         return self._used_bytes - self._budget_bytes
 
-    def _victims(self, need_bytes: int) -> list[K]:
+    def _find_victims(self, need_bytes: int) -> list[K]:
         """Return the entries of the main part that would be evicted to free `need_bytes`.
 
         The list is shorter if the main part has too few entries.
@@ -234,7 +236,7 @@ class AdmittingCache(BudgetedCache[K, V]):
                 need_bytes -= self._entries[key].charged
         return victims
 
-    def _wins(self, candidate: K, victims: list[K]) -> bool:
+    def _should_admit(self, candidate: K, victims: list[K]) -> bool:
         frequency = self._sketch.estimate(self._identify(candidate))
         for victim in victims:
             frequency -= self._sketch.estimate(self._identify(victim))

@@ -31,9 +31,9 @@ from seamark.cache.tier import Payload, TierStats, parts_of
 MAP_BYTES_MIN = 64 * 1024
 """Smaller files are read: a mapping needs one more system call, and its own pages."""
 _TOUCHES_MAX = 1024
-_REUSED_BYTES = 8 << 20
+_BUFFER_POOL_BYTES = 8 << 20
 """The size of the buffers that are kept for the next reads: enough for an answer of 32 blocks."""
-_READ_NOW: int | None = getattr(os, "RWF_NOWAIT", None)
+_NOWAIT_FLAG: int | None = getattr(os, "RWF_NOWAIT", None)
 """The flag of `preadv` on Linux that makes a read fail instead of waiting for the disk."""
 
 
@@ -47,8 +47,9 @@ class DiskTier:
         mapped_max: The maximum number of mappings that are kept for repeated gets. A mapping uses address space
             but no descriptor.
         map_bytes_min: The size from which files are mapped; smaller files are read.
-        prefers: Decides which values are stored in a full folder: a value is stored only if `prefers(its key,
-            the key of the entry to evict)`, with keys that `identity` returns. None: always.
+        should_replace: Decides which values are stored in a full folder: a value is stored only if
+            `should_replace(its key, the key of the entry to evict)`, with keys that `account_key` returns. None:
+            always.
         holder_bytes: The budget of each holder of values. At this limit, the holder's own entries are evicted.
             None: holders have no budget.
         check_mapped: Whether the checksum of a mapped payload is compared when its file is opened, which reads
@@ -67,7 +68,7 @@ class DiskTier:
         *,
         mapped_max: int = 4096,
         map_bytes_min: int = MAP_BYTES_MIN,
-        prefers: Callable[[bytes, bytes], bool] | None = None,
+        should_replace: Callable[[bytes, bytes], bool] | None = None,
         holder_bytes: int | None = None,
         check_mapped: bool = True,
         reused_bytes: int = 0,
@@ -82,12 +83,12 @@ class DiskTier:
         self._budget_bytes = budget_bytes
         self._mapped_max = mapped_max
         self._map_bytes_min = map_bytes_min
-        self._prefers = prefers
+        self._should_replace = should_replace
         self._holder_bytes = holder_bytes
         self._check_mapped = check_mapped
-        self._buffers = Buffers(HEADER_BYTES + reused_bytes, _REUSED_BYTES if reused_bytes else 0)
+        self._buffers = Buffers(HEADER_BYTES + reused_bytes, _BUFFER_POOL_BYTES if reused_bytes else 0)
         self._mapped: OrderedDict[str, memoryview] = OrderedDict()
-        self._touched: dict[str, None] = {}
+        self._recent_uses: dict[str, None] = {}
         """Keys used since the last update of the account, in order of first use; written in batches, so that a get
         writes nothing."""
         self._lock = threading.Lock()
@@ -104,7 +105,7 @@ class DiskTier:
             if view is not None:
                 self._hits += 1
                 self._mapped.move_to_end(key)
-                self._touched[key] = None
+                self._recent_uses[key] = None
                 return view
             if self._closed:
                 self._misses += 1
@@ -117,11 +118,11 @@ class DiskTier:
         Otherwise return None, and count nothing: the value may be on the disk. Use this only for values that are
         never mapped.
         """
-        if self._closed or _READ_NOW is None:
+        if self._closed or _NOWAIT_FLAG is None:
             return None
         digest = key_digest(key)
         try:
-            data = _read_resident(f"{self._folder_text}/{file_name(digest)}", _READ_NOW, self._buffers)
+            data = _read_resident(f"{self._folder_text}/{file_name(digest)}", _NOWAIT_FLAG, self._buffers)
             payload = None if data is None else unseal(digest, data)
         except (OSError, Damaged):
             return None  # `get` will count the damage and discard the file.
@@ -212,12 +213,12 @@ class DiskTier:
 
     def _make_room(self, cache: Any, name: bytes, need_bytes: int, holder: str) -> bool:
         def admits(victim: bytes) -> bool:
-            return self._prefers is None or self._prefers(name, victim)
+            return self._should_replace is None or self._should_replace(name, victim)
 
         ledger, limit_bytes = self._ledger, self._holder_bytes
         if limit_bytes is not None and not ledger.make_room_of(cache, holder, need_bytes, limit_bytes, admits):
             return False
-        if self._prefers is not None and not ledger.fits(cache, need_bytes):
+        if self._should_replace is not None and not ledger.fits(cache, need_bytes):
             oldest = ledger.oldest(cache)
             if oldest is not None and not admits(oldest):
                 return False
@@ -244,7 +245,7 @@ class DiskTier:
     def discard(self, key: str) -> None:
         with self._lock:
             self._mapped.pop(key, None)
-            self._touched.pop(key, None)
+            self._recent_uses.pop(key, None)
         name = key_digest(key)[:16]
         try:
             # The file goes before the lock is taken: a discarded file must not stay because the folder is busy or
@@ -276,13 +277,15 @@ class DiskTier:
                 return
             self._closed = True
             self._mapped.clear()
-        if self._touched:
+        if self._recent_uses:
             self._record_uses()
         self._ledger.close()
 
     def check_invariants(self) -> None:
         assert len(self._mapped) <= self._mapped_max, f"{len(self._mapped)} mappings kept of {self._mapped_max}"
-        assert len(self._touched) <= 2 * _TOUCHES_MAX + len(self._mapped), f"{len(self._touched)} unrecorded uses"
+        assert len(self._recent_uses) <= 2 * _TOUCHES_MAX + len(self._mapped), (
+            f"{len(self._recent_uses)} unrecorded uses"
+        )
         self._ledger.check_invariants()
 
     def _open(self, key: str) -> memoryview | None:
@@ -318,14 +321,14 @@ class DiskTier:
 
     def _note_use(self, key: str) -> None:
         with self._lock:
-            self._touched[key] = None
-            due = len(self._touched) >= _TOUCHES_MAX
+            self._recent_uses[key] = None
+            due = len(self._recent_uses) >= _TOUCHES_MAX
         if due:
             self._record_uses(wait_s=0)
 
     def _take_touched(self) -> list[bytes]:
         with self._lock:
-            keys, self._touched = self._touched, {}
+            keys, self._recent_uses = self._recent_uses, {}
         return [key_digest(key)[:16] for key in keys]
 
     def _record_uses(self, wait_s: float = 2.0) -> None:
@@ -370,8 +373,8 @@ class _File:
         return cls(key, digest, folder / file_name(digest), seal(digest, parts), parts, size, holder)
 
 
-def identity(key: str) -> bytes:
-    """Return the name of a key in the account of the folder; `prefers` receives these names."""
+def account_key(key: str) -> bytes:
+    """Return the name of a key in the account of the folder; `should_replace` receives these names."""
     return key_digest(key)[:16]
 
 

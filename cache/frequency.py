@@ -47,7 +47,7 @@ class FrequencySketch:
         self._counted += 1
         if self._counted >= self._sample:
             self._age()
-        if not self._enter(slots):
+        if not self._add_to_doorkeeper(slots):
             return
         rows = self._rows
         minimum = min(row[slot] for row, slot in zip(rows, slots, strict=True))
@@ -75,7 +75,7 @@ class FrequencySketch:
             ((value * fourth) & _MASK64) >> shift,
         )
 
-    def _enter(self, slots: tuple[int, int, int, int]) -> bool:
+    def _add_to_doorkeeper(self, slots: tuple[int, int, int, int]) -> bool:
         """Add a key to the doorkeeper, and return whether it was there before."""
         had = self._is_inside(slots)
         for slot, bit in ((slots[0], slots[1] & 7), (slots[2], slots[3] & 7)):

@@ -55,7 +55,7 @@ EVICTION_POLICY[_POLICY] = {
     " (SELECT size FROM Cache ORDER BY access_time, rowid LIMIT 10)) < 65536 THEN ? ELSE 1 END",
 }
 
-_HOLDERS = (
+_HOLDER_TRIGGERS_SQL = (
     "CREATE TABLE IF NOT EXISTS Holders (tag TEXT PRIMARY KEY, size INTEGER NOT NULL)",
     "CREATE INDEX IF NOT EXISTS Cache_holder ON Cache (tag, access_time) WHERE tag IS NOT NULL",
     "CREATE TRIGGER IF NOT EXISTS Holders_insert AFTER INSERT ON Cache WHEN NEW.tag IS NOT NULL BEGIN"
@@ -72,7 +72,7 @@ _HOLDERS = (
 )
 """SQL that keeps the bytes of each holder: triggers update them, and opening the account adds them up."""
 
-_PASSING = {
+_TRANSIENT_ERRORS = {
     sqlite3.SQLITE_BUSY,
     sqlite3.SQLITE_LOCKED,
     sqlite3.SQLITE_FULL,
@@ -294,7 +294,7 @@ class Ledger:
             try:
                 self._audit(cache)
                 if self._holders:
-                    for statement in _HOLDERS:
+                    for statement in _HOLDER_TRIGGERS_SQL:
                         cache._sql(statement)
                 self.make_room(cache, 0)
             except BaseException:
@@ -410,7 +410,7 @@ def _is_corruption(error: BaseException) -> bool:
     """
     first = _find_cause(error)
     if isinstance(first, sqlite3.Error):
-        return getattr(first, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF not in _PASSING
+        return getattr(first, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF not in _TRANSIENT_ERRORS
     return not isinstance(first, OSError | Timeout)
 
 

@@ -67,7 +67,7 @@ class BudgetedCache(ABC, Generic[K, V]):
         self._hits = self._misses = self._evictions = self._refused = 0
         self.name = name
         if name:
-            with _naming:
+            with _NAME_LOCK:
                 _named.add(self)
 
     def __len__(self) -> int:
@@ -238,13 +238,13 @@ class SharedCache(BudgetedCache[K, V]):
 
 
 _named: WeakSet[BudgetedCache[Any, Any]] = WeakSet()
-_naming = Lock()
+_NAME_LOCK = Lock()
 """Protects `_named`: caches belong to the event loop, but some are created in threads."""
 
 
 def memory_by_name() -> dict[str, int]:
     """Return the used bytes of the named caches of this process, by name; the metrics show them."""
-    with _naming:
+    with _NAME_LOCK:
         caches = list(_named)
     used: dict[str, int] = {}
     for cache in caches:

@@ -32,7 +32,7 @@ T = TypeVar("T")
 V = TypeVar("V")
 
 CLAIM_POLL_S = 0.02
-_OPENED_TOGETHER = 64
+_FILES_PER_JOB = 64
 """The number of files that a thread opens in one job."""
 
 
@@ -44,7 +44,7 @@ class StackStats:
         disk: None if there is no disk tier.
         fetches: Fetches that were started.
         waits: Waits for another process that was fetching the same key.
-        overtaken: Waits that timed out, after which this process fetched.
+        timed_out_waits: Waits that timed out, after which this process fetched.
         dropped: Values that were not written to the disk because the queue was full.
         unreadable: Values from the disk that `open` refused.
         pending_bytes: The bytes that are in the queue now.
@@ -54,7 +54,7 @@ class StackStats:
     disk: TierStats | None
     fetches: int
     waits: int
-    overtaken: int
+    timed_out_waits: int
     dropped: int
     unreadable: int
     pending_bytes: int
@@ -109,7 +109,7 @@ class Stack(Generic[V]):
         self._writer: asyncio.Task[None] | None = None
         self._closed = False
         self._pending_bytes = 0
-        self._fetches = self._waits = self._overtaken = self._dropped = self._unreadable = 0
+        self._fetches = self._waits = self._timed_out_waits = self._dropped = self._unreadable = 0
 
     def get_cached(self, key: str) -> V | None:
         """Return the value if it is in memory; unlike `get`, the call does not await."""
@@ -136,7 +136,7 @@ class Stack(Generic[V]):
         if self._disk is None or self._closed:
             return values
         absent = [number for number, value in enumerate(values) if value is None]
-        parts = [absent[at : at + _OPENED_TOGETHER] for at in range(0, len(absent), _OPENED_TOGETHER)]
+        parts = [absent[at : at + _FILES_PER_JOB] for at in range(0, len(absent), _FILES_PER_JOB)]
         opened = await asyncio.gather(
             *(self._in_thread(self._read_many, [keys[number] for number in part], open) for part in parts)
         )
@@ -235,7 +235,7 @@ class Stack(Generic[V]):
             await asyncio.sleep(CLAIM_POLL_S)
             if self._claims.take(key):
                 return True
-        self._overtaken += 1
+        self._timed_out_waits += 1
         return False
 
     def _enqueue(self, put: _Put[V]) -> bool:
@@ -278,7 +278,7 @@ class Stack(Generic[V]):
             disk=None if self._disk is None else self._disk.stats(),
             fetches=self._fetches,
             waits=self._waits,
-            overtaken=self._overtaken,
+            timed_out_waits=self._timed_out_waits,
             dropped=self._dropped,
             unreadable=self._unreadable,
             pending_bytes=self._pending_bytes,

@@ -23,7 +23,7 @@ from seamark.commands.options import (
     refuse,
     settings_flags,
 )
-from seamark.commands.terminal import print_json, print_result, printable, say, time_text
+from seamark.commands.terminal import escape_for_terminal, print_json, print_result, say, time_text
 from seamark.formats.runtime.clock import Clock, SystemClock
 from seamark.formats.runtime.errors import ConfigError, SeamarkError
 from seamark.metaserver.access.principal import OIDC_PREFIX, Role, make_grant, parse_path, show_path
@@ -228,7 +228,7 @@ def _run(config: Path | None, flags: dict[str, Any], work: Work[T], *, creates: 
     is_new = database is not None and not os.path.lexists(database)
     if is_new and not creates:
         raise click.ClickException(
-            printable(f"The database {database} does not exist; set --home or --database of the server")
+            escape_for_terminal(f"The database {database} does not exist; set --home or --database of the server")
         )
     try:
         result = asyncio.run(_open_and(settings, work))

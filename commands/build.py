@@ -99,7 +99,7 @@ def start_spark(master: str) -> Workers:
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
+def handle_sigterm() -> Iterator[None]:
     """Handle SIGTERM like Ctrl-C within the block.
 
     Both end the block with KeyboardInterrupt. The command ends without an error text, with the exit code that
@@ -149,7 +149,7 @@ def build_command(client: IndexClient, table: str, name: str | None, engine: str
     if not names and not broken:
         raise Misconfigured(f"{table} has no index to build; define one with seamark index create")
     reports: list[BuildReport] = []
-    with interruptible(), open_workers(engine, master) as workers:
+    with handle_sigterm(), open_workers(engine, master) as workers:
         for index_name in names:
             try:
                 reports.append(_build(client, table, index_name, workers, as_json=as_json))

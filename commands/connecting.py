@@ -18,7 +18,7 @@ import click
 import msgspec
 
 from seamark.commands.options import Misconfigured, address_options, json_option, load_settings, settings_flags
-from seamark.commands.terminal import printable
+from seamark.commands.terminal import escape_for_terminal
 from seamark.connector.client.catalog import list_dropped_entries, list_views
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest, ClientError, NotFound, Unauthenticated, Unreachable
@@ -45,7 +45,7 @@ def find_server_url(config: Path | None, flags: dict[str, Any]) -> str:
     try:
         return str(from_json(path.read_bytes(), dict[str, Any])["url"])
     except (OSError, KeyError, msgspec.DecodeError):
-        home = printable(shlex.quote(str(path.parent)))
+        home = escape_for_terminal(shlex.quote(str(path.parent)))
         raise Misconfigured(
             f"No server runs in {home}; start a server with seamark serve --home {home}, set --url, or set --home to "
             "the home of the server"
@@ -59,7 +59,7 @@ def to_command_error(error: ClientError, *, has_token: bool) -> click.ClickExcep
         hint = "; set --token or the variable SEAMARK_TOKEN"
     elif isinstance(error, Unreachable) and _REFUSED.fullmatch(error.message):
         hint = "; start the server, or set --url to the address that it printed"
-    return click.ClickException(printable(f"{error.message}{hint}"))
+    return click.ClickException(escape_for_terminal(f"{error.message}{hint}"))
 
 
 @contextmanager
@@ -71,13 +71,13 @@ def open_client(make: Callable[[], Client]) -> Iterator[Client]:
     try:
         client = make()
     except ValueError as error:
-        raise click.UsageError(printable(str(error))) from None
+        raise click.UsageError(escape_for_terminal(str(error))) from None
     try:
         yield client
     except ValueError as error:
-        raise click.UsageError(printable(str(error))) from None
+        raise click.UsageError(escape_for_terminal(str(error))) from None
     except BadRequest as error:
-        raise Misconfigured(printable(error.message)) from None
+        raise Misconfigured(escape_for_terminal(error.message)) from None
     except ClientError as error:
         raise to_command_error(error, has_token=client.has_token) from None
     finally:
@@ -94,7 +94,7 @@ def server_options(command: Callable[..., None]) -> Callable[..., None]:
         def make() -> IndexClient:
             return IndexClient(url or find_server_url(config, {"home": home}), token=token)
 
-        with open_client(make) as client, suggesting(client, given.get("table")):
+        with open_client(make) as client, add_suggestions(client, given.get("table")):
             command(client=client, **given)
 
     return run
@@ -106,7 +106,7 @@ def server_command(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @contextmanager
-def suggesting(client: SeamarkClient, table: Any = None) -> Iterator[None]:
+def add_suggestions(client: SeamarkClient, table: Any = None) -> Iterator[None]:
     """Add advice to a NotFound error within the block.
 
     The advice is the command that restores or creates the missing entry, or a similar name. The name is
@@ -116,7 +116,7 @@ def suggesting(client: SeamarkClient, table: Any = None) -> Iterator[None]:
         yield
     except NotFound as error:
         kind, _, missing = error.message.partition(" does not exist: ")
-        if _is_other(client, kind, missing):
+        if _is_other_kind(client, kind, missing):
             other = "view" if kind == "Table" else "table"
             message = f"{missing} is a {other}: seamark {other} show {shlex.quote(missing)}"
             raise NotFound(message, status=error.status) from None
@@ -125,7 +125,7 @@ def suggesting(client: SeamarkClient, table: Any = None) -> Iterator[None]:
             raise NotFound(f"{error.message}; {todo}", status=error.status) from None
         similar = similar_name(client, missing if table is None else table)
         if similar is None and kind in ("Namespace", "View"):
-            similar = _similar(missing, _list_names(client, view=kind == "View"))
+            similar = _find_similar_name(missing, _list_names(client, view=kind == "View"))
         if similar is None and kind == "Namespace":
             todo = f"seamark namespace create {shlex.quote(missing)} creates it"
             raise NotFound(f"{error.message}; {todo}", status=error.status) from None
@@ -134,16 +134,16 @@ def suggesting(client: SeamarkClient, table: Any = None) -> Iterator[None]:
         raise NotFound(f"{error.message.rstrip('.')}. Did you mean {similar}?", status=error.status) from None
 
 
-def _is_other(client: SeamarkClient, what: str, name: str) -> bool:
+def _is_other_kind(client: SeamarkClient, kind: str, name: str) -> bool:
     """Return whether a missing table is a view, or a missing view is a table.
 
     The function never raises.
     """
-    if what not in ("Table", "View"):
+    if kind not in ("Table", "View"):
         return False
     try:
         levels = split_table(name)
-        names = list_views(client, levels[:-1]) if what == "Table" else client.tables(levels[:-1])
+        names = list_views(client, levels[:-1]) if kind == "Table" else client.tables(levels[:-1])
         return levels in islice(names, _NAMES_MAX)
     except (ClientError, ValueError):
         return False
@@ -164,7 +164,7 @@ def _list_names(client: SeamarkClient, *, view: bool) -> Iterator[str]:
         yield from map(join_name, list_views(client, levels) if view else [levels])
 
 
-def _similar(name: str, names: Iterator[str]) -> str | None:
+def _find_similar_name(name: str, names: Iterator[str]) -> str | None:
     """Return the most similar of the names, or None. The function never raises."""
     try:
         return next(iter(near_names(name, islice(names, _NAMES_MAX), maximum=1)), None)

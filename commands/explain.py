@@ -20,7 +20,7 @@ from rich.table import Table
 from seamark.commands.catalog.expression_text import expression_text
 from seamark.commands.connecting import server_command
 from seamark.commands.options import parse_time_ms
-from seamark.commands.terminal import make_table, open_console, print_json, printable, show_count, show_size
+from seamark.commands.terminal import escape_for_terminal, make_table, open_console, print_json, show_count, show_size
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name, split_name
 from seamark.connector.client.queries import ExplainedQuery, explain_query
@@ -135,7 +135,7 @@ def _show_query(explained: ExplainedQuery) -> None:
     """Print each reference separately, and then one line for all references."""
     console = open_console()
     for table in explained.tables:
-        console.rule(printable(table.reference), align="left", characters="─")
+        console.rule(escape_for_terminal(table.reference), align="left", characters="─")
         condition = "none on its own columns that could leave files out" if table.predicate is None else table.predicate
         console.print(f"Condition: {condition}", highlight=False, markup=False)
         _show(join_name(table.table), table.plan, is_whole=False)
@@ -195,7 +195,7 @@ def _show(table: str, explanation: Explanation, *, is_whole: bool = True) -> Non
         console.print(f"Compared: {columns}", highlight=False, markup=False)
     for part, reason in zip(explanation.not_used, explanation.not_used_reasons, strict=True):
         console.print(f"Not used: {part}: {reason}.", highlight=False, markup=False)
-    for sentence in advice(table, explanation):
+    for sentence in suggest_improvements(table, explanation):
         console.print(sentence, highlight=False, markup=False, soft_wrap=True)
     for residual in explanation.residuals if explanation.files else ():
         files = show_count(residual["files"], "file")
@@ -215,7 +215,7 @@ def _show(table: str, explanation: Explanation, *, is_whole: bool = True) -> Non
         console.print(_files(explanation))
 
 
-def advice(table: str, explanation: Explanation) -> Iterator[str]:
+def suggest_improvements(table: str, explanation: Explanation) -> Iterator[str]:
     """Yield a sentence for each term that prunes few files, with the command that would help."""
     if explanation.files <= 1:
         return

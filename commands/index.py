@@ -62,9 +62,10 @@ def index() -> None:
 
 def _parameter_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add an option to a command for each parameter of an index kind."""
-    for one in parameters().values():
-        about = f"Of {', '.join(kinds_with_parameter(one.name))}: {one.meaning}. Default: {one.default:g}."
-        command = click.option(f"--{one.name}", type=float, help=about)(command)
+    for parameter in parameters().values():
+        kinds = ", ".join(kinds_with_parameter(parameter.name))
+        about = f"Of {kinds}: {parameter.meaning}. Default: {parameter.default:g}."
+        command = click.option(f"--{parameter.name}", type=float, help=about)(command)
     return command
 
 

@@ -81,8 +81,13 @@ def _json(audit: Audit) -> dict[str, Any]:
         "rows-not-counted": audit.uncounted,
         "rows-in-files": audit.covered,
         "index-files": [
-            {"location": one.location, "files": one.files, "rows": one.rows, "verdict": _verdict(audit, one)}
-            for one in audit.verdicts
+            {
+                "location": file.location,
+                "files": file.files,
+                "rows": file.rows,
+                "verdict": _describe_verdict(audit, file),
+            }
+            for file in audit.verdicts
         ],
     }
 
@@ -109,7 +114,7 @@ def _show(audit: Audit) -> None:
                     _end_of(verdict.location),
                     *(f"{count:,}" for count in (verdict.files, verdict.rows, verdict.sampled_files)),
                     f"{verdict.unreadable_files:,}",
-                    _verdict(audit, verdict),
+                    _describe_verdict(audit, verdict),
                 )
                 for verdict in audit.verdicts
             ),
@@ -132,7 +137,7 @@ def _show(audit: Audit) -> None:
     say(f"Index {index.name}: {files}, {rows}, {audit.covered:,} in the data files; {right}")
 
 
-def _verdict(audit: Audit, verdict: VerificationResult) -> str:
+def _describe_verdict(audit: Audit, verdict: VerificationResult) -> str:
     if verdict.has_newer_version:
         return "of a newer version"
     state = audit.states.get(verdict.location)

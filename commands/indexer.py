@@ -14,7 +14,7 @@ from typing import Any
 import click
 import structlog
 
-from seamark.commands.build import engine_options, interruptible, open_workers
+from seamark.commands.build import engine_options, handle_sigterm, open_workers
 from seamark.commands.connecting import find_server_url
 from seamark.commands.options import address_options, load_settings, settings_flags
 from seamark.connector.client.errors import ClientError
@@ -93,7 +93,7 @@ def indexer(
         raise click.UsageError(str(error)) from None
     limits = AuditLimits(audit_bytes, audit_seconds, 3600 * audit_hours)
     keeper = Indexer(client, partial(open_workers, engine, master), audit=limits if audit_bytes else None)
-    with interruptible():
+    with handle_sigterm():
         try:
             _log.info("indexer started", url=client.url, engine=engine)
             if not once:

@@ -30,7 +30,7 @@ import structlog
 
 from seamark.commands.confinement.jobs import confine_job
 from seamark.connector.client.indexes import IndexClient
-from seamark.connector.client.progress import reporting
+from seamark.connector.client.progress import report_progress
 from seamark.connector.client.storage import confine, use_keys
 from seamark.connector.jobs.failures import line_of
 from seamark.connector.jobs.jobs import JOBS
@@ -200,7 +200,7 @@ def run(
     try:
         if scratch is not None:
             confine_job(client, request, scratch)
-        with reporting(lambda progress: report(JobProgress(**dataclasses.asdict(progress)))):
+        with report_progress(lambda progress: report(JobProgress(**dataclasses.asdict(progress)))):
             return JobAnswer(totals=JOBS[request.service](client, table, **further))
     except Exception as error:  # noqa: BLE001
         line = line_of(error, _MESSAGE_MAX, named=True)

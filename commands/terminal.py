@@ -31,7 +31,7 @@ _KEPT = "\n\t"
 _BIDI_CONTROLS = frozenset("\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
-def printable(text: str) -> str:
+def escape_for_terminal(text: str) -> str:
     """Return the text with escapes in place of characters that a terminal interprets."""
     if text.isascii() and text.isprintable():
         return text
@@ -50,7 +50,7 @@ def _escape_character(character: str) -> str:
 
 def say(text: str, *, err: bool = False) -> None:
     """Print a line to standard output or standard error."""
-    click.echo(printable(text), err=err)
+    click.echo(escape_for_terminal(text), err=err)
 
 
 class _PrintableConsole(Console):
@@ -59,7 +59,7 @@ class _PrintableConsole(Console):
     """
 
     def render_str(self, text: str, **options: Any) -> Text:
-        return super().render_str(printable(text), **options)
+        return super().render_str(escape_for_terminal(text), **options)
 
 
 def open_console(*, stderr: bool = False) -> Console:
@@ -89,7 +89,7 @@ def make_table(
     for header in headers:
         table.add_column(header, justify="right" if header in right_aligned else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(printable(text)) for text in row))
+        table.add_row(*(Text(escape_for_terminal(text)) for text in row))
     return table
 
 
@@ -119,7 +119,7 @@ def print_result(result: Any, text: str, *, as_json: bool) -> None:
     The names of a dataclass's fields get hyphens, as in the answers of the server.
     """
     if not as_json:
-        click.echo(printable(text))
+        click.echo(escape_for_terminal(text))
     elif dataclasses.is_dataclass(result) and not isinstance(result, type):
         fields = msgspec.to_builtins(result, str_keys=True)
         print_json({name.replace("_", "-"): value for name, value in fields.items()})

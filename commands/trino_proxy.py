@@ -222,14 +222,14 @@ def trino_proxy(
         raise click.ClickException(f"Cannot listen on {host}:{port}: {error.strerror or error}") from None
     with sock:
         address = f"{'https' if tls else 'http'}://{host}:{sock.getsockname()[1]}"
-        faults = _faults(settings)
+        faults = _find_unreachable_servers(settings)
         line = f"Trino is ready at {address}, over {settings.seamark}"
         if faults:
             line = f"The proxy listens at {address}, but {' and '.join(faults)}"
         run(settings, sock, tls, lambda: click.echo(line))
 
 
-def _faults(settings: ProxySettings) -> list[str]:
+def _find_unreachable_servers(settings: ProxySettings) -> list[str]:
     """Return texts about the servers behind the proxy that do not answer within `_ANSWER_S`, or are other
     servers.
 

@@ -70,7 +70,7 @@ from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.planner.plan.location_checks import LocationChecker
 from seamark.metaserver.planner.plan.planner import open_planner
 from seamark.metaserver.planner.plan.preparation import Preparation
-from seamark.metaserver.runtime.background import running, running_once
+from seamark.metaserver.runtime.background import run_in_background, running_once
 from seamark.metaserver.runtime.extensions import Extensions
 from seamark.metaserver.runtime.home import prepare_home
 from seamark.metaserver.services.housekeeping import Housekeeping
@@ -191,23 +191,23 @@ async def open_components(
             certificate=certificate,
             drain=drain,
         )
-        holder, failed = new_holder(clock), components.metrics.load.webhook_failures.inc
+        holder, failed = make_holder_name(clock), components.metrics.load.webhook_failures.inc
         await enter(open_webhooks(settings, store, timeline, clock, holder=holder, on_failure=failed))
         if catalog.column_usage.is_on:
             stack.push_async_callback(_flush, catalog.column_usage)
-            await enter(running("column usage", catalog.column_usage.run))
+            await enter(run_in_background("column usage", catalog.column_usage.run))
         if settings.plan_prepare_bytes:
             load, limit_bytes = catalog.documents.table, settings.plan_prepare_bytes
             preparation = Preparation(planner, store, timeline, load, clock, limit_bytes=limit_bytes)
-            await enter(running("planned tables", preparation.follow))
-            await enter(running("preparation", preparation.work))
-        await enter(running("housekeeping", lambda: components.housekeeping.run(holder)))
-        await enter(running("keys", lambda: _refresh_keys(components)))
-        await enter(running("sampler", lambda: _sample(components)))
+            await enter(run_in_background("planned tables", preparation.follow))
+            await enter(run_in_background("preparation", preparation.work))
+        await enter(run_in_background("housekeeping", lambda: components.housekeeping.run(holder)))
+        await enter(run_in_background("keys", lambda: _refresh_keys(components)))
+        await enter(run_in_background("sampler", lambda: _sample(components)))
         yield components
 
 
-def new_holder(clock: Clock) -> str:
+def make_holder_name(clock: Clock) -> str:
     """Return the name of this worker among all workers on the pointer store, for leases."""
     return f"{socket.gethostname()}:{os.getpid()}:{clock.uuid4()}"
 
@@ -225,7 +225,7 @@ async def table_services(components: ServerComponents, url: str) -> AsyncIterato
         components.catalog.documents.peek,
         components.authenticator.service_tokens,
         components.clock,
-        holder=new_holder(components.clock),
+        holder=make_holder_name(components.clock),
         url=url,
         certificate=components.certificate,
         observer=components.metrics.jobs,
@@ -235,7 +235,7 @@ async def table_services(components: ServerComponents, url: str) -> AsyncIterato
         if scheduler is None:
             yield
             return
-        async with running("services", scheduler.run):
+        async with run_in_background("services", scheduler.run):
             yield
 
 
@@ -384,7 +384,7 @@ async def answering_peers(components: ServerComponents) -> AsyncIterator[None]:
         return
     async with (
         components.peers.serving(limits_of(components.settings), _tls_of(components), components.metrics),
-        running("membership", components.peers.membership.run),
+        run_in_background("membership", components.peers.membership.run),
     ):
         yield
 
@@ -451,7 +451,7 @@ async def serve(
     async with AsyncExitStack() as stack:
         if certificate is not None:
             loop.add_signal_handler(signal.SIGHUP, certificate.reload)
-            await stack.enter_async_context(running("certificate", certificate.watch))
+            await stack.enter_async_context(run_in_background("certificate", certificate.watch))
         components = await stack.enter_async_context(open_components(settings, clock, extensions, certificate))
         await stack.enter_async_context(answering_peers(components))
         await stack.enter_async_context(serving(components, sock))

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from seamark.connector.client.indexes import IndexClient
     from seamark.connector.client.values import At
     from seamark.connector.read.scans import scan
+    from seamark.connector.streams.writer import stream_writer
     from seamark.connector.write.appends import append, overwrite, overwrite_partitions
-    from seamark.connector.write.stream_writer import stream_writer
     from seamark.connector.write.upserts import delete, upsert
 
 __all__ = [
@@ -47,7 +47,7 @@ __getattr__ = exports(
         "seamark.connector.client.indexes": ("IndexClient",),
         "seamark.connector.read.scans": ("scan",),
         "seamark.connector.write.appends": ("append", "overwrite", "overwrite_partitions"),
-        "seamark.connector.write.stream_writer": ("stream_writer",),
+        "seamark.connector.streams.writer": ("stream_writer",),
         "seamark.connector.write.upserts": ("delete", "upsert"),
     },
 )

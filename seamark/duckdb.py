@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 from seamark.formats.runtime.lazy_module import exports
 
 if TYPE_CHECKING:
-    from seamark.connector.duckdb.queries import rewritten, sql
+    from seamark.connector.duckdb.queries import rewrite_query, sql
     from seamark.connector.duckdb.session import attach, connect
 
-__all__ = ["attach", "connect", "rewritten", "sql"]
+__all__ = ["attach", "connect", "rewrite_query", "sql"]
 
 __getattr__ = exports(
     __name__,
     {
-        "seamark.connector.duckdb.queries": ("rewritten", "sql"),
+        "seamark.connector.duckdb.queries": ("rewrite_query", "sql"),
         "seamark.connector.duckdb.session": ("attach", "connect"),
     },
     extra="duckdb",

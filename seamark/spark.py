@@ -12,7 +12,7 @@ from seamark.formats.runtime.lazy_module import exports
 if TYPE_CHECKING:
     from seamark.connector.spark.frames.clustering import cluster
     from seamark.connector.spark.frames.writes import write
-    from seamark.connector.spark.query.queries import rewritten
+    from seamark.connector.spark.query.queries import rewrite_query
     from seamark.connector.spark.session import connect, iceberg_jars, read, session_conf
     from seamark.connector.spark.source.source import register
     from seamark.connector.spark.sql import sql
@@ -28,7 +28,7 @@ __all__ = [
     "iceberg_jars",
     "read",
     "register",
-    "rewritten",
+    "rewrite_query",
     "session_conf",
     "sql",
     "write",
@@ -39,7 +39,7 @@ __getattr__ = exports(
     {
         "seamark.connector.spark.frames.clustering": ("cluster",),
         "seamark.connector.spark.frames.writes": ("write",),
-        "seamark.connector.spark.query.queries": ("rewritten",),
+        "seamark.connector.spark.query.queries": ("rewrite_query",),
         "seamark.connector.spark.session": ("connect", "iceberg_jars", "read", "session_conf"),
         "seamark.connector.spark.source.source": ("register",),
         "seamark.connector.spark.sql": ("sql",),

@@ -4,8 +4,8 @@ Each query is run by DuckDB's own Iceberg reader and by `seamark.duckdb`; both m
 data files that DuckDB's profile says it has read: its own reader leaves files out by column bounds, also by those of a
 join's other side. "all files" are those of the tables of a query, once for each reference. "needed" is a bound that no
 reader can be below, from the rows themselves (`needed.py`). Each query that gains nothing, and each table that is read
-whole, must have its reason, as `explain` and `seamark.duckdb.rewritten` state it. No time is measured. `--share` is the
-share of the rows and files; with another than the default nothing is written.
+whole, must have its reason, as `explain` and `seamark.duckdb.rewrite_query` state it. No time is measured. `--share` is
+the share of the rows and files; with another than the default nothing is written.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _measured(
     rows, theirs = _answer(con, query.text)
     needed = None if held is None else held.needed(query.schema, query.text, rows)
     few = None if needed is None else sum(needed)
-    done = seamark.duckdb.rewritten(con, query.text)
+    done = seamark.duckdb.rewrite_query(con, query.text)
     ours, told = theirs, done.summary.removeprefix("unchanged; ")
     if done.statement is not None:
         found, ours = _answer(con, done.statement)

@@ -1,7 +1,7 @@
 """`python -m bench.streams.visible [--quick]`: after how long does stock PyIceberg read a row of a stream table?
 
 A process sends rows at a steady rate, each with the time at which it was made. PyIceberg, unmodified, loads the table
-and scans the rows after the last one that it has seen, again and again. The delay of a row is from its making to the
+and scans the rows after those that it has seen, again and again. The delay of a row is from its making to the
 end of the scan that returned it. So it has the writer's batching, the acknowledgement, the plan, and the read.
 """
 
@@ -21,7 +21,7 @@ from pyiceberg.types import DoubleType, LongType, NestedField, StringType
 
 from bench.report import OURS, Report, Row
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.write.stream_writer import stream_writer
+from seamark.connector.streams.writer import stream_writer
 from tests.services.seamark import Seamark
 
 RATES, QUICK_RATES = (100, 1_000, 10_000), (100, 1_000)

@@ -4,8 +4,8 @@ A server and a Trino proxy run in this process over SQLite and local files; Trin
 `sys.setprofile` records each function of Seamark that is entered between a request and its answer, in the event loop
 and in its threads. Counted are the functions that run in each of several requests, which have pauses between them: so
 background work of the server, and of earlier requests, does not count. Comprehensions and generator expressions are
-functions for Python 3.11 and are counted, also in a row of their own. Compiled kernels are not counted. `--list` prints
-the functions in the order of their first call.
+functions for Python 3.11 and are counted; a further row has their number. Compiled kernels are not counted. `--list`
+prints the functions in the order of their first call.
 """
 
 from __future__ import annotations

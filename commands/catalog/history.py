@@ -38,10 +38,12 @@ def snapshot() -> None:
 @server_command
 def list_snapshots(client: IndexClient, table: str, limit: int, as_json: bool) -> None:
     """List the snapshots of TABLE, newest first, with the branches and tags that name them."""
-    snapshots, refs = _snapshots(client, table)
+    snapshots, refs = _load_snapshots(client, table)
     shown = snapshots[:limit]
     if as_json:
-        print_json([{**one, "refs": refs.get(one["snapshot-id"], [])} for one in shown])
+        print_json(
+            [{**shown_snapshot, "refs": refs.get(shown_snapshot["snapshot-id"], [])} for shown_snapshot in shown]
+        )
         return
     if not shown:
         say(f"{table} has no snapshots.")
@@ -50,15 +52,15 @@ def list_snapshots(client: IndexClient, table: str, limit: int, as_json: bool) -
         ("snapshot", "committed", "operation", "rows", "files", "size", "refs"),
         (
             (
-                str(one["snapshot-id"]),
-                time_text(one["timestamp-ms"]),
-                _summary(one, "operation"),
-                _count(one, "total-records"),
-                _count(one, "total-data-files"),
-                show_size(int(size)) if (size := _summary(one, "total-files-size")).isdecimal() else "",
-                ", ".join(refs.get(one["snapshot-id"], [])),
+                str(shown_snapshot["snapshot-id"]),
+                time_text(shown_snapshot["timestamp-ms"]),
+                _read_summary(shown_snapshot, "operation"),
+                _count(shown_snapshot, "total-records"),
+                _count(shown_snapshot, "total-data-files"),
+                _show_files_size(shown_snapshot),
+                ", ".join(refs.get(shown_snapshot["snapshot-id"], [])),
             )
-            for one in shown
+            for shown_snapshot in shown
         ),
         right_aligned=("rows", "files", "size"),
     )
@@ -72,8 +74,8 @@ def list_snapshots(client: IndexClient, table: str, limit: int, as_json: bool) -
 @server_command
 def show(client: IndexClient, table: str, snapshot: str, as_json: bool) -> None:
     """Show one SNAPSHOT of TABLE, by its id, or by the name of a branch or tag."""
-    snapshots, refs = _snapshots(client, table)
-    found = next(
+    snapshots, refs = _load_snapshots(client, table)
+    match = next(
         (
             one
             for one in snapshots
@@ -81,24 +83,24 @@ def show(client: IndexClient, table: str, snapshot: str, as_json: bool) -> None:
         ),
         None,
     )
-    if found is None:
+    if match is None:
         raise click.ClickException(f"{table} has no snapshot, branch or tag {snapshot}")
     if as_json:
-        print_json({**found, "refs": refs.get(found["snapshot-id"], [])})
+        print_json({**match, "refs": refs.get(match["snapshot-id"], [])})
         return
-    summary = found.get("summary", {})
+    summary = match.get("summary", {})
     facts = {
-        "snapshot": str(found["snapshot-id"]),
-        "parent": str(found.get("parent-snapshot-id") or ""),
-        "committed": time_text(found["timestamp-ms"]),
-        "schema": str(found.get("schema-id", "")),
-        "refs": ", ".join(refs.get(found["snapshot-id"], [])),
+        "snapshot": str(match["snapshot-id"]),
+        "parent": str(match.get("parent-snapshot-id") or ""),
+        "committed": time_text(match["timestamp-ms"]),
+        "schema": str(match.get("schema-id", "")),
+        "refs": ", ".join(refs.get(match["snapshot-id"], [])),
         **dict(sorted(summary.items())),
     }
     print_rows(("property", "value"), facts.items())
 
 
-def _snapshots(client: IndexClient, table: str) -> tuple[list[dict[str, Any]], dict[int, list[str]]]:
+def _load_snapshots(client: IndexClient, table: str) -> tuple[list[dict[str, Any]], dict[int, list[str]]]:
     """Return (the snapshots, the newest first; the names of branches and tags by snapshot id)."""
     metadata: dict[str, Any] = msgspec.json.decode(client.load_table(table, history=True).metadata)
     refs: dict[int, list[str]] = {}
@@ -107,12 +109,17 @@ def _snapshots(client: IndexClient, table: str) -> tuple[list[dict[str, Any]], d
     return sorted(metadata.get("snapshots", ()), key=lambda one: -int(one["timestamp-ms"])), refs
 
 
-def _summary(snapshot: dict[str, Any], name: str) -> str:
+def _read_summary(snapshot: dict[str, Any], name: str) -> str:
     return str(snapshot.get("summary", {}).get(name, ""))
 
 
+def _show_files_size(snapshot: dict[str, Any]) -> str:
+    size = _read_summary(snapshot, "total-files-size")
+    return show_size(int(size)) if size.isdecimal() else ""
+
+
 def _count(snapshot: dict[str, Any], name: str) -> str:
-    text = _summary(snapshot, name)
+    text = _read_summary(snapshot, name)
     return f"{int(text):,}" if text.isdecimal() else text
 
 
@@ -149,12 +156,19 @@ def _show(instants: list[TimelineInstant], *, as_json: bool) -> None:
         print_rows(("time", "action", "state", "what", "who", "details"), map(_row, instants))
 
 
-def _row(one: TimelineInstant) -> tuple[str, ...]:
-    what = join_name((*one.namespace, *([one.name] if one.name else [])))
-    return time_text(one.requested_ms), one.action, one.state, what, one.who, _details(one.summary)
+def _row(instant: TimelineInstant) -> tuple[str, ...]:
+    entry_name = join_name((*instant.namespace, *([instant.name] if instant.name else [])))
+    return (
+        time_text(instant.requested_ms),
+        instant.action,
+        instant.state,
+        entry_name,
+        instant.who,
+        _describe_change(instant.summary),
+    )
 
 
-def _details(summary: Mapping[str, Any]) -> str:
+def _describe_change(summary: Mapping[str, Any]) -> str:
     """Return a text that describes the change of an instant.
 
     A commit without a snapshot changes properties, schemas or references; its `updates` are named.

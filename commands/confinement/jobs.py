@@ -85,7 +85,7 @@ def confine_job(client: SeamarkClient, request: JobRequest, scratch: str) -> Non
             landlock.confine_files(
                 readable=[*readable, *_list_named_files(loaded)],
                 writable=[*writable, scratch],
-                connectable=None if os.environ.get(KMS_CLASS) else set(_ports(request.url, loaded)),
+                connectable=None if os.environ.get(KMS_CLASS) else set(_list_ports(request.url, loaded)),
             )
 
 
@@ -136,15 +136,15 @@ def _list_named_files(loaded: EngineTable) -> Iterator[str]:
         yield from storage.configuration_files()
 
 
-def _ports(url: str, loaded: EngineTable) -> Iterator[int]:
+def _list_ports(url: str, loaded: EngineTable) -> Iterator[int]:
     """Yield the ports of this server, of the storage, of proxies, and of name resolution."""
     yield _DNS
     urls = [url, *(os.environ.get(name, "") for name in _PROXIES)]
     storage = client_storage(loaded.location)
     if storage is not None:
         urls += storage.urls(loaded.storage)
-    for one in filter(None, urls):
-        parts = urlsplit(one if "://" in one else f"http://{one}")
+    for address in filter(None, urls):
+        parts = urlsplit(address if "://" in address else f"http://{address}")
         port = parts.port or _PORTS.get(parts.scheme)
         if port:
             yield port

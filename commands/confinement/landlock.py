@@ -46,7 +46,7 @@ def forbid_changes() -> bool:
 
     Return False if the kernel has no Landlock.
     """
-    abi = _abi()
+    abi = _read_abi_version()
     handled = _CHANGES | (_REFER if abi >= 2 else 0) | (_TRUNCATE if abi >= 3 else 0)
     return abi > 0 and _restrict(handled, {})
 
@@ -56,7 +56,7 @@ def forbid_reads_except(folders: Iterable[str]) -> bool:
 
     Return False if the kernel has no Landlock.
     """
-    if _abi() < 1:
+    if _read_abi_version() < 1:
         return False
     reads = _READ_FILE | _READ_DIR
     return _restrict(reads, dict.fromkeys([*folders, *_system_paths()], reads))
@@ -77,7 +77,7 @@ def confine_files(
         connectable: The TCP ports to which the process may connect; it may not listen on any port. None: all
             ports.
     """
-    abi = _abi()
+    abi = _read_abi_version()
     if abi < 1:
         return False
     reads = _READ_FILE | _READ_DIR
@@ -99,7 +99,7 @@ def _system_paths() -> list[str]:
     return [*python, *packages, *filter(None, variables), *_SYSTEM]
 
 
-def _abi() -> int:
+def _read_abi_version() -> int:
     """Return the version of Landlock, or 0 or less if the kernel has no Landlock."""
     if sys.platform != "linux":
         return 0
@@ -147,9 +147,9 @@ def _allow(ruleset: int, access: int, path: str) -> None:
         os.close(descriptor)
 
 
-def _add_rule(ruleset: int, kind: int, rule: bytes, what: str) -> None:
+def _add_rule(ruleset: int, kind: int, rule: bytes, subject: str) -> None:
     if _call(_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(kind), rule, ctypes.c_uint32(0)) != 0:
-        raise OSError(ctypes.get_errno(), f"Landlock: the kernel refuses the rule for {what}")
+        raise OSError(ctypes.get_errno(), f"Landlock: the kernel refuses the rule for {subject}")
 
 
 def _call(number: int, *arguments: object) -> int:

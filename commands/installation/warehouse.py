@@ -29,7 +29,7 @@ def check_warehouse(settings: Settings) -> Iterator[Finding]:
         yield Finding("warehouse", error.message, "Set --warehouse to a folder or to s3://BUCKET/PATH", is_fault=True)
         return
     if root.is_local and not Path(root.file_path).exists():
-        yield _creatable(Path(root.file_path))
+        yield _check_creatable(Path(root.file_path))
         return
     try:
         asyncio.run(_probe(settings, str(root)))
@@ -41,7 +41,7 @@ def check_warehouse(settings: Settings) -> Iterator[Finding]:
         yield Finding("warehouse", f"{root} can be written and read")
 
 
-def _creatable(folder: Path) -> Finding:
+def _check_creatable(folder: Path) -> Finding:
     parent = folder
     while not parent.exists() and parent != parent.parent:
         parent = parent.parent

@@ -23,7 +23,10 @@ from seamark.formats.services.services import INDEXING, SERVICES
 def health(client: IndexClient, table: str, as_json: bool) -> None:
     """Show what is wrong with TABLE, what it costs queries, and which table service corrects it."""
     health_report = client.health(table)
-    problems = [*health_report["problems"], *(_of_index(index) for index in client.indexes(table) if _lags(index))]
+    problems = [
+        *health_report["problems"],
+        *(_of_index(index) for index in client.indexes(table) if _is_lagging(index)),
+    ]
     if as_json:
         print_json({**health_report, "problems": problems})
         return
@@ -36,13 +39,16 @@ def health(client: IndexClient, table: str, as_json: bool) -> None:
     if problems:
         print_rows(
             ("problem", "detail", "cost", "remedy"),
-            ((problem["problem"], problem["detail"], problem["cost"], _remedy(table, problem)) for problem in problems),
+            (
+                (problem["problem"], problem["detail"], problem["cost"], _suggest_remedy(table, problem))
+                for problem in problems
+            ),
         )
     else:
         say("No problems found.")
 
 
-def _lags(index: Index) -> bool:
+def _is_lagging(index: Index) -> bool:
     return index.state == "enabled" and index.kind != "bucket" and index.health != "ok"
 
 
@@ -62,7 +68,7 @@ def _of_index(index: Index) -> dict[str, Any]:
     }
 
 
-def _remedy(table: str, problem: dict[str, Any]) -> str:
+def _suggest_remedy(table: str, problem: dict[str, Any]) -> str:
     """Return a text about the table service or command that corrects the problem, and its time."""
     service = SERVICES.get(problem.get("service", ""))
     if service is None:

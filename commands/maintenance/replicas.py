@@ -31,14 +31,14 @@ def replicas(client: IndexClient, as_json: bool) -> None:
             ("address", "weight", "version", "protocol", "started", "lease"),
             (
                 (
-                    one["address"],
-                    str(one["weight"]),
-                    one["version"],
-                    str(one["protocol"]),
-                    time_text(one["started-ms"]),
-                    f"{one['expires-in-ms'] / 1000:.0f} s",
+                    replica["address"],
+                    str(replica["weight"]),
+                    replica["version"],
+                    str(replica["protocol"]),
+                    time_text(replica["started-ms"]),
+                    f"{replica['expires-in-ms'] / 1000:.0f} s",
                 )
-                for one in live_replicas
+                for replica in live_replicas
             ),
             right_aligned=("weight", "protocol", "lease"),
         )

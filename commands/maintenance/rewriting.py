@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from seamark.commands.build import interruptible
+from seamark.commands.build import handle_sigterm
 from seamark.commands.connecting import server_command
 from seamark.commands.maintenance.launching import PROCESS, launch_options, run_on_spark
 from seamark.commands.options import parse_duration
@@ -36,9 +36,9 @@ wait_option = click.option(
 
 
 @contextmanager
-def running(refusal: str) -> Iterator[None]:
+def handle_failures(refusal: str) -> Iterator[None]:
     """Handle SIGTERM like Ctrl-C within the block; a failure ends the command with `refusal` and the reason."""
-    with interruptible():
+    with handle_sigterm():
         try:
             yield
         except (OSError, SeamarkError) as error:
@@ -83,7 +83,7 @@ def rewriting_command(
             submit_options: str = "",
             **arguments: Any,
         ) -> None:
-            with running(refusal.format(table=table)):
+            with handle_failures(refusal.format(table=table)):
                 if on_spark is None or on == PROCESS or dry_run:
                     # A dry run changes nothing, so other jobs may continue.
                     job = f"seamark run {name}"

@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from seamark.commands.build import interruptible
+from seamark.commands.build import handle_sigterm
 from seamark.commands.connecting import server_command
-from seamark.commands.maintenance.rewriting import rewriting_command, running, wait_option
+from seamark.commands.maintenance.rewriting import handle_failures, rewriting_command, wait_option
 from seamark.commands.options import parse_duration, parse_size
 from seamark.commands.terminal import print_result, show_count, show_size
 from seamark.connector.client.indexes import IndexClient
@@ -137,7 +137,7 @@ def statement_command(client: IndexClient, statement: str, wait_s: float, as_jso
         raise click.UsageError(
             "STATEMENT must be ALTER TABLE … MERGE FILES or ALTER TABLE … PARTITION (…) DROP COLUMNS (…)"
         )
-    with running("The statement is not done"):
+    with handle_failures("The statement is not done"):
         result = run_statement(client, parsed, utc=True, wait_s=wait_s)
     text = (
         f"{show_count(result.files_before, 'file')} ({show_size(result.bytes_before)}) became {result.files_after:,} "
@@ -176,7 +176,7 @@ def statistics_command(client: IndexClient, table: str, full: bool, dry_run: boo
 
     Only files that earlier statistics do not count are read. Engines use the statistics to order joins.
     """
-    with running(f"The statistics of {table} are not computed"):
+    with handle_failures(f"The statistics of {table} are not computed"):
         report = compute_statistics(client, table, full=full, dry_run=dry_run)
     if report.snapshot_id is None:
         print_result(report, f"{table} has no snapshot.", as_json=as_json)
@@ -207,7 +207,7 @@ def manifests_command(client: IndexClient, table: str, min_count: int, dry_run: 
 
     Files stay the same. If other commits replace the manifests in the meantime, nothing is changed.
     """
-    with running(f"The manifests of {table} are not rewritten"):
+    with handle_failures(f"The manifests of {table} are not rewritten"):
         report = rewrite_manifests(client, table, min_count=min_count, dry_run=dry_run)
     print_result(report, _manifests_text(report, table, dry_run=dry_run), as_json=as_json)
 
@@ -257,7 +257,7 @@ def expire_command(
     time since the commit that replaced it.
     """
     older_than_ms = _time_before(older_than)
-    with running(f"Snapshots of {table} are not expired"):
+    with handle_failures(f"Snapshots of {table} are not expired"):
         totals = expire(client, table, older_than_ms=older_than_ms, retain_last=retain_last, dry_run=dry_run)
     print_result(totals, _expiration_text(totals, table, dry_run=dry_run), as_json=as_json)
 
@@ -301,7 +301,7 @@ def orphan_files_command(client: IndexClient, table: str, older_than: str | None
     Failed and killed writers leave such files. They also leave unfinished uploads to S3, which are aborted.
     Files in hidden folders, and files that are not Iceberg's, stay.
     """
-    with running(f"The orphan files of {table} are not removed"):
+    with handle_failures(f"The orphan files of {table} are not removed"):
         totals = remove_orphan_files(client, table, older_than_ms=_time_before(older_than), dry_run=dry_run)
     verb = _describe_removal(totals.files, dry_run=dry_run)
     more = "" if totals.is_complete else "; there are more"
@@ -341,7 +341,7 @@ def _add_job_command(service: TableService, help_text: str, idle_text: str) -> N
     """
 
     def run_job(client: IndexClient, table: str, as_json: bool, **arguments: Any) -> None:
-        with interruptible():
+        with handle_sigterm():
             try:
                 totals = JOBS[service.name](client, split_table(table), **arguments)
             except RuntimeError as error:

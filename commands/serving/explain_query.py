@@ -123,9 +123,9 @@ async def explain_query(call: Call, body: ExplainQueryRequest) -> web.Response:
     notes = await read_in_turn(call, len(body.query), find_unknown)
     explained = []
     for number, reference in sorted(references.items(), key=lambda item: item[1].start):
-        asked = wanted.get(number, []), beside[number]
+        requested_joins = wanted.get(number, []), beside[number]
         plan = await _explain_table(
-            call, body.query, paths[reference.key], loaded[reference.key], reference, asked, notes
+            call, body.query, paths[reference.key], loaded[reference.key], reference, requested_joins, notes
         )
         explained.append(plan)
         notes = {}  # A column that no table has is reported only once.
@@ -185,13 +185,13 @@ async def _explain_table(
     path: tuple[str, ...],
     loaded: LoadedTable,
     reference: query_tables.TableReference,
-    asked: tuple[list[JoinSpec], list[str]],
+    requested_joins: tuple[list[JoinSpec], list[str]],
     notes: dict[str, str],
 ) -> TableExplanation:
     """Return the explanation of one reference to a table.
 
     Args:
-        asked: (the requested joins, the reasons why other joins are not requested).
+        requested_joins: (the requested joins, the reasons why other joins are not requested).
         notes: The parts of the query that are not used → the reason.
     """
     scan, metadata = reference.scan, loaded.metadata
@@ -217,8 +217,8 @@ async def _explain_table(
                 nan_above=True,
             ),
             read,
-            asked[0],
-            beside=asked[1],
+            requested_joins[0],
+            beside=requested_joins[1],
             max_kept_fraction=rewrites.MAX_KEPT_FRACTION,
         )
     except BadRequest as error:

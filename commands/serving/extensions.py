@@ -10,6 +10,6 @@ EXTENSIONS = Extensions(
     routes=(explain_query,),
     job_worker=JOB_WORKER,
     spark_driver=SPARK_DRIVER,
-    row_files="seamark.connector.write.stream_files",
+    row_files="seamark.connector.streams.row_files",
     statement_worker=STATEMENT_WORKER,
 )

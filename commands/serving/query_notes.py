@@ -100,7 +100,7 @@ def find_unknown_columns(
         (tree,) = parse_statements(Dialect.get_or_raise(dialect), text)
     except (ValueError, SqlglotError, RecursionError):
         return {}
-    if tree is None or not _reads_only(tree, {names[-1].lower() for names in tables}):
+    if tree is None or not _reads_only_tables(tree, {names[-1].lower() for names in tables}):
         return {}
     # Names that the query defines, and names in places that are not checked, such as fields of structs.
     known_names = {one.name.lower() for one in tree.find_all(exp.Identifier) if not isinstance(one.parent, exp.Column)}
@@ -131,15 +131,15 @@ def find_unknown_columns(
     return notes
 
 
-def _reads_only(tree: exp.Expr, tables: Collection[str]) -> bool:
+def _reads_only_tables(tree: exp.Expr, tables: Collection[str]) -> bool:
     """Return whether the query reads only the current state of `tables`, and names in WITH."""
     named = {cte.alias.lower() for cte in tree.find_all(exp.CTE)}
     return all(
-        isinstance(one.this, exp.Identifier)
-        and one.name.lower() in (tables if one.args.get("db") is not None else {*tables, *named})
-        and one.args.get("when") is None
-        and one.args.get("version") is None
-        for one in tree.find_all(exp.Table)
+        isinstance(table.this, exp.Identifier)
+        and table.name.lower() in (tables if table.args.get("db") is not None else {*tables, *named})
+        and table.args.get("when") is None
+        and table.args.get("version") is None
+        for table in tree.find_all(exp.Table)
     )
 
 

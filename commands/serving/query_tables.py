@@ -76,7 +76,7 @@ def read_query(text: str, dialect: str) -> Query:
     try:
         return _DuckDBQuery(text) if dialect == "duckdb" else _TrinoQuery(text)
     except UnsupportedStatement as why:
-        raise _not_read(text, dialect, str(why)) from None
+        raise _make_unsupported_query_error(text, dialect, str(why)) from None
 
 
 class _TrinoQuery:
@@ -98,7 +98,7 @@ class _TrinoQuery:
     def references(self, columns: Mapping[Hashable, Columns]) -> dict[int, TableReference]:
         scans = scans_of(self._query, columns_of=columns.get, utc=True, today=today_for(self._text))
         if not scans:
-            raise _not_read(self._text, "trino", "")
+            raise _make_unsupported_query_error(self._text, "trino", "")
         return {
             number: TableReference((scan.catalog, scan.schema, scan.table), scan, scan.start, scan.end)
             for number, scan in enumerate(scans)
@@ -119,14 +119,14 @@ class _DuckDBQuery:
         try:
             marked = self._statement.to_marked_text(known_columns, utc=True)
         except UnsupportedStatement as why:
-            raise _not_read(self._statement.text, "duckdb", str(why)) from None
+            raise _make_unsupported_query_error(self._statement.text, "duckdb", str(why)) from None
         scans = find_scans(
             marked,
             columns_of=lambda names: known_columns.get(marks.get(names[2], -1)),
             today=today_for(self._statement.text),
         )
         if not scans:
-            raise _not_read(self._statement.text, "duckdb", "")
+            raise _make_unsupported_query_error(self._statement.text, "duckdb", "")
         references = {}
         for at, scan in enumerate(scans):
             number = marks.get(scan.table)
@@ -137,7 +137,7 @@ class _DuckDBQuery:
         return references
 
 
-def _not_read(text: str, dialect: str, why: str) -> BadRequest:
+def _make_unsupported_query_error(text: str, dialect: str, why: str) -> BadRequest:
     """Return the error for a query that cannot be analysed. If the text is not SQL, the error has the position."""
     try:
         trees = parse_statements(Dialect.get_or_raise(dialect), text)

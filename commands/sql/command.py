@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.csv
 from rich.table import Table
 
-from seamark.commands.connecting import find_server_url, suggesting, to_command_error
+from seamark.commands.connecting import add_suggestions, find_server_url, to_command_error
 from seamark.commands.options import Misconfigured, parse_size, settings_flags
-from seamark.commands.terminal import open_console, printable, show_count, show_size
+from seamark.commands.terminal import escape_for_terminal, open_console, show_count, show_size
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest, ClientError
 from seamark.connector.sql.choice import AUTO, ENGINES
@@ -120,7 +120,7 @@ def sql(
         server = url or find_server_url(config, flags)
         with (
             closing(SeamarkClient(server, token=token)) as client,
-            suggesting(client),
+            add_suggestions(client),
             SqlSession(server, token=token, catalog=catalog, schema=schema, engines=engines, on_s3=on_s3) as session,
         ):
             if explains:
@@ -132,26 +132,26 @@ def sql(
             finally:
                 result.close()
     except ValueError as error:
-        raise click.UsageError(printable(str(error))) from None
+        raise click.UsageError(escape_for_terminal(str(error))) from None
     except BadRequest as error:
-        raise Misconfigured(printable(error.message)) from None
+        raise Misconfigured(escape_for_terminal(error.message)) from None
     except ClientError as error:
         raise to_command_error(error, has_token=token is not None) from None
 
 
-def _explain(found: ChosenPlan) -> None:
+def _explain(plan: ChosenPlan) -> None:
     console = open_console()
-    console.print(f"Engine: {found.engine}, because {found.why}.", markup=False, highlight=False)
+    console.print(f"Engine: {plan.engine}, because {plan.why}.", markup=False, highlight=False)
     tables = Table()
     tables.add_column("table")
     for name in ("files", "of", "bytes", "columns"):
         tables.add_column(name, justify="right")
     tables.add_column("left out by joins on")
-    for table in found.tables:
+    for table in plan.tables:
         joins = ", ".join(f"{columns} ({show_count(keys, 'key')})" for columns, keys in table.joins)
         counts = (f"{table.files:,}", f"{table.considered_files:,}", show_size(table.bytes), str(table.columns))
         tables.add_row(table.shown_name.replace("[", "\\["), *counts, joins.replace("[", "\\["))
-    if found.tables:
+    if plan.tables:
         console.print(tables)
 
 
@@ -166,14 +166,14 @@ def _write_table(result: SqlResult) -> None:
         right = pa.types.is_integer(field.type) or pa.types.is_floating(field.type) or pa.types.is_decimal(field.type)
         table.add_column(field.name.replace("[", "\\["), justify="right" if right else "left", overflow="fold")
     for row in values[:TABLE_ROWS_MAX]:
-        table.add_row(*("" if one is None else _cell(one).replace("[", "\\[") for one in row))
+        table.add_row(*("" if one is None else _format_cell(one).replace("[", "\\[") for one in row))
     console = open_console()
     console.print(table)
     if len(values) > TABLE_ROWS_MAX:
         console.print(f"The first {TABLE_ROWS_MAX:,} rows; --format csv prints all.")
 
 
-def _cell(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -185,7 +185,7 @@ def _write_json(result: SqlResult) -> None:
 
 
 def _write_csv(result: SqlResult) -> None:
-    with pyarrow.csv.CSVWriter(sys.stdout.buffer, _flat(result.schema)) as writer:
+    with pyarrow.csv.CSVWriter(sys.stdout.buffer, _flatten_schema(result.schema)) as writer:
         for batch in result.batches:
             writer.write_batch(_flatten_batch(batch))
 
@@ -200,15 +200,15 @@ def _is_nested(kind: pa.DataType) -> bool:
     return bool(pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_null(kind))
 
 
-def _flat(schema: pa.Schema) -> pa.Schema:
+def _flatten_schema(schema: pa.Schema) -> pa.Schema:
     """Return the schema with strings in place of nested types, which CSV cannot represent."""
     return pa.schema([field.with_type(pa.string()) if _is_nested(field.type) else field for field in schema])
 
 
 def _flatten_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
-    schema = _flat(batch.schema)
+    schema = _flatten_schema(batch.schema)
     texts = {
-        number: [None if row[number] is None else _cell(row[number]) for row in json_rows(batch)]
+        number: [None if row[number] is None else _format_cell(row[number]) for row in json_rows(batch)]
         for number, field in enumerate(batch.schema)
         if _is_nested(field.type)
     }

@@ -144,16 +144,16 @@ class WorkerParent:
             elif pid in self._children:
                 os.kill(pid, signal.SIGKILL)
 
-    def _start(self, given: int, taken: int) -> None:
+    def _start(self, request_fd: int, answer_fd: int) -> None:
         pid = os.fork()
         if pid == 0:
             try:
                 self._control.close()
-                _run_child(given, taken, memory_bytes=self._memory_bytes, time_s=self._time_s)
+                _run_child(request_fd, answer_fd, memory_bytes=self._memory_bytes, time_s=self._time_s)
             finally:
                 os._exit(1)
-        os.close(given)
-        os.close(taken)
+        os.close(request_fd)
+        os.close(answer_fd)
         self._children.add(pid)
         self._control.sendall(CONTROL.pack(START, pid))
 
@@ -166,12 +166,12 @@ class WorkerParent:
             self._children.discard(pid)
 
 
-def _run_child(given: int, taken: int, *, memory_bytes: int, time_s: float) -> None:
+def _run_child(request_fd: int, answer_fd: int, *, memory_bytes: int, time_s: float) -> None:
     os.setsid()
-    os.dup2(given, 0)
+    os.dup2(request_fd, 0)
     os.dup2(2, 1)  # Prints of libraries must not damage the frames.
     restrict(memory_bytes=memory_bytes, time_s=time_s)
-    with os.fdopen(0, "rb", closefd=False) as source, os.fdopen(taken, "wb", closefd=False) as out:
+    with os.fdopen(0, "rb", closefd=False) as source, os.fdopen(answer_fd, "wb", closefd=False) as out:
         line = source.readline()
         if line:
             request = from_json(line, StatementRequest)
@@ -236,11 +236,11 @@ def _run(request: StatementRequest, answers: StatementAnswers) -> None:
     ) as session:
         if request.format == "explain":
             explanation = session.explain(request.statement)
-            answers.send(HEAD, msgspec.json.encode(_head(request, explanation)))
-            answers.write(msgspec.json.encode(_head(request, explanation).plan))
+            answers.send(HEAD, msgspec.json.encode(_make_head(request, explanation)))
+            answers.write(msgspec.json.encode(_make_head(request, explanation).plan))
         else:
             with closing(session.sql(request.statement)) as result:
-                head = _head(request, result.explanation)
+                head = _make_head(request, result.explanation)
                 answers.send(HEAD, msgspec.json.encode(head))
                 (_write_arrow if request.format == "arrow" else _write_json)(request, result, head.plan, answers)
         answers.send(END, b"")
@@ -276,13 +276,13 @@ def _confine(tables: list[OpenTable], roots: tuple[str, ...]) -> None:
         landlock.forbid_reads_except(opened)
 
 
-def _head(request: StatementRequest, found: ChosenPlan) -> StatementHead:
+def _make_head(request: StatementRequest, chosen: ChosenPlan) -> StatementHead:
     tables = tuple(
-        TableRead(one.shown_name, one.files, one.considered_files, one.bytes, one.columns, one.joins)
-        for one in found.tables
+        TableRead(table.shown_name, table.files, table.considered_files, table.bytes, table.columns, table.joins)
+        for table in chosen.tables
     )
-    plan = StatementPlan(request.id, found.engine, found.why, tables)
-    return StatementHead(plan, tuple(dict.fromkeys(one.name[:-1] for one in found.tables)))
+    plan = StatementPlan(request.id, chosen.engine, chosen.why, tables)
+    return StatementHead(plan, tuple(dict.fromkeys(table.name[:-1] for table in chosen.tables)))
 
 
 def _batches(request: StatementRequest, result: SqlResult, seen: dict[str, bool]) -> Iterator[pa.RecordBatch]:

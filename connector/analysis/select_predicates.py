@@ -34,7 +34,7 @@ from seamark.connector.plans.conditions import DAY, HOUR, MONTH, YEAR, ColumnRef
 from seamark.formats.protocol.wire import MAXIMUM, MINIMUM
 
 EXACT_PARTS_MAX = 100
-"""Parts of a condition that are read once more, to find out whether an extreme is that of exactly its rows."""
+"""Parts of a condition that are read once more, because they decide whether an extreme is that of exactly its rows."""
 
 
 class InnerSelect(NamedTuple):

@@ -64,7 +64,7 @@ class CommitClient:
         sent, left_open = json.dumps(body).encode(), False
         for number in range(tries):
             if number:
-                back_off(number - 1, first_s=_WAIT_S, most_s=_WAIT_MAX_S)
+                back_off(number - 1, first_s=_WAIT_S, max_s=_WAIT_MAX_S)
             try:
                 # `_request` itself repeats after a refused connection and if the server is busy.
                 raw = self.client._request("POST", f"{table_path(table)}/commit", {}, sent, repeatable=False)
@@ -82,13 +82,13 @@ class CommitClient:
         raise AssertionError("the loop returns or raises")
 
 
-def back_off(number: int, *, first_s: float, most_s: float) -> None:
+def back_off(number: int, *, first_s: float, max_s: float) -> None:
     """Sleep before the next attempt.
 
-    The sleep takes `first_s`, doubled `number` times, at most `most_s`. A random part of up to a half is
+    The sleep takes `first_s`, doubled `number` times, at most `max_s`. A random part of up to a half is
     subtracted, so that writers do not repeat at the same time.
     """
-    wait_s = min(most_s, first_s * 2 ** min(number, _DOUBLINGS_MAX))
+    wait_s = min(max_s, first_s * 2 ** min(number, _DOUBLINGS_MAX))
     time.sleep(random.SystemRandom().uniform(wait_s / 2, wait_s))
 
 

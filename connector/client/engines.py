@@ -57,10 +57,10 @@ def connection_text(
     """
     configure = _trino_on_s3 if engine == "trino" and on_s3 else _CONFIGURATIONS[engine]
     text = configure(name, uri, has_token)
-    return _trusting(engine, text, authority) if authority and uri.startswith("https:") else text
+    return _add_authority(engine, text, authority) if authority and uri.startswith("https:") else text
 
 
-def _trusting(engine: str, text: str, authority: str) -> str:
+def _add_authority(engine: str, text: str, authority: str) -> str:
     """Return the configuration with additional settings with which the engine trusts the authority."""
     if engine == "pyiceberg":
         text = text.replace('type="rest",', f'type="rest", ssl={{"cabundle": {authority!r}}},')

@@ -37,10 +37,12 @@ class ClientError(Exception):
         """The id of the request in the server's log."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _again, (type(self), self.message, self.status, self.kind, self.request_id)
+        return _rebuild_error, (type(self), self.message, self.status, self.kind, self.request_id)
 
 
-def _again(error_class: type[ClientError], message: str, status: int, kind: str, request_id: str) -> ClientError:
+def _rebuild_error(
+    error_class: type[ClientError], message: str, status: int, kind: str, request_id: str
+) -> ClientError:
     return error_class(message, status=status, kind=kind, request_id=request_id)
 
 

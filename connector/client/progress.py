@@ -1,7 +1,7 @@
 """Tracks the progress of a job: the files and bytes that it has read and that it will read.
 
 Functions that read many files report their progress to this module. The runner of a job receives it in a
-`reporting` block; outside of a block, reports are ignored. The executors of a cluster have no such block,
+`report_progress` block; outside of a block, reports are ignored. The executors of a cluster have no such block,
 so a whole batch is counted when it ends.
 """
 
@@ -45,7 +45,7 @@ _TRACKER: ContextVar[_Tracker | None] = ContextVar("tracker", default=None)
 
 
 @contextmanager
-def reporting(report: Callable[[WorkProgress], None]) -> Iterator[None]:
+def report_progress(report: Callable[[WorkProgress], None]) -> Iterator[None]:
     """Call `report` at intervals with the progress of the block."""
     token = _TRACKER.set(_Tracker(report))
     try:
@@ -73,7 +73,7 @@ def advance(files: int, size_bytes: int) -> None:
 
 
 @contextmanager
-def part(files: int, size_bytes: int) -> Iterator[None]:
+def count_part(files: int, size_bytes: int) -> Iterator[None]:
     """Count these files as read after the block, even if the block did not count them."""
     tracker = _TRACKER.get()
     before = WorkProgress() if tracker is None else tracker.now

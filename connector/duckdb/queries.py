@@ -103,7 +103,7 @@ def sql(
     Raises:
         BadRequest: DuckDB would read a table of the statement wrongly, or would crash.
     """
-    planned = rewritten(con, text, params, lease_s=lease_s, kept_max=kept_max)
+    planned = rewrite_query(con, text, params, lease_s=lease_s, kept_max=kept_max)
     _log.info("%s", planned.summary)
     if planned.refusal:
         raise BadRequest(planned.refusal, status=400)
@@ -115,7 +115,7 @@ def sql(
     return con.sql(text, params=params)
 
 
-def rewritten(
+def rewrite_query(
     con: duckdb.DuckDBPyConnection,
     text: str,
     params: Any = None,

@@ -137,7 +137,7 @@ class DuckDBStatement:
             node.alias_or_name.lower() for number, node in enumerate(self._nodes) if number not in tables
         }
         unknown_qualifiers |= {
-            one.alias.lower() for one in self._tree.find_all(exp.CTE, exp.Subquery, exp.Unnest, exp.Values)
+            node.alias.lower() for node in self._tree.find_all(exp.CTE, exp.Subquery, exp.Unnest, exp.Values)
         }
         return frozenset(self._nodes[number].alias_or_name.lower() for number in tables) - unknown_qualifiers
 

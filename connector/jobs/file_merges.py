@@ -142,13 +142,13 @@ def drop_columns(
         candidates = select(plan(client, opened, bound, stats=dropped.names))
         if not any(dropped.bytes_in(opened, task, keys) for task in candidates):
             return RewriteReport()
-    tasks = list(plan(client, opened, stats=[*dropped.names, *find_float_columns(dropped.rest)]))
+    tasks = list(plan(client, opened, stats=[*dropped.names, *find_float_columns(dropped.remaining_schema)]))
     chosen = list(select(tasks))
     _check_rewritable(chosen)
     won_bytes = {task.path: dropped.bytes_in(opened, task, keys) for task in chosen}
     selected = [task for task in chosen if won_bytes[task.path]]
-    trimmed = replace(opened, schema=dropped.rest)
-    work = _Work(opened, trimmed, replace(target, schema=dropped.rest), policy, dropped.leaves)
+    trimmed = replace(opened, schema=dropped.remaining_schema)
+    work = _Work(opened, trimmed, replace(target, schema=dropped.remaining_schema), policy, dropped.leaves)
     report = replace_batches(
         client,
         opened,
@@ -213,13 +213,13 @@ class _DroppedColumns(NamedTuple):
         ids: The ids of the columns and of all fields in them.
         leaves: The dropped leaves that have counts: leaves that are not in lists or maps.
         names: The names of `leaves`; empty if other leaves are dropped, too.
-        rest: The schema without the columns.
+        remaining_schema: The schema without the columns.
     """
 
     ids: frozenset[int]
     leaves: frozenset[int]
     names: tuple[str, ...]
-    rest: Schema
+    remaining_schema: Schema
 
     @staticmethod
     def of(schema: Schema, ids: frozenset[int]) -> _DroppedColumns:
@@ -324,7 +324,7 @@ def _find_droppable(opened: OpenTable, name: str) -> int:
     column = _column(schema, name)
     if column is None:
         raise BadRequest(f"There is no column {name!r}: the table's columns are {', '.join(_names(schema))[:500]}")
-    path = _path(schema.fields, column.id)
+    path = _find_path(schema.fields, column.id)
     if path is None:
         raise BadRequest(f"{name} is inside a list or map; drop the whole column")
     field = path[-1]
@@ -362,12 +362,12 @@ def _names(schema: Schema) -> list[str]:
     return [field.name for field in schema.fields]
 
 
-def _path(fields: Sequence[Field], column_id: int) -> list[Field] | None:
+def _find_path(fields: Sequence[Field], column_id: int) -> list[Field] | None:
     """Return the fields on the path through structs to a column."""
     for field in fields:
         if field.id == column_id:
             return [field]
-        if isinstance(field.type, StructType) and (inner_path := _path(field.type.fields, column_id)):
+        if isinstance(field.type, StructType) and (inner_path := _find_path(field.type.fields, column_id)):
             return [field, *inner_path]
     return None
 

@@ -13,7 +13,7 @@ from seamark.connector.client.names import Name
 from seamark.connector.jobs.bucket_splitting import SPLIT_BY
 from seamark.formats.iceberg.metadata.clustering import CLUSTERED_BY
 from seamark.formats.iceberg.metadata.compaction import COMPACTED_BY, REPLACEMENTS_UNDONE, UNDONE
-from seamark.formats.iceberg.metadata.manifest_policy import MARK
+from seamark.formats.iceberg.metadata.manifest_policy import REWRITTEN_BY_MARK
 from seamark.formats.iceberg.metadata.snapshot import MAIN
 from seamark.formats.iceberg.metadata.table_json import decode_table
 
@@ -45,7 +45,7 @@ def undo_job(client: SeamarkClient, table: Name, snapshot_id: int | None = None,
         Conflict: Later commits changed its files.
     """
     if snapshot_id is None:
-        snapshot_id = _newest(client, table, branch)
+        snapshot_id = _find_newest_id(client, table, branch)
     body: dict[str, Any] = {"branch": branch, "undo-snapshot-id": snapshot_id}
     answer = CommitClient(client).commit(table, body)
     summary = answer["summary"]
@@ -58,7 +58,7 @@ def undo_job(client: SeamarkClient, table: Name, snapshot_id: int | None = None,
     return RolledBack(snapshot_id, int(answer["snapshot-id"]), restored, removed)
 
 
-def _newest(client: SeamarkClient, table: Name, branch: str) -> int:
+def _find_newest_id(client: SeamarkClient, table: Name, branch: str) -> int:
     metadata = decode_table(client.load_table(table, history=True).metadata, str(table))
     ref = metadata.refs.get(branch)
     snapshot = metadata.current_snapshot if ref is None else metadata.snapshot(ref.snapshot_id)
@@ -79,5 +79,5 @@ def _newest(client: SeamarkClient, table: Name, branch: str) -> int:
 
 
 def _is_of_job(summary: Mapping[str, str]) -> bool:
-    name, value = MARK
+    name, value = REWRITTEN_BY_MARK
     return not {COMPACTED_BY, CLUSTERED_BY, SPLIT_BY}.isdisjoint(summary) or summary.get(name) == value

@@ -129,7 +129,7 @@ def parse_bytes(text: str) -> int | None:
 class _Parser:
     def __init__(self, text: str) -> None:
         self._text = text
-        self._tokens = [*_tokens(text), _Token("end", "", len(text))]
+        self._tokens = [*_tokenize(text), _Token("end", "", len(text))]
         self._at = 0
 
     def parse(self) -> TableStatement | None:
@@ -225,7 +225,7 @@ class _Parser:
         )
 
 
-def _tokens(text: str) -> Iterator[_Token]:
+def _tokenize(text: str) -> Iterator[_Token]:
     for match in _TOKEN.finditer(text):
         if match.lastgroup != "space":
             yield _Token(str(match.lastgroup), match[0], match.start())

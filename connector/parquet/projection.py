@@ -112,7 +112,7 @@ def _make_converter(kind: pa.DataType, target: Type, name: str, partition: Mappi
             return lambda array: _convert_map(array, key, value, arrow_type)
         case str() if kind.equals(arrow_type):
             return lambda array: array
-        case str() if _widens(_storage_type_of(kind), arrow_type):
+        case str() if _can_widen(_storage_type_of(kind), arrow_type):
             return lambda array: _cast_exactly(array, arrow_type, name)
     raise AmbiguousColumn(f"its column for {name} is of type {kind}, which cannot be read as {arrow_type}")
 
@@ -172,7 +172,7 @@ def _storage_type_of(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def _widens(kind: pa.DataType, target: pa.DataType) -> bool:
+def _can_widen(kind: pa.DataType, target: pa.DataType) -> bool:
     """Return whether an Arrow type can be read as another type, by promotion or with the same values."""
     if kind.equals(target) or pa.types.is_null(kind):
         return True

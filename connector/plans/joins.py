@@ -152,17 +152,21 @@ def explain_unrequested_joins(
         table, name = _find_table(other, tables), ".".join(other.table)
         if limited is None or table is None:
             why = "it is not read at the current snapshot"
-            reasons[f"joins leave out no files, because {why}" if limited is None else _unhelpful(name, why)] = None
+            reasons[
+                f"joins leave out no files, because {why}" if limited is None else _explain_unhelpful(name, why)
+            ] = None
         elif table.snapshot_id is None:
-            reasons[_unhelpful(name, "it has no snapshot")] = None
+            reasons[_explain_unhelpful(name, "it has no snapshot")] = None
         elif not _is_small(table, limited):
-            reasons[_unhelpful(name, f"it is not {SIZE_RATIO_MIN} times smaller")] = None
+            reasons[_explain_unhelpful(name, f"it is not {SIZE_RATIO_MIN} times smaller")] = None
         else:
-            reasons[_unhelpful(name, "neither it nor a smaller table that it is joined with has a condition")] = None
+            reasons[
+                _explain_unhelpful(name, "neither it nor a smaller table that it is joined with has a condition")
+            ] = None
     return list(reasons)
 
 
-def _unhelpful(table: str, why: str) -> str:
+def _explain_unhelpful(table: str, why: str) -> str:
     return f"the join with {table} leaves out no files, because {why}"
 
 

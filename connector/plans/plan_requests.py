@@ -67,7 +67,7 @@ class PlanRequests:
         self, planned_scans: Sequence[PlannedScan], dimensions: Mapping[PlannedScan, tuple[Dimension, ...]]
     ) -> Plans:
         """Return the plans of the scans that will read plan tables."""
-        groups = _groups(planned_scans)
+        groups = _group_scans(planned_scans)
         pins = {one.planned.read: one for each in dimensions.values() for one in depth_first(each)}
         wanted = {}
         for planned in planned_scans:
@@ -200,7 +200,7 @@ def drop_scans(
     """Return the plans that stay valid if the scans in `gone` get no plan."""
     left = dict(plans)
     _drop(left, gone)
-    _drop_inconsistent(_groups(planned_scans), dimensions, left)
+    _drop_inconsistent(_group_scans(planned_scans), dimensions, left)
     return left
 
 
@@ -249,7 +249,7 @@ def _is_consistent(dimensions: Sequence[Dimension], plan: TablePlanResponse, pla
     return True
 
 
-def _groups(planned_scans: Sequence[PlannedScan]) -> dict[object, list[PlannedScan]]:
+def _group_scans(planned_scans: Sequence[PlannedScan]) -> dict[object, list[PlannedScan]]:
     """Return the scans that must read the same state of a table."""
     groups: defaultdict[object, list[PlannedScan]] = defaultdict(list)
     for planned in planned_scans:

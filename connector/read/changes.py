@@ -33,7 +33,7 @@ class SnapshotChange(NamedTuple):
     task: ScanTask
 
 
-def history(table: OpenTable, start: int | None, end: int) -> list[Snapshot]:
+def list_snapshots_between(table: OpenTable, start: int | None, end: int) -> list[Snapshot]:
     """Return the snapshots after `start`, up to and including `end`, oldest first.
 
     `table` must be opened with its history.
@@ -62,7 +62,7 @@ def history(table: OpenTable, start: int | None, end: int) -> list[Snapshot]:
 
 def changes(client: SeamarkClient, table: OpenTable, start: int | None, end: int) -> Iterator[SnapshotChange]:
     """Yield the changes from snapshot `start` to snapshot `end`; `start` None represents the empty table."""
-    for before, after in _divide_at_replaces(history(table, start, end), start):
+    for before, after in _divide_at_replaces(list_snapshots_between(table, start, end), start):
         yield from _compare_plans(client, table, before, after)
 
 

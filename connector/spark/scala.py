@@ -11,17 +11,17 @@ SPARK = "org.apache.spark.sql."
 OPTIMIZER = f"{SPARK}catalyst.optimizer."
 
 
-def items(sequence: Any) -> list[Any]:
+def to_list(sequence: Any) -> list[Any]:
     """Return the items of a Scala Seq."""
     return [sequence.apply(at) for at in range(sequence.size())]
 
 
-def strings(sequence: Any) -> list[str]:
+def to_strings(sequence: Any) -> list[str]:
     """Return the items of a Scala Seq as texts, with two calls to the JVM for any number of items."""
     count = sequence.size()
     texts = str(sequence.mkString("\0")).split("\0") if count else []
     # A name can contain a zero byte.
-    return texts if len(texts) == count else [str(one) for one in items(sequence)]
+    return texts if len(texts) == count else [str(one) for one in to_list(sequence)]
 
 
 class JvmStatics:

@@ -512,7 +512,7 @@ async def open_proxy(settings: ProxySettings) -> AsyncIterator[Proxy]:
             settings.seamark,
             settings.token,
             settings.catalogs,
-            at_once=settings.maintenance,
+            jobs_max=settings.maintenance,
             authorities=settings.authorities,
         )
         stack.push_async_callback(tables.close)

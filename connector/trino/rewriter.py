@@ -422,8 +422,12 @@ class Rewriter:
         if len(plain.table_names) < 2 and not views and not pre_parse.needs_types:
             return plain, {}, ViewDefinitions({}, {})
         seen = await self._views.definitions(named.values(), views, requests, until_s)
-        known = {names: seen.tables[name] for names, name in named.items() if name in seen.tables}
-        return (await self._reader.read(text, known, until_s) if known else plain), known, seen
+        definitions_by_names = {names: seen.tables[name] for names, name in named.items() if name in seen.tables}
+        return (
+            (await self._reader.read(text, definitions_by_names, until_s) if definitions_by_names else plain),
+            definitions_by_names,
+            seen,
+        )
 
     def _resolve_name(self, names: Names, default: Session | View) -> tuple[str, tuple[str, ...]] | None:
         """Return the catalog, and the name of the table in Seamark; None if the table is not in the configured

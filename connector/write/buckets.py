@@ -273,7 +273,7 @@ def resize(client: SeamarkClient, table: Name, *, buckets: int, column: str | No
         except Conflict:
             if attempt == _ATTEMPTS_MAX:
                 raise
-            back_off(attempt, first_s=_WAIT_S, most_s=_WAIT_MAX_S)
+            back_off(attempt, first_s=_WAIT_S, max_s=_WAIT_MAX_S)
         else:
             return ResizeResult(column_name, before, buckets, spec_id)
     raise AssertionError("the loop returns or raises")

@@ -57,7 +57,7 @@ from seamark.connector.write.target import WriteTarget, keeps_lineage, target_of
 from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.metadata.compaction import (
     COMPACTED_BY,
-    DELETED,
+    DELETED_ROWS_MIN_FRACTION,
     MIN_FILES,
     MIN_FILES_DEFAULT,
     SMALL,
@@ -240,7 +240,7 @@ def has_many_deletes(task: ScanTask, shared: Counter[DeleteKey]) -> bool:
     For the estimate, the rows of a delete file are divided among the data files to which it applies.
     """
     deleted = sum(delete.get("record-count", 0) / shared[_delete_key_of(delete)] for delete in task.deletes)
-    return len(task.deletes) >= REWRITE_DELETE_FILES_MIN or deleted >= DELETED * max(1, task.records)
+    return len(task.deletes) >= REWRITE_DELETE_FILES_MIN or deleted >= DELETED_ROWS_MIN_FRACTION * max(1, task.records)
 
 
 def _rewrite(opened: OpenTable, batch: Sequence[ScanTask]) -> RewrittenFiles | None:

@@ -25,7 +25,7 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import back_off
 from seamark.connector.client.errors import BadRequest, Conflict, Refused
 from seamark.connector.client.names import Name
-from seamark.connector.client.progress import expect, part
+from seamark.connector.client.progress import count_part, expect
 from seamark.connector.client.values import At
 from seamark.connector.parquet.encryption.keys import keys_of_table
 from seamark.connector.read.deleted_rows import Deletes
@@ -332,7 +332,7 @@ def commit_replacement(
                 if isinstance(error, Conflict):
                     if attempt == COMMIT_ATTEMPTS_MAX or not new.origins.is_complete:
                         raise Overtaken(ATTEMPTS_USED) from error
-                    back_off(attempt - 1, first_s=_WAIT_S, most_s=_WAIT_MAX_S)
+                    back_off(attempt - 1, first_s=_WAIT_S, max_s=_WAIT_MAX_S)
                     opened = open_table(client, new.opened.name, At(ref=branch))
                     following = new.rebase(opened, plan(client, opened))
             finally:
@@ -453,7 +453,7 @@ def replace_batches(
             chosen = {task.path for task in batch}
             other_tasks = [task for task in tasks if task.path not in chosen]
             try:
-                with part(len(batch), size_bytes):
+                with count_part(len(batch), size_bytes):
                     new = rewrite()
                 report.bytes_read += size_bytes
                 if new is None:

@@ -162,7 +162,7 @@ def commit_row_change(
             if attempt >= attempts:
                 raise
             if isinstance(error, Conflict):
-                back_off(attempt, first_s=_WAIT_S, most_s=_WAIT_MAX_S)
+                back_off(attempt, first_s=_WAIT_S, max_s=_WAIT_MAX_S)
             previous = opened
             opened = replace(open_table(client, table, At(ref=branch), history=history), keys=file_keys)
             if not _should_retry(error, previous.metadata, opened.metadata):

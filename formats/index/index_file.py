@@ -254,7 +254,7 @@ def assemble(
         _ROWS: str(files.rows),
         _FILES: str(len(files)),
     }
-    properties[_CHECKSUM] = _checksum(properties, kind_type, fields)
+    properties[_CHECKSUM] = _compute_checksum(properties, kind_type, fields)
     blobs = (Blob(FILES_TYPE, files.encode(KINDS[kind].alignment), fields), Blob(kind_type, blob, fields))
     return write_puffin(blobs, properties)
 
@@ -269,7 +269,7 @@ def _writer() -> str:
     return f"Seamark {importlib.metadata.version('seamark')}"
 
 
-def _checksum(properties: dict[str, str], kind_type: str, fields: tuple[int, ...]) -> str:
+def _compute_checksum(properties: dict[str, str], kind_type: str, fields: tuple[int, ...]) -> str:
     """Return the CRC-32 of the footer's content, as 8 hexadecimal digits.
 
     Offsets and lengths are not included, because they are checked separately.
@@ -301,7 +301,7 @@ def read_header(tail: Part, file_size: int, location: str) -> IndexHeader:
     ]
     if missing:
         raise Corrupt(f"{location}: the footer lacks {', '.join(missing)}")
-    if properties.get(_CHECKSUM) != _checksum(properties, blob.type, blob.fields):
+    if properties.get(_CHECKSUM) != _compute_checksum(properties, blob.type, blob.fields):
         raise Corrupt(f"{location}: the footer does not match its checksum")
     return IndexHeader(
         location=location,

@@ -47,7 +47,7 @@ the answer.
 _LEAVING_S = 0.5
 _PROGRESS_BYTES = 64 << 10
 """The number of bytes of an answer that a client has to read within `send_timeout_s`."""
-_REMEMBERED = 256
+_IDLE_CACHE_SIZE = 256
 """The number of idle connections that a search caches."""
 _log = structlog.get_logger("seamark.connections")
 
@@ -202,7 +202,7 @@ class Connection(RequestHandler):
             self._header_bytes = 0
             self._last_body = self._messages[-1][1]
             if self._header_timer is not None:
-                self._guard.proven(self)
+                self._guard.record_header(self)
                 self._header_timer.cancel()
                 self._header_timer = None
         elif in_header:
@@ -443,7 +443,7 @@ class Connections(web.Server):
         self._addresses[address] += 1
         return True
 
-    def proven(self, connection: Connection | Handshake) -> None:
+    def record_header(self, connection: Connection | Handshake) -> None:
         """Record that the connection has sent the header of a request."""
         self._silent.pop(connection, None)
 
@@ -517,7 +517,7 @@ class Connections(web.Server):
                     for connection in self._open
                     if address in (None, connection.address) and (since := connection.idle_since) is not None
                 ]
-                self._idle[address] = deque((since, found) for since, _, found in nsmallest(_REMEMBERED, idle))
+                self._idle[address] = deque((since, found) for since, _, found in nsmallest(_IDLE_CACHE_SIZE, idle))
             cached = self._idle.get(address, deque())
             while cached:
                 since, connection = cached.popleft()

@@ -54,16 +54,16 @@ class FairLock:
         """
         names = dict.fromkeys((holder,) if within is None else (holder, within))
         slots = [*(self._own.setdefault(name, asyncio.Lock()) for name in names), self._all]
-        taken = []
+        acquired = []
         try:
             for slot in slots:
                 await slot.acquire()
-                taken.append(slot)
+                acquired.append(slot)
         except BaseException:
-            _release(taken)
+            _release(acquired)
             raise
         running = asyncio.ensure_future(_in_thread(work))
-        running.add_done_callback(lambda _: _release(taken))
+        running.add_done_callback(lambda _: _release(acquired))
         return await asyncio.shield(running)
 
     @property

@@ -93,15 +93,15 @@ def _parse(text: str, subject: str, refused: tuple[tuple[str, str], ...]) -> Loc
     if matched is None:
         forms = " or ".join(rules.form for rules in STORAGES.values())
         raise BadRequest(f"{subject} {shown} is not a URI; write {forms}")
-    scheme, rest = matched[1].lower(), matched[2]
+    scheme, bucket_path = matched[1].lower(), matched[2]
     for mark, name in refused:
-        if mark in rest:
+        if mark in bucket_path:
             raise BadRequest(f"{subject} {shown} contains {name} ({mark}); a location is a plain path")
     rules = rules_of(scheme)
     if rules is None:
         stored_on = " and ".join(f"{known}://" for known in STORAGES)
         raise BadRequest(f"{subject} {shown} has the scheme {scheme!r}; this server supports {stored_on}")
-    bucket, path = rules.split(rest, subject, shown)
+    bucket, path = rules.split(bucket_path, subject, shown)
     path = path.rstrip("/")
     _check_segments(path, subject, shown)
     return Location(rules.scheme, bucket, path)
@@ -163,9 +163,9 @@ def spellings(text: str) -> list[str]:
     matched = _SCHEME.fullmatch(text)
     if matched is None:
         return [text, f"file:{text}", f"file://{text}"]
-    scheme, rest = matched[1].lower(), matched[2]
+    scheme, bucket_path = matched[1].lower(), matched[2]
     rules = rules_of(scheme)
     if rules is not None:
-        return rules.spellings(text, rest)
-    path = "/" + rest.lstrip("/")
+        return rules.spellings(text, bucket_path)
+    path = "/" + bucket_path.lstrip("/")
     return [text, path, f"{scheme}:{path}", f"{scheme}://{path}"]

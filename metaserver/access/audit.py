@@ -78,7 +78,7 @@ class AuditLog:
         """The number of records that are not in the store yet."""
         return self._unsaved
 
-    def wants(self, operation: str, status: int) -> bool:
+    def is_kept(self, operation: str, status: int) -> bool:
         """Return whether `record` would keep the record, so that callers need not create it."""
         return self._reads or status in _DENIED or is_recorded(operation)
 
@@ -99,7 +99,7 @@ class AuditLog:
 
         Returns False for a refusal that is only counted, and for a record that is not kept.
         """
-        if not self.wants(operation, status):
+        if not self.is_kept(operation, status):
             return False
         unauthenticated = who == ANONYMOUS_NAME and status in _DENIED
         if status in _DENIED:

@@ -55,7 +55,7 @@ def _rules() -> dict[str, Rule]:
         listViews loadView viewExists listFunctions loadFunction
         planTableScan fetchPlanningResult cancelPlanning fetchScanTasks
         listDropped listTableMetrics listTimeline listTableTimeline
-        loadTableHealth loadTablePolicy listRunningJobs listRunningTableJobs
+        loadStream loadTableHealth loadTablePolicy listRunningJobs listRunningTableJobs
         listFiles listColumnStats loadColumnLayout listPartitions explain explainQuery
         makePlanTable renewPlanTable leasePlanSnapshots
         listIndexes loadIndex loadIndexBuild listIndexBuildFiles lookupKeys selectRows"""
@@ -158,7 +158,7 @@ class Authorizer:
                 return True
         return False
 
-    def confines(self, principal: Principal) -> tuple[NamespacePath, ...] | None:
+    def list_writable_namespaces(self, principal: Principal) -> tuple[NamespacePath, ...] | None:
         """Return the topmost namespaces that `principal` may write; None for the whole catalog."""
         if self.holds(principal, Role.WRITER, ()):
             return None

@@ -77,15 +77,15 @@ class GatewayKeys:
         namespace: tuple[str, ...] = (),
     ) -> VendedKeys:
         grant = ObjectGrant(table_uuid, location, writable, who, self._expires_ms(), pinned, staged, namespace)
-        key_id, key = self._keyring.signing(_PURPOSE)
+        key_id, key = self._keyring.signing_key(_PURPOSE)
         payload = key_id + msgspec.msgpack.encode(grant)
-        token = payload + _mac(key, b"token", payload)
-        access_key, secret = _pair(key, payload)
+        token = payload + _compute_mac(key, b"token", payload)
+        access_key, secret = _derive_key_pair(key, payload)
         return VendedKeys(access_key, secret, to_base64url(token), grant.expires_ms)
 
     def stamp(self) -> str:
         """Return a text that is equal for two times if the keys issued at these times for the same grant are equal."""
-        return f"{self._expires_ms()}-{self._keyring.signing(_PURPOSE)[0].hex()}"
+        return f"{self._expires_ms()}-{self._keyring.signing_key(_PURPOSE)[0].hex()}"
 
     def open(self, token: str, access_key_id: str) -> tuple[ObjectGrant, str]:
         """Return the grant of a token, and the secret of its access key.
@@ -107,13 +107,13 @@ class GatewayKeys:
                 raise ValueError
             raw = from_base64url(token)
             payload, mac = raw[:-_MAC_BYTES], raw[-_MAC_BYTES:]
-            key = self._keyring.verifying(_PURPOSE, payload[:ID_BYTES])
-            if key is None or not hmac.compare_digest(mac, _mac(key, b"token", payload)):
+            key = self._keyring.verifying_key(_PURPOSE, payload[:ID_BYTES])
+            if key is None or not hmac.compare_digest(mac, _compute_mac(key, b"token", payload)):
                 raise ValueError
             grant = from_msgpack(payload[ID_BYTES:], ObjectGrant)
         except (ValueError, msgspec.MsgspecError):
             raise Forbidden("The session token was not issued by this catalog; load the table again") from None
-        expected, secret = _pair(key, payload)
+        expected, secret = _derive_key_pair(key, payload)
         if not hmac.compare_digest(expected.encode(), access_key_id.encode("utf-8", "surrogatepass")):
             raise Forbidden("The session token belongs to another access key; use both from one answer")
         return grant, secret
@@ -129,12 +129,12 @@ class ExpiredGrant(Forbidden):
     kind = "expired_grant"
 
 
-def _pair(key: bytes, payload: bytes) -> tuple[str, str]:
+def _derive_key_pair(key: bytes, payload: bytes) -> tuple[str, str]:
     """Return (access key id of 20 characters, secret)."""
-    access = base64.b32encode(_mac(key, b"access key", payload)[:10]).decode()
-    secret = to_base64url(_mac(key, b"secret", payload))
+    access = base64.b32encode(_compute_mac(key, b"access key", payload)[:10]).decode()
+    secret = to_base64url(_compute_mac(key, b"secret", payload))
     return f"SMKA{access}", secret
 
 
-def _mac(key: bytes, about: bytes, payload: bytes) -> bytes:
+def _compute_mac(key: bytes, about: bytes, payload: bytes) -> bytes:
     return hmac.digest(key, about + b"\x00" + payload, hashlib.sha256)

@@ -86,15 +86,15 @@ def is_loopback_address(text: str) -> bool:
 
 
 def token_command(settings: Settings) -> str:
-    return f"seamark token create admin --role admin {_where(settings)}"
+    return f"seamark token create admin --role admin {_describe_server_options(settings)}"
 
 
 def serve_command(settings: Settings) -> str:
     host = shlex.quote(settings.host)
-    return f"seamark serve --auth token --host {host} --port {settings.port} {_where(settings)}"
+    return f"seamark serve --auth token --host {host} --port {settings.port} {_describe_server_options(settings)}"
 
 
-def _where(settings: Settings) -> str:
+def _describe_server_options(settings: Settings) -> str:
     where = f"--home {shlex.quote(str(settings.home))}"
     if settings.database:
         where += f" --database {shlex.quote(redact_url(settings.database))}"

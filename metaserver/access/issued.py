@@ -73,7 +73,7 @@ class Issuer:
             "jti": str(self._clock.uuid4()),
             "token": token.digest if token is not None else "",
         }
-        key_id, key = self._keyring.signing(PURPOSE)
+        key_id, key = self._keyring.signing_key(PURPOSE)
         header = {"alg": _ALGORITHM, "typ": "JWT", "kid": key_id.hex()}
         return jose.encode(header, claims, jwk.OctKey.import_key(key)), ttl_s
 
@@ -101,7 +101,7 @@ class Issuer:
         if unverified.header.get("alg") != _ALGORITHM:
             raise Unauthenticated(f"The token is not signed with {_ALGORITHM}, which its key requires")
         try:
-            key = self._keyring.verifying(PURPOSE, bytes.fromhex(str(unverified.header.get("kid"))))
+            key = self._keyring.verifying_key(PURPOSE, bytes.fromhex(str(unverified.header.get("kid"))))
         except ValueError:
             key = None
         if key is None:

@@ -62,13 +62,13 @@ class Keyring:
         self._keys = tuple(keys)
         self._derived.clear()
 
-    def signing(self, purpose: str) -> tuple[bytes, bytes]:
+    def signing_key(self, purpose: str) -> tuple[bytes, bytes]:
         """Return the current (id, key) for signing."""
         now_ms = self._clock.now_ms()
         usable = [key for key in self._keys if key.from_ms <= now_ms] or self._keys[:1]
         return usable[-1].id, self._derive(purpose, usable[-1])
 
-    def verifying(self, purpose: str, key_id: bytes) -> bytes | None:
+    def verifying_key(self, purpose: str, key_id: bytes) -> bytes | None:
         """Return the key with this id; None if the key is unknown or retired."""
         derived = self._derived.get((purpose, key_id))
         if derived is not None:
@@ -102,7 +102,7 @@ class StoredKeyring(Keyring):
         """
         for _ in range(_TRIES):
             stored = await self._store.secret(SECRET_NAME)
-            protector = _protector(self._settings, self._clock, create=stored is None)
+            protector = _open_protector(self._settings, self._clock, create=stored is None)
             keys = () if stored is None else await _unseal(protector, stored)
             rotated = self._rotate(keys)
             if rotated == keys and stored is not None and protector.is_current(stored):
@@ -139,7 +139,7 @@ async def renew_keys(settings: Settings, store: PointerStore, clock: Clock) -> s
 
     Returns the description of the key that encrypts the new keys.
     """
-    protector = _protector(settings, clock, create=True)
+    protector = _open_protector(settings, clock, create=True)
     sealed = await protector.seal(msgspec.msgpack.encode((_make_key(clock, 0),)), _ABOUT)
     for _ in range(_TRIES):
         stored = await store.secret(SECRET_NAME)
@@ -157,7 +157,7 @@ def _make_key(clock: Clock, from_ms: int) -> SigningKey:
     return SigningKey(clock.uuid7().bytes[:6] + clock.random_bytes(2), from_ms, clock.random_bytes(_KEY_BYTES))
 
 
-def _protector(settings: Settings, clock: Clock, *, create: bool) -> KeyProtector:
+def _open_protector(settings: Settings, clock: Clock, *, create: bool) -> KeyProtector:
     protector = open_protector(settings, clock, create=create)
     if protector is None:
         raise ConfigError(

@@ -27,7 +27,7 @@ class PageTokens:
 
     def encode(self, after: str) -> str:
         """Return an opaque token for any text that does not end with a NUL."""
-        key_id, key = self._keyring.signing(_PURPOSE)
+        key_id, key = self._keyring.signing_key(_PURPOSE)
         nonce = self._clock.random_bytes(_NONCE_BYTES)
         text = after.encode()
         padded = text + bytes(-len(text) % _PADDING)
@@ -43,7 +43,7 @@ class PageTokens:
             return None
         try:
             raw = from_base64url(token)
-            key = self._keyring.verifying(_PURPOSE, raw[:ID_BYTES])
+            key = self._keyring.verifying_key(_PURPOSE, raw[:ID_BYTES])
             if key is None:
                 raise ValueError
             nonce, sealed = raw[ID_BYTES : ID_BYTES + _NONCE_BYTES], raw[ID_BYTES + _NONCE_BYTES :]

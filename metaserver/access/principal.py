@@ -59,7 +59,7 @@ ANONYMOUS = Principal(ANONYMOUS_NAME, (Grant(ANONYMOUS_NAME, Role.ADMIN.value),)
 CURRENT: ContextVar[str] = ContextVar("principal", default="")
 """The value that `current_principal` returns.
 
-The middleware sets it for each request, which is cheaper than `answering`.
+The middleware sets it for each request, which is cheaper than `set_principal`.
 """
 
 
@@ -69,7 +69,7 @@ def current_principal() -> str:
 
 
 @contextmanager
-def answering(name: str) -> Iterator[None]:
+def set_principal(name: str) -> Iterator[None]:
     """Set the value of `current_principal` within the block, in this task and the tasks that it starts."""
     token = CURRENT.set(name)
     try:

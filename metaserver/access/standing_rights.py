@@ -17,21 +17,21 @@ class StandingRights:
         self._has_foreign_roles = bool(settings.oidc_roles_claim)
         self._authorizer = Authorizer()
 
-    async def why_lost(self, who: str, role: Role, namespace: NamespacePath) -> str | None:
+    async def why_lost(self, principal_name: str, role: Role, namespace: NamespacePath) -> str | None:
         """Return why the principal no longer has the right; None if it has.
 
         The check does not include rights by roles that only an OIDC token states.
         """
-        is_foreign = who.startswith(OIDC_PREFIX)
+        is_foreign = principal_name.startswith(OIDC_PREFIX)
         if self._mode == "none":
             return None
         if ("oidc" if is_foreign else "token") not in self._mode:
             return "the server no longer accepts this kind of login"
         if not is_foreign:
-            token = await self._store.token_named(who)
+            token = await self._store.token_named(principal_name)
             if token is None or not is_live(token, self._clock.now_ms()):
                 return "its token has ended"
         elif self._has_foreign_roles:
             return None
-        principal = Principal(who, tuple(await self._store.grants(who)))
+        principal = Principal(principal_name, tuple(await self._store.grants(principal_name)))
         return None if self._authorizer.holds(principal, role, namespace) else "its rights were withdrawn"

@@ -63,9 +63,9 @@ class _SignedTokens:
         return self._clock.now_ms() + int(ttl_s * 1000)
 
     def _sign(self, claims: _ServiceClaims | _StatementClaims) -> str:
-        key_id, key = self._keyring.signing(self._purpose)
+        key_id, key = self._keyring.signing_key(self._purpose)
         whole = key_id + msgspec.msgpack.encode(claims)
-        return self.prefix + to_base64url(whole + _mac(key, whole))
+        return self.prefix + to_base64url(whole + _compute_mac(key, whole))
 
     def _verify(self, token: str, kind: type[_Claims], expired: str) -> _Claims:
         """Return the claims of a token.
@@ -79,8 +79,8 @@ class _SignedTokens:
         try:
             raw = from_base64url(token.removeprefix(self.prefix))
             whole, mac = raw[:-_MAC_BYTES], raw[-_MAC_BYTES:]
-            key = self._keyring.verifying(self._purpose, whole[:ID_BYTES])
-            if key is None or not hmac.compare_digest(mac, _mac(key, whole)):
+            key = self._keyring.verifying_key(self._purpose, whole[:ID_BYTES])
+            if key is None or not hmac.compare_digest(mac, _compute_mac(key, whole)):
                 raise ValueError
             claims = from_msgpack(whole[ID_BYTES:], kind)
         except (ValueError, msgspec.DecodeError):
@@ -91,7 +91,7 @@ class _SignedTokens:
         return claims
 
 
-def _mac(key: bytes, whole: bytes) -> bytes:
+def _compute_mac(key: bytes, whole: bytes) -> bytes:
     return hmac.new(key, whole, hashlib.sha256).digest()
 
 

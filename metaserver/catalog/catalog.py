@@ -13,13 +13,13 @@ from seamark.formats.runtime.errors import CommitUnknown, Corrupt, NotFound
 from seamark.metaserver.access.keyring import Keyring
 from seamark.metaserver.access.page_tokens import PageTokens
 from seamark.metaserver.catalog.column_usage import ColumnUsage
+from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.documents import Documents
 from seamark.metaserver.catalog.dropped import Dropped
 from seamark.metaserver.catalog.functions import Functions
 from seamark.metaserver.catalog.metrics import MetricsReports
 from seamark.metaserver.catalog.namespaces import Namespaces
-from seamark.metaserver.catalog.ownership.claims import check_own, check_staged, check_writable, fill
-from seamark.metaserver.catalog.parts import CatalogContext
+from seamark.metaserver.catalog.ownership.claims import check_own, check_staged, check_writable, create_missing_claims
 from seamark.metaserver.catalog.plans.plan_tables import PlanTables
 from seamark.metaserver.catalog.plans.plan_views import PlanViews
 from seamark.metaserver.catalog.staging import StagingPasses
@@ -138,7 +138,7 @@ async def open_catalog(
         timeline=timeline,
         pages=PageTokens(keyring, clock),
     )
-    await fill(context)
+    await create_missing_claims(context)
     plans = PlanTables(context)
     try:
         yield Catalog(

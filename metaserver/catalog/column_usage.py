@@ -19,7 +19,7 @@ import structlog
 
 from seamark.cache.memory import MemoryCache
 from seamark.formats.runtime.errors import BadRequest, NoSuchTable
-from seamark.metaserver.catalog.parts import CatalogContext
+from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.store.model import (
     ALL_AGES,
     EVERY_COLUMN,

@@ -27,7 +27,7 @@ from seamark.cache.single_flight import SingleFlight
 from seamark.cache.sizes import object_bytes
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import remove_client_properties
-from seamark.formats.iceberg.metadata.table_json import decode_table, encode_table, gunzip, refs_view
+from seamark.formats.iceberg.metadata.table_json import decode_table, decompress_if_gzip, encode_table, refs_view
 from seamark.formats.iceberg.views.view import ViewMetadata, decode_view, encode_view
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.decoding import from_json
@@ -234,7 +234,11 @@ class Documents:
         """Read and decompress the JSON, because its size determines the size of the cache entry."""
         data = await self._read(location)
         with contextlib.suppress(zlib.error):  # The decoder reports the error.
-            return gunzip(data) if len(data) <= _PACKED_IN_LOOP_BYTES else await asyncio.to_thread(gunzip, data)
+            return (
+                decompress_if_gzip(data)
+                if len(data) <= _PACKED_IN_LOOP_BYTES
+                else await asyncio.to_thread(decompress_if_gzip, data)
+            )
         return data
 
     async def _read(self, location: str) -> bytes:

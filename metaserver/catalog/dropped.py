@@ -17,8 +17,8 @@ import msgspec
 
 from seamark.formats.protocol.wire import check_new_name, show
 from seamark.formats.runtime.errors import BadRequest, CommitConflict, NotFound, RetryLater, SeamarkError
+from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.ownership.claims import has_files
-from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.purge import check_purgeable, reachable_files
 from seamark.metaserver.catalog.values import Caller, Page
 from seamark.metaserver.store.model import (

@@ -13,9 +13,9 @@ from seamark.formats.iceberg.metadata.properties import check_client_properties
 from seamark.formats.protocol.wire import check_name, encode_json, show
 from seamark.formats.runtime.decoding import from_values
 from seamark.formats.runtime.errors import BadRequest, CommitConflict
+from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.documents import name_suffix
 from seamark.metaserver.catalog.ownership.claims import claim_folder
-from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.pointers import make_entry, swap_of
 from seamark.metaserver.catalog.values import Caller, LoadedFunction, Page
 from seamark.metaserver.store.model import EntryKind, NamespacePath

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from seamark.formats.runtime.errors import BadRequest, TooManyRequests
-from seamark.metaserver.catalog.parts import CatalogContext
+from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.quotas import Quota
 from seamark.metaserver.catalog.values import Caller, Page
 from seamark.metaserver.store.model import Entry, EntryKind, MetricsReport, NamespacePath

@@ -9,8 +9,8 @@ from functools import partial
 from seamark.formats.iceberg.metadata.properties import check_client_properties
 from seamark.formats.protocol.wire import check_namespace, encode_json
 from seamark.formats.runtime.errors import CommitConflict, TooLarge, Unprocessable
+from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.ownership.claims import check_outside
-from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.policies import INHERITED_MAX, count_policies, record_setters
 from seamark.metaserver.catalog.values import Caller, Page, PropertyChanges
 from seamark.metaserver.store.model import Namespace, NamespacePath

@@ -9,8 +9,8 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import METADATA_PATH, metadata_folder
 from seamark.formats.protocol.wire import show
 from seamark.formats.runtime.errors import AlreadyExists, Forbidden
+from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.documents import is_named_by_content
-from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
 from seamark.metaserver.store.operations import SwapPointer
 

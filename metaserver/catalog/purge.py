@@ -25,9 +25,9 @@ from seamark.formats.protocol.wire import (
 from seamark.formats.runtime.errors import BadRequest, Corrupt, Forbidden, NotFound, ObjectMissing
 from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.formats.storage.locations import parse_location
+from seamark.metaserver.catalog.context import PATH_PROPERTIES, CatalogContext
 from seamark.metaserver.catalog.ownership.claims import foreign_file_check
 from seamark.metaserver.catalog.ownership.own_files import OwnLocations
-from seamark.metaserver.catalog.parts import PATH_PROPERTIES, CatalogContext
 from seamark.metaserver.store.model import Entry
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ class StagingPasses:
             "location": location,
             "exp": self._clock.now_ms() // 1000 + TTL_S,
         }
-        key_id, key = self._keyring.signing(_PURPOSE)
+        key_id, key = self._keyring.signing_key(_PURPOSE)
         return jwt.encode({"alg": "HS256", "kid": key_id.hex()}, claims, jwk.OctKey.import_key(key))
 
     def location(self, token: str, namespace: NamespacePath, name: str) -> str:
@@ -74,7 +74,7 @@ class StagingPasses:
         Raises:
             ValueError: The key is unknown.
         """
-        key = self._keyring.verifying(_PURPOSE, bytes.fromhex(str(signed.headers().get("kid"))))
+        key = self._keyring.verifying_key(_PURPOSE, bytes.fromhex(str(signed.headers().get("kid"))))
         if key is None:
             raise ValueError("unknown key")
         return jwk.OctKey.import_key(key)

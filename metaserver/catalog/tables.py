@@ -21,13 +21,13 @@ from seamark.formats.runtime.errors import (
     Corrupt,
     NotFound,
 )
+from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.documents import compress
 from seamark.metaserver.catalog.dropped import drop_operations
 from seamark.metaserver.catalog.encrypted_columns import check_encrypted_columns
 from seamark.metaserver.catalog.large_requests import index_columns
 from seamark.metaserver.catalog.ownership.claims import check_unclaimed, claim
 from seamark.metaserver.catalog.ownership.own_files import allow, replace_allowed_locations
-from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.plans.plan_tables import check_lasting
 from seamark.metaserver.catalog.pointers import (
     check_name_free,
@@ -142,7 +142,7 @@ class Tables:
             if current is not None:
                 operations += drop_operations(self._context, caller, current, purge=False, requested_ms=requested_ms)
             operations.append(CreateEntry(entry=entry))
-        operations.append(await claim(self._context, caller, metadata, entry, returns=not is_same))
+        operations.append(await claim(self._context, caller, metadata, entry, may_restore=not is_same))
         operations.append(await replace_allowed_locations(self._context, caller, entry.uuid, metadata.properties))
         operations.append(self._context.instant(caller, entry, "register", requested_ms=requested_ms))
         operations += self._context.remember(caller, status=200, metadata_location=location)

@@ -19,11 +19,11 @@ from seamark.formats.runtime.errors import (
     Corrupt,
     Forbidden,
 )
+from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.documents import name_suffix
 from seamark.metaserver.catalog.dropped import drop_operations
-from seamark.metaserver.catalog.ownership.claims import check_unclaimed, check_writable, claim, moves
+from seamark.metaserver.catalog.ownership.claims import check_unclaimed, check_writable, claim, may_add_locations
 from seamark.metaserver.catalog.ownership.owners import borrows_rights, fingerprint_of, keep_owner
-from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.pointers import check_name_free, make_entry, metadata_location, swap_of
 from seamark.metaserver.catalog.tables import rename_entry
 from seamark.metaserver.catalog.values import Caller, CreateView, LoadedView, Page, TableIdentifier
@@ -136,7 +136,7 @@ class Views:
         entry = make_entry(namespace, name, metadata.view_uuid, location, requested_ms, EntryKind.VIEW)
         await self._context.transact(
             [
-                await claim(self._context, caller, metadata, entry, returns=True),
+                await claim(self._context, caller, metadata, entry, may_restore=True),
                 CreateEntry(entry=entry),
                 self._instant(caller, entry, "register", requested_ms, metadata),
                 *self._context.remember(caller, status=200, metadata_location=location),
@@ -201,7 +201,7 @@ class Views:
         record = self._instant(caller, updated, "commit", requested_ms, metadata)
         remember = self._context.remember(caller, status=200, metadata_location=path)
         claimed: builtins.list[Any] = []
-        if moves(base, metadata):
+        if may_add_locations(base, metadata):
             claimed.append(await claim(self._context, caller, metadata, updated))
         else:
             await check_writable(self._context, entry.uuid, metadata)

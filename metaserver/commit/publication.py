@@ -18,16 +18,22 @@ import msgspec
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata, with_previous_file
 from seamark.formats.iceberg.metadata.properties import as_bool
-from seamark.formats.iceberg.metadata.replacement import difference
+from seamark.formats.iceberg.metadata.replacement import find_row_count_mismatch
 from seamark.formats.iceberg.metadata.table_json import encode_table
 from seamark.formats.index.definitions import read_definitions
 from seamark.formats.protocol.wire import show
 from seamark.formats.runtime.errors import CommitUnknown, ObjectExists, RetryLater, SeamarkError
+from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.documents import compress
 from seamark.metaserver.catalog.encrypted_columns import check_encrypted_columns
-from seamark.metaserver.catalog.ownership.claims import check_unclaimed, check_writable, claim, list_claimed, moves
+from seamark.metaserver.catalog.ownership.claims import (
+    check_unclaimed,
+    check_writable,
+    claim,
+    list_claimed,
+    may_add_locations,
+)
 from seamark.metaserver.catalog.ownership.own_files import allow
-from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.pointers import make_entry, metadata_location, swap_of, uuid_of
 from seamark.metaserver.catalog.policies import record_setters
 from seamark.metaserver.catalog.purge import make_owns
@@ -287,7 +293,7 @@ class Publisher:
         previous = None if entry is None else entry.metadata_location
         location = metadata_location(self._context, metadata.location, metadata.properties, previous, suffix)
         claims: tuple[Operation, ...] = ()
-        if moves(base, metadata):
+        if may_add_locations(base, metadata):
             new = make_entry(namespace, name, uuid, location, 0)
             claims = (await claim(self._context, caller, metadata, new, fresh=base is None),)
         elif entry is not None and not is_checked:
@@ -418,7 +424,7 @@ def _describe_difference(metadata: TableMetadata, snapshot_id: int) -> str | Non
     snapshot = metadata.snapshot(snapshot_id)
     parent_id = None if snapshot is None else snapshot.parent_snapshot_id
     parent = None if parent_id is None else metadata.snapshot(parent_id)
-    return None if snapshot is None else difference(snapshot, parent)
+    return None if snapshot is None else find_row_count_mismatch(snapshot, parent)
 
 
 def _has_same_layout(metadata: TableMetadata, base: TableMetadata) -> bool:

@@ -16,7 +16,7 @@ from seamark.formats.iceberg.manifests.writer import ADDED
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import SnapshotInput
 from seamark.formats.runtime.errors import BadRequest, CommitConflict, SeamarkError
-from seamark.metaserver.catalog.parts import CatalogContext
+from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.runtime.gathering import gather
 from seamark.metaserver.store.operations import SaveCursor

@@ -20,7 +20,7 @@ from seamark.metaserver.gateway.s3_errors import S3Error
 from seamark.metaserver.gateway.sigv4 import SignatureClaim
 from seamark.metaserver.objects.s3_scope import UNSIGNED_PAYLOAD
 
-RATE_LEAST = 64 << 10
+BYTES_PER_SECOND_MIN = 64 << 10
 """A body may take its timeout, and a second for each of these bytes."""
 FRAMING_BYTES_MAX = 1 << 20
 """The maximum framing of an aws-chunked body, in addition to as many bytes as its data."""
@@ -110,7 +110,7 @@ class Body:
             self._request.writer.output_size = 0
         content, received, started_s = self._request.content, 0, self._clock.monotonic()
         while True:
-            deadline_s = started_s + self._timeout_s + received / RATE_LEAST
+            deadline_s = started_s + self._timeout_s + received / BYTES_PER_SECOND_MIN
             try:
                 async with asyncio.timeout(max(0.0, deadline_s - self._clock.monotonic())):
                     piece = await content.readany()

@@ -21,8 +21,8 @@ from aiohttp.web_protocol import _ErrInfo
 from seamark.formats.runtime.connections import Connection, ConnectionRunner, Connections, Handshake
 
 _NOTSENT_LOWAT: int | None = getattr(socket, "TCP_NOTSENT_LOWAT", None)
-_KERNEL_MOST_BYTES = 1 << 20
-_KERNEL_LEAST_BYTES = 16 << 10
+_KERNEL_MAX_BYTES = 1 << 20
+_KERNEL_MIN_BYTES = 16 << 10
 _KERNEL_PARTS = 4
 """The divisor of each connection's share.
 
@@ -37,16 +37,22 @@ class Unfinished(Protocol):
         """Release the answer, because the connection was lost before the task began."""
 
 
-AtOnce = Callable[[RawRequestMessage, asyncio.Transport], "Unfinished | bool"]
+ImmediateAnswer = Callable[[RawRequestMessage, asyncio.Transport], "Unfinished | bool"]
 """Begins an answer, or sends the whole answer: True after the whole answer, False if nothing was sent."""
 
 
 class GatewayConnection(Connection):
-    __slots__ = ("_at_once", "_connections", "_kernel_bytes", "_unfinished")
+    __slots__ = ("_answer_immediately", "_connections", "_kernel_bytes", "_unfinished")
 
-    def __init__(self, guard: GatewayConnections, handshake: Handshake | None, at_once: AtOnce, **options: Any) -> None:
+    def __init__(
+        self,
+        guard: GatewayConnections,
+        handshake: Handshake | None,
+        answer_immediately: ImmediateAnswer,
+        **options: Any,
+    ) -> None:
         super().__init__(guard, handshake, **options)
-        self._at_once = at_once
+        self._answer_immediately = answer_immediately
         self._connections = guard
         self._kernel_bytes = 0
         self._unfinished: Unfinished | None = None
@@ -109,7 +115,7 @@ class GatewayConnection(Connection):
             return
         if transport is None or transport.is_closing() or transport.get_write_buffer_size():
             return
-        started = self._at_once(message, transport)
+        started = self._answer_immediately(message, transport)
         if started is not True:
             self._unfinished = started or None
             return
@@ -133,9 +139,11 @@ class GatewayConnection(Connection):
 
 
 class GatewayConnections(Connections):
-    def __init__(self, inner: web.Server, at_once: AtOnce, unsent_bytes: int, *options: Any) -> None:
+    def __init__(
+        self, inner: web.Server, answer_immediately: ImmediateAnswer, unsent_bytes: int, *options: Any
+    ) -> None:
         super().__init__(inner, *options)
-        self._at_once = at_once
+        self._answer_immediately = answer_immediately
         self._unsent_bytes = unsent_bytes
 
     @property
@@ -146,23 +154,27 @@ class GatewayConnections(Connections):
         changes rarely.
         """
         share = self._unsent_bytes // (_KERNEL_PARTS * max(1, self.count))
-        return max(_KERNEL_LEAST_BYTES, min(_KERNEL_MOST_BYTES, 1 << share.bit_length() - 1 if share else 0))
+        return max(_KERNEL_MIN_BYTES, min(_KERNEL_MAX_BYTES, 1 << share.bit_length() - 1 if share else 0))
 
     def create_connection(self, handshake: Handshake | None = None) -> Connection:
-        return GatewayConnection(self, handshake, self._at_once, loop=self._loop, **self._kwargs)
+        return GatewayConnection(self, handshake, self._answer_immediately, loop=self._loop, **self._kwargs)
 
 
 class GatewayRunner(ConnectionRunner):
-    __slots__ = ("_at_once", "_unsent_bytes")
+    __slots__ = ("_answer_immediately", "_unsent_bytes")
 
-    def __init__(self, app: web.Application, at_once: AtOnce, unsent_bytes: int, *options: Any, **named: Any) -> None:
+    def __init__(
+        self, app: web.Application, answer_immediately: ImmediateAnswer, unsent_bytes: int, *options: Any, **named: Any
+    ) -> None:
         super().__init__(app, *options, **named)
-        self._at_once = at_once
+        self._answer_immediately = answer_immediately
         self._unsent_bytes = unsent_bytes
 
     async def _make_server(self) -> web.Server:
         inner = await web.AppRunner._make_server(self)
-        return GatewayConnections(inner, self._at_once, self._unsent_bytes, self._limits, self._answers, self._tls)
+        return GatewayConnections(
+            inner, self._answer_immediately, self._unsent_bytes, self._limits, self._answers, self._tls
+        )
 
 
 class SentAnswer(web.StreamResponse):

@@ -35,7 +35,7 @@ _TAGS_MAX = 20 * PARTS_MAX
 
 An element has two tags, and a part has a number, an ETag and checksums.
 """
-_ID = re.compile("[0-9a-f]{48}")
+_UPLOAD_ID = re.compile("[0-9a-f]{48}")
 """32 random digits, and 16 digits of the creator's hash."""
 _NAME = re.compile("[0-9a-f]{32}-[0-9a-f]{48}")
 _PART_NUMBER = re.compile("[0-9]{1,9}")
@@ -59,22 +59,22 @@ class Uploads:
         self._limit = limit
         self._abandoned_s = abandoned_s
 
-    def create(self, location: str, secret: bytes, who: str, share: int, headers: Mapping[str, str]) -> str:
+    def create(self, location: str, secret: bytes, principal_name: str, share: int, headers: Mapping[str, str]) -> str:
         """Return the id of a new upload.
 
         `headers` are the headers that reads of the object return.
 
         Raises:
             RetryLater: The store has too many uploads.
-            TooManyRequests: `who` has a `share`-th of the maximum number.
+            TooManyRequests: `principal_name` has a `share`-th of the maximum number.
         """
-        owner = hashlib.sha256(who.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        owner = hashlib.sha256(principal_name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
         names = [name for name in self._names() if _NAME.fullmatch(name)]
         if len(names) >= self._limit:
             raise RetryLater(f"The store has {self._limit} unfinished uploads; complete or abort some", 60)
         if sum(name.endswith(owner) for name in names) >= max(1, self._limit // share):
             raise TooManyRequests(
-                f"{who[:100]} has {self._limit // share} unfinished uploads, the limit of a principal; "
+                f"{principal_name[:100]} has {self._limit // share} unfinished uploads, the limit of a principal; "
                 "complete or abort some"
             )
         upload_id = secret.hex() + owner
@@ -194,7 +194,7 @@ class Uploads:
             raise _missing() from None
 
     def _name(self, location: str, upload_id: str) -> str:
-        if not _ID.fullmatch(upload_id):
+        if not _UPLOAD_ID.fullmatch(upload_id):
             raise _missing()
         about = hashlib.sha256(location.encode("utf-8", "surrogatepass")).hexdigest()[:32]
         return f"{about}-{upload_id}"

@@ -97,7 +97,7 @@ class Forwarding:
         url, signed = self._sign(method, Address(bucket, key, {}), headers, EMPTY_SHA256, await self._server_keys())
         try:
             async with self._session.request(method, url, headers=signed, allow_redirects=False) as answer:
-                yield StoreAnswer(answer.status, _select_returned_headers(answer), _pieces(answer.content))
+                yield StoreAnswer(answer.status, _select_returned_headers(answer), _read_pieces(answer.content))
         except (aiohttp.ClientError, TimeoutError) as error:
             raise RetryLater(f"The store did not answer; try again later: {type(error).__name__}") from None
 
@@ -112,7 +112,7 @@ class Forwarding:
         chain = ChunkSigner(
             keys.secret_access_key, signed["x-amz-date"], region, payload, signed["authorization"][-64:]
         )
-        data, length = _frame(call, payload, chain)
+        data, length = _frame_body(call, payload, chain)
         if length is not None:
             signed["content-length"] = str(length)
         try:
@@ -178,14 +178,14 @@ class Forwarding:
         await _to_client(response.write_eof())
         return response
 
-    async def _read_whole(self, call: S3Call, found: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
+    async def _read_whole(self, call: S3Call, response: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
         """Yield the body of an answer.
 
         If the body ends early, further requests for the same object (If-Match) read the missing bytes, as long as
         each of them returns bytes. Raises the errors of the session, or RetryLater.
         """
-        span, arrived = _span(call, found), 0
-        pieces = _pieces(found.content)
+        span, arrived = _span(call, response), 0
+        pieces = _read_pieces(response.content)
         async with aclosing(pieces):
             try:
                 async for piece in pieces:
@@ -196,10 +196,10 @@ class Forwarding:
                 if span is None:
                     raise
         # The connection to the store is free only after this.
-        found.close()
+        response.close()
         start, end, size = span
         start, failed = start + arrived, 0
-        etag = found.headers["ETag"]
+        etag = response.headers["ETag"]
         while start < end:
             headers = {"range": f"bytes={start}-{end - 1}", "if-match": etag}
             try:
@@ -265,7 +265,9 @@ def _payload(call: S3Call) -> str:
     return call.body.payload
 
 
-def _frame(call: S3Call, payload: str, chain: ChunkSigner) -> tuple[AsyncIterator[bytes] | bytes | None, int | None]:
+def _frame_body(
+    call: S3Call, payload: str, chain: ChunkSigner
+) -> tuple[AsyncIterator[bytes] | bytes | None, int | None]:
     """Return (body, its length) for the store."""
     body = call.body
     if body is None:
@@ -332,7 +334,7 @@ async def _to_client(work: Awaitable[object]) -> None:
         raise ConnectionResetError("The client closed the connection") from error
 
 
-async def _pieces(content: aiohttp.StreamReader) -> AsyncGenerator[bytes]:
+async def _read_pieces(content: aiohttp.StreamReader) -> AsyncGenerator[bytes]:
     """Yield the bytes of each read of the socket. `iter_any` would join several reads, which copies them."""
     while True:
         piece, _ = await content.readchunk()

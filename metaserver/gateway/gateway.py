@@ -29,7 +29,7 @@ from seamark.metaserver.gateway.backend import Backend, BrokenAnswer, S3Call, S3
 from seamark.metaserver.gateway.body import Body
 from seamark.metaserver.gateway.caching.caching import CachingBackend
 from seamark.metaserver.gateway.connection import GatewayConnection, SentAnswer
-from seamark.metaserver.gateway.ownership import Ownership
+from seamark.metaserver.gateway.ownership import GrantChecker
 from seamark.metaserver.gateway.s3_errors import S3Error, error_answer, of_seamark_error
 from seamark.metaserver.gateway.sigv4 import (
     RequestTarget,
@@ -55,7 +55,7 @@ OPERATION = "gateway"
 PARTS_XML_BYTES_MAX = 4 << 20
 """The maximum size of a CompleteMultipartUpload: 10,000 parts, each with its number, ETag and checksums."""
 _HEADERS_MAX = 100
-_NO_TEXT = re.compile(r"[\ud800-\udfff]|[^\S \t]")
+_REFUSED_HEADER_CHARS = re.compile(r"[\ud800-\udfff]|[^\S \t]")
 """Matches parts of a header that are refused: bytes that are not UTF-8, and some white space.
 
 aiohttp passes these bytes on as surrogates. Some programs remove this white space before they sign;
@@ -111,7 +111,7 @@ class Gateway:
         settings: Settings,
         clock: Clock,
         keys: GatewayKeys,
-        ownership: Ownership,
+        ownership: GrantChecker,
         backend: Backend,
         metrics: ServerMetrics,
     ) -> None:
@@ -259,7 +259,7 @@ class Gateway:
             response.force_close()
         return response
 
-    def _admit(self, method: str, target: str, given: Iterable[tuple[str, str]]) -> _Admitted:
+    def _admit(self, method: str, target: str, received_headers: Iterable[tuple[str, str]]) -> _Admitted:
         """Check the signature of a request, and whether its keys allow the method.
 
         Raises:
@@ -268,7 +268,7 @@ class Gateway:
         """
         if method not in READ_METHODS and method not in WRITE_METHODS:
             raise S3Error("MethodNotAllowed", "The method is not allowed against this resource")
-        headers = _flat(given)
+        headers = _flat(received_headers)
         try:
             address = parse_target(target)
         except BadRequest as error:
@@ -354,7 +354,7 @@ def _flat(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
         if number == _HEADERS_MAX:
             raise S3Error("InvalidRequest", f"The request has more than {_HEADERS_MAX} headers")
         lower = name.lower()
-        if _NO_TEXT.search(value):
+        if _REFUSED_HEADER_CHARS.search(value):
             raise S3Error(
                 "InvalidArgument",
                 f"The header {name[:100]} must be UTF-8 with no white space but spaces and tabs",

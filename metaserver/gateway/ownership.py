@@ -31,7 +31,7 @@ def _key_of(grant: ObjectGrant) -> _Checked:
     return grant.table_uuid, grant.location, grant.namespace, grant.who, grant.writable
 
 
-class Ownership:
+class GrantChecker:
     """Checks grants, and queries the database at most once in `recheck_s` for each table and principal."""
 
     def __init__(self, store: PointerStore, clock: Clock, settings: Settings) -> None:
@@ -107,7 +107,7 @@ class Ownership:
     async def follow(self, timeline: Timeline) -> None:
         """Follow the timeline until cancelled, and forget each table with an instant other than a commit."""
         head = await timeline.head()
-        async with timeline.watching(InstantFilter(since=head), counted=False) as watcher:
+        async with timeline.watch_instants(InstantFilter(since=head), counted=False) as watcher:
             while True:
                 instants = await timeline.read_next(watcher, _BATCH)
                 changed = {instant.uuid for instant in instants if instant.action != "commit"}

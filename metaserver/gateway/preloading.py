@@ -26,7 +26,7 @@ from seamark.metaserver.catalog.documents import Documents
 from seamark.metaserver.gateway.caching.caching import CachingBackend
 from seamark.metaserver.gateway.caching.fetches import bucket_and_key
 from seamark.metaserver.gateway.caching.written_once import kind_of
-from seamark.metaserver.gateway.ownership import Ownership
+from seamark.metaserver.gateway.ownership import GrantChecker
 from seamark.metaserver.gateway.s3_errors import S3Error
 from seamark.metaserver.objects.s3_scope import Address, check_request
 from seamark.metaserver.planner.plan.planner import Planner
@@ -60,7 +60,7 @@ class Preloading:
         store: PointerStore,
         documents: Documents,
         planner: Planner,
-        ownership: Ownership,
+        ownership: GrantChecker,
         backend: CachingBackend,
         clock: Clock,
         *,

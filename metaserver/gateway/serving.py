@@ -22,10 +22,10 @@ from seamark.metaserver.gateway.connection import GatewayRunner
 from seamark.metaserver.gateway.folder import FolderBackend
 from seamark.metaserver.gateway.forwarding import Forwarding
 from seamark.metaserver.gateway.gateway import OPERATION, Gateway
-from seamark.metaserver.gateway.ownership import Ownership
+from seamark.metaserver.gateway.ownership import GrantChecker
 from seamark.metaserver.gateway.preloading import Preloading
 from seamark.metaserver.gateway.s3_errors import S3Error, error_answer
-from seamark.metaserver.runtime.background import running
+from seamark.metaserver.runtime.background import run_in_background
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.passed_time import look_at_clock
 
@@ -41,7 +41,7 @@ async def serving_gateway(
     """Serve S3 requests on `sock`, a bound socket, during the block."""
     settings, clock = components.settings, components.clock
     backend = await _open_backend(settings, clock)
-    ownership = Ownership(components.store, clock, settings)
+    ownership = GrantChecker(components.store, clock, settings)
     gateway = Gateway(settings, clock, components.gateway_keys, ownership, backend, components.metrics)
     runner = GatewayRunner(
         gateway.build_app(),
@@ -59,8 +59,8 @@ async def serving_gateway(
     await runner.setup()
     try:
         async with (
-            running("gateway-tables", partial(ownership.follow, components.timeline)),
-            running("gateway-backend", partial(_maintain, components, backend)),
+            run_in_background("gateway-tables", partial(ownership.follow, components.timeline)),
+            run_in_background("gateway-backend", partial(_maintain, components, backend)),
             _preloading(components, ownership, backend),
         ):
             await web.SockSite(runner, sock, backlog=1024).start()  # type: ignore[arg-type]
@@ -80,7 +80,7 @@ async def _open_backend(settings: Settings, clock: Clock) -> Backend:
 
 
 @asynccontextmanager
-async def _preloading(components: ServerComponents, ownership: Ownership, backend: Backend) -> AsyncIterator[None]:
+async def _preloading(components: ServerComponents, ownership: GrantChecker, backend: Backend) -> AsyncIterator[None]:
     """Preload tables during the block, if there is a cache with a pinned part."""
     settings = components.settings
     cache_bytes = max(settings.gateway_cache_disk_bytes, settings.gateway_cache_memory_bytes)
@@ -100,8 +100,8 @@ async def _preloading(components: ServerComponents, ownership: Ownership, backen
         budget_bytes=budget_bytes,
     )
     async with (
-        running("gateway-preload-news", partial(preloading.follow, components.timeline)),
-        running("gateway-preload", preloading.work),
+        run_in_background("gateway-preload-news", partial(preloading.follow, components.timeline)),
+        run_in_background("gateway-preload", preloading.work),
     ):
         yield
 

@@ -50,6 +50,9 @@ class LogFiles(Protocol):
     def create(self, name: str, data: bytes, reserve_bytes: int = 0) -> None:
         """Create a file: it exists with all data, durably, or not at all."""
 
+    def replace(self, name: str, data: bytes) -> None:
+        """Replace a file: it has the old or the new bytes, also after an OSError."""
+
     def open(self, name: str) -> LogFile: ...
 
     def read(self, name: str, position: int, length: int) -> bytes:
@@ -116,7 +119,19 @@ class FolderFiles:
         return str(self.folder / name)
 
     def create(self, name: str, data: bytes, reserve_bytes: int = 0) -> None:
-        path = self.folder / name
+        try:
+            self._write(name, data, reserve_bytes)
+            _sync_folder(self.folder)
+        except OSError:
+            (self.folder / name).unlink(missing_ok=True)
+            raise
+
+    def replace(self, name: str, data: bytes) -> None:
+        self._write(name, data, 0)
+        _sync_folder(self.folder)
+
+    def _write(self, name: str, data: bytes, reserve_bytes: int) -> None:
+        """Write a temporary file and rename it."""
         temporary = self.folder / (name + _TEMPORARY)
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
@@ -124,11 +139,9 @@ class FolderFiles:
                 _reserve(descriptor, reserve_bytes)
             _write_all(descriptor, 0, (data,))
             os.fsync(descriptor)
-            temporary.rename(path)
-            _sync_folder(self.folder)
+            temporary.rename(self.folder / name)
         except OSError:
             temporary.unlink(missing_ok=True)
-            path.unlink(missing_ok=True)
             raise
         finally:
             os.close(descriptor)

@@ -29,9 +29,10 @@ from typing import NamedTuple
 import msgspec
 from awscrt.checksums import crc32c
 
+from seamark.formats.runtime.decoding import from_msgpack
 from seamark.formats.runtime.errors import Corrupt
 from seamark.metaserver.log.port import Batch, Shard
-from seamark.metaserver.log.state import AppendEntry, Entry, StateSummary
+from seamark.metaserver.log.state import AppendEntry, BatchEntry, Entry, StateSummary
 
 HEADER_BYTES = 32
 ALIGNMENT_BYTES = 8
@@ -40,8 +41,6 @@ _HEADER = struct.Struct("<4sIIIB15x")
 _CHECKED = struct.Struct("<IIB15x")
 _PLACE = struct.Struct("<QQ")
 _ENCODER = msgspec.msgpack.Encoder()
-_ENTRY_DECODER = msgspec.msgpack.Decoder(Entry)
-_HEAD_DECODER = msgspec.msgpack.Decoder(StateSummary)
 
 Buffer = bytes | bytearray | memoryview
 
@@ -65,11 +64,12 @@ class Frame(NamedTuple):
 
     def entry(self) -> Entry:
         """Return the entry of a frame of the kind ENTRY."""
-        return _ENTRY_DECODER.decode(self.meta)
+        entry: Entry = from_msgpack(self.meta, Entry)
+        return entry
 
     def head(self) -> StateSummary:
         """Return the state of a frame of the kind HEAD."""
-        return _HEAD_DECODER.decode(self.meta)
+        return from_msgpack(self.meta, StateSummary)
 
 
 def frame_bytes(meta: bytes, payloads: Sequence[bytes]) -> int:
@@ -169,14 +169,19 @@ def damaged(name: str, position: int) -> Corrupt:
     )
 
 
-def find_batch(entry: AppendEntry, payloads: memoryview, shard: Shard) -> tuple[int, Batch]:
-    """Return the batch of a shard in an append, with the offset of its first row."""
+def payload_parts(entry: AppendEntry, payloads: memoryview) -> Iterator[tuple[BatchEntry, memoryview]]:
+    """Yield the batches of an append with the bytes of their payload and kinds."""
     place = 0
     for each in entry.batches:
-        middle, end = place + each.payload_bytes, place + each.size_bytes
+        yield each, payloads[place : place + each.size_bytes]
+        place += each.size_bytes
+
+
+def find_batch(entry: AppendEntry, payloads: memoryview, shard: Shard) -> tuple[int, Batch]:
+    """Return the batch of a shard in an append, with the offset of its first row."""
+    for each, data in payload_parts(entry, payloads):
         if each.shard == shard:
-            return each.offset, Batch(each.rows, bytes(payloads[place:middle]), bytes(payloads[middle:end]))
-        place = end
+            return each.offset, Batch(each.rows, bytes(data[: each.payload_bytes]), bytes(data[each.payload_bytes :]))
     raise KeyError(shard)
 
 

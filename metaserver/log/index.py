@@ -15,6 +15,7 @@ from typing import NamedTuple
 import msgspec
 from awscrt.checksums import crc32c
 
+from seamark.formats.runtime.decoding import from_msgpack
 from seamark.metaserver.log.port import Shard
 from seamark.metaserver.log.state import AppendEntry
 
@@ -184,7 +185,7 @@ def decode_index(data: bytes, segment: int) -> tuple[IndexHeader, int] | None:
     ):
         return None
     try:
-        header = msgspec.msgpack.decode(data[prefix : prefix + length], type=IndexHeader)
+        header = from_msgpack(data[prefix : prefix + length], IndexHeader)
     except msgspec.DecodeError:
         return None
     start = prefix + length

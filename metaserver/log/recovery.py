@@ -26,7 +26,7 @@ from seamark.metaserver.log.frames import (
 )
 from seamark.metaserver.log.index import FramePlace, SegmentIndex
 from seamark.metaserver.log.port import Shard
-from seamark.metaserver.log.segment import INDEX_SUFFIX, SEGMENT_SUFFIX, Segment, number_of, segment_name
+from seamark.metaserver.log.segment import INDEX_SUFFIX, SEGMENT_SUFFIX, LogSegment, number_of, segment_name
 from seamark.metaserver.log.state import AppendEntry, Entry, LogState, ShardSummary
 
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
@@ -43,7 +43,7 @@ class RecoveredLog:
     """
 
     state: LogState
-    segments: list[Segment]
+    segments: list[LogSegment]
     file: LogFile
     torn_bytes: int
 
@@ -64,7 +64,7 @@ def recover(files: LogFiles, state: LogState, now_ms: int, *, segment_bytes: int
     segments = [_open_segment(files, number, is_last=number == numbers[-1]) for number in numbers]
     torn_bytes, file = _recover_last(files, segments, state, segment_bytes)
     try:
-        _restore_starts(files, segments, state)
+        _restore_starts(segments, state)
         _check_released(files, segments[:-1], state)
         files.remove([name for name in files.names() if _is_orphan(name, numbers)])
     except BaseException:
@@ -96,7 +96,7 @@ def _begin(files: LogFiles, state: LogState, now_ms: int, segment_bytes: int) ->
     return RecoveredLog(state, [segment], files.open(segment.name), 0)
 
 
-def create_segment(files: LogFiles, number: int, state: LogState, *, segment_bytes: int) -> Segment:
+def create_segment(files: LogFiles, number: int, state: LogState, *, segment_bytes: int) -> LogSegment:
     """Create a segment that begins with the state of the log.
 
     Raises:
@@ -106,19 +106,19 @@ def create_segment(files: LogFiles, number: int, state: LogState, *, segment_byt
     return create_segment_file(files, number, head, time_ms, segment_bytes=segment_bytes)
 
 
-def create_segment_file(files: LogFiles, number: int, head: bytes, time_ms: int, *, segment_bytes: int) -> Segment:
+def create_segment_file(files: LogFiles, number: int, head: bytes, time_ms: int, *, segment_bytes: int) -> LogSegment:
     """Create a segment with an encoded state."""
     data = b"".join(encode_frame(number, 0, FrameKind.HEAD, head, ()))
     files.create(segment_name(number), data, reserve_bytes=max(segment_bytes, len(data)))
-    return Segment(number, len(data), len(data), time_ms, SegmentIndex())
+    return LogSegment(number, len(data), len(data), time_ms, SegmentIndex())
 
 
-def _open_segment(files: LogFiles, number: int, *, is_last: bool) -> Segment:
+def _open_segment(files: LogFiles, number: int, *, is_last: bool) -> LogSegment:
     """Open a segment by its index file, or by its frames if there is none.
 
     The frames of the last segment are read later.
     """
-    segment = Segment(number, 0, 0, 0, SegmentIndex())
+    segment = LogSegment(number, 0, 0, 0, SegmentIndex())
     head = _read_head(files, segment)
     segment.head_bytes, segment.head_time_ms = head.end, head.head().time_ms
     if is_last:
@@ -134,7 +134,7 @@ def _open_segment(files: LogFiles, number: int, *, is_last: bool) -> Segment:
     return segment
 
 
-def _scan(files: LogFiles, segment: Segment) -> None:
+def _scan(files: LogFiles, segment: LogSegment) -> None:
     """Read the frames of a complete segment without an index file.
 
     Raises:
@@ -150,7 +150,7 @@ def _scan(files: LogFiles, segment: Segment) -> None:
     check_tail(segment.number, end, data, files.describe(segment.name))
 
 
-def _index_frame(segment: Segment, frame: Frame) -> Entry | None:
+def _index_frame(segment: LogSegment, frame: Frame) -> Entry | None:
     """Add a frame to the index of its segment; return its entry, if it has one."""
     segment.size_bytes = frame.end
     if frame.kind is not FrameKind.ENTRY:
@@ -161,7 +161,7 @@ def _index_frame(segment: Segment, frame: Frame) -> Entry | None:
     return entry
 
 
-def _read_head(files: LogFiles, segment: Segment) -> Frame:
+def _read_head(files: LogFiles, segment: LogSegment) -> Frame:
     header = files.read(segment.name, 0, HEADER_BYTES)
     if len(header) == HEADER_BYTES:
         frame = read_frame(segment.number, 0, files.read(segment.name, 0, frame_length(header)))
@@ -170,8 +170,10 @@ def _read_head(files: LogFiles, segment: Segment) -> Frame:
     raise damaged(files.describe(segment.name), 0)
 
 
-def _recover_last(files: LogFiles, segments: list[Segment], state: LogState, segment_bytes: int) -> tuple[int, LogFile]:
-    """Apply the entries of the last segment, and cut off the bytes after them.
+def _recover_last(
+    files: LogFiles, segments: list[LogSegment], state: LogState, segment_bytes: int
+) -> tuple[int, LogFile]:
+    """Apply the entries of the last segment, and cut off what follows them.
 
     Frames after the last mark may be only in the memory of the kernel, even after a sync that failed. So they are
     written again before the log reports them as durable.
@@ -214,7 +216,7 @@ def _closed_after_failure(file: LogFile) -> Iterator[None]:
         raise
 
 
-def _check_continuity(files: LogFiles, segments: list[Segment], state: LogState) -> None:
+def _check_continuity(files: LogFiles, segments: list[LogSegment], state: LogState) -> None:
     """Check that the segments before the last end where the last begins.
 
     Raises:
@@ -232,21 +234,19 @@ def _check_continuity(files: LogFiles, segments: list[Segment], state: LogState)
             raise damaged(files.describe(segments[-2].name), segments[-2].size_bytes)
 
 
-def _restore_starts(files: LogFiles, segments: list[Segment], state: LogState) -> None:
+def _restore_starts(segments: list[LogSegment], state: LogState) -> None:
     """Determine the first row of each shard that is still there, and the bytes of its rows."""
-    head = _read_head(files, segments[0]).head()
-    starts = {Shard(each.stream, each.number): each.watermark for each in head.shards}
-    for shard, summary in state.shards.items():
-        summary.start = starts.get(shard, 0)
-        summary.size_bytes = 0
-    for segment in segments:
+    for summary in state.shards.values():
+        summary.start, summary.size_bytes = summary.watermark, 0
+    for segment in reversed(segments):
         for shard in segment.shards():
-            summary_or_none: ShardSummary | None = state.shards.get(shard)
-            if summary_or_none is not None:
-                summary_or_none.size_bytes += segment.rows_bytes(shard)
+            stored: ShardSummary | None = state.shards.get(shard)
+            if stored is not None:
+                stored.start = segment.first(shard) or 0
+                stored.size_bytes += segment.rows_bytes(shard)
 
 
-def _check_released(files: LogFiles, segments: list[Segment], state: LogState) -> None:
+def _check_released(files: LogFiles, segments: list[LogSegment], state: LogState) -> None:
     """Check the bytes of the segments with rows that are in no data file yet.
 
     Other segments are checked when they are read.
@@ -254,8 +254,9 @@ def _check_released(files: LogFiles, segments: list[Segment], state: LogState) -
     Raises:
         Corrupt: The bytes are damaged.
     """
+    released = state.released_offsets()
     for segment in segments:
-        if segment.index is not None or segment.is_released(state):
+        if segment.index is not None or segment.is_released(released):
             continue
         decoded = segment.load_ranges(files)
         if decoded is None or not segment.is_intact(files, decoded[0].segment_crc):

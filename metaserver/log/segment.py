@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from seamark.metaserver.log.files import LogFiles
@@ -19,7 +19,7 @@ from seamark.metaserver.log.index import (
     encode_index,
 )
 from seamark.metaserver.log.port import Record, Shard
-from seamark.metaserver.log.state import AppendEntry, LogState
+from seamark.metaserver.log.state import AppendEntry
 
 SEGMENT_SUFFIX = ".segment"
 INDEX_SUFFIX = ".index"
@@ -46,8 +46,8 @@ def number_of(name: str, suffix: str) -> int | None:
     return int(digits) if name.endswith(suffix) and len(digits) == _DIGITS and digits.isdecimal() else None
 
 
-@dataclass(slots=True)
-class Segment:
+@dataclass(slots=True, eq=False)
+class LogSegment:
     """A segment, the active segment included.
 
     Attributes:
@@ -66,6 +66,8 @@ class Segment:
     index: SegmentIndex | None
     ranges: dict[Shard, ShardRange] = field(default_factory=dict)
     body_position: int = 0
+    is_gone: bool = False
+    """Whether the file was removed or replaced."""
 
     @property
     def name(self) -> str:
@@ -117,13 +119,9 @@ class Segment:
             return self.index.time_ms or self.head_time_ms
         return max((each.last_time_ms for each in self.ranges.values()), default=self.head_time_ms)
 
-    def is_released(self, state: LogState) -> bool:
-        """Return whether retention may remove all rows."""
-        for shard in self.shards():
-            summary = state.shards.get(shard)
-            if summary is not None and (self.end(shard) or 0) > summary.released:
-                return False
-        return True
+    def is_released(self, released: Mapping[Shard, int]) -> bool:
+        """Return whether retention may remove all rows. `released` has no shards of removed streams."""
+        return all((self.end(shard) or 0) <= released[shard] for shard in self.shards() if shard in released)
 
     def load_index(self, files: LogFiles, shard: Shard) -> ShardIndex:
         """Return the places of the records of a shard that has rows here.
@@ -189,7 +187,7 @@ class Segment:
             yield files.read(self.name, position, min(_CHECK_BYTES, self.size_bytes - position))
 
 
-def find_segment(segments: Sequence[Segment], shard: Shard, offset: int) -> Segment | None:
+def find_segment(segments: Sequence[LogSegment], shard: Shard, offset: int) -> LogSegment | None:
     """Return the segment with the row at an offset. The search begins at the newest rows, which readers mostly want."""
     for segment in reversed(segments):
         first = segment.first(shard)
@@ -198,9 +196,9 @@ def find_segment(segments: Sequence[Segment], shard: Shard, offset: int) -> Segm
     return None
 
 
-def segments_from(segments: Sequence[Segment], time_ms: int) -> Sequence[Segment]:
+def segments_from(segments: Sequence[LogSegment], time_ms: int) -> Sequence[LogSegment]:
     """Return the segments that may have records at or after a time."""
-    return segments[bisect.bisect_left(segments, time_ms, key=Segment.time_ms) :]
+    return segments[bisect.bisect_left(segments, time_ms, key=LogSegment.time_ms) :]
 
 
 def _spans(places: Sequence[FramePlace]) -> Iterator[Sequence[FramePlace]]:

@@ -26,11 +26,13 @@ import structlog
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import (
     CommitUnknown,
+    Corrupt,
     LogFull,
     LogUnavailable,
     SeamarkError,
     TooManyRequests,
 )
+from seamark.metaserver.log.compaction import is_worth_rewriting, rewrite_segment, unreleased_offsets
 from seamark.metaserver.log.files import FolderFiles, LogFiles
 from seamark.metaserver.log.frames import HEADER_BYTES, encode_meta, frame_bytes, payloads_of
 from seamark.metaserver.log.index import ShardIndex
@@ -46,7 +48,7 @@ from seamark.metaserver.log.port import (
     check_producer_name,
 )
 from seamark.metaserver.log.recovery import FULL, RecoveredLog, create_segment_file, recover
-from seamark.metaserver.log.segment import Segment, find_segment, index_name, segments_from
+from seamark.metaserver.log.segment import LogSegment, find_segment, index_name, segments_from
 from seamark.metaserver.log.state import AppendEntry, Group, LogState
 from seamark.metaserver.log.waiting import Waiters
 from seamark.metaserver.log.writer import SegmentWriter
@@ -145,8 +147,9 @@ class SegmentLog:
         self._waiting_bytes = 0
         self._wake = asyncio.Event()
         self._wake_maintenance = asyncio.Event()
+        self._maintaining = asyncio.Lock()
         self._waiters = Waiters(self._state.watermark)
-        self._loaded: OrderedDict[tuple[int, Shard], ShardIndex] = OrderedDict()
+        self._loaded: OrderedDict[tuple[LogSegment, Shard], ShardIndex] = OrderedDict()
         self._failure: str | None = None
         self._is_closing = False
         self.syncs = 0
@@ -331,7 +334,7 @@ class SegmentLog:
             try:
                 await self.store_indexes()
                 await self.trim()
-            except OSError as error:  # The segments stay unchanged, and the next run tries again.
+            except OSError as error:  # the segments are unchanged, and the next run tries again
                 _log.warning("log maintenance failed", error=str(error))
 
     async def store_indexes(self) -> None:
@@ -340,40 +343,77 @@ class SegmentLog:
         Raises:
             OSError: The disk is full or fails; the log works without the file.
         """
-        for segment in self._segments[:-1]:
-            if segment.index is not None:
-                await self._runner.read(partial(segment.store_index, self._files))
-                segment.use_index_file(await self._runner.read(partial(segment.load_ranges, self._files)))
+        async with self._maintaining:
+            for segment in self._segments[:-1]:
+                if segment.index is not None:
+                    await self._runner.read(partial(segment.store_index, self._files))
+                    segment.use_index_file(await self._runner.read(partial(segment.load_ranges, self._files)))
 
     async def trim(self) -> int:
         """Remove the oldest segments beyond the retention; return their number.
 
-        It stops at the first segment with rows that are in no data file, unless `drops_unreleased` is set.
+        From the first segment on that has rows that are in no data file, segments are rewritten instead of removed,
+        unless the limits say otherwise.
 
         Raises:
             OSError: The disk fails.
         """
+        async with self._maintaining:
+            return await self._trim()
+
+    async def _trim(self) -> int:
         oldest_ms = self._clock.now_ms() - self._limits.retention_ms
-        total_bytes = sum(segment.size_bytes for segment in self._segments)
-        removed: list[Segment] = []
+        # Offsets of one moment: a later segment may not lose rows of a shard while an earlier segment has such rows.
+        released = self._state.released_offsets()
+        size_bytes = self.size_bytes
+        removed: list[LogSegment] = []
         for segment in self._segments[:-1]:
-            if segment.time_ms() >= oldest_ms and total_bytes <= self._limits.retention_bytes:
+            is_kept = segment.time_ms() >= oldest_ms and size_bytes <= self._limits.retention_bytes
+            if is_kept or not (self._limits.drops_unreleased or segment.is_released(released)):
                 break
-            if not (self._limits.drops_unreleased or segment.is_released(self._state)):
-                break
-            total_bytes -= segment.size_bytes
+            size_bytes -= segment.size_bytes
             removed.append(segment)
         for segment in removed:
-            for shard in segment.shards():
-                summary = self._state.shards.get(shard)
-                if summary is not None:
-                    summary.start = max(summary.start, segment.end(shard) or 0)
-                    summary.size_bytes -= segment.rows_bytes(shard)
+            self._move_starts(segment, {})
+            segment.is_gone = True
         del self._segments[: len(removed)]
         if removed:
             names = [name for segment in removed for name in (segment.name, index_name(segment.number))]
             await self._runner.read(partial(self._files.remove, names))
+        # Only now: rows of a shard may not be missing between two segments, also after a crash.
+        for place, segment in enumerate(self._segments[:-1]):
+            is_kept = segment.time_ms() >= oldest_ms and size_bytes <= self._limits.retention_bytes
+            if is_kept or not await self._rewrite(segment, released):
+                break
+            size_bytes -= segment.size_bytes - self._segments[place].size_bytes
         return len(removed)
+
+    async def _rewrite(self, segment: LogSegment, all_released: Mapping[Shard, int]) -> bool:
+        """Leave only unreleased rows in a segment; return False if released rows stay in it."""
+        released = unreleased_offsets(segment, all_released)
+        if all(shard in released and (segment.first(shard) or 0) >= released[shard] for shard in segment.shards()):
+            return True
+        if not is_worth_rewriting(segment, released):
+            return False
+        self._move_starts(segment, released)
+        replacement = await self._runner.read(partial(rewrite_segment, self._files, segment, released))
+        self._segments[self._segments.index(segment)] = replacement
+        segment.is_gone = True
+        for shard in released:
+            summary = self._state.shards.get(shard)
+            if summary is not None:
+                summary.size_bytes -= segment.rows_bytes(shard) - replacement.rows_bytes(shard)
+        return True
+
+    def _move_starts(self, segment: LogSegment, released: Mapping[Shard, int]) -> None:
+        """Make the rows of a segment unreadable before they are removed, except for those at or after `released`."""
+        for shard in segment.shards():
+            summary = self._state.shards.get(shard)
+            if summary is None:
+                continue
+            summary.start = max(summary.start, released.get(shard, segment.end(shard) or 0))
+            if shard not in released:
+                summary.size_bytes -= segment.rows_bytes(shard)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -394,15 +434,22 @@ class SegmentLog:
         try:
             index = await self._load_index(segment, shard)
             places = index.places(offset, limit_bytes=limit_bytes, end=end)
-            return await self._runner.read(partial(segment.read_records, self._files, shard, places))
-        except OSError as error:
-            self._state.check_readable(shard, offset)  # The retention has removed the segment meanwhile.
-            raise LogUnavailable(f"The disk of the log failed ({error.strerror}); retry later") from error
+            records = await self._runner.read(partial(segment.read_records, self._files, shard, places))
+        except (Corrupt, OSError) as error:
+            async with self._maintaining:  # retention may have removed or rewritten the segment meanwhile
+                pass
+            if not segment.is_gone:
+                if isinstance(error, Corrupt):
+                    raise
+                raise LogUnavailable(f"The disk of the log failed ({error.strerror}); retry later") from error
+        if segment.is_gone:
+            return await self.read(shard, offset, limit_bytes=limit_bytes, end=end)
+        return records
 
-    async def _load_index(self, segment: Segment, shard: Shard) -> ShardIndex:
+    async def _load_index(self, segment: LogSegment, shard: Shard) -> ShardIndex:
         if segment.index is not None:
             return segment.index.shards[shard]
-        key = (segment.number, shard)
+        key = (segment, shard)
         index = self._loaded.get(key)
         if index is None:
             index = self._loaded[key] = await self._runner.read(partial(segment.load_index, self._files, shard))
@@ -426,7 +473,12 @@ class SegmentLog:
                 try:
                     offset = (await self._load_index(segment, shard)).offset_at(time_ms)
                 except OSError as error:
-                    raise LogUnavailable(f"The disk of the log failed ({error.strerror}); retry later") from error
+                    async with self._maintaining:
+                        pass
+                    if not segment.is_gone:
+                        raise LogUnavailable(f"The disk of the log failed ({error.strerror}); retry later") from error
+                if segment.is_gone:
+                    return await self.offset_at(shard, time_ms)
                 if offset is not None:
                     return offset
         return self._state.watermark(shard)

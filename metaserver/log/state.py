@@ -195,6 +195,10 @@ class LogState:
             if summary is not None:
                 summary.released = max(summary.released, min(offset, summary.watermark))
 
+    def released_offsets(self) -> dict[Shard, int]:
+        """Return the offset below which rows are in data files, for each shard."""
+        return {shard: summary.released for shard, summary in self.shards.items()}
+
     def check_readable(self, shard: Shard, offset: int) -> None:
         """Check that a reader can begin at an offset.
 

@@ -132,16 +132,16 @@ def _split_bucket(parts: SplitResult, settings: Settings) -> tuple[str, str]:
         endpoint = urlsplit(settings.s3_endpoint.rstrip("/"))
         base, virtual_allowed = strip_default_port(endpoint), not settings.s3_path_style
         if parts.scheme != endpoint.scheme or not path.startswith(endpoint.path):
-            raise _elsewhere(parts, settings)
+            raise _make_endpoint_error(parts, settings)
         path = path[len(endpoint.path) :]
     else:
         if parts.scheme != "https":
-            raise _elsewhere(parts, settings)
+            raise _make_endpoint_error(parts, settings)
         labels = re.search(r"(?:^|\.)(s3[.-].*)$", host)
         base = labels[1] if labels else ""
         matched = _AWS_HOST.fullmatch(base)
         if matched is None or matched[1] not in (None, settings.s3_region):
-            raise _elsewhere(parts, settings)
+            raise _make_endpoint_error(parts, settings)
         virtual_allowed = True
     if path.startswith("//") or (path and not path.startswith("/")):
         raise BadRequest("uri has a path that does not start with a single '/'")
@@ -154,7 +154,7 @@ def _split_bucket(parts: SplitResult, settings: Settings) -> tuple[str, str]:
     # bucket, and the request would reach another object than the checked one.
     if virtual_allowed and host.endswith("." + base):
         return host[: -len(base) - 1], path.removeprefix("/")
-    raise _elsewhere(parts, settings)
+    raise _make_endpoint_error(parts, settings)
 
 
 def strip_default_port(parts: SplitResult) -> str:
@@ -162,7 +162,7 @@ def strip_default_port(parts: SplitResult) -> str:
     return parts.netloc.lower().removesuffix(default) if default else parts.netloc.lower()
 
 
-def _elsewhere(parts: SplitResult, settings: Settings) -> Forbidden:
+def _make_endpoint_error(parts: SplitResult, settings: Settings) -> Forbidden:
     here = settings.s3_endpoint or f"https://s3.{settings.s3_region}.amazonaws.com"
     style = "path-style" if settings.s3_endpoint and settings.s3_path_style else "path-style or virtual-host"
     return Forbidden(

@@ -65,7 +65,7 @@ def sign(
         Forbidden: The request reaches outside `table_location`, writes without `writable`, or signing is disabled.
         StorageError: The server has no keys.
     """
-    table = _signable(table_location, settings)
+    table = _parse_signable_location(table_location, settings)
     method, uri, sent, body = _decode(request, settings)
     if method in WRITE_METHODS and not writable:
         raise Forbidden(f"{method} needs write access to this table")
@@ -88,7 +88,7 @@ def cache_control(request: dict[str, Any]) -> str:
     return "private" if str(request.get("method", "")).upper() in READ_METHODS else "no-cache"
 
 
-def _signable(table_location: str, settings: Settings) -> Location:
+def _parse_signable_location(table_location: str, settings: Settings) -> Location:
     table = parse_location(table_location, "The table's location")
     if table.scheme != "s3":
         raise BadRequest(f"The table is at {str(table)!r}, not on S3, so its requests need no signature")

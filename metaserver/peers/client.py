@@ -38,7 +38,7 @@ class PeerDamaged(PeerFailed):
 
 
 @dataclass(slots=True)
-class Question:
+class PendingRequest:
     """A request that is in progress.
 
     `acknowledged` is set when the first bytes of the answer arrive. `from_cache` is whether the replica
@@ -63,21 +63,21 @@ class PeerClient:
         self.damaged = 0
         """The number of answers whose content did not match the digest."""
 
-    def ask(self, address: str, location: str, limit_bytes: int | None) -> Question:
+    def request_file(self, address: str, location: str, limit_bytes: int | None) -> PendingRequest:
         """Send a request in a task.
 
         Raises:
             PeerFailed: Raised when the answer is awaited, unless it is the intact content with at most `limit_bytes`.
         """
-        question: Question
+        pending: PendingRequest
 
         def acknowledge(from_cache: bool) -> None:
-            question.from_cache = from_cache
-            question.acknowledged.set()
+            pending.from_cache = from_cache
+            pending.acknowledged.set()
 
         work = self._read_intact(address, location, limit_bytes, acknowledge)
-        question = Question(asyncio.get_running_loop().create_task(work, name="peer"))
-        return question
+        pending = PendingRequest(asyncio.get_running_loop().create_task(work, name="peer"))
+        return pending
 
     async def _read_intact(
         self, address: str, location: str, limit_bytes: int | None, acknowledge: Callable[[bool], None]

@@ -26,7 +26,7 @@ from seamark.metaserver.objects.forwarding import ForwardingObjects
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.peers.blobs import FileCache
-from seamark.metaserver.peers.client import PeerClient, PeerDamaged, PeerFailed, Question
+from seamark.metaserver.peers.client import PeerClient, PeerDamaged, PeerFailed, PendingRequest
 from seamark.metaserver.peers.latencies import CircuitBreaker, Percentile
 from seamark.metaserver.peers.membership import Membership
 from seamark.metaserver.peers.protocol import is_immutable
@@ -80,9 +80,9 @@ class PeerObjects(ForwardingObjects):
         self._clock = clock
         self._breakers: dict[str, CircuitBreaker] = {}
         self._flights: SingleFlight[tuple[str, int | None], bytes] = SingleFlight()
-        self._began = Percentile(0.05, least_s=0.005, most_s=0.1, factor=2.0)
-        self._cached = Percentile(0.1, least_s=0.01, most_s=1.0, factor=2.0)
-        self._from_storage = Percentile(0.25, least_s=0.02, most_s=5.0)
+        self._began = Percentile(0.05, min_s=0.005, max_s=0.1, factor=2.0)
+        self._cached = Percentile(0.1, min_s=0.01, max_s=1.0, factor=2.0)
+        self._from_storage = Percentile(0.25, min_s=0.02, max_s=5.0)
         self.counts = PeerCounts()
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
@@ -129,63 +129,63 @@ class PeerObjects(ForwardingObjects):
     async def _read_from(self, owner: str, location: str, limit_bytes: int | None) -> bytes:
         """Read a file from its owner, with a hedged read."""
         began_s = self._clock.monotonic()
-        question = self._client.ask(owner, location, limit_bytes)
+        pending = self._client.request_file(owner, location, limit_bytes)
         reading: asyncio.Task[bytes] | None = None
         try:
-            await self._wait(question, began_s)
-            if not question.answer.done():
+            await self._wait(pending, began_s)
+            if not pending.answer.done():
                 self.counts.hedged += 1
                 reading = asyncio.get_running_loop().create_task(
                     self._read_storage(location, limit_bytes), name="hedged-read"
                 )
-                await asyncio.wait((question.answer, reading), return_when=asyncio.FIRST_COMPLETED)
-                if not question.answer.done() and reading.exception() is not None:
-                    await asyncio.wait((question.answer,))
-            if question.answer.done():
-                content = self._result(question, owner, began_s)
+                await asyncio.wait((pending.answer, reading), return_when=asyncio.FIRST_COMPLETED)
+                if not pending.answer.done() and reading.exception() is not None:
+                    await asyncio.wait((pending.answer,))
+            if pending.answer.done():
+                content = self._result(pending, owner, began_s)
                 if content is not None:
                     return content
-            elif not question.acknowledged.is_set():
+            elif not pending.acknowledged.is_set():
                 self._breaker(owner).record_failure(self._clock.monotonic())
             if reading is None:
                 return await self._read_storage(location, limit_bytes)
             return await reading
         finally:
-            question.answer.cancel()
+            pending.answer.cancel()
             if reading is not None:
                 reading.cancel()
-            await asyncio.gather(question.answer, *filter(None, (reading,)), return_exceptions=True)
+            await asyncio.gather(pending.answer, *filter(None, (reading,)), return_exceptions=True)
 
-    async def _wait(self, question: Question, began_s: float) -> None:
+    async def _wait(self, pending: PendingRequest, began_s: float) -> None:
         """Wait until the answer is complete, or until it takes too long."""
-        beginning = asyncio.get_running_loop().create_task(question.acknowledged.wait(), name="peer-beginning")
+        beginning = asyncio.get_running_loop().create_task(pending.acknowledged.wait(), name="peer-beginning")
         try:
             await asyncio.wait(
-                (question.answer, beginning), timeout=self._began.value_s, return_when=asyncio.FIRST_COMPLETED
+                (pending.answer, beginning), timeout=self._began.value_s, return_when=asyncio.FIRST_COMPLETED
             )
         finally:
             beginning.cancel()
-        if not question.acknowledged.is_set():
+        if not pending.acknowledged.is_set():
             return
         self._began.add(self._clock.monotonic() - began_s)
-        if not question.answer.done():
-            expected = self._cached if question.from_cache else self._from_storage
-            await asyncio.wait((question.answer,), timeout=expected.value_s)
+        if not pending.answer.done():
+            expected = self._cached if pending.from_cache else self._from_storage
+            await asyncio.wait((pending.answer,), timeout=expected.value_s)
 
-    def _result(self, question: Question, owner: str, began_s: float) -> bytes | None:
+    def _result(self, pending: PendingRequest, owner: str, began_s: float) -> bytes | None:
         """Return the content of a finished answer; None after a failure, which the circuit breaker counts."""
         now_s = self._clock.monotonic()
         try:
-            content = question.answer.result()
+            content = pending.answer.result()
         except PeerFailed as error:
             self.counts.failed += 1
-            if question.acknowledged.is_set() and not isinstance(error, PeerDamaged):
+            if pending.acknowledged.is_set() and not isinstance(error, PeerDamaged):
                 self._breaker(owner).record_success()  # It answers, but it does not have this file.
             else:
                 self._breaker(owner).record_failure(now_s)
             return None
         self._breaker(owner).record_success()
-        if question.from_cache:
+        if pending.from_cache:
             self.counts.hits += 1
             self._cached.add(now_s - began_s)
         else:

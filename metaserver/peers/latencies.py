@@ -12,12 +12,12 @@ _RECOMPUTED_EVERY = 16
 
 
 class Percentile:
-    """The 95th percentile of the last `SAMPLES` durations, times `factor`, limited to `least_s` to `most_s`."""
+    """The 95th percentile of the last `SAMPLES` durations, times `factor`, limited to `min_s` to `max_s`."""
 
-    def __init__(self, first_s: float, *, least_s: float, most_s: float, factor: float = 1.5) -> None:
+    def __init__(self, first_s: float, *, min_s: float, max_s: float, factor: float = 1.5) -> None:
         self._samples: deque[float] = deque(maxlen=SAMPLES)
-        self._least_s = least_s
-        self._most_s = most_s
+        self._min_s = min_s
+        self._max_s = max_s
         self._factor = factor
         self._since = 0
         self.value_s = first_s
@@ -29,7 +29,7 @@ class Percentile:
             self._since = 0
             ordered = sorted(self._samples)
             percentile = ordered[min(len(ordered) - 1, int(len(ordered) * 0.95))]
-            self.value_s = min(self._most_s, max(self._least_s, percentile * self._factor))
+            self.value_s = min(self._max_s, max(self._min_s, percentile * self._factor))
 
 
 class CircuitBreaker:

@@ -99,7 +99,7 @@ class PeerTickets:
 
     def issue(self, address: str, location: str) -> tuple[dict[str, str], bytes]:
         """Return (headers, HMAC) of a request to the replica at `address`."""
-        key_id, key = self._keyring.signing(_PURPOSE)
+        key_id, key = self._keyring.signing_key(_PURPOSE)
         expires_ms = self._clock.now_ms() + int(TICKET_S * 1000)
         nonce = self._clock.random_bytes(NONCE_BYTES)
         mac = _request_mac(key, expires_ms, nonce, address, location)
@@ -117,7 +117,7 @@ class PeerTickets:
                 raise ValueError
             raw = base64.b64decode(ticket.encode("ascii"), altchars=b"-_", validate=True)
             key_id, expires_ms, nonce, mac = _TICKET.unpack(raw)
-            key = self._keyring.verifying(_PURPOSE, key_id)
+            key = self._keyring.verifying_key(_PURPOSE, key_id)
             decoded = unquote(location, errors="strict")
             if key is None or not hmac.compare_digest(mac, _request_mac(key, expires_ms, nonce, address, decoded)):
                 raise ValueError
@@ -155,7 +155,7 @@ class PeerTickets:
             raise BadAnswer(f"the outcome is {outcome}") from None
 
     def _answer_mac(self, request: bytes, packed: bytes) -> bytes:
-        key = self._keyring.verifying(_PURPOSE, request[:ID_BYTES])
+        key = self._keyring.verifying_key(_PURPOSE, request[:ID_BYTES])
         if key is None:
             raise BadAnswer("the key was retired in the meantime")
         return hmac.digest(key, b"answer\x00" + packed + request, hashlib.sha256)

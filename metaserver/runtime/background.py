@@ -27,7 +27,7 @@ def report(log: Callable[..., object], event: str, **fields: Any) -> None:
 
 
 @asynccontextmanager
-async def running(name: str, work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+async def run_in_background(name: str, work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
     """Run `work` in the background during the block.
 
     A failure is logged, and `work` restarts after a delay.

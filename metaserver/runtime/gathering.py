@@ -10,12 +10,12 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def gather(work: Sequence[Callable[[], Awaitable[T]]], at_once: int = 0) -> list[T]:
-    """Return the results in the order of `work`, with at most `at_once` running (0: all).
+async def gather(work: Sequence[Callable[[], Awaitable[T]]], concurrent_max: int = 0) -> list[T]:
+    """Return the results in the order of `work`, with at most `concurrent_max` running (0: all).
 
     If one fails, the others are cancelled, and then its error is raised.
     """
-    slots: AbstractAsyncContextManager[None] = asyncio.Semaphore(at_once) if at_once else nullcontext()
+    slots: AbstractAsyncContextManager[None] = asyncio.Semaphore(concurrent_max) if concurrent_max else nullcontext()
 
     async def run(begin: Callable[[], Awaitable[T]]) -> T:
         async with slots:

@@ -47,7 +47,7 @@ def current_staleness() -> Staleness | None:
 
 
 @contextmanager
-def allowing(staleness: Staleness | None) -> Iterator[None]:
+def allow_staleness(staleness: Staleness | None) -> Iterator[None]:
     """Set the value of `current_staleness` within the block, in this task and the tasks that it starts."""
     token = _CURRENT.set(staleness)
     try:

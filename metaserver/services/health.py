@@ -18,7 +18,7 @@ from seamark.formats.iceberg.metadata.properties import (
     TARGET_FILE_BYTES_DEFAULT,
     count_of,
 )
-from seamark.formats.iceberg.metadata.replacement import difference
+from seamark.formats.iceberg.metadata.replacement import find_row_count_mismatch
 from seamark.formats.iceberg.metadata.table_json import encode_table
 from seamark.formats.index.definitions import read_definitions
 from seamark.formats.runtime.clock import Clock
@@ -189,7 +189,7 @@ def _replacement_problems(metadata: TableMetadata) -> Iterator[Problem]:
     for snapshot in metadata.snapshots:
         parent_id = snapshot.parent_snapshot_id
         parent = None if parent_id is None else metadata.snapshot(parent_id)
-        if (why := difference(snapshot, parent)) is not None:
+        if (why := find_row_count_mismatch(snapshot, parent)) is not None:
             differences[snapshot.snapshot_id] = why
     if not differences:
         return

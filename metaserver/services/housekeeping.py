@@ -10,7 +10,7 @@ import structlog
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.catalog.catalog import Catalog
-from seamark.metaserver.catalog.ownership.claims import fill_rest
+from seamark.metaserver.catalog.ownership.claims import create_remaining_claims
 from seamark.metaserver.commit.expiration.expiration import Expiration
 from seamark.metaserver.index.files.cleaning import Cleaner
 from seamark.metaserver.runtime.background import report
@@ -47,7 +47,7 @@ class Housekeeping:
             "archived": timeline.archive,
             "pruned": self._prune,
             "column_reads_pruned": catalog.column_usage.prune,
-            "claims_filled": lambda: fill_rest(catalog.context),
+            "claims_filled": lambda: create_remaining_claims(catalog.context),
             "purged": catalog.dropped.purge_expired,
             "locations_released": catalog.dropped.release_unused,
             "expirations_resumed": expiration.resume,

@@ -106,7 +106,7 @@ class JobQueue:
             for key, entry in first
         ]
 
-    def lags(self) -> dict[str, float]:
+    def measure_lags(self) -> dict[str, float]:
         """Return for each service how many seconds its longest waiting job has been due."""
         now = self._now()
         lags: dict[str, float] = {}
@@ -116,7 +116,7 @@ class JobQueue:
                 lags[entry.job.service] = lag_s
         return lags
 
-    def failing(self) -> dict[str, int]:
+    def count_failing(self) -> dict[str, int]:
         """Return for each service the number of tables whose last job failed."""
         return Counter(service for (service, _), (_, failures) in self._resting.items() if failures)
 

@@ -17,12 +17,12 @@ from seamark.formats.iceberg.metadata.column_ttl import COLUMNS as TTL_COLUMNS
 from seamark.formats.iceberg.metadata.column_ttl import TtlPolicy, TtlRule
 from seamark.formats.iceberg.metadata.compaction import (
     COMPACTED_BY,
-    DELETED,
+    DELETED_ROWS_MIN_FRACTION,
     MIN_FILES,
     MIN_FILES_DEFAULT,
     small_below,
 )
-from seamark.formats.iceberg.metadata.manifest_policy import MARK, MIN_COUNT, MIN_COUNT_DEFAULT
+from seamark.formats.iceberg.metadata.manifest_policy import MIN_COUNT, MIN_COUNT_DEFAULT, REWRITTEN_BY_MARK
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import (
     TARGET_FILE_BYTES,
@@ -205,7 +205,7 @@ def is_clustered(properties: Mapping[str, str], by_default: bool) -> bool:
 def _report_deleted_rows(proposer: JobProposer, state: TableState) -> Iterator[Problem]:
     """Yield a problem if many rows of the table are deleted, which a rewrite by `proposer` corrects."""
     health = state.health
-    if health.deleted_records >= DELETED * max(1, health.records):
+    if health.deleted_records >= DELETED_ROWS_MIN_FRACTION * max(1, health.records):
         yield proposer.make_problem(
             state,
             "deleted rows",
@@ -409,7 +409,7 @@ class TableStatistics(JobProposer):
             return
         detail = "no snapshot has the distinct values of all columns"
         if newest.file is not None:
-            changed, commits = newest.added + newest.removed, len(newest.since)
+            changed, commits = newest.added + newest.removed, len(newest.later_snapshots)
             detail = (
                 f"{changed:,} of {newest.rows:,} rows were added or removed in {commits:,} commits since the statistics"
             )
@@ -437,7 +437,7 @@ class ManifestRewriting(RewriteProposer):
         if snapshot is None or not self.is_on(metadata):
             return None
         summary = snapshot.summary_map()
-        name, value = MARK
+        name, value = REWRITTEN_BY_MARK
         files = _data_files(snapshot) + count_of(summary, "total-delete-files", 0)
         # With at least 4 manifests, a bad order of the entries is also a reason.
         min_files = min(4, max(2, count_of(metadata.properties, MIN_COUNT, MIN_COUNT_DEFAULT)))

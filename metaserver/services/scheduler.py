@@ -218,7 +218,7 @@ class Scheduler:
             while True:
                 await asyncio.sleep(self._lease.lasts_s / 3)
                 await self._lease.hold(self._running.encode(queue, self._clock.now_ms()))
-                self._report_lag(queue.lags(), queue.failing())
+                self._report_lag(queue.measure_lags(), queue.count_failing())
                 self._report_running(self._running)
         finally:
             # Another replica now reports its own reason.
@@ -268,7 +268,7 @@ class Scheduler:
         """
         table = await self._watch.find(job.namespace, job.table)
         prefixes = (_PREFIX_OF_ALL_SERVICES, *steering_prefixes(job.service))
-        for name, setter in ({} if table is None else await self._watch.setters(table[0])).items():
+        for name, setter in ({} if table is None else await self._watch.list_setters(table[0])).items():
             if not name.startswith(prefixes):
                 continue
             if (why := await self._rights.why_lost(setter, Role.WRITER, job.namespace)) is not None:

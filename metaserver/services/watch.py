@@ -66,7 +66,7 @@ class TableWatch:
         Args:
             since: The position on the timeline.
         """
-        async with self._timeline.watching(InstantFilter(since=since), counted=False) as watcher:
+        async with self._timeline.watch_instants(InstantFilter(since=since), counted=False) as watcher:
             while True:
                 instants = await self._timeline.read_next(watcher, _BATCH)
                 changed = {
@@ -117,7 +117,7 @@ class TableWatch:
             report(_log.warning, "table not examined", namespace=namespace, table=name, reason=error.message)
             return None
 
-    async def setters(self, entry: Entry) -> dict[str, str]:
+    async def list_setters(self, entry: Entry) -> dict[str, str]:
         """Return the principals that set the properties of the table's policy, by property.
 
         Empty if the table's metadata cannot be read.

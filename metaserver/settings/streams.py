@@ -47,10 +47,6 @@ class StreamSettings:
         "stream_log_retention_s.",
         minimum=64 << 20,
     )
-    stream_log_drops_unflushed: bool = setting(
-        False,
-        "Whether the log also removes rows that are in no data file, by age and size. Such rows are lost.",
-    )
     stream_log_waiting_bytes: int = setting(
         256 << 20,
         "Bytes of rows that wait for the disk of the log. Beyond it writers get 429.",

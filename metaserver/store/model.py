@@ -65,7 +65,7 @@ class Entry(msgspec.Struct, frozen=True):
     statement reads the offsets and the pointer, so both belong together. Empty for other tables.
     """
 
-    def flushed_offsets(self) -> dict[int, int]:
+    def parse_flushed_offsets(self) -> dict[int, int]:
         """Return the flushed offsets by shard."""
         parts = (part.split(":") for part in self.flushed.split(",") if part)
         return {int(shard): int(offset) for shard, offset in parts}
@@ -319,12 +319,12 @@ class ClaimedLocation(msgspec.Struct, frozen=True):
     """Whether others may also claim it as shared: a folder for files of several tables."""
     shown: str = ""
     """The location as the client wrote it, for messages. `what` says what the location is."""
-    what: str = "The location"
+    subject: str = "The location"
 
     def make_overlap_error(self) -> BadRequest:
         """Return the error for a location that overlaps a location of another entry."""
         return BadRequest(
-            f"{self.what} {self.shown!r} overlaps the files of another table, view or function; choose another, or "
+            f"{self.subject} {self.shown!r} overlaps the files of another table, view or function; choose another, or "
             "omit it, and the server chooses one. A dropped entry keeps its location until it is purged or its "
             "retention ends"
         )

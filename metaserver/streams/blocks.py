@@ -1,8 +1,8 @@
 """The rows of one shard in memory: the rows that are durable in the log and not yet in the table's files.
 
-The log is authoritative. `catch_up` reads the rows up to a watermark: from the records that appends of this process
-have offered, and otherwise from the log. So the rows in memory are always a range without gaps that begins at the
-flushed offset, regardless of the process that appended them, and a start of the server needs no separate recovery.
+The log is the truth. `catch_up` brings the rows up to a watermark: from what the appends of this process have offered,
+and else from the log. So rows in memory are always a gapless range that begins at the flushed offset, also rows that
+another process appended. A start of the server needs no separate recovery.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tables of the catalog for stream tables: loads and commits a table by its UUID, under any name."""
+"""The tables of the catalog, as stream tables use them: loads and commits by the UUID, under any name."""
 
 from __future__ import annotations
 

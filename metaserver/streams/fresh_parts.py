@@ -17,9 +17,7 @@ from seamark.metaserver.streams.row_files import EncodedFile
 MERGED_ROWS_MAX = 1_000_000
 """The maximum number of rows of parts that a new part replaces."""
 _MERGE_RATIO = 2
-"""A new part replaces the part before it, unless the part before it has more rows than this number times the new
-rows.
-"""
+"""A new part replaces the part before it, unless the earlier part has more than this number of times its rows."""
 
 
 class FreshPart(msgspec.Struct, frozen=True):
@@ -32,7 +30,7 @@ class FreshPart(msgspec.Struct, frozen=True):
 
 
 class OffsetRange(msgspec.Struct, frozen=True):
-    """The rows that a part will have."""
+    """The rows of a part to write."""
 
     start: int
     end: int

@@ -72,7 +72,7 @@ def encode_fresh_snapshot(
         written = write_manifest(entries, metadata=metadata, spec_id=spec_id, content=DATA_MANIFEST)
         path = f"{name}-m{spec_id}.avro"
         stored.append((path, written.data))
-        manifests.append(written.described(path, snapshot_id=snapshot_id, sequence_number=sequence_number))
+        manifests.append(written.to_manifest_file(path, snapshot_id=snapshot_id, sequence_number=sequence_number))
     first_row_id = added_rows = None
     if metadata.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION:
         first_row_id = metadata.next_row_id

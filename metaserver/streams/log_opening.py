@@ -11,7 +11,7 @@ from seamark.metaserver.log.port import StreamLog
 
 
 class LogElsewhere(LogUnavailable):
-    """Another process has the log."""
+    """Another process has the log, or this process has another log: no reader has seen rows of it."""
 
 
 class LogSource:

@@ -54,26 +54,34 @@ def decode_objects(body: bytes, row_format: RowFormat, *, rows_max: int) -> list
         BadRequest: The body is not such JSON.
         TooLarge: The body has more than `rows_max` rows.
     """
-    try:
-        if row_format is RowFormat.LINES:
-            rows: Any = msgspec.json.decode_lines(body) if hasattr(msgspec.json, "decode_lines") else _LINES(body)
-        else:
-            rows = msgspec.json.decode(body)
-            if isinstance(rows, dict) and set(rows) == {"rows"}:
-                rows = rows["rows"]
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise BadRequest(f"The rows are not valid JSON: {error}") from None
+    rows: Any
+    if row_format is RowFormat.LINES:
+        lines = [line for line in body.splitlines() if line.strip()]
+        _check_count(len(lines), rows_max)
+        rows = [_decode(line, f"Row {number}") for number, line in enumerate(lines)]
+    else:
+        rows = _decode(body, "The body")
+        if isinstance(rows, dict) and set(rows) == {"rows"}:
+            rows = rows["rows"]
     if not isinstance(rows, list):
         raise BadRequest('The body has to be an array of objects, or an object with the array "rows"')
-    if len(rows) > rows_max:
-        raise TooLarge(f"The body has {len(rows):,} rows; the limit is {rows_max:,} rows. Send several requests")
+    _check_count(len(rows), rows_max)
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             raise BadRequest(f"Row {number} is {_show(row)}, and not an object with the columns")
     return rows
 
 
-_LINES = msgspec.json.Decoder().decode_lines
+def _check_count(count: int, rows_max: int) -> None:
+    if count > rows_max:
+        raise TooLarge(f"The body has {count:,} rows; the limit is {rows_max:,} rows. Send several requests")
+
+
+def _decode(text: bytes, subject: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise BadRequest(f"{subject} is not valid JSON: {error}") from None
 
 
 def to_batch(rows: Sequence[dict[str, Any]], schema: Schema) -> pa.RecordBatch:

@@ -6,7 +6,7 @@ The rules:
 - A reader gets the files of a pointer, and the fresh rows from the flushed offsets that belong to this pointer up to
   watermarks of one moment. So a flush neither hides nor repeats a row, and a reader sees each append whole.
 - A flush adds files with the rows from the flushed offset to `cut`, and moves the flushed offset from the former to the
-  latter, in one transaction. Each row is added once, even if several processes flush.
+  latter, in one transaction. Any process may flush; each row is added once.
 - Rows leave the memory, and fresh files are given up, only after the flushed offset has passed them.
 
 The class knows no socket, no database and no file system: it works on ports, so that a simulation runs it.
@@ -65,8 +65,8 @@ class StreamLimits(NamedTuple):
     """Limits of one stream table.
 
     Attributes:
-        fresh_interval_s: The minimum time between two writes of fresh files.
-        fresh_retention_s: How long fresh files stay for running queries after plans no longer name them.
+        fresh_interval_s: The least time between two times that fresh files are written.
+        fresh_retention_s: How long fresh files stay when plans no longer name them, for running queries.
     """
 
     fresh_interval_s: float
@@ -126,7 +126,7 @@ class StreamTable:
         self._limits = limits
         self._fresh_folder = fresh_folder
         self._run_in_thread = run_in_thread
-        self._flushed = entry.flushed_offsets()
+        self._flushed = entry.parse_flushed_offsets()
         self._blocks = {
             number: ShardBlocks(log, Shard(self.uuid, number), offset) for number, offset in self._flushed.items()
         }
@@ -135,7 +135,7 @@ class StreamTable:
         self._written_s = -limits.fresh_interval_s
         self._fresh_lock, self._flush_lock = asyncio.Lock(), asyncio.Lock()
         self._unneeded: list[tuple[float, str]] = []
-        """Locations of files that plans no longer name, and when they are deleted."""
+        """When files that plans no longer name are deleted, and their locations."""
         self.appending_bytes = 0
 
     @property
@@ -278,7 +278,7 @@ class StreamTable:
         """
         async with self._flush_lock:
             entry, metadata = await self._tables.load(self.uuid)
-            self._advance(entry.flushed_offsets())
+            self._advance(entry.parse_flushed_offsets())
             cut = self.watermarks()
             ranges = [
                 FlushedRange(number, self._flushed[number], mark)

@@ -1,8 +1,8 @@
 """The stream tables of a server: opens them, limits their memory, and flushes them.
 
-One task watches all tables. It starts a flush of each table that is due, in a separate task, so that a slow table
-delays no other table. All tables share one limit for the memory of rows. Above half of the limit, the largest table is
-flushed at once. At the limit, appends are refused until flushes have made room.
+One task watches all tables. It starts a separate task for the flush of each table that is due, so that a slow table
+holds up no other. The memory for rows is one limit for all tables: from half of it on, the largest table is flushed at
+once; at the limit, appends are refused until flushes have made room.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from seamark.formats.runtime.errors import (
     NoSuchTable,
     RetryLater,
     SeamarkError,
-    StorageError,
     TooManyRequests,
 )
 from seamark.metaserver.catalog.catalog import Catalog
@@ -34,10 +33,10 @@ from seamark.metaserver.catalog.ownership.claims import check_writable
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.commit.changes.group_commit import Commits
 from seamark.metaserver.commit.snapshots.manifests import Manifests
-from seamark.metaserver.log.port import Acknowledgement, Batch, StreamLog, StreamProducer
+from seamark.metaserver.log.port import Acknowledgement, Batch, Shard, StreamLog, StreamProducer
 from seamark.metaserver.log.segments import SegmentLimits, open_segment_log
 from seamark.metaserver.objects.port import ObjectStore
-from seamark.metaserver.runtime.background import running
+from seamark.metaserver.runtime.background import run_in_background
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.operations import OpenStream
 from seamark.metaserver.streams.catalog_tables import CatalogTables
@@ -97,7 +96,7 @@ class _FlushState:
         self.interval_ms: int | None = None
         """The table's own flush interval, if it has one."""
         self.is_due = False
-        """Whether the next look flushes the table, regardless of its age."""
+        """Whether the next look flushes the table, at any age of its rows."""
 
 
 class Streams:
@@ -119,6 +118,8 @@ class Streams:
         self._snapshots: dict[str, _KeptSnapshot] = {}
         """The last fresh snapshot of each table."""
         self._encoding: SingleFlight[tuple[object, ...], Snapshot] = SingleFlight()
+        self._flushed_for_removal: dict[str, int] = {}
+        """The snapshot of the last flush of a table before a commit that removes rows, until a commit has read it."""
         self._next_shard = 0
         self._cleaned_s = 0.0
 
@@ -132,6 +133,11 @@ class Streams:
         """The memory of rows that are not flushed."""
         return sum(table.size_bytes for table in self._tables.values())
 
+    @property
+    def has_log(self) -> bool:
+        """Whether this server has, or had, rows of stream tables."""
+        return self._logs.exists
+
     async def append(
         self, loaded: LoadedTable, payload: bytes, rows: int, *, who: str, producer: tuple[str, int] | None
     ) -> Acknowledgement:
@@ -140,8 +146,8 @@ class Streams:
         Args:
             loaded: The table, which `check_stream_table` accepts.
             payload: The rows, from `RowFiles.pack`.
-            rows: The number of rows.
-            who: The principal. Each principal has its own names of producers.
+            rows: Their number.
+            who: The principal. Two principals may use the same name of a producer.
             producer: The name of the producer, and the number of this append.
 
         Raises:
@@ -167,11 +173,12 @@ class Streams:
             named = StreamProducer(f"{table.uuid}/{tenant}/{name}", sequence)
             # All rows of a producer are in one shard, which has an order.
             shard = int.from_bytes(hashlib.sha256(named.name.encode()).digest()[:4], "big") % table.shards
-        self._flushes[table.uuid].interval_ms = as_int(loaded.metadata.properties, FLUSH_INTERVAL, 0) or None
         acknowledged = await table.append({shard: Batch(rows, payload)}, named)
-        state = self._flushes.get(table.uuid)  # None if the table was dropped meanwhile.
-        if state is not None and loaded.metadata.current_snapshot_id is None:
-            state.is_due = True  # Engines do not request a plan of a table without a snapshot.
+        state = self._flushes.get(table.uuid)
+        if state is not None:  # else the table was dropped meanwhile
+            state.interval_ms = _interval_ms(loaded.metadata)
+            if loaded.metadata.current_snapshot_id is None:
+                state.is_due = True  # engines do not ask for a plan of a table without a snapshot
         return acknowledged
 
     async def load_fresh(self, entry: Entry, metadata: TableMetadata | None = None) -> FreshTable:
@@ -190,8 +197,8 @@ class Streams:
                 metadata = await documents.table(entry.metadata_location)
             try:
                 table = await self._open(entry, metadata)
-                fresh = await table.fresh(entry.flushed_offsets())
-            except LogElsewhere:  # A replica without the log serves the rows that were flushed.
+                fresh = await table.fresh(entry.parse_flushed_offsets())
+            except LogElsewhere:  # a replica without the log serves what was flushed
                 return FreshTable(LoadedTable(entry, metadata), None)
             except FlushedBefore:
                 namespace, name, uuid = entry.namespace, entry.name, entry.uuid
@@ -233,6 +240,14 @@ class Streams:
         self._snapshots[table.uuid] = _KeptSnapshot(key, encoded.snapshot, until_s)
         return encoded.snapshot
 
+    async def open(self, entry: Entry) -> StreamTable:
+        """Return the open stream of a table that has flushed offsets.
+
+        Raises:
+            LogElsewhere: If another process has the log.
+        """
+        return await self._open(entry, await self._context.documents.table(entry.metadata_location))
+
     async def _open(self, entry: Entry, metadata: TableMetadata) -> StreamTable:
         table = self._tables.get(entry.uuid)
         if table is not None:
@@ -258,16 +273,19 @@ class Streams:
             StreamLimits(settings.stream_fresh_interval_ms / 1000, settings.stream_fresh_retention_s),
             fresh_folder=folder,
         )
-        for number, state in ((shard.number, state) for shard, state in log.shards(entry.uuid).items()):
-            if state.watermark < table.flushed.get(number, 0):
-                raise StorageError(
-                    f"The log has rows of the table {entry.uuid} up to offset {state.watermark}, but rows up to "
-                    f"{table.flushed[number]} are in its files: the log was replaced or restored. Restore the right log"
+        stored = log.watermarks([Shard(entry.uuid, number) for number in table.flushed])
+        for shard, watermark in stored.items():
+            if watermark < table.flushed[shard.number]:
+                # New rows would get the offsets of rows that were flushed, and no reader would see them.
+                raise LogElsewhere(
+                    f"The log of this server has {watermark} rows of shard {shard.number} of the table {entry.uuid}, "
+                    f"and {table.flushed[shard.number]} were flushed: it is not the log that the rows of the table "
+                    "were in. Restore that log"
                 )
         # These rows are of an earlier process.
         table.give_up_files([info.location async for info in self._objects.list(folder)])
         self._tables[entry.uuid] = table
-        self._flushes.setdefault(entry.uuid, _FlushState())
+        self._flushes.setdefault(entry.uuid, _FlushState()).interval_ms = _interval_ms(metadata)
         return table
 
     async def flush(self, uuid: str) -> int:
@@ -277,6 +295,30 @@ class Streams:
         if (state := self._flushes.get(uuid)) is not None:
             state.is_due = False
         return await table.flush()
+
+    async def flush_for_removal(self, entry: Entry, read_snapshot_id: int | None) -> None:
+        """Flush a table before a commit that removes rows, so that the commit conflicts with rows that it has not read.
+
+        Readers may have seen rows that no file had when the statement began. After the flush, the statement is
+        repeated. The second commit has read the flush, and does not cause another flush.
+
+        Args:
+            entry: The table.
+            read_snapshot_id: The snapshot that the commit has read.
+        """
+        if not entry.flushed:
+            return
+        try:
+            loaded, metadata = await self._stream_tables.load(entry.uuid)
+            table = await self._open(loaded, metadata)
+        except LogElsewhere:  # no reader of this process has seen such rows
+            return
+        if read_snapshot_id is not None and self._flushed_for_removal.pop(entry.uuid, None) == read_snapshot_id:
+            return
+        if await table.flush():
+            _, metadata = await self._stream_tables.load(entry.uuid)
+            if metadata.current_snapshot_id is not None:
+                self._flushed_for_removal[entry.uuid] = metadata.current_snapshot_id
 
     async def run(self) -> None:
         """Flush tables that are due, until cancelled."""
@@ -355,8 +397,10 @@ class Streams:
             state.task = None
 
     def _close_table(self, table: StreamTable) -> None:
-        for by_uuid in (self._tables, self._flushes, self._snapshots):
-            by_uuid.pop(table.uuid, None)
+        self._tables.pop(table.uuid, None)
+        self._flushes.pop(table.uuid, None)
+        self._snapshots.pop(table.uuid, None)
+        self._flushed_for_removal.pop(table.uuid, None)
 
     async def close(self) -> None:
         """Wait for running flushes."""
@@ -391,6 +435,12 @@ def check_stream_table(metadata: TableMetadata, subject: str) -> None:
         )
 
 
+def _interval_ms(metadata: TableMetadata) -> int | None:
+    """Return the table's own flush interval, if it has a valid one."""
+    text = metadata.properties.get(FLUSH_INTERVAL, "")
+    return max(FLUSH_INTERVAL_MS_MIN, int(text)) if text.isdecimal() and len(text) < 10 else None
+
+
 def _fresh_folder(metadata: TableMetadata) -> str:
     return f"{metadata.location.rstrip('/')}/{FRESH_FOLDER}"
 
@@ -411,7 +461,6 @@ async def open_streams(
         limits = SegmentLimits(
             retention_ms=1000 * settings.stream_log_retention_s,
             retention_bytes=settings.stream_log_retention_bytes,
-            drops_unreleased=settings.stream_log_drops_unflushed,
             waiting_bytes_max=settings.stream_log_waiting_bytes,
             producers_max=settings.stream_log_producers_limit,
         )
@@ -420,7 +469,7 @@ async def open_streams(
     async with open_log_source(open_log, folder.exists) as logs:
         streams = Streams(catalog, commits, objects, logs, row_files)
         try:
-            async with running("streams", streams.run):
+            async with run_in_background("streams", streams.run):
                 yield streams
         finally:
             await streams.close()

@@ -96,7 +96,7 @@ class Timeline:
         instants = await self.read(where, limit)
         if instants or timeout_s <= 0 or self._draining:
             return instants
-        async with self.watching(where) as watcher:
+        async with self.watch_instants(where) as watcher:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     while True:
@@ -108,7 +108,7 @@ class Timeline:
         return await self.read(where, limit)
 
     @asynccontextmanager
-    async def watching(self, where: InstantFilter, *, counted: bool = True) -> AsyncIterator[Watcher]:
+    async def watch_instants(self, where: InstantFilter, *, counted: bool = True) -> AsyncIterator[Watcher]:
         """Register a watcher for the duration of the block.
 
         Raises:

@@ -29,7 +29,7 @@ from seamark.formats.protocol.wire import encode_json
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.decoding import from_attributes
 from seamark.formats.runtime.errors import CommitConflict, SeamarkError
-from seamark.metaserver.runtime.background import running
+from seamark.metaserver.runtime.background import run_in_background
 from seamark.metaserver.settings.settings import Settings, redact_url
 from seamark.metaserver.store.lease import Lease, LeaseLost
 from seamark.metaserver.store.model import EntryKind, Instant, InstantState
@@ -163,7 +163,7 @@ class Deliverer:
         """Wait for new instants, but at most a third of the lease, so that the lease is renewed in time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(LEASE_S / 3):
-                async with self._timeline.watching(InstantFilter(since=position), counted=False) as watcher:
+                async with self._timeline.watch_instants(InstantFilter(since=position), counted=False) as watcher:
                     while not await self._timeline.read_next(watcher, 1):
                         pass
 
@@ -256,5 +256,5 @@ async def open_webhooks(
         ]
         async with AsyncExitStack() as stack:
             for deliverer in deliverers:
-                await stack.enter_async_context(running("webhook", deliverer.run))
+                await stack.enter_async_context(run_in_background("webhook", deliverer.run))
             yield

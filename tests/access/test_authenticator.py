@@ -230,7 +230,7 @@ async def test_signature_for_another_purpose_is_not_an_access_token(
 ) -> None:
     secret = await create_token(store, clock, "ann", None, None)
     authenticator = await opened()
-    key_id, secret_key = fixed_keyring(clock=clock).signing(PURPOSE)
+    key_id, secret_key = fixed_keyring(clock=clock).signing_key(PURPOSE)
     key, header = OctKey.import_key(secret_key), {"alg": "HS256", "kid": key_id.hex()}
     claims = {"iss": ISSUER, "aud": ISSUER, "sub": "ann", "exp": 9_999_999_999, "token": digest_of(secret)}
     await authenticator.authenticate(bearer(jwt.encode(header, claims, key)), None)

@@ -42,7 +42,7 @@ async def test_copy_of_database_and_log_has_no_usable_key(
     settings = some_settings(tmp_path)
     async with open_keyring(settings, store, clock) as keyring:
         used = [key.root for key in keyring.keys]
-        used += [keyring.signing(purpose)[1] for purpose in ("access-token", "scan-planning", "staged-table")]
+        used += [keyring.signing_key(purpose)[1] for purpose in ("access-token", "scan-planning", "staged-table")]
     await create_token(store, clock, "ann", None, [Grant("ann", "admin")])
     taken = stored_bytes(tmp_path)
     assert b"ann" in taken
@@ -77,9 +77,9 @@ async def test_replicas_with_one_key_verify_each_others_signatures(
     key = make_key(clock)
     homes = [some_settings(tmp_path / name, encryption_key=key) for name in ("one", "two")]
     async with open_keyring(homes[0], store, clock) as one, open_keyring(homes[1], store, clock) as two:
-        key_id, signed_with = one.signing("access-token")
-        assert two.verifying("access-token", key_id) == signed_with
-        assert two.verifying("scan-planning", key_id) not in (None, signed_with)
+        key_id, signed_with = one.signing_key("access-token")
+        assert two.verifying_key("access-token", key_id) == signed_with
+        assert two.verifying_key("scan-planning", key_id) not in (None, signed_with)
     assert not any((settings.home / KEY_FILE_NAME).exists() for settings in homes)
 
 
@@ -88,24 +88,24 @@ async def test_new_key_is_published_before_it_signs_and_the_old_one_outlives_its
 ) -> None:
     settings = some_settings(tmp_path, signing_key_rotation_s=7 * DAY_S)
     async with open_keyring(settings, store, clock) as one, open_keyring(settings, store, clock) as two:
-        first, _ = one.signing("x")
+        first, _ = one.signing_key("x")
         clock.advance(7 * DAY_S * 1000)
         await one.refresh()
-        assert one.signing("x")[0] == first  # Published, not yet used
+        assert one.signing_key("x")[0] == first  # Published, not yet used
         await two.refresh()
         assert len(two.keys) == len(one.keys) == 2
         clock.advance(int(PUBLISHED_S * 1000))
-        second, key = one.signing("x")
+        second, key = one.signing_key("x")
         assert second != first
-        assert two.verifying("x", second) == key
-        assert one.verifying("x", first) is not None
+        assert two.verifying_key("x", second) == key
+        assert one.verifying_key("x", first) is not None
         clock.advance((RETIRED_S_MIN - 1) * 1000)
         await one.refresh()
-        assert one.verifying("x", first) is not None
+        assert one.verifying_key("x", first) is not None
         clock.advance(60_000)
         await one.refresh()
-        assert one.verifying("x", first) is None
-        assert one.verifying("x", second) == key
+        assert one.verifying_key("x", first) is None
+        assert one.verifying_key("x", second) == key
 
 
 async def test_access_token_outlives_the_rotation_of_its_key(
@@ -128,12 +128,12 @@ async def test_renewing_keys_invalidates_all_signatures_even_without_the_encrypt
 ) -> None:
     settings = some_settings(tmp_path)
     async with open_keyring(settings, store, clock) as keyring:
-        before, _ = keyring.signing("x")
+        before, _ = keyring.signing_key("x")
         (tmp_path / KEY_FILE_NAME).unlink()
         await renew_keys(settings, store, clock)
         await keyring.refresh()
-        assert keyring.verifying("x", before) is None
-        assert keyring.signing("x")[0] != before
+        assert keyring.verifying_key("x", before) is None
+        assert keyring.signing_key("x")[0] != before
 
 
 async def test_encryption_key_is_replaced_by_listing_the_new_one_first(
@@ -143,7 +143,7 @@ async def test_encryption_key_is_replaced_by_listing_the_new_one_first(
     used = []
     for keys in (old, f"{old},{new}", f"{new},{old}", new):
         async with open_keyring(some_settings(tmp_path, encryption_key=keys), store, clock) as keyring:
-            used.append(keyring.signing("x"))
+            used.append(keyring.signing_key("x"))
     assert len(set(used)) == 1
 
 
@@ -180,7 +180,7 @@ async def test_unencrypted_keys_of_an_older_database_sign_nothing(tmp_path: Path
         pass
     with sqlite3.connect(tmp_path / "seamark.db") as old:
         (step,) = (number for number, one in enumerate(MIGRATIONS) if "DELETE FROM secrets" in one.get("", ()))
-        for table in ("replicas", "column_reads", "retained"):  # Of later steps
+        for table in ("replicas", "column_reads", "retained", "stream_offsets"):  # Of later steps
             old.execute(f"DROP TABLE {table}")
         old.execute("ALTER TABLE leases DROP COLUMN state")
         old.execute("ALTER TABLE claims DROP COLUMN spelled")
@@ -190,7 +190,7 @@ async def test_unencrypted_keys_of_an_older_database_sign_nothing(tmp_path: Path
     async with open_store(url, clock=clock) as store:
         assert await store.secret("oauth-signing") is None
         async with open_keyring(some_settings(tmp_path), store, clock) as keyring:
-            assert keyring.signing("x")
+            assert keyring.signing_key("x")
         assert await store.secret(SECRET_NAME) is not None
 
 

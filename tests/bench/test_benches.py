@@ -12,13 +12,19 @@ from bench import readme
 from bench.index.run import BENCHES as INDEX
 from bench.planning.run import BENCHES as PLANNING
 from bench.run import BENCHES
+from bench.streams.run import BENCHES as STREAMS
 from tests.services.process import REPO
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "name"),
-    [*(("planning", name) for name in PLANNING), *(("index", name) for name in INDEX), ("structure", "flows")],
+    [
+        *(("planning", name) for name in PLANNING),
+        *(("index", name) for name in INDEX),
+        *(("streams", name) for name in STREAMS),
+        ("structure", "flows"),
+    ],
 )
 def test_bench_of_planning_or_indexes_runs_to_its_table(module: str, name: str) -> None:
     argv = [sys.executable, "-m", f"bench.{module}.run", "--quick", name]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from seamark.cache.admission import AdmittingCache
-from seamark.cache.disk import DiskTier, identity
+from seamark.cache.disk import DiskTier, account_key
 from seamark.cache.frequency import COUNT_MAX, FrequencySketch
 from seamark.cache.memory import ENTRY_OVERHEAD_BYTES
 from tests.seeds import first_seed
@@ -191,11 +191,11 @@ def test_disk_keeps_what_is_requested_more_often(tmp_path: Path) -> None:
     hot = [f"hot{number}" for number in range(20)]
     for key in hot:
         for _ in range(3):
-            sketch.count(identity(key))
+            sketch.count(account_key(key))
         assert tier.put(key, data)
     for number in range(100):
         key = f"scan{number}"
-        sketch.count(identity(key))
+        sketch.count(account_key(key))
         tier.put(key, data, "other")
     assert all(tier.get(key) is not None for key in hot)
     assert tier.stats().used_bytes <= 4 << 20

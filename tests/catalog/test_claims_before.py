@@ -13,7 +13,7 @@ import pytest
 from seamark.formats.runtime.clock import SimulatedClock
 from seamark.formats.runtime.errors import BadRequest, RetryLater
 from seamark.formats.storage.locations import parse_location
-from seamark.metaserver.catalog.ownership.claims import fill_rest
+from seamark.metaserver.catalog.ownership.claims import create_remaining_claims
 from seamark.metaserver.catalog.values import CreateTable, CreateView
 from seamark.metaserver.objects.port import ObjectStore
 from tests.catalog.rig import CALLER, SCHEMA, Rig, rig
@@ -143,10 +143,10 @@ async def test_possible_locations_of_a_table_with_lost_metadata_are_reserved(tmp
             with pytest.raises(RetryLater, match="missing or broken"):
                 await it.catalog.tables.create(caller, ("a",), create)
         await it.catalog.tables.create(CONFINED, ("a",), CreateTable(name="free", schema=SCHEMA))
-        assert await fill_rest(it.catalog.context) == 0
+        assert await create_remaining_claims(it.catalog.context) == 0
         path.write_bytes(kept)
-        assert await fill_rest(it.catalog.context) == 1
-        assert await fill_rest(it.catalog.context) == 0
+        assert await create_remaining_claims(it.catalog.context) == 1
+        assert await create_remaining_claims(it.catalog.context) == 0
         await _refused_table(it, places["moved"])
 
 

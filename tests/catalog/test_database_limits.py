@@ -12,7 +12,7 @@ import pytest
 
 from seamark.formats.runtime.clock import SimulatedClock
 from seamark.formats.runtime.errors import Forbidden, TooManyRequests
-from seamark.metaserver.access.principal import answering
+from seamark.metaserver.access.principal import set_principal
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.catalog import database_limits as module
 from seamark.metaserver.catalog.database_limits import DatabaseShares, NamespaceSizes
@@ -149,14 +149,14 @@ def test_transaction_of_several_principals_counts_for_each() -> None:
     """One task commits changes of a table together, in the context of the first request."""
     shares = DatabaseShares(Settings(database_rows_limit=20), SimulatedClock(0))
     advanced = [AdvanceProducer("u", f"producer {number}", 1, 1, 0) for number in range(2)]
-    with answering("ann"):
+    with set_principal("ann"):
         for number in range(9):
             instants = [make_instant(f"{number} {who}", who=who) for who in ("bob", "cid")]
             shares.charge([*advanced, *(RecordInstant(instant) for instant in instants)])
     shares.require_room("ann")
     for who in ("bob", "cid"):
         shares.require_room(who)
-    with answering("ann"):
+    with set_principal("ann"):
         shares.charge([RecordInstant(make_instant("9 bob", who="bob")), *advanced])
     with pytest.raises(TooManyRequests):
         shares.require_room("bob")
@@ -172,7 +172,7 @@ def test_any_content_of_an_operation_can_be_counted() -> None:
         id="1", uuid="u", namespace=(), name="t", report_type="scan-report", snapshot_id=1, received_ms=0, who="ann",
         report={"number": 10**60, "text": "é\ud800", "deep": deep},
     )  # fmt: skip
-    with answering("ann"):
+    with set_principal("ann"):
         shares.charge([SaveMetricsReport(report, keep=1)])
     with pytest.raises(TooManyRequests):
         shares.require_room("ann")

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from seamark.metaserver.catalog.ownership.own_files import foreign
-from seamark.metaserver.catalog.parts import CatalogContext
+from seamark.metaserver.catalog.context import CatalogContext
+from seamark.metaserver.catalog.ownership.own_files import find_foreign_paths
 from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.commit.engine_commits import commit_manifests, engine_commits
 from seamark.metaserver.objects.port import ObjectStore
@@ -153,9 +153,9 @@ async def test_new_manifests_are_read_once_and_while_the_commit_waits(
 
         async def note(context: CatalogContext, uuid: str, paths: Iterable[str]) -> set[str]:
             checked.append({path.rpartition("/")[0] for path in paths})
-            return await foreign(context, uuid, paths)
+            return await find_foreign_paths(context, uuid, paths)
 
-        monkeypatch.setattr(commit_manifests, "foreign", note)
+        monkeypatch.setattr(commit_manifests, "find_foreign_paths", note)
         objects.reads.clear()
         async with AsyncExitStack() as other_commit:
             if is_locked:

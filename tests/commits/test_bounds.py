@@ -99,7 +99,7 @@ _LONG_WORK: tuple[tuple[Any, str], ...] = (
     (key_comparison, "_condition_on"),
     (manifests, "hashes_of"),
     (manifests, "_intersects"),
-    (overwrite, "negation"),
+    (overwrite, "negate"),
     (overwrite, "_paths"),
     (row_counts, "strings"),
 )

@@ -22,7 +22,7 @@ from seamark.formats.iceberg.types.schema import Field, Schema
 from seamark.formats.iceberg.types.transforms import apply
 from seamark.metaserver.commit.conflicts import overlap
 from seamark.metaserver.commit.conflicts.overlap import PartitionOverlap, Targets
-from seamark.metaserver.commit.conflicts.overwrite import negation
+from seamark.metaserver.commit.conflicts.overwrite import negate
 from tests.seeds import first_seed
 
 KINDS = {1: "long", 2: "string", 3: "date", 4: "double", 5: "int"}
@@ -149,7 +149,7 @@ def test_comparing_a_thousand_partitions_with_a_thousand_needs_about_one_lookup_
         return said(self, partition)
 
     monkeypatch.setattr(PartitionOverlap, "constraints", counted)
-    monkeypatch.setattr(overlap, "_disjoint", None)  # Comparing two would fail.
+    monkeypatch.setattr(overlap, "_are_disjoint", None)  # Comparing two would fail.
     monkeypatch.setattr(overlap, "_implies", None)
     targets = Targets(partitions, [(0, (number,)) for number in range(1000)])
     for number in range(500, 1500):
@@ -285,7 +285,7 @@ def test_every_row_that_a_filter_excludes_matches_its_rest() -> None:
     for _ in range(400):
         json = _some_filter(rng)
         bound = bind(parse_expression(json), table.current_schema, table.schemas, case_sensitive=True)
-        others = negation(bound, table)
+        others = negate(bound, table)
         for value in (None, math.nan, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0):
             assert _matches(bound, value) or _matches(others, value), (seed, json, value)
             ordinary = value is not None and not math.isnan(value)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from seamark.commands.catalog.expression_text import expression_text
-from seamark.commands.explain import advice
+from seamark.commands.explain import suggest_improvements
 from tests.api.plans.planned import append, file_of
 from tests.connector.served import Served
 from tests.support.commands import invoke_seamark
@@ -85,7 +85,7 @@ def test_suggested_command_quotes_the_names_that_writers_chose() -> None:
     layout = {"columns": ["a; rm -rf ~"], "files-in": 4, "files": 1}
     terms = (term | {"index-kind": "bitmap", "index-files": 0, "index-note": None},)
     explanation = SimpleNamespace(files=4, indexes=(), terms=terms, layouts=(layout,), unknown_layouts=())
-    for line in list(advice("db.t", explanation))[1:]:
+    for line in list(suggest_improvements("db.t", explanation))[1:]:
         words = shlex.split(line.rpartition(": ")[2])
         assert words[0] == "seamark"
         assert words[-1] in ("`a; rm -rf ~`", "seamark.clustering.columns=a; rm -rf ~")

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from seamark.connector.spark.query.conditions import SparkColumn
-from seamark.connector.spark.statements.held_rows import ordinals_of
+from seamark.connector.spark.statements.collected_rows import ordinals_of
 from seamark.connector.spark.statements.key_values import fitting_rows
 from seamark.connector.spark.statements.row_changes import match_rows
 from seamark.connector.write.latest_rows import batch_of

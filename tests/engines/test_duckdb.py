@@ -101,18 +101,18 @@ def test_duckdb_reads_an_earlier_snapshot(con: duckdb.DuckDBPyConnection, server
     at = f"{table} AT (VERSION => {before.snapshot_id})"
     then = f"SELECT count(*) FROM {at} WHERE id = 3"
     assert read(con, then) == [(1,)]
-    assert seamark.duckdb.rewritten(con, then).files == 1
+    assert seamark.duckdb.rewrite_query(con, then).files == 1
     assert read(con, f"SELECT count(*) FROM {table} WHERE id = 3") == [(0,)]
     at = f"{table} AS a at(version => {before.snapshot_id} )"
     both = f"SELECT a.id, b.id FROM {at} LEFT JOIN {table} AS b ON a.id = b.id WHERE a.id > 1"
     assert read(con, both) == [(2, 2), (3, None)]
-    assert seamark.duckdb.rewritten(con, both).files < seamark.duckdb.rewritten(con, both).considered_files
+    assert seamark.duckdb.rewrite_query(con, both).files < seamark.duckdb.rewrite_query(con, both).considered_files
     con.execute(f"ALTER TABLE {table} RENAME COLUMN name TO title")
     con.execute(f"INSERT INTO {table} VALUES (5, 'eve', 1.5)")
-    assert seamark.duckdb.rewritten(con, then).statement is None
-    assert seamark.duckdb.rewritten(con, both).summary == "unchanged; there is no plan of an earlier snapshot"
+    assert seamark.duckdb.rewrite_query(con, then).statement is None
+    assert seamark.duckdb.rewrite_query(con, both).summary == "unchanged; there is no plan of an earlier snapshot"
     assert read(con, then) == [(1,)]
-    told = seamark.duckdb.rewritten(con, f"SELECT id FROM {table} AT (TIMESTAMP => now()) WHERE id = 3")
+    told = seamark.duckdb.rewrite_query(con, f"SELECT id FROM {table} AT (TIMESTAMP => now()) WHERE id = 3")
     assert told.summary == "unchanged; it reads an earlier snapshot by another clause than VERSION with a number"
 
 
@@ -134,7 +134,7 @@ def test_conflicting_insert_of_a_transaction_is_not_lost_silently(
         con.begin()
         con.execute(f"INSERT INTO {table} VALUES (10, 'mine', 0)")
         other.execute(f"INSERT INTO {table} VALUES (11, 'theirs', 0)")
-        assert seamark.duckdb.rewritten(con, f"FROM {table} WHERE id = 10").statement is None
+        assert seamark.duckdb.rewrite_query(con, f"FROM {table} WHERE id = 10").statement is None
         try:
             con.commit()
             mine = 1
@@ -162,7 +162,7 @@ def test_duckdb_sends_the_token_and_does_not_show_it(tmp_path: Path) -> None:
             con.execute("CREATE SCHEMA sea.shop")
             table = people(con, "people")
             assert read(con, f"FROM {table} WHERE id = 3") == ROWS[2:]
-            assert seamark.duckdb.rewritten(con, f"FROM {table} WHERE id = 3").files == 1
+            assert seamark.duckdb.rewrite_query(con, f"FROM {table} WHERE id = 3").files == 1
             assert token not in repr(con.sql("FROM duckdb_secrets()").fetchall())
 
 
@@ -185,11 +185,11 @@ def test_indexes_leave_files_out_for_duckdb(con: duckdb.DuckDBPyConnection, serv
     for start in range(4):  # The ranges of all files overlap.
         con.execute(f"INSERT INTO sea.shop.keyed SELECT (range * 4 + {start})::VARCHAR, 'de' FROM range(100)")
     text = "FROM sea.shop.keyed WHERE id = '42'"
-    assert seamark.duckdb.rewritten(con, text).summary == "unchanged; plans keep too many of the files"
+    assert seamark.duckdb.rewrite_query(con, text).summary == "unchanged; plans keep too many of the files"
     with closing(IndexClient(server.base_url)) as client:
         client.put_index("shop.keyed", "by_id", kind="bloom", columns=["id"])
         build(client, "shop.keyed", "by_id", InProcessWorkers())
-    assert seamark.duckdb.rewritten(con, text).summary == "rewritten; shop.keyed=1/4"
+    assert seamark.duckdb.rewrite_query(con, text).summary == "rewritten; shop.keyed=1/4"
     assert read(con, text) == [("42", "de")]
 
 

@@ -52,7 +52,7 @@ async def test_failed_background_work_is_restarted(monkeypatch: pytest.MonkeyPat
         begun += 1
         raise error
 
-    async with background.running("work", work):
+    async with background.run_in_background("work", work):
         await until(lambda: begun > 3)
 
 

@@ -67,9 +67,9 @@ class Scripted:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Send the second request at once if the first answer has not begun."""
-    monkeypatch.setattr(hedging, "_FIRST_S", 0.0)
-    monkeypatch.setattr(hedging, "_LEAST_S", 0.0)
-    monkeypatch.setattr(hedging, "_MOST_S", 0.0)
+    monkeypatch.setattr(hedging, "_INITIAL_WAIT_S", 0.0)
+    monkeypatch.setattr(hedging, "_WAIT_MIN_S", 0.0)
+    monkeypatch.setattr(hedging, "_WAIT_MAX_S", 0.0)
 
 
 async def read(store: HedgedStore) -> tuple[str, bytes]:

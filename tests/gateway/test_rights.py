@@ -16,7 +16,7 @@ from seamark.formats.runtime.clock import SimulatedClock, SystemClock
 from seamark.formats.runtime.errors import Forbidden
 from seamark.metaserver.access.gateway_keys import ObjectGrant
 from seamark.metaserver.access.tokens import create_token
-from seamark.metaserver.gateway.ownership import Ownership
+from seamark.metaserver.gateway.ownership import GrantChecker
 from seamark.metaserver.server import gateway
 from seamark.metaserver.store.model import AccessToken, Claim
 from seamark.metaserver.store.model import Grant as RoleGrant
@@ -299,7 +299,7 @@ class _Claims:
 
 async def test_credentials_end_with_the_ownership_of_their_location() -> None:
     clock, claims = SimulatedClock(1), _Claims({"t": ["s3://bkt/t"]})
-    ownership = Ownership(claims, clock, some_settings(Path("unused"), rights_recheck_s=5))
+    ownership = GrantChecker(claims, clock, some_settings(Path("unused"), rights_recheck_s=5))
     grant = ObjectGrant("t", "s3://bkt/t", True, "w", 1 << 60)
     for _ in range(3):
         await ownership.check(grant)
@@ -354,7 +354,7 @@ class _Logins(_Claims):
 async def test_claims_that_only_an_issuer_states_do_not_invalidate_credentials(claim: str) -> None:
     logins = _Logins({"oidc:granted": [RoleGrant("oidc:granted", "reader", ("db",))]})
     settings = some_settings(Path("unused"), auth="token+oidc", oidc_roles_claim=claim)
-    ownership = Ownership(logins, SimulatedClock(1), settings)
+    ownership = GrantChecker(logins, SimulatedClock(1), settings)
 
     async def is_allowed(who: str, namespace: tuple[str, ...] = ("db",), *, writable: bool = False) -> bool:
         try:
@@ -375,7 +375,7 @@ async def test_claims_that_only_an_issuer_states_do_not_invalidate_credentials(c
 async def test_credentials_end_when_their_kind_of_login_is_disabled(auth: str, accepted: str) -> None:
     """The setting may have changed since they were issued."""
     logins = _Logins({who: [RoleGrant(who, "reader", ("db",))] for who in ("ann", "oidc:eve")})
-    ownership = Ownership(logins, SimulatedClock(1), some_settings(Path("unused"), auth=auth))
+    ownership = GrantChecker(logins, SimulatedClock(1), some_settings(Path("unused"), auth=auth))
     for who in ("ann", "oidc:eve"):
         check = ownership.check(ObjectGrant("t", "s3://bkt/t", False, who, 1 << 60, namespace=("db",)))
         if who == accepted:

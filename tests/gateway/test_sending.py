@@ -14,7 +14,7 @@ from aiohttp import web
 
 from seamark.formats.runtime.clock import SimulatedClock
 from seamark.metaserver.gateway.backend import S3Call
-from seamark.metaserver.gateway.caching.sending import STEP_BYTES, STEP_LEAST_BYTES, SendBudget, Unsent
+from seamark.metaserver.gateway.caching.sending import STEP_BYTES, STEP_MIN_BYTES, AnswerBudget, SendBudget
 from tests.gateway.fake_store import FakeStore
 from tests.gateway.test_cache import BLOCK, location, new_name, worker
 from tests.seeds import first_seed
@@ -25,7 +25,7 @@ BUDGET = 8 << 20
 
 def test_answers_stay_within_the_budget_with_a_least_step_each_and_a_share_for_each_principal() -> None:
     rng, budget = random.Random(first_seed()), SendBudget(BUDGET, BUDGET // 2)
-    kept: dict[Unsent, tuple[str, int]] = {}
+    kept: dict[AnswerBudget, tuple[str, int]] = {}
     for _ in range(2_000):
         if kept and rng.random() < 0.45:
             one = rng.choice(list(kept))
@@ -34,30 +34,30 @@ def test_answers_stay_within_the_budget_with_a_least_step_each_and_a_share_for_e
             del kept[one]
         else:
             who = rng.choice(("a", "a", "a", "b", "c"))
-            one = Unsent(budget, who)
+            one = AnswerBudget(budget, who)
             size = min(one.offer, rng.randrange(1, 2 * STEP_BYTES))
             one.keep(size)
             kept[one] = (who, size)
         budget.check_invariants()
         total = sum(size for _, size in kept.values())
-        assert budget.taken_bytes == total <= BUDGET + STEP_LEAST_BYTES * len(kept)
+        assert budget.taken_bytes == total <= BUDGET + STEP_MIN_BYTES * len(kept)
         held: Counter[str] = Counter()
         for who, size in kept.values():
             held[who] += size
         counts = Counter(who for who, _ in kept.values())
-        assert all(held[who] <= BUDGET // 2 + STEP_LEAST_BYTES * counts[who] for who in held)
+        assert all(held[who] <= BUDGET // 2 + STEP_MIN_BYTES * counts[who] for who in held)
     assert len(kept) > 100
 
 
 def test_principal_with_many_slow_readers_leaves_large_steps_to_others() -> None:
     budget = SendBudget(64 << 20, 32 << 20)
     for _ in range(5000):
-        one = Unsent(budget, "crowd")
+        one = AnswerBudget(budget, "crowd")
         one.keep(one.offer)
-    assert budget.offer("crowd") == STEP_LEAST_BYTES
+    assert budget.offer("crowd") == STEP_MIN_BYTES
     budget = SendBudget(256 << 20, 128 << 20)
     for _ in range(2000):
-        one = Unsent(budget, "crowd")
+        one = AnswerBudget(budget, "crowd")
         one.keep(one.offer)
     assert budget.offer("other") == STEP_BYTES
 
@@ -107,7 +107,7 @@ async def test_slow_readers_get_every_byte_and_keep_no_copies_of_blocks(tmp_path
         await asyncio.gather(*(take(path, reader) for path, reader, _ in readers))
         for _, _, writer in readers:
             writer.close()
-    assert 0 < most <= (1 << 20) + 10 * STEP_LEAST_BYTES
+    assert 0 < most <= (1 << 20) + 10 * STEP_MIN_BYTES
     budget.check_invariants()
     assert budget.taken_bytes == 0
 
@@ -148,7 +148,7 @@ async def test_data_waiting_for_slow_readers_is_counted_and_not_copied(
             await until(lambda: len(transports) == 40 and all(each.get_write_buffer_size() for each in transports))
             counted = one.backend._sending.taken_bytes
             assert 0 < sum(each.get_write_buffer_size() for each in transports) <= counted + 40 * 1024
-            assert counted <= (1 << 20) + 40 * STEP_LEAST_BYTES
+            assert counted <= (1 << 20) + 40 * STEP_MIN_BYTES
         finally:
             for sock in sockets:
                 sock.close()

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from seamark.formats.iceberg.metadata.compaction import UNDONE
-from seamark.formats.iceberg.metadata.replacement import difference, is_replace
+from seamark.formats.iceberg.metadata.replacement import find_row_count_mismatch, is_replace
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
 
 
@@ -47,8 +47,8 @@ PARENT = _snapshot({"total-records": "100", "total-position-deletes": "10", "tot
 )
 def test_consistent_rewrites_are_accepted(rewrite: Snapshot) -> None:
     assert is_replace(rewrite)
-    assert difference(rewrite, PARENT) is None
-    assert difference(rewrite, None) is None
+    assert find_row_count_mismatch(rewrite, PARENT) is None
+    assert find_row_count_mismatch(rewrite, None) is None
 
 
 @pytest.mark.parametrize(
@@ -61,21 +61,21 @@ def test_consistent_rewrites_are_accepted(rewrite: Snapshot) -> None:
 )
 def test_replace_with_more_rows_than_before_counts_as_a_change(change: Snapshot) -> None:
     assert not is_replace(change)
-    assert "rows and removes" in (difference(change, None) or "")
+    assert "rows and removes" in (find_row_count_mismatch(change, None) or "")
 
 
 def test_replace_with_too_few_rows_is_reported_but_may_be_an_error_of_the_parent() -> None:
     """Totals are derived from totals, so one wrong commit makes all later totals wrong."""
     change = _replace(added_records=89, deleted_records=100)
     assert is_replace(change)
-    assert "10 of the table were deleted before" in (difference(change, PARENT) or "")
+    assert "10 of the table were deleted before" in (find_row_count_mismatch(change, PARENT) or "")
     by_value = _snapshot({"total-position-deletes": "10", "total-equality-deletes": "1"})
     for parent in (None, by_value, _snapshot({}), _snapshot({"total-position-deletes": "10"})):
-        assert difference(change, parent) is None
+        assert find_row_count_mismatch(change, parent) is None
 
 
 @pytest.mark.parametrize("operation", ["append", "overwrite", "delete", ""])
 def test_other_operations_are_not_replacements(operation: str) -> None:
     snapshot = _snapshot({"operation": operation, "added-records": "5"})
     assert not is_replace(snapshot)
-    assert difference(snapshot, None) is None
+    assert find_row_count_mismatch(snapshot, None) is None

@@ -69,7 +69,7 @@ def test_metadata_is_equal_after_a_round_trip(version: int) -> None:
 
 def test_gzip_file_is_unpacked_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_json, "UNPACKED_BYTES_MAX", 1000)
-    assert table_json.gunzip(gzip.compress(b" " * 1000)) == b" " * 1000
+    assert table_json.decompress_if_gzip(gzip.compress(b" " * 1000)) == b" " * 1000
     for bad in (gzip.compress(b" " * 1001), gzip.compress(b" " * 1000)[:-4]):
         with pytest.raises(Corrupt, match=r"table metadata: .* 1000 bytes"):
             decode_table(bad, SOURCE)

@@ -84,13 +84,13 @@ def query(rng: random.Random, index: str, kind: Kind, columns: Sequence[Sequence
     if index == "bitmap":
         return BitmapQuery(draw_predicate(rng, kind, rng.choice(columns)).keys())
     keys = some_keys(rng, kind, columns)
-    return BloomQuery(hash_keys(keys, 0)) if index == "bloom" else RecordQuery.about([keys])
+    return BloomQuery(hash_keys(keys, 0)) if index == "bloom" else RecordQuery.from_keys([keys])
 
 
 @pytest.fixture(params=["by key", "by edges"])
 def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "by edges":
-        for name in ("SPEND_MIN", "SHARE", "SHARE_ALONE"):
+        for name in ("SMALL_INDEX_MAX_BYTES", "SHARED_MAX_FRACTION", "UNSHARED_MAX_FRACTION"):
             monkeypatch.setattr(postings, name, -1)
 
 
@@ -170,7 +170,7 @@ async def test_lookup_of_a_key_needs_at_most_two_reads_of_a_record_index() -> No
     for _ in range(50):
         value = rng.randrange(150_000)
         before = len(storage.read)
-        asked = RecordQuery.about([keys_of(pa.array([value], pa.int64()), "long")])
+        asked = RecordQuery.from_keys([keys_of(pa.array([value], pa.int64()), "long")])
         found = await far.record.rows(asked.high, asked.low)
         assert found is not None
         assert [(one.tolist()) for one in found[1:]] == (
@@ -208,7 +208,7 @@ async def test_bitmap_index_reads_the_sections_of_the_predicate_once() -> None:
 async def test_probe_with_too_many_reads_or_bytes_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     storage = Bytes(file_of("record", long_keys(100_000, 10)))
     far = await opened("record", storage)
-    asked = RecordQuery.about([keys_of(pa.array(range(0, 100_000, 500), pa.int64()), "long")])
+    asked = RecordQuery.from_keys([keys_of(pa.array(range(0, 100_000, 500), pa.int64()), "long")])
     before = len(storage.read)
     monkeypatch.setattr(cold, "RANGES_MAX", 50)
     assert await far.probe(asked) is None

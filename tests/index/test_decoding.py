@@ -61,8 +61,8 @@ async def until_asked(decoders: Decoders) -> None:
 
 @pytest.mark.slow
 async def test_processes_make_the_same_blocks_and_end_when_they_are_idle(decoders: Decoders) -> None:
-    with decoders.many(1000):
-        with decoders.many(1_000_000):
+    with decoders.expecting(1000):
+        with decoders.expecting(1_000_000):
             await until_asked(decoders)
         assert 1 <= len(helpers()) <= THREADS
         await until_asked(decoders)
@@ -72,12 +72,12 @@ async def test_processes_make_the_same_blocks_and_end_when_they_are_idle(decoder
             await asyncio.sleep(0.01)
     assert bytes(await decoders.decode(*MANIFESTS[0])) == BLOCKS[0]
     assert decoders.by_processes == asked
-    with decoders.many(1000):  # And once more.
+    with decoders.expecting(1000):  # And once more.
         await until_asked(decoders)
 
 
 async def test_no_process_is_started_for_few_manifests(decoders: Decoders) -> None:
-    with decoders.many(999):
+    with decoders.expecting(999):
         await asyncio.gather(*(decoders.decode(*one) for one in MANIFESTS))
         assert helpers() == []
 
@@ -85,7 +85,7 @@ async def test_no_process_is_started_for_few_manifests(decoders: Decoders) -> No
 async def test_no_process_is_started_on_one_core() -> None:
     with ThreadPoolExecutor(1) as executor:
         alone = Decoders(executor, 1, processes_min_bytes=0)
-        with alone.many(1 << 40):
+        with alone.expecting(1 << 40):
             assert bytes(await alone.decode(*MANIFESTS[0])) == BLOCKS[0]
             assert helpers() == []
 
@@ -94,7 +94,7 @@ async def test_broken_manifest_has_the_same_error_and_ends_no_process(decoders: 
     data, location = MANIFESTS[0]
     with pytest.raises(Corrupt) as here:
         decode_block_memory(data[:-9], location)
-    with decoders.many(1000):
+    with decoders.expecting(1000):
         await until_asked(decoders)
         before = {one.pid for one in helpers()}
         for _ in range(20):
@@ -107,7 +107,7 @@ async def test_broken_manifest_has_the_same_error_and_ends_no_process(decoders: 
 
 async def test_no_block_is_missing_or_wrong_when_a_process_is_killed(decoders: Decoders) -> None:
     source = random.Random(17)
-    with decoders.many(1000):
+    with decoders.expecting(1000):
         for _ in range(6):
             await until_asked(decoders)
             running = asyncio.gather(*(decoders.decode(*one) for one in MANIFESTS * 4))
@@ -120,7 +120,7 @@ async def test_threads_decode_when_no_process_can_be_started(
     decoders: Decoders, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
-    with decoders.many(1000):
+    with decoders.expecting(1000):
         for _ in range(3):
             found = await asyncio.gather(*(decoders.decode(*one) for one in MANIFESTS))
             assert [bytes(one) for one in found] == BLOCKS
@@ -134,5 +134,5 @@ async def test_process_with_nonsensical_answers_is_abandoned(
     script.write_text("#!/bin/sh\nhead -c 9 /dev/zero\nexec cat\n")  # It is ready, and answers every request.
     script.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(script))
-    with decoders.many(1000):
+    with decoders.expecting(1000):
         await until_asked(decoders)

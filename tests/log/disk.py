@@ -85,6 +85,13 @@ class SimulatedDisk:
         self.files[name] = SimulatedFile(content, bytearray(content))
         self.before("created")
 
+    def replace(self, name: str, data: bytes) -> None:
+        self.before("create")
+        self.take_room(len(data))
+        self.free_bytes += len(self.files[name].seen)
+        self.files[name] = SimulatedFile(bytearray(data), bytearray(data))
+        self.before("created")
+
     def open(self, name: str) -> OpenSimulatedFile:
         return OpenSimulatedFile(self, self.files[name])
 

@@ -37,7 +37,7 @@ from tests.log.contract import (
     read_all,
     texts,
 )
-from tests.log.disk import DirectRunner, SimulatedDisk
+from tests.log.disk import DirectRunner, SimulatedDisk, copy_of
 from tests.log.written_rows import LIMITS, SHARDS, Acknowledged, check_rows
 from tests.seeds import first_seed, quick
 
@@ -149,6 +149,13 @@ def opened(disk: SimulatedDisk, clock: SimulatedClock, **limits):
     return open_segments(disk, DirectRunner(), clock, SegmentLimits(segment_bytes=1024, **limits))
 
 
+def without_indexes(disk: SimulatedDisk) -> SimulatedDisk:
+    copied = copy_of(disk)
+    for name in [name for name in copied.files if name.endswith(".index")]:
+        del copied.files[name]
+    return copied
+
+
 async def fill(log: SegmentLog, count: int = 20) -> None:
     for number in range(count):
         await log.append({A: batch(f"{number:3}" * 30, 10), B: batch("y")})
@@ -180,9 +187,18 @@ async def test_rows_that_are_in_no_data_file_are_kept_beyond_every_limit() -> No
     async with opened(disk, clock, retention_ms=1000, retention_bytes=1, trim_interval_s=3600) as log:
         await fill(log)
         clock.advance(2000)
+        size_bytes = log.size_bytes
         await log.release({A: 200})
         assert await log.trim() == 0
-        assert len(await read_all(log, A)) == 20
+        assert [each.batch.payload for each in await read_all(log, B)] == [b"y"] * 20
+        assert log.size_bytes < size_bytes / 2, "the rows of another table do not stay"
+        assert log.shards()[A].start > 150
+        states = log.shards()
+        await log.store_indexes()
+        for left in (copy_of(disk), without_indexes(disk)):
+            async with opened(left, clock, retention_bytes=1, trim_interval_s=3600) as other:
+                assert {**other.shards(), A: states[A]} == {**states, B: other.shards()[B]}
+                assert [each.batch.payload for each in await read_all(other, B)] == [b"y"] * 20
         await log.release({B: 10})
         assert await log.trim() > 0
         assert 0 < log.shards()[B].start <= 10

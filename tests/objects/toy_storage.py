@@ -2,11 +2,12 @@
 
 The example for a new storage. It has all that a storage needs, and nothing else of the product knows it:
 
-- `Toy`, the rules of its locations, which the settings and both sides read. A product storage stands in
+- `Toy`, the rules of its locations, which the settings and both sides read. A storage of the product is in
   `formats/storage/storages.py`.
-- `ToyStorage`, the part of the server: opens the `ObjectStore`, gives clients access, and tells operators what to do.
-  A product storage is a module in `metaserver/objects/`, registered in `metaserver/objects/storages.py`.
-- `ToyClient`, the part of readers, writers and jobs. A product storage stands in `connector/client/file_systems.py`.
+- `ToyStorage`, the part of the server: opens the `ObjectStore`, gives clients access, and explains failures to
+  operators. A storage of the product is a module in `metaserver/objects/`, registered in
+  `metaserver/objects/storages.py`.
+- `ToyClient`, the part of readers, writers and jobs. A storage of the product is in `connector/client/file_systems.py`.
 
 `registered_toy` shows the three registries. The tests of a storage inherit `tests/objects/contract.py`.
 """

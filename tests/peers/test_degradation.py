@@ -21,7 +21,7 @@ from seamark.formats.runtime.errors import RetryLater, Unauthenticated
 from seamark.metaserver.access.authenticator import open_authenticator
 from seamark.metaserver.access.keyring import open_keyring
 from seamark.metaserver.access.tokens import create_token, revoke_token
-from seamark.metaserver.runtime.staleness import Staleness, allowing
+from seamark.metaserver.runtime.staleness import Staleness, allow_staleness
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.faults.rigs.http import Client
@@ -172,7 +172,7 @@ async def test_rights_are_cached_no_longer_than_allowed_and_a_revoked_or_expired
         await authenticator.authenticate(headers["cat"], None)
         await asyncio.to_thread(own_postgres.process.stop, first=signal.SIGINT)
         try:
-            with allowing(Staleness(60, 5)):
+            with allow_staleness(Staleness(60, 5)):
                 assert (await authenticator.authenticate(headers["ann"], None)).name == "ann"
                 with pytest.raises(RetryLater):  # Its cached data were forgotten with its revocation.
                     await authenticator.authenticate(headers["bob"], None)
@@ -180,7 +180,7 @@ async def test_rights_are_cached_no_longer_than_allowed_and_a_revoked_or_expired
                 with pytest.raises(Unauthenticated, match="expired"):
                     await authenticator.authenticate(headers["cat"], None)
             for staleness in (None, Staleness(0, 5)):
-                with allowing(staleness), pytest.raises(RetryLater):
+                with allow_staleness(staleness), pytest.raises(RetryLater):
                     await authenticator.authenticate(headers["ann"], None)
         finally:
             await asyncio.to_thread(own_postgres.process.start, lambda: _answers(own_postgres), timeout_s=60)

@@ -113,7 +113,7 @@ async def test_storage_overtakes_a_replica_that_begins_an_answer_and_never_ends_
 
     async with peer(begin) as address, open_node(tmp_path, "a") as a:
         beside(a, listed(address))
-        a.peers.objects._began = Percentile(30.0, least_s=30.0, most_s=30.0)
+        a.peers.objects._began = Percentile(30.0, min_s=30.0, max_s=30.0)
         files = owned_by(a, address, await create([a], 10, 100))
         for location, content in files.items():
             assert await a.read(location) == content
@@ -125,7 +125,7 @@ async def test_answer_of_the_replica_is_used_when_the_storage_is_slow_and_a_hedg
         await meet(a, b)
         files = await create([a], 20, 100)
         a.stored.is_away = True
-        a.peers.objects._began = a.peers.objects._from_storage = Percentile(0.0, least_s=0.0, most_s=0.0)
+        a.peers.objects._began = a.peers.objects._from_storage = Percentile(0.0, min_s=0.0, max_s=0.0)
         b.stored.delay_s = 0.05
         for location, content in owned_by(a, b.address, files).items():
             assert await a.read(location) == content
@@ -258,7 +258,7 @@ def test_breaker_opens_after_consecutive_failures_and_allows_trials() -> None:
 
 
 def test_percentile_follows_the_durations_within_its_limits() -> None:
-    percentile = Percentile(0.5, least_s=0.01, most_s=2.0, factor=1.5)
+    percentile = Percentile(0.5, min_s=0.01, max_s=2.0, factor=1.5)
     for _ in range(15):
         percentile.add(0.1)
     assert percentile.value_s == 0.5

@@ -12,7 +12,7 @@ import pytest
 
 from seamark.formats.runtime.clock import SimulatedClock
 from seamark.formats.runtime.errors import NoSuchTable, RetryLater
-from seamark.metaserver.runtime.staleness import Staleness, allowing, current_staleness, parse_staleness_s
+from seamark.metaserver.runtime.staleness import Staleness, allow_staleness, current_staleness, parse_staleness_s
 from seamark.metaserver.store.model import EntryKind, Grant
 from seamark.metaserver.store.operations import DropEntry, RemoveGrant, RevokeToken, SwapPointer
 from seamark.metaserver.store.stale_reads import RUNNING_MAX, StaleReads, entry_key
@@ -53,7 +53,7 @@ async def test_stale_results_need_permission_and_an_unreachable_database(reads: 
     database = Database()
     assert await reads.read(KEY, database.read()) == "live"
     database.value = "new"
-    with allowing(Staleness(100, 30)):
+    with allow_staleness(Staleness(100, 30)):
         assert await reads.read(KEY, database.read()) == "new"
         staleness = current_staleness()
         assert staleness is not None
@@ -70,15 +70,15 @@ async def test_value_is_used_exactly_up_to_the_allowed_age(reads: StaleReads, cl
     database.error = RetryLater("away")
     for age_s in (0, 40, 60):
         clock.advance(int(age_s * 1000) - int(clock.monotonic() * 1000 - 1_700_000_000_000))
-        with allowing(Staleness(60, 30)) as _:
+        with allow_staleness(Staleness(60, 30)) as _:
             assert await reads.read(KEY, database.read()) == "live"
             staleness = current_staleness()
             assert staleness is not None
             assert staleness.age_s == pytest.approx(age_s)
     clock.advance(1)
-    with allowing(Staleness(60, 30)), pytest.raises(RetryLater):
+    with allow_staleness(Staleness(60, 30)), pytest.raises(RetryLater):
         await reads.read(KEY, database.read())
-    with allowing(Staleness(61, 30)):
+    with allow_staleness(Staleness(61, 30)):
         assert await reads.read(KEY, database.read()) == "live"
         with pytest.raises(RetryLater):
             await reads.read(("token", "unknown"), database.read())
@@ -92,14 +92,14 @@ async def test_stale_value_overtakes_a_slow_database_whose_answer_is_stored_late
     database.value, database.gate = "new", asyncio.Event()
     clock.advance(5000)
     for _ in range(3):
-        with allowing(Staleness(60, 0.01)):
+        with allow_staleness(Staleness(60, 0.01)):
             assert await reads.read(KEY, database.read()) == "live"
     assert database.reads == 2  # One background read for all
     database.gate.set()
     database.gate = None
     await asyncio.sleep(0)
     database.error = RetryLater("away")
-    with allowing(Staleness(60, 0.01)):
+    with allow_staleness(Staleness(60, 0.01)):
         while await reads.read(KEY, database.read()) == "live":
             await asyncio.sleep(0.001)
         assert await reads.read(KEY, database.read()) == "new"
@@ -112,7 +112,7 @@ async def test_hanging_database_gets_a_limited_number_of_reads(reads: StaleReads
     for key in keys:
         await reads.read(key, database.read())
     database.gate = asyncio.Event()
-    with allowing(Staleness(60, 0.001)):
+    with allow_staleness(Staleness(60, 0.001)):
         for key in keys:
             assert await reads.read(key, database.read()) == "live"
     assert database.reads == len(keys) + RUNNING_MAX
@@ -122,7 +122,7 @@ async def test_hanging_database_gets_a_limited_number_of_reads(reads: StaleReads
 async def test_other_errors_and_missing_values_are_those_of_the_database(reads: StaleReads) -> None:
     database = Database()
     await reads.read(KEY, database.read())
-    with allowing(Staleness(60, 30)):
+    with allow_staleness(Staleness(60, 30)):
         database.error = NoSuchTable("gone")
         with pytest.raises(NoSuchTable):
             await reads.read(KEY, database.read())
@@ -150,7 +150,7 @@ async def test_value_changed_by_this_server_is_not_used_again(reads: StaleReads)
             await reads.read(key, database.read())
         reads.forget([operation])
         database.error = RetryLater("away")
-        with allowing(Staleness(60, 30)):
+        with allow_staleness(Staleness(60, 30)):
             for key in keys:
                 if key in forgotten:
                     with pytest.raises(RetryLater):

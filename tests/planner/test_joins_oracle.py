@@ -290,9 +290,9 @@ def draw_likes(rng: random.Random, drawn: Drawn) -> tuple[list[list[dict[str, An
 async def one_star(seed: int, api: Api, monkeypatch: pytest.MonkeyPatch, seen: Counter[str]) -> None:
     rng = random.Random(f"star {seed}")
     few = rng.choice([0, 2, 200])
-    monkeypatch.setattr(dynamic_filters, "FEW", few)
+    monkeypatch.setattr(dynamic_filters, "PREDICATE_KEYS_MAX", few)
     monkeypatch.setattr(dynamic_filters, "LISTED_MAX", rng.choice([few + 1, 5000]))
-    monkeypatch.setattr(key_set, "_SPAN_A_KEY", rng.choice([0, 1 << 12]))
+    monkeypatch.setattr(key_set, "_TABLE_BITS_PER_KEY", rng.choice([0, 1 << 12]))
     monkeypatch.setattr(bloom, "HASHED_MAX", rng.choice([3, 2000]))
     outer = [await draw_table(rng, api, f"o{seed}_{number}", [], fact=False) for number in range(rng.choice([0, 1]))]
     dims = [

@@ -18,7 +18,7 @@ from pyiceberg.types import DoubleType, LongType, NestedField, StringType
 from seamark.formats.iceberg.expressions.binding import bind
 from seamark.formats.iceberg.expressions.expression import TRUE, predicates_of
 from seamark.formats.iceberg.expressions.expression_json import expression_json, parse_expression
-from seamark.formats.iceberg.expressions.residuals import tautology, weaken_residual
+from seamark.formats.iceberg.expressions.residuals import make_tautology, weaken_residual
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter, TaskForm
 from seamark.metaserver.planner.answer.content_files import JAVA, PYICEBERG, STANDARD, ClientDialect, dialect_of
 from tests.planner.lakes.manifests import PartitionField
@@ -65,7 +65,7 @@ def test_weakened_residual_matches_every_row_of_the_residual_and_is_never_true(s
         strict = expression_evaluator(PYTHON, JSON.validate_python(where), case_sensitive=True)
         wide = expression_evaluator(PYTHON, told, case_sensitive=True)
         always = expression_evaluator(
-            PYTHON, JSON.validate_python(expression_json(tautology(predicates_of(bound)[0]))), case_sensitive=True
+            PYTHON, JSON.validate_python(expression_json(make_tautology(predicates_of(bound)[0]))), case_sensitive=True
         )
         for _ in range(40):
             row = Record(*(rng.choice([None, values(name, rng, 1)[0]]) for name in ("c1", "c2", "c13")))

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from seamark.formats.iceberg.expressions.expression_json import parse_expression
-from seamark.metaserver.access.principal import answering
+from seamark.metaserver.access.principal import set_principal
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter
@@ -249,7 +249,7 @@ async def test_principal_that_plans_many_tables_evicts_its_own_views(tmp_path: P
     async def planned(planner: Planner, who: str, numbers_planned: list[int]) -> None:
         for number in numbers_planned:
             low = rng.randrange(70)
-            with answering(who):
+            with set_principal(who):
                 kept = await numbers(planner, tables[number].metadata, between(low, low + 5))
             assert kept == list(range(low, low + 6))
             planner.check_invariants()
@@ -276,10 +276,10 @@ async def test_adding_a_view_examines_no_other_view(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(CachedView, "holder", property(watched, lambda cached, name: holder.__set__(cached, name)))
     async with planning(tmp_path, plan_memory_bytes=4_000_000) as planner:
-        with answering("a"):
+        with set_principal("a"):
             await numbers(planner, table.metadata, on_day(0))
         counts, evicted = [], 0
-        with answering("b"):
+        with set_principal("b"):
             for number, days in enumerate(itertools.combinations(range(12), 4)):
                 looked.clear()
                 views = len(planner._views)
@@ -302,7 +302,7 @@ async def test_single_principal_can_use_the_whole_budget(tmp_path: Path) -> None
     async with planning(tmp_path, plan_memory_bytes=2 * sum(wanted)) as planner:
         for _ in range(2):
             for who, table in zip("aaaaaaab", tables, strict=True):
-                with answering(who):
+                with set_principal(who):
                     assert await numbers(planner, table.metadata, between(3, 4)) == [3, 4]
         assert planner.stats().decoded == 2 * 8
 

@@ -164,7 +164,7 @@ async def test_accepting_a_connection_does_not_scan_thousands_of_idle_ones() -> 
         one = guard.create_connection()
         one.address = "127.0.0.2"
         assert guard.admit(one)
-        guard.proven(one)
+        guard.record_header(one)
         one._waiter, one._next_keepalive_close_time = (
             loop.create_future(),
             float(number),

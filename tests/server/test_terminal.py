@@ -28,7 +28,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_control_characters_are_removed_from_shown_text(text: str) -> None:
-    shown = terminal.printable(text)
+    shown = terminal.escape_for_terminal(text)
     assert all(one.isprintable() for one in shown), shown
     assert "\\" in shown
 
@@ -37,7 +37,7 @@ def test_control_characters_are_removed_from_shown_text(text: str) -> None:
     "text", ["plain", "Übergröße", "日本語", "two\nlines\tand a tab", "", "\\x1b as it is written"]
 )
 def test_ordinary_text_is_shown_unchanged(text: str) -> None:
-    assert terminal.printable(text) == text
+    assert terminal.escape_for_terminal(text) == text
 
 
 def test_count_agrees_with_its_noun_and_verb() -> None:

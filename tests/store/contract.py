@@ -7,10 +7,9 @@ from tests.store.contract_column_reads import ColumnReadsContract
 from tests.store.contract_index_files import IndexFilesContract
 from tests.store.contract_names import NamesContract
 from tests.store.contract_plan_tables import PlanTablesContract
-from tests.store.contract_producers import ProducersContract
+from tests.store.contract_producers import ProducersContract, StreamsContract
 from tests.store.contract_records import RecordsContract
 from tests.store.contract_replicas import ReplicasContract
-from tests.store.contract_streams import StreamsContract
 from tests.store.contract_timeline import TimelineContract
 from tests.store.contract_transactions import TransactionsContract
 

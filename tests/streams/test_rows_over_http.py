@@ -6,10 +6,12 @@ import asyncio
 import io
 import json
 import os
+import shutil
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.rest import RestCatalog
-from pyiceberg.exceptions import BadRequestError, CommitFailedException
+from pyiceberg.exceptions import BadRequestError, CommitFailedException, ValidationException
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
@@ -25,7 +27,7 @@ from pyiceberg.types import BinaryType, DateType, DecimalType, LongType, NestedF
 
 import seamark
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.write.stream_writer import StreamClosed
+from seamark.connector.streams.writer import StreamClosed
 from seamark.formats.protocol.wire import FRESH_FOLDER
 from seamark.metaserver.streams.streams import ENABLED
 from tests.seeds import examples, first_seed
@@ -197,6 +199,7 @@ async def test_rows_that_do_not_fit_are_refused_with_row_column_and_value(stream
     assert "Row 0 is 7" in await reason(7)
     assert (await stream.refused(b"[{"))[0] == 400
     assert (await stream.refused(b"id\n1\n", "text/csv"))[0] == 415
+    assert "Row 1 is not valid JSON" in (await stream.refused(b'{"id": 1}\n{"id": \n', LINES))[1]
     assert (await stream.refused(b"nothing", ARROW))[0] == 400
     status, message = await stream.refused(arrow_body(id=["x"]), ARROW)
     assert (status, "column id" in message) == (400, True)
@@ -446,3 +449,70 @@ async def test_an_engine_that_plans_by_itself_reads_fresh_rows_by_a_header(tmp_p
         assert await asyncio.to_thread(read) == ([1, 2, 3], [3], 1)
         await stream.flush()
         assert await asyncio.to_thread(read) == ([1, 2, 3], [3], 3)
+
+
+async def test_a_commit_that_removes_rows_conflicts_with_rows_that_it_has_not_read(stream: Stream) -> None:
+    await stream.post({"id": 1, "name": "a"}, {"id": 2, "name": "b"})
+    await stream.flush()
+    await stream.post({"id": 3, "name": "a"})
+    assert await stream.ids() == [1, 2, 3]
+
+    def delete() -> None:
+        stream.catalog.load_table("db.t").delete("name = 'a'")
+
+    with pytest.raises(ValidationException, match="matching the filter"):
+        await asyncio.to_thread(delete)
+    await stream.post({"id": 4, "name": "b"})
+    await asyncio.to_thread(delete)
+    assert await stream.ids() == [2, 4]
+    await stream.post({"id": 5, "name": "b"})
+    client = SeamarkClient(stream.server.url)
+    await asyncio.to_thread(partial(seamark.delete, client, ("db", "t"), where="name = 'b'"))
+    assert await stream.ids() == []
+
+
+async def test_a_lost_log_loses_no_new_rows_and_the_table_stays_readable(tmp_path: Path) -> None:
+    async with streaming(tmp_path) as stream:
+        await create(stream)
+        await stream.post({"id": 1}, {"id": 2})
+        await stream.flush()
+    shutil.rmtree(tmp_path / "streams")
+    async with streaming(tmp_path) as stream:
+        status, message = await stream.refused(b'[{"id": 3}]')
+        assert (status, "Restore that log" in message) == (503, True)
+        assert await stream.ids() == [1, 2]
+
+
+async def test_a_plan_in_pages_has_each_fresh_file_also_after_a_flush(tmp_path: Path) -> None:
+    async with streaming(tmp_path, plan_inline_limit=2, plan_page_size=2) as stream:
+        await create(stream, partition_spec=BY_NAME)
+        await stream.post(*({"id": number, "name": str(number)} for number in range(9)))
+        assert await stream.ids() == list(range(9))
+        path = f"{stream.server.url}/v1/namespaces/db/tables/t"
+        async with stream.server.http.post(f"{path}/plan", json={}) as answer:
+            plan_tasks = (await answer.json())["plan-tasks"]
+        await stream.flush()
+        await stream.post({"id": 9, "name": "9"})
+        rows = 0
+        for task in plan_tasks:
+            async with stream.server.http.post(f"{path}/tasks", json={"plan-task": task}) as answer:
+                page = await answer.json()
+            rows += sum(one["data-file"]["record-count"] for one in page["file-scan-tasks"])
+        assert rows == 9
+        assert await stream.ids() == list(range(10))
+
+
+async def test_the_state_of_a_stream_says_what_waits(stream: Stream) -> None:
+    path = "/api/v1/tables/db/t/stream"
+    assert (await stream.server.get(path))[0] == 400
+    await stream.post({"id": 1}, {"id": 2})
+    await stream.flush()
+    await stream.post({"id": 3})
+    await stream.ids()
+    status, state = await stream.server.get(path)
+    assert (status, state["shards"]) == (200, [{"shard": 0, "flushed": 2, "durable": 3}])
+    assert (state["waiting-rows"], state["fresh-files"], state["waiting-bytes"] > 0) == (1, 1, True)
+    url = f"{stream.server.url}/api/v1/tables/db/t/flush"
+    async with stream.server.http.post(url) as answer:
+        assert await answer.json() == {"rows": 1}
+    assert (await stream.server.get(path))[1]["waiting-rows"] == 0

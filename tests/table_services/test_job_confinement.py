@@ -96,7 +96,9 @@ ALLOWED = {
 }
 
 
-@pytest.mark.skipif(landlock._abi() < 6, reason="this kernel has no Landlock, or one without ports and signals")
+@pytest.mark.skipif(
+    landlock._read_abi_version() < 6, reason="this kernel has no Landlock, or one without ports and signals"
+)
 def test_job_opens_only_its_tables_files_and_the_hosts_that_it_needs(tmp_path: Path) -> None:
     for name in ("own", "joined", "allowed", "other"):
         (tmp_path / name).mkdir()
@@ -127,7 +129,7 @@ def test_kernel_without_landlock_restricts_nothing() -> None:
     """Then only our code refuses other files."""
     script = (
         "from seamark.commands.confinement import landlock\n"
-        "landlock._abi = lambda: 0\n"
+        "landlock._read_abi_version = lambda: 0\n"
         "print(landlock.confine_files(readable=[], writable=[]), open('/etc/hostname', 'rb').close())\n"
     )
     done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=False)

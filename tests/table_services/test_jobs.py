@@ -191,12 +191,12 @@ async def test_lag_is_that_of_the_most_overdue_job_and_failing_tables_are_counte
     now.s = 10.0
     queue.put(a_job("b"))
     queue.put(a_job("c", service="compaction"), delay_s=5.0)
-    assert queue.lags() == {"indexing": 10.0}
+    assert queue.measure_lags() == {"indexing": 10.0}
     now.s = 17.0
-    assert queue.lags() == {"indexing": 17.0, "compaction": 2.0}
+    assert queue.measure_lags() == {"indexing": 17.0, "compaction": 2.0}
     queue.finish(await queue.take(), failed=True)
-    assert queue.failing() == {"indexing": 1}
-    assert queue.lags() == {"indexing": 7.0, "compaction": 2.0}  # The failed job is due later.
+    assert queue.count_failing() == {"indexing": 1}
+    assert queue.measure_lags() == {"indexing": 7.0, "compaction": 2.0}  # The failed job is due later.
 
 
 async def test_random_histories_lose_no_proposal_and_run_no_job_concurrently_with_itself() -> None:

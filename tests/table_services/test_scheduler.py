@@ -18,7 +18,7 @@ from seamark.formats.protocol.wire import RECHECK_AFTER
 from seamark.formats.runtime.clock import SimulatedClock
 from seamark.formats.services.services import SERVICES
 from seamark.metaserver.access.standing_rights import StandingRights
-from seamark.metaserver.server import new_holder
+from seamark.metaserver.server import make_holder_name
 from seamark.metaserver.services import job_queue, scheduler, watch
 from seamark.metaserver.services.job import Job, JobFailed, JobProgress, Report
 from seamark.metaserver.services.proposer import NEVER
@@ -123,7 +123,7 @@ async def scheduled(
     rights: StandingRights | None = None,
 ) -> AsyncIterator[asyncio.Task[None]]:
     parts = server.components
-    lease = Lease(parts.store, parts.clock, "services", new_holder(parts.clock), lasts_s=lasts_s)
+    lease = Lease(parts.store, parts.clock, "services", make_holder_name(parts.clock), lasts_s=lasts_s)
     tables = TableWatch(parts.store, parts.timeline, parts.catalog.documents.peek, parts.clock)
     runs = RunLog(parts.store, parts.timeline, parts.clock)
     leader = Scheduler(

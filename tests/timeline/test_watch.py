@@ -82,7 +82,7 @@ async def test_commit_of_another_replica_wakes_a_watcher_by_the_poll(two: tuple[
 
 async def test_watcher_is_not_woken_by_instants_outside_its_filter(two: tuple[Replica, Replica]) -> None:
     first, _ = two
-    async with first.timeline.watching(InstantFilter(name="wanted")) as watcher:
+    async with first.timeline.watch_instants(InstantFilter(name="wanted")) as watcher:
         assert await first.timeline.read_next(watcher, 10) == []
         await first.record("other")
         await asyncio.sleep(0.2)

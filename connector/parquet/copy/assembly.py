@@ -295,7 +295,7 @@ class FileAssembler:
             key_values=list((self._key_values or {}).items()),
             created_by=next(iter(creators)) if len(creators) == 1 else CREATED_BY,
             orders=self._skeleton.orders,
-            others={**self._skeleton.others, **other_fields},
+            later_fields={**self._skeleton.later_fields, **other_fields},
         )
 
     def _assemble_chunks(self, group: _CopiedGroup) -> list[bytes]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from seamark.connector.spark.query.catalyst import Catalyst, Node
-from seamark.connector.spark.scala import items
+from seamark.connector.spark.scala import to_list
 from seamark.formats.protocol.wire import MAXIMUM, MINIMUM
 
 _WITHOUT_NULLS = ("Sum", "Average", "Min", "Max", "Count")
@@ -54,7 +54,7 @@ def conditions_of_rows(catalyst: Catalyst, outputs: Sequence[Node]) -> list[Node
         elif kind in ("", "PythonUDF", "PythonUDAF"):
             return []
         else:
-            left += items(node.children())
+            left += to_list(node.children())
     return row_conditions
 
 
@@ -62,7 +62,7 @@ def _find_conditions(catalyst: Catalyst, aggregate: Node) -> list[Node]:
     if aggregate.filter().isDefined():
         return [aggregate.filter().get()]
     function = aggregate.aggregateFunction()
-    values = items(function.children()) if catalyst.kind(function) in _WITHOUT_NULLS else []
+    values = to_list(function.children()) if catalyst.kind(function) in _WITHOUT_NULLS else []
     if len(values) != 1:
         return []
     value = values[0]
@@ -74,7 +74,7 @@ def _find_conditions(catalyst: Catalyst, aggregate: Node) -> list[Node]:
         case "CaseWhen":
             otherwise = value.elseValue()
             if otherwise.isEmpty() or _is_null(catalyst, otherwise.get()):
-                return [one._1() for one in items(value.branches())]
+                return [one._1() for one in to_list(value.branches())]
     return []
 
 

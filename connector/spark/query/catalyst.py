@@ -16,7 +16,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from seamark.connector.spark.scala import OPTIMIZER, SPARK, items, statics_of, strings
+from seamark.connector.spark.scala import OPTIMIZER, SPARK, statics_of, to_list, to_strings
 
 Node: TypeAlias = Any
 """A node of a plan or expression in the JVM."""
@@ -98,7 +98,7 @@ class Catalyst:
 
     def names(self, text: str) -> tuple[str, ...]:
         """Return the levels of a table's name."""
-        return tuple(strings(self._parser.parseMultipartIdentifier(text)))
+        return tuple(to_strings(self._parser.parseMultipartIdentifier(text)))
 
     def iceberg_schema(self, table: Any) -> dict[str, Any]:
         """Return the schema of an Iceberg table, as in its metadata."""
@@ -171,7 +171,7 @@ class Catalyst:
             return []
         if kind in _UNARY:
             return [node.child()]
-        return [node.left(), node.right()] if kind == "Join" else items(node.children())
+        return [node.left(), node.right()] if kind == "Join" else to_list(node.children())
 
     def has_subqueries(self, plan: Node) -> bool:
         """Return whether an expression anywhere in the plan has one."""
@@ -179,7 +179,7 @@ class Catalyst:
 
     def leaves(self, plan: Node) -> list[Node]:
         """Return the leaves of the plan and of its subqueries."""
-        return [leaf for one in (plan, *items(plan.subqueriesAll())) for leaf in items(one.collectLeaves())]
+        return [leaf for one in (plan, *to_list(plan.subqueriesAll())) for leaf in to_list(one.collectLeaves())]
 
     def find_aliased_leaves(self, plan: Node, read: Callable[[str], T | None]) -> Iterator[tuple[Node, T | None]]:
         """Yield all leaves, each with the result of `read` for an alias directly above it."""
@@ -192,7 +192,7 @@ class Catalyst:
                 left.append((node.child(), alias))
                 continue
             children = self.children(node)
-            below = [*children, *(items(node.subqueries()) if with_subqueries else ())]
+            below = [*children, *(to_list(node.subqueries()) if with_subqueries else ())]
             left += [(one, None) for one in below]
             if not children:
                 yield node, alias
@@ -208,7 +208,7 @@ class Catalyst:
     def _read_ids_and_names(self, attributes: Node) -> list[tuple[int, str]]:
         """Return ids and names, also of attributes whose texts have another form."""
         ids_and_names = []
-        for place, text in enumerate(strings(attributes)):
+        for place, text in enumerate(to_strings(attributes)):
             match = _ATTRIBUTE.fullmatch(text)
             if match is None:
                 attribute = attributes.apply(place)

@@ -41,7 +41,7 @@ from seamark.connector.plans.literals import LOCAL, ZONED, Literal
 from seamark.connector.plans.zones import is_utc
 from seamark.connector.spark.query.catalyst import Catalyst, Node
 from seamark.connector.spark.query.expressions import CURRENT, SparkExpressions, is_sure
-from seamark.connector.spark.scala import items
+from seamark.connector.spark.scala import to_list
 from seamark.formats.iceberg.expressions.like_patterns import is_valid_pattern, split_pattern
 from seamark.formats.iceberg.types.transforms import IDENTITY
 
@@ -273,7 +273,7 @@ class _Reading:
             return self._compare(_COMPARISON_OPERATORS[kind], node.left(), node.right())
         match kind:
             case "In":
-                return self._read_in(self._parse_term(node.value()), items(node.list()))
+                return self._read_in(self._parse_term(node.value()), to_list(node.list()))
             case "IsNull" | "IsNotNull":
                 term = self._parse_term(node.child())
                 comparison = None if term is None else term.compare("IS NULL")

@@ -8,7 +8,7 @@ from typing import Any
 from seamark.connector.plans.literals import Literal
 from seamark.connector.spark.query.catalyst import Catalyst, Node
 from seamark.connector.spark.query.conditions import SparkColumn, literal_of
-from seamark.connector.spark.scala import items
+from seamark.connector.spark.scala import to_list
 
 CONSTANT_ROWS_MAX = 1_000
 _KINDS = ("int", "bigint", "string", "date", "timestamp", "timestamp_ntz")
@@ -20,13 +20,13 @@ def constant_columns(catalyst: Catalyst, node: Node) -> list[tuple[int, SparkCol
         case "LocalRelation":
             if node.isStreaming() or node.data().size() > CONSTANT_ROWS_MAX:
                 return []
-            rows = items(node.data())
+            rows = to_list(node.data())
             attribute_values = [
                 (attribute, [_value(row, number, attribute) for row in rows])
-                for number, attribute in enumerate(items(node.output()))
+                for number, attribute in enumerate(to_list(node.output()))
             ]
         case "Generate":
-            outputs, array = items(node.generatorOutput()), node.generator()
+            outputs, array = to_list(node.generatorOutput()), node.generator()
             array = array.child() if catalyst.kind(array) == "Explode" and len(outputs) == 1 else None
             if array is None or not catalyst.type_of(array).startswith("array<"):
                 return []
@@ -51,7 +51,7 @@ def _value(row: Any, number: int, attribute: Node) -> Any:
 
 def _elements(catalyst: Catalyst, array: Node, attribute: Node) -> Iterable[Any]:
     if catalyst.kind(array) == "CreateArray":
-        values = items(array.children())
+        values = to_list(array.children())
         if len(values) <= CONSTANT_ROWS_MAX and all(catalyst.kind(one) == "Literal" for one in values):
             yield from (one.value() for one in values)
     elif (

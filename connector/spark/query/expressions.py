@@ -26,7 +26,7 @@ from sqlglot import exp
 from seamark.connector.plans.literals import Literal
 from seamark.connector.plans.zones import is_utc
 from seamark.connector.spark.query.catalyst import Catalyst, Node
-from seamark.connector.spark.scala import items
+from seamark.connector.spark.scala import to_list
 
 _HIDDEN = "seamark_hidden"
 _COMPARISONS: dict[str, type[exp.Expr]] = {
@@ -102,8 +102,8 @@ class SparkExpressions:
         match kind:
             case "In":
                 if self._is_row(node.value()):
-                    return self._write_rows(node.value(), items(node.list()))
-                return self._write_in(node.value(), [self.value(one) for one in items(node.list())])
+                    return self._write_rows(node.value(), to_list(node.list()))
+                return self._write_in(node.value(), [self.value(one) for one in to_list(node.list())])
             case "ArrayContains":
                 return self._write_array_contains(node)
             case "IsNull" | "IsNotNull":
@@ -144,7 +144,7 @@ class SparkExpressions:
                 text = self._write_text(node.child())
                 return None if text is None else (exp.Lower if kind == "Lower" else exp.Upper)(this=text)
             case "Coalesce":
-                values = [self.value(one) or hide() for one in items(node.children())]
+                values = [self.value(one) or hide() for one in to_list(node.children())]
                 return exp.Coalesce(this=values[0], expressions=values[1:])
             case "If" | "CaseWhen":
                 return self._write_case(node, kind, lambda one: self.value(one) or hide())
@@ -179,12 +179,12 @@ class SparkExpressions:
 
         Rows with nulls are not written, because Spark compares nulls as values.
         """
-        columns = [self.value(one) for one in items(left.valExprs())]
+        columns = [self.value(one) for one in to_list(left.valExprs())]
         tuples = []
         for row in rows if len(rows) <= _LISTED_ROWS_MAX else ():
             values = self._leaves.row(row)
             if values is None and self._is_row(row):
-                values = [self._leaves.constant(one) for one in items(row.valExprs())]
+                values = [self._leaves.constant(one) for one in to_list(row.valExprs())]
             if values is None or any(one is None or one.kind == "null" for one in values):
                 return hide()
             tuples.append(exp.Tuple(expressions=[expression_of(one) for one in values if one is not None]))
@@ -200,7 +200,7 @@ class SparkExpressions:
     def _write_array_contains(self, node: Node) -> exp.Expr:
         values = self._leaves.row(node.left())
         if values is None and self._catalyst.kind(node.left()) == "CreateArray":
-            values = [self._leaves.constant(one) for one in items(node.left().children())]
+            values = [self._leaves.constant(one) for one in to_list(node.left().children())]
         elements = [expression_of(one) for one in values or () if one is not None]
         return self._write_in(node.right(), elements) if values and len(elements) == len(values) else hide()
 
@@ -223,7 +223,7 @@ class SparkExpressions:
         if kind == "If":
             pairs, otherwise = [(node.predicate(), node.trueValue())], node.falseValue()
         else:
-            pairs = [(one._1(), one._2()) for one in items(node.branches())]
+            pairs = [(one._1(), one._2()) for one in to_list(node.branches())]
             otherwise = node.elseValue().get() if node.elseValue().isDefined() else None
         branches = [exp.If(this=self.condition(when), true=read(then)) for when, then in pairs]
         return exp.Case(ifs=branches, default=None if otherwise is None else read(otherwise))

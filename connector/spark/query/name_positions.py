@@ -21,7 +21,7 @@ from pyspark.errors import PySparkException
 from seamark.connector.plans.quotes import backquote, quote_name
 from seamark.connector.plans.splices import Replacement, splice
 from seamark.connector.spark.query.catalyst import Catalyst, Node
-from seamark.connector.spark.scala import items, strings
+from seamark.connector.spark.scala import to_list, to_strings
 
 _MARK = "seamark~place~"
 REFERENCES_MAX = 64
@@ -108,11 +108,11 @@ def find_references(catalyst: Catalyst, text: str, statement: Node) -> list[Refe
         if kind == "UnresolvedWith":
             with_subqueries = True  # the pattern of `parsed` is without those in WITH
             recursive = bool(node.allowRecursion())
-            for pair in items(node.cteRelations()):
+            for pair in to_list(node.cteRelations()):
                 name = str(pair._1()).lower()
                 left.append((pair._2(), (kind, above[0]), node, named | {name} if recursive else named))
                 named |= {name}
-        below = [*catalyst.children(node), *(items(node.subqueries()) if with_subqueries else ())]
+        below = [*catalyst.children(node), *(to_list(node.subqueries()) if with_subqueries else ())]
         if kind == "RelationTimeTravel":
             below.append(node.relation())
         left += [(one, (kind, above[0]), node, named) for one in below]
@@ -158,9 +158,9 @@ def _find_target_name(catalyst: Catalyst, statement: Node) -> str | None:
         node = node.child()
     match catalyst.kind(node):
         case "UnresolvedRelation":
-            return strings(node.multipartIdentifier())[-1]
+            return to_strings(node.multipartIdentifier())[-1]
         case "UnresolvedIdentifier":
-            return strings(node.nameParts())[-1]
+            return to_strings(node.nameParts())[-1]
     return None
 
 
@@ -176,7 +176,7 @@ def _read_reference(
     Returns:
         None if the name cannot be replaced here, or if its position is uncertain.
     """
-    names, origin = tuple(strings(node.multipartIdentifier())), _ORIGIN.match(str(node.origin().toString()))
+    names, origin = tuple(to_strings(node.multipartIdentifier())), _ORIGIN.match(str(node.origin().toString()))
     if origin is None or node.isStreaming() or not node.options().isEmpty():
         return None
     if len(names) == 1 and names[0].lower() in named:

@@ -39,14 +39,14 @@ from seamark.connector.spark.query.catalyst import Catalyst, Node
 from seamark.connector.spark.query.conditions import Conditions, SparkColumn, iceberg_kind
 from seamark.connector.spark.query.constant_rows import constant_columns
 from seamark.connector.spark.query.periods import period_of
-from seamark.connector.spark.scala import items
+from seamark.connector.spark.scala import to_list
 
 PLAN_NODES_MAX = 2_000
 """The limit for one query's plan."""
 EXPANDED_VALUES_MAX = 500
 """Values of a row of GROUPING SETS that are read: a value takes calls to the JVM."""
 EXACT_PARTS_MAX = 20
-"""Parts of a condition that are read once more, to find out whether an extreme is that of exactly its rows."""
+"""Parts of a condition that are read once more, because they decide whether an extreme is that of exactly its rows."""
 _INEQUALITIES = {"LessThan": "<", "LessThanOrEqual": "<=", "GreaterThan": ">", "GreaterThanOrEqual": ">="}
 _SAME_ROWS = frozenset(
     {"SubqueryAlias", "View", "Sort", "Distinct", "RepartitionByExpression", "Repartition", "ResolvedHint"}
@@ -205,7 +205,7 @@ class PlanReader:
         if self._nodes_left < 0:
             raise PlanTooLarge
         if self._has_subqueries:
-            for subquery in items(node.subqueries()):
+            for subquery in to_list(node.subqueries()):
                 self._read_subquery(subquery)
         kind = self._catalyst.kind(node)
         if kind == "Join":
@@ -235,11 +235,11 @@ class PlanReader:
                 block = QueryBlock([child.relation], 0, AttributeOutputs(), where=where, needs_rows=True)
                 return self._with_same_columns(block, child)
             case "Project":
-                return self._read_project(items(node.projectList()), child)
+                return self._read_project(to_list(node.projectList()), child)
             case "Aggregate":
                 return self._read_aggregate(node, child)
             case "Window":
-                keys = self._find_references(items(node.partitionSpec()), child)
+                keys = self._find_references(to_list(node.partitionSpec()), child)
                 window = QueryBlock([child.relation], 0, AttributeOutputs(), partitions=[keys])
                 return self._with_same_columns(window, child)
             case "Expand":
@@ -307,7 +307,7 @@ class PlanReader:
 
     def _read_aggregate(self, node: Node, child: _Rows) -> _Rows:
         """Read a grouping. A condition on grouping keys leaves out entire groups."""
-        groups, outputs = items(node.groupingExpressions()), items(node.aggregateExpressions())
+        groups, outputs = to_list(node.groupingExpressions()), to_list(node.aggregateExpressions())
         keys = {self._find_attribute(key) for key in groups} - {None}
         columns, sources, references = self._pass_on(
             [output for output in outputs if self._find_attribute(output) in keys], child
@@ -337,14 +337,14 @@ class PlanReader:
 
         A grouping key is null outside of its sets.
         """
-        child, projections, outputs = children[0], items(node.projections()), items(node.output())
+        child, projections, outputs = children[0], to_list(node.projections()), to_list(node.output())
         if len(projections) * len(outputs) > EXPANDED_VALUES_MAX:
             return _hide(children)
         columns: dict[int, SparkColumn] = {}
         sources: set[int] = set()
         references: dict[str, ColumnReference] = {}
         nullable: set[str] = set()
-        for output, *values in zip(outputs, *map(items, projections), strict=True):
+        for output, *values in zip(outputs, *map(to_list, projections), strict=True):
             nulls = [self._catalyst.kind(value) == "Literal" and value.value() is None for value in values]
             attributes = {self._find_attribute(value) for value, null in zip(values, nulls, strict=True) if not null}
             source = attributes.pop() if len(attributes) == 1 else None
@@ -367,8 +367,8 @@ class PlanReader:
 
         The origin of a value is unknown.
         """
-        inputs = [items(child.output()) for child in items(node.children())]
-        outputs = items(node.output())
+        inputs = [to_list(child.output()) for child in to_list(node.children())]
+        outputs = to_list(node.output())
         order = tuple(map(str, range(len(outputs))))
         relation: Relation | None = None
         for attributes, child in zip(inputs, children, strict=True):
@@ -482,7 +482,11 @@ class PlanReader:
             yield from range_values(key.reference, [Limit(op, query.output)], query.relation)
 
     def _find_scalar_subquery(self, node: Node) -> _ScalarQuery | None:
-        """Return the scalar subquery that a node is."""
+        """Return the scalar subquery that a node is, or one of int that is cast to bigint."""
+        if self._catalyst.kind(node) == "Cast" and self._catalyst.type_of(node) == "bigint":
+            node = node.child()
+            if self._catalyst.type_of(node) != "int":
+                return None
         if self._catalyst.kind(node) != "ScalarSubquery":
             return None
         output = node.plan().output().head()

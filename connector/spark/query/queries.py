@@ -110,7 +110,7 @@ def sql(
         counts = run_maintenance(spark, statement)
         if counts is not None:
             return counts
-    done = rewritten(spark, text, args, lease_s=lease_s, kept_max=kept_max)
+    done = rewrite_query(spark, text, args, lease_s=lease_s, kept_max=kept_max)
     _log.info("%s", done.summary)
     if done.statement is not None and done.is_write:
         if _may_run(spark, done):
@@ -132,7 +132,7 @@ def sql(
 
 def plan_source(spark: SparkSession, text: str, args: Any, *, lease_s: int, kept_max: float) -> str:
     """Return a statement that writes the rows of a query, with plan tables in the query if possible."""
-    done = rewritten(spark, text, args, lease_s=lease_s, kept_max=kept_max)
+    done = rewrite_query(spark, text, args, lease_s=lease_s, kept_max=kept_max)
     _log.info("%s", done.summary)
     return done.statement if done.statement is not None and _may_run(spark, done) else text
 
@@ -155,7 +155,7 @@ def _may_run(spark: SparkSession, done: RewrittenQuery) -> bool:
     return False
 
 
-def rewritten(
+def rewrite_query(
     spark: SparkSession,
     text: str,
     args: Mapping[str, Any] | Sequence[Any] | None = None,

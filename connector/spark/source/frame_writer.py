@@ -28,7 +28,7 @@ from seamark.connector.client.errors import BadRequest, ClientError, NotFound
 from seamark.connector.client.names import join_name, split_name
 from seamark.connector.spark.frames.table_creation import create_for_frame, merge_schema, split_terms
 from seamark.connector.spark.frames.writes import write
-from seamark.connector.spark.scala import items
+from seamark.connector.spark.scala import to_list
 from seamark.connector.spark.source.options import flag
 from seamark.formats.iceberg.metadata.snapshot import MAIN
 from seamark.formats.iceberg.types.near_names import near_names
@@ -148,10 +148,10 @@ def _save_mode(writer: DataFrameWriter) -> str:
 
 def _write(writer: DataFrameWriter, name: str | None, *, must_exist: bool = False) -> None:
     jvm_writer = writer._jwrite
-    raw_options = {str(one._1()): str(one._2()) for one in items(jvm_writer.extraOptions().originalMap().toSeq())}
+    raw_options = {str(one._1()): str(one._2()) for one in to_list(jvm_writer.extraOptions().originalMap().toSeq())}
     options = {key if key.startswith(PROPERTY) else key.lower(): value for key, value in raw_options.items()}
     columns = jvm_writer.partitioningColumns()
-    partitions = [str(column) for column in items(columns.get())] if columns.isDefined() else []
+    partitions = [str(column) for column in to_list(columns.get())] if columns.isDefined() else []
     save(writer._df, name, _save_mode(writer), options, partitions, must_exist=must_exist)
 
 

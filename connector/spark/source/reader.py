@@ -30,7 +30,7 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.values import CURRENT, At, parse_as_of
 from seamark.connector.groups import divide
-from seamark.connector.read.changes import APPEND, INSERT, OPERATION, SnapshotChange, changes, history
+from seamark.connector.read.changes import APPEND, INSERT, OPERATION, SnapshotChange, changes, list_snapshots_between
 from seamark.connector.read.read_plan import FILE, POSITION, ReadPlan
 from seamark.connector.read.scans import TaskReader, bind_filter, limit_batches
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan, plan_appends, restrict_to_rows
@@ -256,7 +256,7 @@ class BatchReader(DataSourceReader):
         if options.changes:
             return changes(client, table, options.start, cast("int", table.snapshot_id))
         if options.incremental:
-            history(table, options.start, cast("int", table.snapshot_id))
+            list_snapshots_between(table, options.start, cast("int", table.snapshot_id))
             tasks = plan_appends(client, table, options.start, cast("int", table.snapshot_id), self._where)
             return (SnapshotChange(INSERT, task) for task in tasks)
         tasks = plan(client, table, self._where, least_rows=options.limit, columns=self._schema.names)
@@ -333,7 +333,7 @@ class StreamReader(DataSourceStreamReader):
         Raises:
             BadRequest: A snapshot deleted or rewrote rows, which a stream of rows cannot represent.
         """
-        for snapshot in history(table, first, last):
+        for snapshot in list_snapshots_between(table, first, last):
             operation = snapshot.summary_map().get(OPERATION)
             if operation != APPEND and not is_replace(snapshot) and not self._options.skip_changes:
                 raise BadRequest(

@@ -32,15 +32,15 @@ from seamark.connector.spark.frames.writes import WriteReport
 from seamark.connector.spark.query.catalyst import Catalyst, Node
 from seamark.connector.spark.query.conditions import Conditions, SparkColumn, spark_kind
 from seamark.connector.spark.query.queries import run_text
-from seamark.connector.spark.statements.held_rows import CollectedRows, collect_rows, ordinals_of
-from seamark.connector.spark.statements.key_values import KeyValues, fitting_rows, keys_of_condition, keys_of_join
-from seamark.connector.spark.statements.located_rows import (
+from seamark.connector.spark.statements.candidate_rows import (
     DEFAULT_LIMITS,
     CandidateRows,
     StatementLimits,
     locate_by_filter,
     locate_by_keys,
 )
+from seamark.connector.spark.statements.collected_rows import CollectedRows, collect_rows, ordinals_of
+from seamark.connector.spark.statements.key_values import KeyValues, fitting_rows, keys_of_condition, keys_of_join
 from seamark.connector.spark.statements.overwrites import INSERT, OverwriteStatement
 from seamark.connector.spark.statements.plan_nodes import PlanBuilder
 from seamark.connector.spark.statements.row_changes import ChangedRows, ChangeQuery, deletion_of, write_changes

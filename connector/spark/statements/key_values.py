@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from seamark.connector.spark.query.catalyst import Catalyst, Node
 from seamark.connector.spark.query.conditions import SparkColumn
-from seamark.connector.spark.scala import items
+from seamark.connector.spark.scala import to_list
 from seamark.connector.spark.statements.plan_nodes import PlanBuilder
 
 _INT_MIN, _INT_MAX = -(2**31), 2**31 - 1
@@ -106,11 +106,11 @@ def keys_of_condition(
             if column is not None and build.are_constants(values):
                 key_values.append(_explode_constants(build, column, values, whole=whole))
         elif kind == "InSubquery":
-            sought = [_find_column(catalyst, side, columns) for side in items(part.values())]
+            sought = [_find_column(catalyst, side, columns) for side in to_list(part.values())]
             plan = part.query().plan()
             named = [column for column in sought if column is not None]
             if len(named) == len(sought) and part.query().outerAttrs().isEmpty() and plan.deterministic():
-                outputs = items(plan.output())
+                outputs = to_list(plan.output())
                 pairs = dict(zip(named, outputs, strict=True))
                 once = len(pairs) == len(named)
                 key_values.append(

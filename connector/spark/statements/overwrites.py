@@ -18,7 +18,7 @@ from seamark.connector.read.tables import OpenTable
 from seamark.connector.spark.frames.writes import WriteReport, write
 from seamark.connector.spark.query.catalyst import Catalyst, Node
 from seamark.connector.spark.query.conditions import Conditions, SparkColumn, spark_kind
-from seamark.connector.spark.scala import items
+from seamark.connector.spark.scala import to_list
 from seamark.connector.spark.statements.plan_nodes import PlanBuilder
 from seamark.connector.spark.statements.targets import (
     NotLocated,
@@ -99,10 +99,10 @@ class OverwriteStatement:
         return " AND ".join(texts)
 
     def write(self, client: SeamarkClient, options: Mapping[str, Any]) -> WriteReport:
-        names = [str(one.name()) for one in items(self._relation.output())]
+        names = [str(one.name()) for one in to_list(self._relation.output())]
         outputs = [
             self._build.name_output(output, name)
-            for output, name in zip(items(self.query.output()), names, strict=True)
+            for output, name in zip(to_list(self.query.output()), names, strict=True)
         ]
         frame = self._build.frame(self._build.project(outputs, self.query))
         report: WriteReport = write(

@@ -15,7 +15,7 @@ from pyspark.sql.classic.column import _to_seq
 from pyspark.sql.types import StructType
 
 from seamark.connector.spark.query.catalyst import Node
-from seamark.connector.spark.scala import OPTIMIZER, SPARK, items, statics_of
+from seamark.connector.spark.scala import OPTIMIZER, SPARK, statics_of, to_list
 
 _LOGICAL, _EXPRESSIONS = f"{SPARK}catalyst.plans.logical.", f"{SPARK}catalyst.expressions."
 
@@ -128,5 +128,5 @@ class PlanBuilder:
         for old, by in new:
             if plan.fastEquals(old):
                 return by
-        children = items(plan.children())
+        children = to_list(plan.children())
         return plan.withNewChildren(self.seq([self.replace_nodes(one, new) for one in children])) if children else plan

@@ -22,9 +22,9 @@ from seamark.connector.read.lineage import ROW_ID_NAME, has_lineage
 from seamark.connector.read.tables import OpenTable
 from seamark.connector.spark.frames.file_changes import FileChanges
 from seamark.connector.spark.query.catalyst import Catalyst, Node
-from seamark.connector.spark.scala import items
-from seamark.connector.spark.statements.held_rows import CollectedRows
-from seamark.connector.spark.statements.located_rows import PLACE, CandidateRows
+from seamark.connector.spark.scala import to_list
+from seamark.connector.spark.statements.candidate_rows import PLACE, CandidateRows
+from seamark.connector.spark.statements.collected_rows import CollectedRows
 from seamark.connector.spark.statements.plan_nodes import PlanBuilder
 from seamark.connector.spark.statements.row_statements import RowStatement
 from seamark.connector.spark.statements.targets import OPERATION
@@ -68,7 +68,7 @@ def find_needed_columns(catalyst: Catalyst, statement: RowStatement) -> list[str
     while left:
         node = left.pop()
         if catalyst.kind(node) == "Project":
-            for output in items(node.projectList()):
+            for output in to_list(node.projectList()):
                 used |= frozenset() if catalyst.kind(output) == "AttributeReference" else catalyst.reference_ids(output)
         else:
             used |= catalyst.reference_ids(node)
@@ -165,7 +165,7 @@ class ChangeQuery:
             pa.table([*stored, *source_rows.columns], names=names),
             spark_types.StructType(list(map(spark_types.StructField, names, kinds))),
         )
-        outputs = items(local.output())
+        outputs = to_list(local.output())
         by_name = {field.name: output for field, output in zip(fields, outputs, strict=False)}
         by_id = self._by_id(by_name) | dict(zip(source.ids, outputs[len(fields) + 1 :], strict=True))
         for number, kind_of_mark in marks.items():
@@ -219,7 +219,7 @@ class ChangeQuery:
         plan = self._build.local(
             pa.table(columns, names=[field.name for field in fields]), spark_types.StructType(fields)
         )
-        by_name = dict(zip((field.name for field in fields), items(plan.output()), strict=True))
+        by_name = dict(zip((field.name for field in fields), to_list(plan.output()), strict=True))
         return self._with_attributes(self._statement.stored, plan, self._by_id(by_name))
 
     def _by_id(self, by_name: Mapping[str, Node]) -> dict[int, Node]:

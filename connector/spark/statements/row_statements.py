@@ -17,7 +17,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from seamark.connector.spark.query.catalyst import Catalyst, Node
-from seamark.connector.spark.scala import items
+from seamark.connector.spark.scala import to_list
 from seamark.connector.spark.statements.plan_nodes import PlanBuilder
 from seamark.connector.spark.statements.targets import (
     SPARK_TABLE,
@@ -172,8 +172,8 @@ class RowStatementReader:
         while not node.fastEquals(leaf):
             if self._catalyst.kind(node) == kind:
                 ancestor = node
-            for child in items(node.children()):
-                if any(one.fastEquals(leaf) for one in items(child.collectLeaves())):
+            for child in to_list(node.children()):
+                if any(one.fastEquals(leaf) for one in to_list(child.collectLeaves())):
                     node = child
                     break
             else:

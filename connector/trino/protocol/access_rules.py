@@ -97,7 +97,7 @@ def check_access(answer: bytes, used: PlanInputs) -> RuleDecision:
         return RuleDecision.UNKNOWN
     if any(_needs_partition_filter(query.session.catalog_properties.get(name[0], {})) for name in used.columns):
         return RuleDecision.FORBIDDEN
-    if any(_forbids(table, used) for table in tables):
+    if any(_is_forbidden(table, used) for table in tables):
         return RuleDecision.FORBIDDEN
     if not any(table.rules for table in tables):
         return RuleDecision.NO_RULES
@@ -120,7 +120,7 @@ def columns_read(answer: bytes) -> dict[TableName, frozenset[str]]:
     return columns_by_table
 
 
-def _forbids(table: _Table, used: PlanInputs) -> bool:
+def _is_forbidden(table: _Table, used: PlanInputs) -> bool:
     if not table.rules:
         return False
     if table.name in used.views or PLAN_MARK in table.table:

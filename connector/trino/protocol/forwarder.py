@@ -57,7 +57,7 @@ _log = structlog.get_logger("seamark.trino-proxy")
 Body = bytes | AsyncIterable[bytes] | None
 ResponseHandler = Callable[[Coordinator, aiohttp.ClientResponse, CIMultiDict[str]], Awaitable[web.StreamResponse]]
 """A handler that receives the coordinator, its answer, and the headers for the client."""
-_BODY_RATE_LEAST = 64 << 10
+_BODY_BYTES_PER_SECOND_MIN = 64 << 10
 """The minimum rate of a client's body in bytes per second; each received byte extends the time limit at
 this rate.
 """
@@ -123,7 +123,7 @@ class ClientBody:
     async def _wait(self) -> bytes:
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
-        left_s = self._timeout_s + self._size / _BODY_RATE_LEAST - self._waited_s
+        left_s = self._timeout_s + self._size / _BODY_BYTES_PER_SECOND_MIN - self._waited_s
         try:
             async with asyncio.timeout(left_s):
                 return await self._content.readany()

@@ -217,7 +217,7 @@ async def _read_first_answer(
     """
     async with response:
         body = await response.read()
-    results = _results(response, body)
+    results = _read_results(response, body)
     next_uri = results.next_uri if results is not None else None
     return TrinoResponse(response.status, response.reason or "", headers, body, next_uri), results
 
@@ -231,10 +231,10 @@ async def _read(response: aiohttp.ClientResponse) -> tuple[bytes, _Results | Non
         body, whole = await read_at_most(response.content, INSPECTED_BYTES)
         if not whole:
             response.close()
-    return body, _results(response, body) if whole else None
+    return body, _read_results(response, body) if whole else None
 
 
-def _results(response: aiohttp.ClientResponse, body: bytes) -> _Results | None:
+def _read_results(response: aiohttp.ClientResponse, body: bytes) -> _Results | None:
     if response.status != 200:
         return None
     try:

@@ -133,7 +133,7 @@ class TableStatements:
     """The table statements of one event loop.
 
     Attributes:
-        at_once: The maximum number of jobs that run at the same time.
+        jobs_max: The maximum number of jobs that run at the same time.
     """
 
     def __init__(
@@ -142,20 +142,20 @@ class TableStatements:
         token: str | None,
         catalogs: Collection[str],
         *,
-        at_once: int,
+        jobs_max: int,
         authorities: str | None = None,
         run: Run | None = None,
     ) -> None:
         self._url, self._token = url, token
         self._catalogs = frozenset(name.lower() for name in catalogs)
-        self._at_once = at_once
-        self._slots = asyncio.Semaphore(max(1, at_once))
+        self._jobs_max = jobs_max
+        self._slots = asyncio.Semaphore(max(1, jobs_max))
         self._run = run or partial(run_in_process, authorities=authorities)
         self._statements: OrderedDict[str, _Statement] = OrderedDict()
 
     def may_be(self, body: bytes) -> bool:
         """Return whether the body may be such a statement; this check is cheap."""
-        return self._at_once > 0 and _ALTERS.search(body) is not None
+        return self._jobs_max > 0 and _ALTERS.search(body) is not None
 
     def _find(
         self, body: bytes, headers: CIMultiDictProxy[str], *, trust_time_zone: bool
@@ -290,7 +290,7 @@ class TableStatements:
 
     def _check_room(self) -> None:
         unended = sum(not known.task.done() for known in self._statements.values())
-        if unended >= self._at_once * (1 + WAITING_MAX):
+        if unended >= self._jobs_max * (1 + WAITING_MAX):
             message = "Too many statements that maintain tables wait at this proxy; try later"
             raise NotAllowed(_error("QUERY_QUEUE_FULL", message, "INSUFFICIENT_RESOURCES"))
 

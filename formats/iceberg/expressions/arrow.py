@@ -49,11 +49,11 @@ def to_row_type(kind: Type) -> pa.DataType:
             return pa.list_(pa.field("element", to_row_type(kind.element)))
         case MapType():
             return pa.map_(pa.field("key", to_row_type(kind.key), nullable=False), to_row_type(kind.value))
-    return _primitive(kind)
+    return _to_primitive_type(kind)
 
 
 @lru_cache(maxsize=1024)
-def _primitive(kind: str) -> pa.DataType:
+def _to_primitive_type(kind: str) -> pa.DataType:
     name = base_name(kind)
     if name == "decimal":
         return pa.decimal128(decimal_precision(kind), decimal_scale(kind))
@@ -70,11 +70,11 @@ def arrow_array(kind: str, values: Iterable[Value | None]) -> pa.Array:
     Raises:
         ValueError: A value is out of range.
     """
-    arrow_type = _primitive(kind)
+    arrow_type = _to_primitive_type(kind)
     try:
         if base_name(kind) == "decimal":
             scale = decimal_scale(kind)
-            return pa.array([None if value is None else _decimal(value, scale) for value in values], arrow_type)
+            return pa.array([None if value is None else _to_decimal(value, scale) for value in values], arrow_type)
         if pa.types.is_date(arrow_type):
             return pa.array(values, pa.int32()).cast(arrow_type)
         if pa.types.is_timestamp(arrow_type) or pa.types.is_time(arrow_type):
@@ -84,6 +84,6 @@ def arrow_array(kind: str, values: Iterable[Value | None]) -> pa.Array:
         raise ValueError(f"a value is not of type {kind}: {error}") from None
 
 
-def _decimal(unscaled: Value, scale: int) -> Decimal:
+def _to_decimal(unscaled: Value, scale: int) -> Decimal:
     digits = tuple(map(int, str(abs(int(unscaled)))))
     return Decimal((int(unscaled) < 0, digits, -scale))

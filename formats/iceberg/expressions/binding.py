@@ -154,30 +154,34 @@ def _truncate_text(text: str) -> str:
     return text if len(text) <= 100 else text[:100] + "…"
 
 
-def _boolean(_: str, json: object) -> Literal | None:
+def _parse_boolean(_: str, json: object) -> Literal | None:
     if isinstance(json, bool):
         return json
     return {"true": True, "false": False}.get(json.lower()) if isinstance(json, str) else None
 
 
-def _integer(kind: str, json: object) -> Literal | None:
+def _parse_integer(kind: str, json: object) -> Literal | None:
     limits = (INT_MIN, INT_MAX) if kind == "int" else (LONG_MIN, LONG_MAX)
     match json:
         case int():
             return _place_literal(json, True, *limits)
         case float():
-            return _beyond(json) if math.isinf(json) else _place_literal(math.floor(json), json.is_integer(), *limits)
+            return (
+                _to_infinite_literal(json)
+                if math.isinf(json)
+                else _place_literal(math.floor(json), json.is_integer(), *limits)
+            )
         case str():
             return _place_literal(*floor_unscaled(parse_decimal(json), 0), *limits)
     return None
 
 
-def _floating(kind: str, json: object) -> Literal | None:
+def _parse_float(kind: str, json: object) -> Literal | None:
     match json:
         case int() | float():
             number = _as_float(json)
         case str() if json in _INFINITIES:
-            return _beyond(_INFINITIES[json])
+            return _to_infinite_literal(_INFINITIES[json])
         case str():
             number = float(parse_decimal(json))
             if math.isinf(number):
@@ -185,7 +189,7 @@ def _floating(kind: str, json: object) -> Literal | None:
         case _:
             return None
     if math.isinf(number):
-        return _beyond(number) if isinstance(json, float) else Above() if number > 0 else Below()
+        return _to_infinite_literal(number) if isinstance(json, float) else Above() if number > 0 else Below()
     try:
         # The shortest digits of the largest float are a double that is greater than this float, and rounds to it.
         return round_to(kind, number)
@@ -200,17 +204,17 @@ def _as_float(number: int | float) -> float:
         return math.inf if number > 0 else -math.inf
 
 
-def _beyond(infinity: float) -> Literal:
+def _to_infinite_literal(infinity: float) -> Literal:
     return Above(infinite=True) if infinity > 0 else Below(infinite=True)
 
 
-def _decimal(kind: str, json: object) -> Literal | None:
+def _parse_decimal(kind: str, json: object) -> Literal | None:
     scale, limit = decimal_scale(kind), 10 ** decimal_precision(kind) - 1
     match json:
         case int():
             return _place_literal(json * 10**scale, True, -limit, limit)
         case float() if math.isinf(json):
-            return _beyond(json)
+            return _to_infinite_literal(json)
         case float():
             # Both clients round half up: the first digit beyond the scale decides.
             magnitude = (floor_unscaled(Decimal(repr(abs(json))), scale + 1)[0] + 5) // 10
@@ -220,7 +224,7 @@ def _decimal(kind: str, json: object) -> Literal | None:
     return None
 
 
-def _date(_: str, json: object) -> Literal | None:
+def _parse_date(_: str, json: object) -> Literal | None:
     match json:
         case int():
             return _place_literal(json, True, INT_MIN, INT_MAX)
@@ -242,7 +246,7 @@ def _time(_: str, json: object) -> Literal | None:
     return None
 
 
-def _timestamp(kind: str, json: object) -> Literal | None:
+def _parse_timestamp(kind: str, json: object) -> Literal | None:
     match json:
         case int():
             nanos = json * NANOS_PER_MICRO
@@ -259,20 +263,20 @@ def _timestamp(kind: str, json: object) -> Literal | None:
     return _place_literal(count, remainder == 0, LONG_MIN, LONG_MAX)
 
 
-def _string(_: str, json: object) -> Literal | None:
+def _parse_string(_: str, json: object) -> Literal | None:
     if isinstance(json, str):
         json.encode()  # A file cannot contain a lone surrogate.
         return json
     return None
 
 
-def _uuid(_: str, json: object) -> Literal | None:
+def _parse_uuid(_: str, json: object) -> Literal | None:
     if isinstance(json, str) and len(json) in (32, 36):
         return UUID(json).bytes
     return None
 
 
-def _bytes(kind: str, json: object) -> Literal | None:
+def _parse_bytes(kind: str, json: object) -> Literal | None:
     if not isinstance(json, str) or " " in json:
         return None
     data = bytes.fromhex(json)
@@ -292,19 +296,19 @@ def _place_literal(floor: int, exact: bool, low: int, high: int) -> Literal:
 
 # Python's booleans are also integers; only `boolean` accepts them.
 _PARSERS: dict[str, Callable[[str, object], Literal | None]] = {
-    "boolean": _boolean,
-    "int": _integer,
-    "long": _integer,
-    "float": _floating,
-    "double": _floating,
-    "decimal": _decimal,
-    "date": _date,
+    "boolean": _parse_boolean,
+    "int": _parse_integer,
+    "long": _parse_integer,
+    "float": _parse_float,
+    "double": _parse_float,
+    "decimal": _parse_decimal,
+    "date": _parse_date,
     "time": _time,
-    **dict.fromkeys(("timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"), _timestamp),
-    "string": _string,
-    "uuid": _uuid,
-    "fixed": _bytes,
-    "binary": _bytes,
+    **dict.fromkeys(("timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"), _parse_timestamp),
+    "string": _parse_string,
+    "uuid": _parse_uuid,
+    "fixed": _parse_bytes,
+    "binary": _parse_bytes,
 }
 
 
@@ -514,20 +518,20 @@ def _domain(term: _Term) -> str:
 
 def _set(op: Op, term: _Term, literals: list[Literal]) -> Expression:
     values = {}
-    apart = []
+    predicates = []
     single = Op.EQ if op == Op.IN else Op.NOT_EQ
     for literal in literals:
         if isinstance(literal, _PLACES):
-            apart.append(_comparison(single, term, literal))
+            predicates.append(_comparison(single, term, literal))
         else:
             # Both zeros are kept: -0.0 equals 0.0 in Python but not for every reader.
             values[_order(literal)] = literal
     ordered = [values[key] for key in sorted(values)]
     if len(ordered) > 1:
-        apart.append(term.predicate(op, *ordered))
+        predicates.append(term.predicate(op, *ordered))
     elif ordered:
-        apart.append(term.predicate(single, *ordered))
-    return any_of(*apart) if op == Op.IN else all_of(*apart)
+        predicates.append(term.predicate(single, *ordered))
+    return any_of(*predicates) if op == Op.IN else all_of(*predicates)
 
 
 def _order(value: Value) -> tuple[Value, float]:

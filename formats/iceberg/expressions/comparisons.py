@@ -48,7 +48,7 @@ OPPOSITE = {
 _LISTED_MAX = 1_000
 """The maximum number of ambiguous literals in a list for which all possible roundings are listed."""
 NESTED = frozenset({"struct", "list", "map"})
-_ROUNDED = {Op.LT: Op.LT_EQ, Op.GT: Op.GT_EQ}
+_OPERATOR_FOR_INEXACT = {Op.LT: Op.LT_EQ, Op.GT: Op.GT_EQ}
 """Replacements of operators for a literal outside the column's type: engines round it up or down."""
 UNITS = frozenset({"year", "month", "day", "hour"})
 _CALENDAR = ("date", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns")
@@ -117,7 +117,7 @@ class Comparisons:
             match op:
                 case Op.IN | Op.NOT_IN:
                     if (op is Op.IN) != negated:
-                        return self.among(term, literals)
+                        return self.equals_any(term, literals)
                     exact = self.exact_values(term, literals)
                     return term.predicate(Op.NOT_IN, *exact) if exact else TRUE
                 case Op.STARTS_WITH | Op.NOT_STARTS_WITH:
@@ -140,13 +140,13 @@ class Comparisons:
             Inconvertible: Engines compare the literal with the term in different ways.
         """
         if op is Op.EQ:
-            return self.among(term, (literal,))
+            return self.equals_any(term, (literal,))
         try:
             value, exact = self.fit_literal(literal, term)
-        except AmbiguousRounding as apart:
-            value, exact = apart.values[0 if op in (Op.GT, Op.GT_EQ) else -1], False
+        except AmbiguousRounding as ambiguous:
+            value, exact = ambiguous.values[0 if op in (Op.GT, Op.GT_EQ) else -1], False
         if not exact:
-            op = _ROUNDED.get(op, op)
+            op = _OPERATOR_FOR_INEXACT.get(op, op)
         if op is Op.NOT_EQ:
             return all_of(term.not_null, term.predicate(op, value)) if exact else term.not_null
         predicate = term.predicate(op, value)
@@ -157,24 +157,27 @@ class Comparisons:
             return any_of(predicate, term.predicate(Op.IS_NAN))
         return predicate
 
-    def among(self, term: ComparedTerm, literals: Sequence[TypedLiteral]) -> Expression:
+    def equals_any(self, term: ComparedTerm, literals: Sequence[TypedLiteral]) -> Expression:
         """Return the condition that the term equals one of the literals.
 
         Raises:
             Inconvertible: Engines compare a literal with the term in different ways.
         """
         values: list[object] = []
-        apart: list[AmbiguousRounding] = []
+        ambiguous: list[AmbiguousRounding] = []
         for literal in literals:
             try:
                 values.append(self.fit_literal(literal, term)[0])
             except AmbiguousRounding as error:
-                apart.append(error)
-        if len(apart) > _LISTED_MAX:
-            low, high = min(float(error.values[0]) for error in apart), max(float(error.values[-1]) for error in apart)
+                ambiguous.append(error)
+        if len(ambiguous) > _LISTED_MAX:
+            low, high = (
+                min(float(error.values[0]) for error in ambiguous),
+                max(float(error.values[-1]) for error in ambiguous),
+            )
             between = all_of(term.predicate(Op.GT_EQ, repr(low)), term.predicate(Op.LT_EQ, repr(high)))
             return any_of(between, *([term.predicate(Op.IN, *values)] if values else []))
-        values += [value for error in apart for value in error.values]
+        values += [value for error in ambiguous for value in error.values]
         return term.predicate(Op.EQ if len(values) == 1 else Op.IN, *values) if values else FALSE
 
     def exact_values(self, term: ComparedTerm, literals: Iterable[TypedLiteral]) -> list[object]:

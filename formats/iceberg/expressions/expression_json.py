@@ -256,9 +256,9 @@ def expression_json(expression: Expression) -> Any:
         case Bound(op, _, name, _, transform, result, values):
             return _predicate_json(op, name, transform, [encode_json(result, value) for value in values])
         case And(children):
-            return _pairs("and", children)
+            return _nest_in_pairs("and", children)
         case Or(children):
-            return _pairs("or", children)
+            return _nest_in_pairs("or", children)
         case Always(value):
             return value
         case Not(child):
@@ -279,17 +279,19 @@ def to_transform_json(expression: Expression) -> Any:
             term = {"type": "transform", "transform": transform, "term": name}
             return {**expression_json(expression), "term": term}
         case And(children):
-            return _pairs("and", children, to_transform_json)
+            return _nest_in_pairs("and", children, to_transform_json)
         case Or(children):
-            return _pairs("or", children, to_transform_json)
+            return _nest_in_pairs("or", children, to_transform_json)
     return expression_json(expression)
 
 
-def _pairs(kind: str, children: tuple[Expression, ...], encode: Callable[[Expression], Any] = expression_json) -> Any:
+def _nest_in_pairs(
+    kind: str, children: tuple[Expression, ...], encode: Callable[[Expression], Any] = expression_json
+) -> Any:
     if len(children) == 1:
         return encode(children[0])
     middle = len(children) // 2
-    left, right = _pairs(kind, children[:middle], encode), _pairs(kind, children[middle:], encode)
+    left, right = _nest_in_pairs(kind, children[:middle], encode), _nest_in_pairs(kind, children[middle:], encode)
     return {"type": kind, "left": left, "right": right}
 
 

@@ -43,14 +43,14 @@ from seamark.formats.iceberg.expressions.expression import (
 from seamark.formats.iceberg.expressions.ranges import (
     Range,
     StoredAsInt,
-    backwards,
-    complement,
+    complement_ranges,
     contains,
     find_stored_as_int,
-    forwards,
+    invert_ranges,
     is_ordered,
     is_rounded,
     successor_of,
+    transform_range,
 )
 from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
 from seamark.formats.iceberg.types.functions import is_function
@@ -102,7 +102,7 @@ def project(expression: Expression, spec: PartitionSpec) -> ProjectedExpression:
         case Bound():
             if not spec.fields_of(expression.column_id):
                 return ProjectedExpression(expression, TRUE)
-            possible, certain = _inclusive(expression, spec), strict(expression, spec)
+            possible, certain = _project_inclusive(expression, spec), project_strict(expression, spec)
             return ProjectedExpression(expression, possible, certain, possible != TRUE or certain != FALSE)
         case And(children) | Or(children):
             parts = tuple([project(child, spec) for child in children])
@@ -114,25 +114,25 @@ def project(expression: Expression, spec: PartitionSpec) -> ProjectedExpression:
     raise TypeError(f"not a bound expression: {expression}")
 
 
-def inclusive(expression: Expression, spec: PartitionSpec) -> Expression:
+def project_inclusive(expression: Expression, spec: PartitionSpec) -> Expression:
     """Return the condition that the partition of every matching row satisfies.
 
     It has the form of the projections in `ProjectedExpression`.
     """
-    return replace_predicates(expression, lambda predicate: _inclusive(predicate, spec))
+    return replace_predicates(expression, lambda predicate: _project_inclusive(predicate, spec))
 
 
-def _inclusive(predicate: Bound, spec: PartitionSpec) -> Expression:
+def _project_inclusive(predicate: Bound, spec: PartitionSpec) -> Expression:
     # Several fields of one source, such as bucket(7, x) and bucket(5, x), give different conditions.
     return all_of(*[_project_predicate(predicate, field) for field in spec.fields_of(predicate.column_id)])
 
 
-def strict(predicate: Bound, spec: PartitionSpec) -> Expression:
+def project_strict(predicate: Bound, spec: PartitionSpec) -> Expression:
     """Return a condition that is true only for partitions whose rows all match.
 
     It has the form of the projections in `ProjectedExpression`.
     """
-    return any_of(*[_strict(predicate, field) for field in spec.fields_of(predicate.column_id)])
+    return any_of(*[_project_strict(predicate, field) for field in spec.fields_of(predicate.column_id)])
 
 
 def deciding_fields(projected: ProjectedExpression, spec: PartitionSpec) -> dict[int, str]:
@@ -169,13 +169,15 @@ def source_ranges(predicate: Bound) -> Expression:
         # The result contains all rows except the rows whose result is one of the values.
         if not is_ordered(transform, kind):
             return TRUE
-        outside = complement(backwards(transform, kind, _ranges(replace(predicate, op=OPPOSITE[op]))))
+        outside = complement_ranges(
+            invert_ranges(transform, kind, _list_matching_ranges(replace(predicate, op=OPPOSITE[op])))
+        )
         if len(outside) > RANGES_MAX or Range(None, None) in outside:
             return TRUE
         return any_of(_on_source(predicate, Op.IS_NULL), _match_ranges(_source(predicate), outside))
     if not is_ordered(transform, kind):
         return _on_source(predicate, Op.NOT_NULL)
-    ranges = backwards(transform, kind, _ranges(predicate))
+    ranges = invert_ranges(transform, kind, _list_matching_ranges(predicate))
     if len(ranges) > RANGES_MAX:
         ranges = [Range(ranges[0].low, ranges[-1].high)]
     return _match_ranges(_source(predicate), ranges)
@@ -216,7 +218,7 @@ def _mapping(transform: str, kind: str) -> _Mapping | None:
     )
 
 
-def _strict(predicate: Bound, field: PartitionField) -> Expression:
+def _project_strict(predicate: Bound, field: PartitionField) -> Expression:
     projected = _negate(_project_predicate(replace(predicate, op=OPPOSITE[predicate.op]), field))
     if projected == FALSE:
         return FALSE
@@ -225,7 +227,7 @@ def _strict(predicate: Bound, field: PartitionField) -> Expression:
     # Negation turns "no value" into "all values and null", but the predicate does not match null.
     if isinstance(projected, Bound) and projected.op == Op.IS_NULL:
         return FALSE
-    return all_of(_target(predicate, field, Op.NOT_NULL), projected)
+    return all_of(_predicate_on_field(predicate, field, Op.NOT_NULL), projected)
 
 
 def _negate(expression: Expression) -> Expression:
@@ -253,16 +255,18 @@ def _project_predicate(predicate: Bound, field: PartitionField) -> Expression:
             return _project_same_transform(predicate, field, mapping)
         return replace_predicates(source_ranges(predicate), lambda source: _project_predicate(source, field))
     if op in _NULLITY or mapping.is_same:
-        return _target(predicate, field, op, *predicate.values)
+        return _predicate_on_field(predicate, field, op, *predicate.values)
     if op in _EQUALITIES and (mapping.is_ordered or mapping.is_bucket):
-        return _among(predicate, field, mapping, map(function(transform, kind), predicate.values))
+        return _match_results(predicate, field, mapping, map(function(transform, kind), predicate.values))
     if not mapping.is_ordered:
-        return TRUE if op in NULL_MATCHES else _target(predicate, field, Op.NOT_NULL)
+        return TRUE if op in NULL_MATCHES else _predicate_on_field(predicate, field, Op.NOT_NULL)
     if op in _COMPARISONS:
-        ranges = [result for source in _ranges(predicate) for result in forwards(transform, kind, source)]
+        ranges = [
+            result for source in _list_matching_ranges(predicate) for result in transform_range(transform, kind, source)
+        ]
         if mapping.is_rounded:
             ranges = list(map(_widen, ranges))
-        return _match_ranges(_target(predicate, field, op), ranges)
+        return _match_ranges(_predicate_on_field(predicate, field, op), ranges)
     return _prefix(predicate, field, width_of(transform)) if op in _PREFIXES else TRUE
 
 
@@ -275,16 +279,18 @@ def _project_same_transform(predicate: Bound, field: PartitionField, mapping: _M
     if mapping.stored_as_int is not None and op not in _NULLITY:
         return _project_stored_as_int(predicate, field, mapping, mapping.stored_as_int)
     if op in _NULLITY or not mapping.is_rounded:
-        return _target(predicate, field, op, *values)
+        return _predicate_on_field(predicate, field, op, *values)
     if op in _EQUALITIES:
-        return _among(predicate, field, mapping, values)
+        return _match_results(predicate, field, mapping, values)
     if op in _COMPARISONS:
-        return _match_ranges(_target(predicate, field, op), [_widen(span) for span in _ranges(predicate)])
+        return _match_ranges(
+            _predicate_on_field(predicate, field, op), [_widen(span) for span in _list_matching_ranges(predicate)]
+        )
     # A stored result up to 0 may represent the next lower result.
     positive = [value for value in values if isinstance(value, int) and value > 0]
     if not positive:
         return TRUE
-    return _target(predicate, field, Op.NOT_EQ if len(positive) == 1 else Op.NOT_IN, *positive)
+    return _predicate_on_field(predicate, field, Op.NOT_EQ if len(positive) == 1 else Op.NOT_IN, *positive)
 
 
 def _project_stored_as_int(
@@ -295,27 +301,29 @@ def _project_stored_as_int(
     In files from that time, one result may be stored as another value.
     """
     if not mapping.is_ordered:  # The truncation is so wide that many ints have other results.
-        return TRUE if predicate.op in NULL_MATCHES else _target(predicate, field, Op.NOT_NULL)
+        return TRUE if predicate.op in NULL_MATCHES else _predicate_on_field(predicate, field, Op.NOT_NULL)
     if predicate.op in _EQUALITIES:
-        return _among(predicate, field, mapping, predicate.values)
-    projected = _target(predicate, field, predicate.op, *predicate.values)
+        return _match_results(predicate, field, mapping, predicate.values)
+    projected = _predicate_on_field(predicate, field, predicate.op, *predicate.values)
     if predicate.op in _COMPARISONS:
-        is_sought = contains(_ranges(predicate), stored.exact)
+        is_sought = contains(_list_matching_ranges(predicate), stored.exact)
         return any_of(projected, replace(projected, op=Op.EQ, values=(stored.wrapped,))) if is_sought else projected
     left = [value for value in predicate.values if value != stored.wrapped]
-    return _target(predicate, field, Op.NOT_EQ if len(left) == 1 else Op.NOT_IN, *left) if left else TRUE
+    return _predicate_on_field(predicate, field, Op.NOT_EQ if len(left) == 1 else Op.NOT_IN, *left) if left else TRUE
 
 
 def _prefix(predicate: Bound, field: PartitionField, width: int) -> Expression:
     prefix = str(predicate.values[0])
     if len(prefix) < width:
-        return _target(predicate, field, predicate.op, prefix)
+        return _predicate_on_field(predicate, field, predicate.op, prefix)
     if predicate.op == Op.STARTS_WITH:
-        return _target(predicate, field, Op.EQ, prefix[:width])
-    return _target(predicate, field, Op.NOT_EQ, prefix) if len(prefix) == width else TRUE
+        return _predicate_on_field(predicate, field, Op.EQ, prefix[:width])
+    return _predicate_on_field(predicate, field, Op.NOT_EQ, prefix) if len(prefix) == width else TRUE
 
 
-def _among(predicate: Bound, field: PartitionField, mapping: _Mapping, results: Iterable[Value | None]) -> Expression:
+def _match_results(
+    predicate: Bound, field: PartitionField, mapping: _Mapping, results: Iterable[Value | None]
+) -> Expression:
     """Return the condition that the field has one of the results; null results are left out."""
     distinct = {result for result in results if result is not None}
     if mapping.is_rounded:
@@ -323,14 +331,14 @@ def _among(predicate: Bound, field: PartitionField, mapping: _Mapping, results: 
     if mapping.stored_as_int is not None and mapping.stored_as_int.exact in distinct:
         distinct.add(mapping.stored_as_int.wrapped)
     values: list[Any] = sorted(distinct)
-    return _target(predicate, field, Op.EQ if len(values) == 1 else Op.IN, *values)
+    return _predicate_on_field(predicate, field, Op.EQ if len(values) == 1 else Op.IN, *values)
 
 
 def _widen(results: Range) -> Range:
     return results if results.high is None or results.high > 0 else Range(results.low, results.high + 1)
 
 
-def _target(predicate: Bound, field: PartitionField, op: Op, *values: Value) -> Bound:
+def _predicate_on_field(predicate: Bound, field: PartitionField, op: Op, *values: Value) -> Bound:
     """Return the predicate on the field that replaces a predicate on its source."""
     result = values_type(field.transform, predicate.kind)
     return Bound(op, field.field_id or 0, field.name, result, IDENTITY, result, values)
@@ -344,7 +352,7 @@ def _on_source(predicate: Bound, op: Op, *values: Value) -> Bound:
     return replace(_source(predicate), op=op, values=values)
 
 
-def _ranges(predicate: Bound) -> list[Range]:
+def _list_matching_ranges(predicate: Bound) -> list[Range]:
     """Return the values that match a comparison, `eq` or `in` on integers, strings or bytes."""
     values = predicate.values
     match predicate.op:
@@ -377,16 +385,16 @@ def _match_ranges(template: Bound, ranges: Iterable[Range]) -> Expression:
 
 def _bounds(template: Bound, low: Value | None, high: Value | None) -> Iterable[Bound]:
     if low is not None:
-        before = _previous(low)
+        before = _find_previous_value(low)
         op, value = (Op.GT_EQ, low) if before is None else (Op.GT, before)
         yield replace(template, op=op, values=(value,))
     if high is not None:
-        before = _previous(high)
+        before = _find_previous_value(high)
         op, value = (Op.LT, high) if before is None else (Op.LT_EQ, before)
         yield replace(template, op=op, values=(value,))
 
 
-def _previous(value: Value) -> Value | None:
+def _find_previous_value(value: Value) -> Value | None:
     """Return the value without its trailing zero, the value just before it, or None if it has no trailing zero.
 
     It makes bounds of strings and bytes readable.

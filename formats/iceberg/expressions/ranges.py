@@ -69,7 +69,7 @@ def successor_of(value: Any) -> Any:
     return value + "\0" if isinstance(value, str) else value + b"\0"
 
 
-def forwards(transform: str, kind: str, source: Range) -> list[Range]:
+def transform_range(transform: str, kind: str, source: Range) -> list[Range]:
     """Return ranges that contain the results of all source values in the range, and few other values."""
     exact = monotone(transform, kind)
     if base_name(kind) in ("string", "binary"):
@@ -127,7 +127,7 @@ def contains(ranges: Iterable[Range], value: int) -> bool:
     return any((low is None or low <= value) and (high is None or value < high) for low, high in ranges)
 
 
-def backwards(transform: str, kind: str, results: Iterable[Range]) -> list[Range]:
+def invert_ranges(transform: str, kind: str, results: Iterable[Range]) -> list[Range]:
     """Return exactly the source values whose result is in one of the ranges: disjoint ranges in order."""
     if base_name(kind) in ("string", "binary"):
         return _merge_ranges(list(_strings_backwards(width_of(transform), results)))
@@ -155,7 +155,7 @@ def _strings_backwards(width: int, results: Iterable[Range]) -> Iterator[Range]:
             yield Range(low, high)
 
 
-def complement(ranges: list[Range]) -> list[Range]:
+def complement_ranges(ranges: list[Range]) -> list[Range]:
     """Return the values outside the disjoint, ordered ranges."""
     gaps, low = [], None
     for index, span in enumerate(ranges):

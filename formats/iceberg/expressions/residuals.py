@@ -107,7 +107,7 @@ def _term(predicate: Bound) -> tuple[int, str]:
 _Partition: TypeAlias = Mapping[int, Value | None]
 
 
-def nameable(expression: Expression, schema: Schema) -> Expression:
+def make_bindable(expression: Expression, schema: Schema) -> Expression:
     """Return the residual in a form that clients can bind.
 
     If a column has another name in the table's current schema, or its name belongs to another column there,
@@ -121,7 +121,7 @@ def nameable(expression: Expression, schema: Schema) -> Expression:
     """
     match expression:
         case And(children) | Or(children):
-            rewritten = [nameable(child, schema) for child in children]
+            rewritten = [make_bindable(child, schema) for child in children]
             if all(new is child for new, child in zip(rewritten, children, strict=True)):
                 return expression
             return all_of(*rewritten) if isinstance(expression, And) else any_of(*rewritten)
@@ -130,7 +130,7 @@ def nameable(expression: Expression, schema: Schema) -> Expression:
     return expression
 
 
-def with_both_zeros(residual: Expression) -> Expression:
+def match_both_zeros(residual: Expression) -> Expression:
     """Return a bound expression in which an equality with one zero also matches the other zero.
 
     Java's readers order -0.0 below 0.0. They skip row groups by statistics, dictionaries and Bloom filters if
@@ -168,23 +168,23 @@ def weaken_residual(residual: Expression) -> Expression:
     weak = _weaken_expression(residual)
     if isinstance(weak, And):
         weak = all_of(*weak.children[:_CONJUNCTS_MAX])
-    return tautology(predicates[0]) if weak == TRUE else weak
+    return make_tautology(predicates[0]) if weak == TRUE else weak
 
 
-def tautology(predicate: Bound) -> Expression:
+def make_tautology(predicate: Bound) -> Expression:
     """Return a condition on the predicate's column that all rows satisfy."""
     column = replace(predicate, transform=IDENTITY, result=predicate.kind, values=())
     return any_of(replace(column, op=Op.IS_NULL), replace(column, op=Op.NOT_NULL))
 
 
-def tautologies(expression: Expression) -> list[Bound]:
+def collect_tautologies(expression: Expression) -> list[Bound]:
     """Return one predicate from each tautology in the expression.
 
     Tautologies replace predicates that have a literal of unknown value.
     """
     match expression:
         case And(children):
-            return [bounds for child in children for bounds in tautologies(child)]
+            return [bounds for child in children for bounds in collect_tautologies(child)]
         case Or(children):
             null = {child.column_id for child in children if isinstance(child, Bound) and child.op is Op.IS_NULL}
             bounds = [
@@ -192,7 +192,7 @@ def tautologies(expression: Expression) -> list[Bound]:
                 for child in children
                 if isinstance(child, Bound) and child.op is Op.NOT_NULL and child.column_id in null
             ]
-            return bounds or [bounds for child in children for bounds in tautologies(child)]
+            return bounds or [bounds for child in children for bounds in collect_tautologies(child)]
     return []
 
 
@@ -246,10 +246,10 @@ class Residuals:
 
         A field without a value in the mapping may have any value.
         """
-        return _residual(self._projected, partition)
+        return _reduce_residual(self._projected, partition)
 
 
-def _residual(projected: ProjectedExpression, values: _Partition) -> Expression:
+def _reduce_residual(projected: ProjectedExpression, values: _Partition) -> Expression:
     expression = projected.expression
     if not projected.decides:
         return expression
@@ -257,5 +257,5 @@ def _residual(projected: ProjectedExpression, values: _Partition) -> Expression:
         if must_match(projected.certain, values):
             return TRUE
         return expression if may_match(projected.possible, values) else FALSE
-    parts = [_residual(part, values) for part in projected.parts]
+    parts = [_reduce_residual(part, values) for part in projected.parts]
     return all_of(*parts) if isinstance(expression, And) else any_of(*parts)

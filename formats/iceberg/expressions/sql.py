@@ -142,7 +142,7 @@ def parse_sql(
         raise BadRequest("The predicate is nested too deeply") from None
 
 
-def find_borrowed_rights(text: str) -> str | None:
+def find_definer_rights_call(text: str) -> str | None:
     """Return the first part of a valid predicate that may be a function of a schema, or a subquery.
 
     When the predicate is added to a view, such a part runs with the rights of the view's owner.
@@ -243,13 +243,13 @@ class _Reader(Comparisons):
         negated ^= bool(node.args.get("negate"))  # NOT LIKE is a single node.
         match node:
             case exp.NullSafeEQ() | exp.NullSafeNEQ():
-                return self._null_safe(node, negated == isinstance(node, exp.NullSafeEQ))
+                return self._compare_null_safe(node, negated == isinstance(node, exp.NullSafeEQ))
             case exp.Boolean():
                 return Always(bool(node.this) != negated)
             case exp.Null():
                 return FALSE
             case exp.Between():
-                value, *bounds = self._together([node.this, node.args["low"], node.args["high"]])
+                value, *bounds = self._unify_number_types([node.this, node.args["low"], node.args["high"]])
                 low, high = (
                     self._compare_sides(op, value, bound, negated)
                     for op, bound in zip((Op.GT_EQ, Op.LT_EQ), bounds, strict=True)
@@ -291,11 +291,11 @@ class _Reader(Comparisons):
             op = OPPOSITE[op]
         other = literal_of(left)
         if other is not None:
-            return _constant(op, other, literal)
+            return _compare_literals(op, other, literal)
         term = self._term(left)
         return None if term is None else self.comparison(op, term, literal, negated)
 
-    def _together(self, operands: Sequence[exp.Expr]) -> Sequence[exp.Expr]:
+    def _unify_number_types(self, operands: Sequence[exp.Expr]) -> Sequence[exp.Expr]:
         """Return the operands of one predicate; if one number is a double, all numbers become doubles.
 
         All engines convert the operands to one type before they compare.
@@ -303,22 +303,22 @@ class _Reader(Comparisons):
         Raises:
             Inconvertible: Engines may round a number to different doubles.
         """
-        literals = [literal_of(one) for one in operands]
-        kinds = {one.kind for one in literals if one is not None}
+        literals = [literal_of(literal) for literal in operands]
+        kinds = {literal.kind for literal in literals if literal is not None}
         if not {"number", "double"} <= kinds:
             return operands
-        if any(one is None and self._is_double(node) for one, node in zip(literals, operands, strict=True)):
+        if any(literal is None and self._is_double(node) for literal, node in zip(literals, operands, strict=True)):
             return operands  # A double column is compared as a double with each number anyway.
         return [
-            node if one is None or one.kind != "number" else _as_double(one)
-            for one, node in zip(literals, operands, strict=True)
+            node if literal is None or literal.kind != "number" else _as_double(literal)
+            for literal, node in zip(literals, operands, strict=True)
         ]
 
     def _is_double(self, node: exp.Expr) -> bool:
         term = self._term(node)
         return term is not None and term.kind == "double"
 
-    def _null_safe(self, node: exp.Expr, unlike: bool) -> Expression | None:
+    def _compare_null_safe(self, node: exp.Expr, unlike: bool) -> Expression | None:
         """Return the predicate of IS [NOT] DISTINCT FROM, which is never null: Iceberg's `eq` or `not-eq`."""
         sides = [node.this, node.expression]
         literals = [literal_of(side) for side in sides]
@@ -329,7 +329,7 @@ class _Reader(Comparisons):
             if literal.kind == "null":
                 return term.predicate(Op.NOT_NULL if unlike else Op.IS_NULL)
             if not unlike:
-                return self.among(term, (literal,))
+                return self.equals_any(term, (literal,))
             exact = self.exact_values(term, (literal,))
             return term.predicate(Op.NOT_EQ, *exact) if exact else TRUE
         return None
@@ -338,14 +338,14 @@ class _Reader(Comparisons):
         term = self._term(node.this)
         if term is None or not node.expressions or node.args.get("query") is not None:
             return None
-        literals = [literal_of(item) for item in self._together([node.this, *node.expressions])[1:]]
+        literals = [literal_of(item) for item in self._unify_number_types([node.this, *node.expressions])[1:]]
         if any(literal is None for literal in literals):
             return None
         values = [literal for literal in literals if literal is not None and literal.kind != "null"]
         if negated and len(values) < len(literals):  # NOT IN with a null in the list is never true.
             return FALSE
         if not negated:
-            return self.among(term, values)
+            return self.equals_any(term, values)
         exact = self.exact_values(term, values)
         return all_of(term.not_null, term.predicate(Op.NOT_IN, *exact)) if exact else term.not_null
 
@@ -482,7 +482,7 @@ class _Reader(Comparisons):
         return None if name is None else self.term(name, transform)
 
 
-def _constant(op: Op, left: TypedLiteral, right: TypedLiteral) -> Expression | None:
+def _compare_literals(op: Op, left: TypedLiteral, right: TypedLiteral) -> Expression | None:
     """Return the result of comparing two literals, such as `1 = 1`."""
     if left.kind == "null":
         return FALSE

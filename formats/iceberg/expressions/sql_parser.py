@@ -17,7 +17,7 @@ from typing import Any
 from sqlglot import Dialect, exp
 from sqlglot.errors import ParseError, SqlglotError
 
-STEPS_PER_TOKEN, STEPS_LEAST = 20, 5_000
+STEPS_PER_TOKEN, STEPS_MIN = 20, 5_000
 STEPS_PER_INDEXED_NODE = 10
 """The steps for each node of `x` in `x[1]`: sqlglot infers the types of the whole `x` for each pair of
 brackets.
@@ -58,7 +58,7 @@ def parse_statements(
     tokens = tokens_in(dialect, text) if tokens is None else list(tokens)
     try:
         parser = _limit_steps(dialect.parser_class)(dialect=dialect)
-        parser.steps_left = STEPS_LEAST + STEPS_PER_TOKEN * len(tokens)
+        parser.steps_left = STEPS_MIN + STEPS_PER_TOKEN * len(tokens)
         statements: list[exp.Expr | None] = (
             parser.parse(tokens, text) if into is None else parser.parse_into(into, tokens, text)
         )

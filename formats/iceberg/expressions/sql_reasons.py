@@ -35,7 +35,7 @@ def misfit_reason(literal: TypedLiteral, name: str, kind: str) -> str:
         text = literal.text
     else:
         text = f"X'{literal.text}'" if literal.kind == "bytes" else f"'{literal.text}'"
-    reason = f"{_short(text)} is not a literal of {_short(name)}, which is {kind}"
+    reason = f"{_abbreviate(text)} is not a literal of {_abbreviate(name)}, which is {kind}"
     form = _FORMS.get(base_name(kind))
     return f"{reason}; write {form}" if form else reason
 
@@ -46,12 +46,12 @@ def explain_unused(node: exp.Expr, is_column: Callable[[str], bool]) -> str:
     Args:
         is_column: Returns whether a name is in the table's schemas.
     """
-    for side in _operands(node):
+    for side in _list_operands(node):
         if isinstance(side, exp.Column) and len(side.parts) == 1 and not is_column(side.name):
             quoted = side.this.args.get("quoted")
             hint = "double quotes and backticks are for names, and " if quoted else ""
-            return f"{hint}{_short(side.name)} is not a column; write '{_short(side.name)}' for a string"
-    sides = _operands(node)
+            return f"{hint}{_abbreviate(side.name)} is not a column; write '{_abbreviate(side.name)}' for a string"
+    sides = _list_operands(node)
     if len(sides) == 2 and all(literal_of(side) is None for side in sides):
         if all(isinstance(side, exp.Column | exp.Dot) for side in sides):
             return "it compares two columns, and planning compares a column with a value"
@@ -61,15 +61,15 @@ def explain_unused(node: exp.Expr, is_column: Callable[[str], bool]) -> str:
     function = next(node.find_all(exp.Func), None)
     if function is not None and not isinstance(function, exp.Connector | exp.Cast):
         called = function.name if isinstance(function, exp.Anonymous) else function.sql_name()
-        return f"{_short(called.lower())}() is not a transform of a column"
+        return f"{_abbreviate(called.lower())}() is not a transform of a column"
     return "Iceberg's expressions have no form for it"
 
 
-def _operands(node: exp.Expr) -> list[exp.Expr]:
+def _list_operands(node: exp.Expr) -> list[exp.Expr]:
     if isinstance(node, exp.Binary) and not isinstance(node, exp.Connector | exp.Dot):
         return [node.this, node.expression]
     return []
 
 
-def _short(text: str) -> str:
+def _abbreviate(text: str) -> str:
     return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}…"

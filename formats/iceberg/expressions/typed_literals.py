@@ -25,11 +25,11 @@ _NUMBER = re.compile(r"[+-]?(?:\d++(?:\.\d*+)?|\.\d++)", re.ASCII)
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", re.ASCII)
 _EXACT_DOUBLE_DIGITS = 15
 _EXACT_DOUBLE_MAX = 2**53
-_DIVIDED_MAX = {"float": (7, 10), "double": (15, 22)}
+_EXACT_DIVISION_DIGITS_MAX = {"float": (7, 10), "double": (15, 22)}
 """The maximum digits of a number, in total and after the point, for which a single division is exactly
 rounded.
 """
-_APART_MAX = 4
+_ROUNDING_STEPS_MAX = 4
 """The maximum distance between the nearest value and an engine's value, in steps: an engine rounds up to
 three times.
 """
@@ -144,13 +144,13 @@ def convert_literal(
     return fit(literal, kind)
 
 
-def _boolean(literal: TypedLiteral, _: str) -> tuple[object, bool]:
+def _fit_boolean(literal: TypedLiteral, _: str) -> tuple[object, bool]:
     if literal.kind in ("boolean", "text") and literal.text.lower() in ("true", "false"):
         return literal.text.lower() == "true", True
     raise Inconvertible
 
 
-def _integer(literal: TypedLiteral, _: str) -> tuple[object, bool]:
+def _fit_integer(literal: TypedLiteral, _: str) -> tuple[object, bool]:
     if literal.kind == "number" or (literal.kind == "text" and _INTEGER.fullmatch(literal.text)):
         return literal.text.strip(), True
     if literal.kind == "double":
@@ -161,7 +161,7 @@ def _integer(literal: TypedLiteral, _: str) -> tuple[object, bool]:
     raise Inconvertible
 
 
-def _floating(literal: TypedLiteral, kind: str) -> tuple[object, bool]:
+def _fit_float(literal: TypedLiteral, kind: str) -> tuple[object, bool]:
     if literal.kind not in ("number", "double"):
         raise Inconvertible
     value = float(literal.text)
@@ -172,20 +172,20 @@ def _floating(literal: TypedLiteral, kind: str) -> tuple[object, bool]:
     nearest = literal.text, rounded == value
     if literal.kind == "number" and "." in literal.text and rounded:
         # Trino divides the digits by a power of ten in the column's type, which rounds twice for longer numbers.
-        digits, scale = _DIVIDED_MAX[base_name(kind)]
+        digits, scale = _EXACT_DIVISION_DIGITS_MAX[base_name(kind)]
         if len(literal.text.lstrip("+-").replace(".", "").lstrip("0")) > digits or _scale(literal.text) > scale:
             raise AmbiguousRounding(nearest, tuple(repr(near) for near in _values_around(base_name(kind), rounded)))
     return nearest
 
 
 def _values_around(kind: str, value: float) -> list[float]:
-    """Return the finite values of the type that are at most `_APART_MAX` steps from `value`, ascending.
+    """Return the finite values of the type that are at most `_ROUNDING_STEPS_MAX` steps from `value`, ascending.
 
     `value` is a value of the type.
     """
     floating, integer = _BITS_OF[kind]
     bits: int = integer.unpack(floating.pack(abs(value)))[0]
-    steps = range(max(bits - _APART_MAX, 0), bits + _APART_MAX + 1)
+    steps = range(max(bits - _ROUNDING_STEPS_MAX, 0), bits + _ROUNDING_STEPS_MAX + 1)
     neighbours = [float(floating.unpack(integer.pack(step))[0]) for step in steps]
     return sorted(math.copysign(near, value) for near in neighbours if math.isfinite(near))
 
@@ -194,18 +194,18 @@ def _scale(text: str) -> int:
     return len(text.partition(".")[2])
 
 
-def _decimal(literal: TypedLiteral, kind: str) -> tuple[object, bool]:
+def _fit_decimal(literal: TypedLiteral, kind: str) -> tuple[object, bool]:
     if literal.kind == "number":
         return literal.text, True
     if literal.kind == "text" and is_exact_number(literal.text):
         if _scale(literal.text) <= decimal_scale(kind):
             return literal.text, True
     elif literal.kind == "double" and decimal_precision(kind) <= _EXACT_DOUBLE_DIGITS:
-        return _exact(literal.text), True
+        return _to_exact_text(literal.text), True
     raise Inconvertible
 
 
-def _exact(text: str) -> str:
+def _to_exact_text(text: str) -> str:
     try:
         number = Decimal(text)
     except InvalidOperation:
@@ -215,11 +215,11 @@ def _exact(text: str) -> str:
     return format(number, "f")
 
 
-def _date(literal: TypedLiteral, _: str) -> tuple[object, bool]:
+def _fit_date(literal: TypedLiteral, _: str) -> tuple[object, bool]:
     if literal.kind in ("text", "date") and (match := _DATE.fullmatch(literal.text)):
         return match[1], True
     if literal.kind in ("timestamp", "timestamptz"):
-        return _iso(literal), True
+        return _to_iso_text(literal), True
     raise Inconvertible
 
 
@@ -229,18 +229,18 @@ def _time(literal: TypedLiteral, _: str) -> tuple[object, bool]:
     raise Inconvertible
 
 
-def _timestamp(literal: TypedLiteral, kind: str) -> tuple[object, bool]:
+def _fit_timestamp(literal: TypedLiteral, kind: str) -> tuple[object, bool]:
     if literal.kind == "date" and (match := _DATE.fullmatch(literal.text)):
         return match[1], True
     if literal.kind not in ("text", "timestamp", "timestamptz"):
         raise Inconvertible
-    text = _iso(literal)
+    text = _to_iso_text(literal)
     if "tz" not in kind and (literal.kind == "timestamptz" or text.endswith("Z") or text[-6] in "+-"):
         raise Inconvertible
     return text, True
 
 
-def _iso(literal: TypedLiteral) -> str:
+def _to_iso_text(literal: TypedLiteral) -> str:
     match = _TIMESTAMP.fullmatch(literal.text)
     if match is None:
         raise Inconvertible
@@ -252,19 +252,19 @@ def _iso(literal: TypedLiteral) -> str:
     return f"{match[1]}T{match[2] or '00:00:00'}{zone}"
 
 
-def _string(literal: TypedLiteral, _: str) -> tuple[object, bool]:
+def _fit_string(literal: TypedLiteral, _: str) -> tuple[object, bool]:
     if literal.kind == "text":
         return literal.text, True
     raise Inconvertible
 
 
-def _uuid(literal: TypedLiteral, _: str) -> tuple[object, bool]:
+def _fit_uuid(literal: TypedLiteral, _: str) -> tuple[object, bool]:
     if literal.kind in ("text", "uuid") and _UUID.fullmatch(literal.text):
         return literal.text, True
     raise Inconvertible
 
 
-def _bytes(literal: TypedLiteral, kind: str) -> tuple[object, bool]:
+def _fit_bytes(literal: TypedLiteral, kind: str) -> tuple[object, bool]:
     if literal.kind != "bytes" or len(literal.text) % 2:
         raise Inconvertible
     if base_name(kind) == "fixed" and len(literal.text) != 2 * length_of_fixed(kind):
@@ -273,17 +273,17 @@ def _bytes(literal: TypedLiteral, kind: str) -> tuple[object, bool]:
 
 
 _FITS = {
-    "boolean": _boolean,
-    "int": _integer,
-    "long": _integer,
-    "float": _floating,
-    "double": _floating,
-    "decimal": _decimal,
-    "date": _date,
+    "boolean": _fit_boolean,
+    "int": _fit_integer,
+    "long": _fit_integer,
+    "float": _fit_float,
+    "double": _fit_float,
+    "decimal": _fit_decimal,
+    "date": _fit_date,
     "time": _time,
-    **dict.fromkeys(("timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"), _timestamp),
-    "string": _string,
-    "uuid": _uuid,
-    "fixed": _bytes,
-    "binary": _bytes,
+    **dict.fromkeys(("timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"), _fit_timestamp),
+    "string": _fit_string,
+    "uuid": _fit_uuid,
+    "fixed": _fit_bytes,
+    "binary": _fit_bytes,
 }

@@ -26,14 +26,14 @@ else:
 class Budget:
     """The number of bytes that may still be used. Threads may share a budget."""
 
-    def __init__(self, limit_bytes: int, what: str) -> None:
+    def __init__(self, limit_bytes: int, error_start: str) -> None:
         """Create a budget of `limit_bytes`.
 
         Args:
-            what: The start of the error text, before "more than … bytes": "decoded it takes".
+            error_start: The start of the error text, before "more than … bytes": "decoded it takes".
         """
         self.limit_bytes = self._left = limit_bytes
-        self._what = what
+        self._error_start = error_start
         self._lock = threading.Lock()
 
     @property
@@ -48,7 +48,7 @@ class Budget:
         """
         with self._lock:
             if size_bytes > self._left:
-                raise Unreadable(path, f"{self._what} more than {self.limit_bytes:,} bytes")
+                raise Unreadable(path, f"{self._error_start} more than {self.limit_bytes:,} bytes")
             self._left -= size_bytes
 
     def give_back(self, size_bytes: int) -> None:
@@ -93,7 +93,7 @@ def compute_expanded_bytes(array: pa.Array) -> int:
 
     Use it for arrays whose rows share values (dictionaries, runs, views).
     """
-    return int(_lengths(array).sum()) + _OFFSET_BYTES * len(array)
+    return int(_measure_values(array).sum()) + _OFFSET_BYTES * len(array)
 
 
 def has_shared_values(kind: pa.DataType) -> bool:
@@ -102,7 +102,7 @@ def has_shared_values(kind: pa.DataType) -> bool:
     return bool(is_view or pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind))
 
 
-def _lengths(values: pa.Array) -> npt.NDArray[np.int64]:
+def _measure_values(values: pa.Array) -> npt.NDArray[np.int64]:
     """Return the size of each value in bytes, int64[n].
 
     The values of dictionaries and runs may also be arrays with shared values.
@@ -112,12 +112,12 @@ def _lengths(values: pa.Array) -> npt.NDArray[np.int64]:
         sizes = np.zeros(len(values), dtype=np.int64)
         there = values.indices.is_valid().to_numpy(zero_copy_only=False)
         if there.any():
-            sizes[there] = _lengths(values.dictionary)[values.indices.drop_null().to_numpy()]
+            sizes[there] = _measure_values(values.dictionary)[values.indices.drop_null().to_numpy()]
         return sizes
     if pa.types.is_run_end_encoded(kind):
         # The ends of runs may exceed the number of rows by any amount, and a product of lengths would overflow.
         ends = np.clip(values.run_ends.to_numpy().astype(np.int64) - values.offset, 0, len(values))
-        return np.repeat(_lengths(values.values), np.diff(ends, prepend=np.int64(0)))
+        return np.repeat(_measure_values(values.values), np.diff(ends, prepend=np.int64(0)))
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
         views = np.frombuffer(values.buffers()[1], dtype=np.int32)  # A view is four numbers; the first is the length.
         sizes = views.reshape(-1, 4)[values.offset : values.offset + len(values), 0].astype(np.int64)

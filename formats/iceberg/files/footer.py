@@ -109,7 +109,7 @@ class ParquetFooter:
     """The list of column orders, encoded."""
     key_values: Sequence[tuple[bytes, bytes | None]]
     created_by: bytes | None
-    others: Mapping[int, tuple[int, bytes]]
+    later_fields: Mapping[int, tuple[int, bytes]]
     """Encoded fields of later versions: id → (type, bytes)."""
 
     def metadata_of(self, group: RowGroup, number: int) -> Fields:
@@ -169,7 +169,7 @@ def read_footer(data: bytes) -> ParquetFooter:
             raise ValueError("a list has items of another type")  # pyarrow ignores such a list.
     groups = [_read_group(data, begin, ordinal) for ordinal, begin in enumerate(_footer.items(data, at)[:-1])]
     pairs = structures(_of_kind(raw[_KEY_VALUES], LIST)) if _KEY_VALUES in raw else []
-    key_values = [(_binary(pair, 1) or b"", _binary(pair, 2)) for pair in pairs]
+    key_values = [(_get_binary(pair, 1) or b"", _get_binary(pair, 2)) for pair in pairs]
     created_by = raw.get(_CREATED_BY)
     return ParquetFooter(
         data,
@@ -233,7 +233,7 @@ def _number(value: tuple[int, bytes]) -> int:
     return int(number)
 
 
-def _binary(fields: Fields, number: int) -> bytes | None:
+def _get_binary(fields: Fields, number: int) -> bytes | None:
     kind, value = fields.get(number, (BINARY, None))
     if kind != BINARY:
         raise ValueError("a text has another type")
@@ -305,7 +305,7 @@ def encode_footer(
     key_values: Sequence[tuple[bytes, bytes | None]],
     created_by: bytes | None,
     orders: bytes | None,
-    others: Mapping[int, tuple[int, bytes]],
+    later_fields: Mapping[int, tuple[int, bytes]],
 ) -> bytes:
     """Return an encoded footer without its length and the magic number.
 
@@ -313,7 +313,7 @@ def encode_footer(
         groups: Row groups, encoded by `encode_group`.
     """
     fields: dict[int, tuple[int, bytes]] = {
-        **others,
+        **later_fields,
         _VERSION: (I32, _encode_number(version)),
         _SCHEMA: (LIST, schema),
         _ROWS: (I64, _encode_number(rows)),

@@ -51,7 +51,7 @@ PAGE_HEADER_MAX_BYTES = 256 << 10
 PAGES_MAX = 100_000
 """The maximum number of pages of a column chunk."""
 BATCH_ROWS_MAX = 65_536
-_COPIES = 8
+_BATCH_MEMORY_FACTOR = 8
 """The memory of a batch, in multiples of its size: it exists twice while it is decoded, in buffers that
 double in size.
 """
@@ -225,7 +225,7 @@ class BoundedParquet:
         largest = max(
             1, *(column_pages.largest_bytes for leaf, column_pages in zip(leaves, pages, strict=True) if leaf.expands)
         )
-        size = min(BATCH_ROWS_MAX, max(1, self._budget.left_bytes // (_COPIES * largest)))
+        size = min(BATCH_ROWS_MAX, max(1, self._budget.left_bytes // (_BATCH_MEMORY_FACTOR * largest)))
         batches = []
         for batch in file.iter_batches(size, row_groups=[number], columns=names, use_threads=False):
             self._budget.take(batch.nbytes, self._path)
@@ -390,18 +390,18 @@ def _footer_of(source: pa.NativeFile, path: str, limit_bytes: int = FOOTER_LIMIT
     return bytes(source.read_at(length, size - _FOOTER_END - length))
 
 
-def _footer_weight(footer: bytes, path: str, most: int) -> int:
+def _footer_weight(footer: bytes, path: str, limit_bytes: int) -> int:
     """Return the approximate memory that pyarrow needs to decode the footer; 0 for a small footer.
 
     Raises:
-        Unreadable: The footer decodes to more than `most` bytes.
+        Unreadable: The footer decodes to more than `limit_bytes` bytes.
     """
     check_unsigned(footer, path)
     if len(footer) <= FOOTER_FREE_BYTES:
         return 0
     try:
-        return thrift.weigh(footer, _FOOTER_WEIGHTS, item=_ITEM_BYTES, field=_FIELD_BYTES, most=most)
+        return thrift.weigh(footer, _FOOTER_WEIGHTS, item=_ITEM_BYTES, field=_FIELD_BYTES, limit_bytes=limit_bytes)
     except thrift.TooHeavy:
-        raise Unreadable(path, f"its footer takes more than {most:,} bytes when it is decoded") from None
+        raise Unreadable(path, f"its footer takes more than {limit_bytes:,} bytes when it is decoded") from None
     except ValueError as error:
         raise Unreadable(path, f"its footer is broken: {error}") from None

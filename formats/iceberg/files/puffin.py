@@ -124,7 +124,7 @@ def footer_size_bytes(tail: Part, location: str) -> int:
     Args:
         tail: The last TAIL_BYTES or more bytes of the file.
     """
-    size, flags, magic = _tail(tail, location)
+    size, flags, magic = _read_tail(tail, location)
     if magic != MAGIC:
         raise Corrupt(f"{location}: does not end with Puffin's magic bytes")
     if flags & ~_COMPRESSED:
@@ -134,7 +134,7 @@ def footer_size_bytes(tail: Part, location: str) -> int:
     return len(MAGIC) + size + TAIL_BYTES
 
 
-def _tail(tail: Part, location: str) -> tuple[int, int, bytes]:
+def _read_tail(tail: Part, location: str) -> tuple[int, int, bytes]:
     if len(tail) < TAIL_BYTES:
         raise Corrupt(f"{location}: {len(tail)} bytes are not a Puffin file")
     size, flags, magic = _TAIL.unpack_from(tail, len(tail) - TAIL_BYTES)
@@ -155,7 +155,7 @@ def read_footer(tail: Part, file_size: int, location: str) -> Footer:
     if footer[: len(MAGIC)] != MAGIC:
         raise Corrupt(f"{location}: the footer does not start with Puffin's magic bytes")
     payload = footer[len(MAGIC) : -TAIL_BYTES]
-    if _tail(tail, location)[1] & _COMPRESSED:
+    if _read_tail(tail, location)[1] & _COMPRESSED:
         payload = memoryview(_inflate_lz4(payload, FOOTER_LIMIT_BYTES, f"{location}: the footer"))
     try:
         decoded = from_json(payload, Footer)

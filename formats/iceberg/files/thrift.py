@@ -25,12 +25,12 @@ _DEPTH_MAX = 64
 def read(data: bytes | memoryview, at: int = 0) -> tuple[Fields, int]:
     """Return (the structure at `at`, its end)."""
     try:
-        return _struct(memoryview(data), at, 0)
+        return _read_struct(memoryview(data), at, 0)
     except (IndexError, KeyError, struct.error) as error:
         raise ValueError(f"invalid Thrift structure: {error!r}") from None
 
 
-def _varint(data: memoryview, at: int) -> tuple[int, int]:
+def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         byte = data[at]
@@ -43,21 +43,21 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
             raise ValueError("a number is longer than 64 bits")
 
 
-def _integer(data: memoryview, at: int, _: int) -> tuple[int, int]:
-    value, at = _varint(data, at)
+def _read_integer(data: memoryview, at: int, _: int) -> tuple[int, int]:
+    value, at = _read_varint(data, at)
     return (value >> 1) ^ -(value & 1), at
 
 
-def _byte(data: memoryview, at: int, _: int) -> tuple[int, int]:
+def _read_byte(data: memoryview, at: int, _: int) -> tuple[int, int]:
     return data[at], at + 1
 
 
-def _double(data: memoryview, at: int, _: int) -> tuple[bytes, int]:
+def _read_double(data: memoryview, at: int, _: int) -> tuple[bytes, int]:
     return _take(data, at, 8)
 
 
-def _binary(data: memoryview, at: int, _: int) -> tuple[bytes, int]:
-    size, at = _varint(data, at)
+def _read_binary(data: memoryview, at: int, _: int) -> tuple[bytes, int]:
+    size, at = _read_varint(data, at)
     return _take(data, at, size)
 
 
@@ -67,15 +67,15 @@ def _take(data: memoryview, at: int, size: int) -> tuple[bytes, int]:
     return bytes(data[at : at + size]), at + size
 
 
-def _list(data: memoryview, at: int, depth: int) -> tuple[tuple[int, list[Any]], int]:
+def _read_list(data: memoryview, at: int, depth: int) -> tuple[tuple[int, list[Any]], int]:
     head = data[at]
     at += 1
     size, kind = head >> 4, head & 15
     if size == 15:
-        size, at = _varint(data, at)
+        size, at = _read_varint(data, at)
     if size > len(data) - at:  # Each item takes at least one byte.
         raise ValueError(f"a list of {size} items at {at} exceeds the data")
-    read_value = _byte if kind in (TRUE, FALSE) else _READERS[kind]
+    read_value = _read_byte if kind in (TRUE, FALSE) else _READERS[kind]
     values = []
     for _ in range(size):
         value, at = read_value(data, at, depth)
@@ -83,7 +83,7 @@ def _list(data: memoryview, at: int, depth: int) -> tuple[tuple[int, list[Any]],
     return (kind, values), at
 
 
-def _struct(data: memoryview, at: int, depth: int) -> tuple[Fields, int]:
+def _read_struct(data: memoryview, at: int, depth: int) -> tuple[Fields, int]:
     if depth > _DEPTH_MAX:
         raise ValueError("structures are nested too deeply")
     fields: Fields = {}
@@ -94,7 +94,7 @@ def _struct(data: memoryview, at: int, depth: int) -> tuple[Fields, int]:
         if head >> 4:
             number += head >> 4
         else:
-            number, at = _integer(data, at, depth)
+            number, at = _read_integer(data, at, depth)
         if (
             number in fields or not -0x8000 <= number <= 0x7FFF
         ):  # Other readers take such an id for a number of 16 bits.
@@ -108,15 +108,15 @@ def _struct(data: memoryview, at: int, depth: int) -> tuple[Fields, int]:
 
 
 _READERS: dict[int, Callable[[memoryview, int, int], tuple[Any, int]]] = {
-    I8: _byte,
-    I16: _integer,
-    I32: _integer,
-    I64: _integer,
-    DOUBLE: _double,
-    BINARY: _binary,
-    LIST: _list,
-    SET: _list,
-    STRUCT: _struct,
+    I8: _read_byte,
+    I16: _read_integer,
+    I32: _read_integer,
+    I64: _read_integer,
+    DOUBLE: _read_double,
+    BINARY: _read_binary,
+    LIST: _read_list,
+    SET: _read_list,
+    STRUCT: _read_struct,
 }
 
 
@@ -128,17 +128,17 @@ Weights: TypeAlias = Mapping[tuple[int, int], int]
 """Bytes per item of a list, by (depth, field id). The outermost structure has depth 0."""
 
 
-def weigh(data: bytes | memoryview, weights: Weights, *, item: int, field: int, most: int) -> int:
+def weigh(data: bytes | memoryview, weights: Weights, *, item: int, field: int, limit_bytes: int) -> int:
     """Return the approximate memory that readers need for the structure at position 0.
 
     The weight is `field` for each field, plus the weight of each item of its lists, by default `item`. The
     structure is not built.
 
     Raises:
-        TooHeavy: The weight exceeds `most`. A list states its length before its items, and readers allocate
+        TooHeavy: The weight exceeds `limit_bytes`. A list states its length before its items, and readers allocate
             memory for it. Therefore the error is raised as soon as the stated lengths are too large.
     """
-    weighing = _Weighing(memoryview(data), weights, item, field, most)
+    weighing = _Weighing(memoryview(data), weights, item, field, limit_bytes)
     try:
         weighing.structure(0, 0)
     except (IndexError, KeyError, struct.error) as error:
@@ -147,8 +147,8 @@ def weigh(data: bytes | memoryview, weights: Weights, *, item: int, field: int, 
 
 
 class _Weighing:
-    def __init__(self, data: memoryview, weights: Weights, item: int, field: int, most: int) -> None:
-        self._data, self._weights, self._item, self._field, self._most = data, weights, item, field, most
+    def __init__(self, data: memoryview, weights: Weights, item: int, field: int, limit_bytes: int) -> None:
+        self._data, self._weights, self._item, self._field, self._limit_bytes = data, weights, item, field, limit_bytes
         self.total = 0
 
     def structure(self, at: int, depth: int) -> int:
@@ -161,7 +161,7 @@ class _Weighing:
             if head >> 4:
                 number += head >> 4
             else:
-                number, at = _integer(data, at, depth)
+                number, at = _read_integer(data, at, depth)
             self._add(self._field)
             if (kind := head & 15) not in (TRUE, FALSE):
                 at = self._value(kind, at, depth, number)
@@ -176,7 +176,7 @@ class _Weighing:
         if kind == STRUCT:
             return self.structure(at, depth + 1)
         if kind == BINARY:
-            size, at = _varint(data, at)
+            size, at = _read_varint(data, at)
             return at + size
         if kind in (LIST, SET):
             return self._list(at, depth, number)
@@ -187,7 +187,7 @@ class _Weighing:
         at += 1
         size, kind = head >> 4, head & 15
         if size == 15:
-            size, at = _varint(self._data, at)
+            size, at = _read_varint(self._data, at)
         self._add(size * self._weights.get((depth, number), self._item))
         if kind in (TRUE, FALSE):
             return at + size
@@ -197,8 +197,8 @@ class _Weighing:
 
     def _add(self, size_bytes: int) -> None:
         self.total += size_bytes
-        if self.total > self._most:
-            raise TooHeavy(f"a structure takes more than {self._most:,} bytes")
+        if self.total > self._limit_bytes:
+            raise TooHeavy(f"a structure takes more than {self._limit_bytes:,} bytes")
 
 
 def write(fields: Fields) -> bytes:

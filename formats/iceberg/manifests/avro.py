@@ -53,7 +53,7 @@ def read_container(data: bytes | memoryview, location: str, *, inflated_limit_by
     reader = _Reader(memoryview(data).cast("B"), location)
     if bytes(reader.take(len(_MAGIC), "the magic number")) != _MAGIC:
         raise reader.corrupt("does not start with Avro's magic bytes")
-    metadata = _metadata(reader)
+    metadata = _read_metadata(reader)
     if "avro.schema" not in metadata:
         raise reader.corrupt("has no schema in its header")
     codec = metadata.get("avro.codec", "null")
@@ -136,7 +136,7 @@ class _Reader:
         return value
 
 
-def _metadata(reader: _Reader) -> dict[str, str]:
+def _read_metadata(reader: _Reader) -> dict[str, str]:
     """Return the header's map of strings to bytes.
 
     Entries that are not text are omitted, because no caller uses them.
@@ -162,7 +162,7 @@ def _check_block_size(block: memoryview, limit: int) -> memoryview:
     return block
 
 
-def _deflate(block: memoryview, limit: int) -> bytes:
+def _inflate_deflate(block: memoryview, limit: int) -> bytes:
     inflater = isal_zlib.decompressobj(wbits=-15)
     inflated: bytes = inflater.decompress(block, limit + 1)
     if len(inflated) > limit:
@@ -174,7 +174,7 @@ def _deflate(block: memoryview, limit: int) -> bytes:
 
 # pyarrow is imported on first use: the import costs each process a tenth of a second and 40 MB, and
 # nearly all manifests use deflate.
-def _zstandard(block: memoryview, limit: int) -> bytes:
+def _inflate_zstandard(block: memoryview, limit: int) -> bytes:
     pyarrow = importlib.import_module("pyarrow")
     pieces: list[bytes] = []
     size = 0
@@ -188,7 +188,7 @@ def _zstandard(block: memoryview, limit: int) -> bytes:
     return b"".join(pieces)
 
 
-def _snappy(block: memoryview, limit: int) -> bytes:
+def _inflate_snappy(block: memoryview, limit: int) -> bytes:
     """Inflate a block in Snappy's format, which is followed by the big-endian CRC32 of the inflated data."""
     if len(block) < 5:
         raise EOFError("a snappy block has at least 5 bytes")
@@ -213,7 +213,7 @@ _SNAPPY_RATIO_MAX = 22
 
 _CODECS: dict[str, _Inflate] = {
     "null": _check_block_size,
-    "deflate": _deflate,
-    "snappy": _snappy,
-    "zstandard": _zstandard,
+    "deflate": _inflate_deflate,
+    "snappy": _inflate_snappy,
+    "zstandard": _inflate_zstandard,
 }

@@ -134,7 +134,7 @@ def compile_schema(schema: str, requested: RecordReader) -> Compiled:
         raise Corrupt(f"its Avro schema is not JSON: {error}") from error
     compiler = _Compiler()
     root = compiler.value(parsed, requested, _SchemaPosition("", "the row", 0))
-    if compiler.nodes[root][0] != "record" or not compiler.least[root]:
+    if compiler.nodes[root][0] != "record" or not compiler.minimum_sizes[root]:
         raise Corrupt("its Avro schema: rows are not records with fields")
     if requested.status is not None and requested.status not in compiler.columns:
         raise Corrupt(f"its Avro schema: {requested.status} is always null")
@@ -144,7 +144,7 @@ def compile_schema(schema: str, requested: RecordReader) -> Compiled:
         compiler.column_kinds,
         compiler.group_rows,
         compiler.columns[requested.status] if requested.status is not None else -1,
-        compiler.least[root],
+        compiler.minimum_sizes[root],
     )
     return Compiled(program, compiler.columns, compiler.groups, tuple(compiler.partition))
 
@@ -154,18 +154,18 @@ class _SchemaPosition:
     namespace: str
     field: str
     depth: int
-    within: tuple[str, ...] = ()
+    enclosing_types: tuple[str, ...] = ()
     """The named types around the position: a type that contains itself is rejected."""
 
     def descend(self, field: str | None = None) -> _SchemaPosition:
-        return _SchemaPosition(self.namespace, field or self.field, self.depth + 1, self.within)
+        return _SchemaPosition(self.namespace, field or self.field, self.depth + 1, self.enclosing_types)
 
 
 @dataclass(slots=True)
 class _Compiler:
     nodes: list[tuple[str, int, int, list[int]]] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
-    least: list[int] = field(default_factory=list)
+    minimum_sizes: list[int] = field(default_factory=list)
     """The minimum size of the value of each node; 0 only for values that never take bytes."""
     column_kinds: list[str] = field(default_factory=list)
     columns: dict[str, int] = field(default_factory=dict)
@@ -178,13 +178,20 @@ class _Compiler:
         return Corrupt(f"its Avro schema, {position.field}: {problem}")
 
     def add(
-        self, op: str, position: _SchemaPosition, least: int, *, slot: int = -1, size: int = 0, children: Any = ()
+        self,
+        op: str,
+        position: _SchemaPosition,
+        minimum_size: int,
+        *,
+        slot: int = -1,
+        size: int = 0,
+        children: Any = (),
     ) -> int:
         if len(self.nodes) >= _NODES_MAX:
             raise self.corrupt(position, f"more than {_NODES_MAX} types")
         self.nodes.append((op, slot, size, list(children)))
         self.names.append(position.field)
-        self.least.append(least)
+        self.minimum_sizes.append(minimum_size)
         return len(self.nodes) - 1
 
     def column(self, name: str, kind: str, position: _SchemaPosition) -> int:
@@ -211,11 +218,13 @@ class _Compiler:
                 if kind in ("record", "enum", "fixed", "error"):
                     name, namespace = self._resolve_full_name(schema, position)
                     self._named[name] = (schema, namespace)
-                    within = (*position.within, name) if kind in ("record", "error") else position.within
-                    if within.count(name) > 1:
+                    enclosing_types = (
+                        (*position.enclosing_types, name) if kind in ("record", "error") else position.enclosing_types
+                    )
+                    if enclosing_types.count(name) > 1:
                         raise self.corrupt(position, f"the type {name} contains itself")
                     kind = "record" if kind == "error" else kind
-                    return kind, schema, _SchemaPosition(namespace, position.field, position.depth, within)
+                    return kind, schema, _SchemaPosition(namespace, position.field, position.depth, enclosing_types)
                 if kind in OPS and kind not in ("union", "counts", "bounds"):
                     return kind, schema, position
                 schema = kind
@@ -229,7 +238,7 @@ class _Compiler:
                 raise self.corrupt(position, f"unknown type {schema[:100]!r}")
             schema, position = (
                 defined[0],
-                _SchemaPosition(defined[1], position.field, position.depth + 1, position.within),
+                _SchemaPosition(defined[1], position.field, position.depth + 1, position.enclosing_types),
             )
 
     def _resolve_full_name(self, schema: dict[str, Any], position: _SchemaPosition) -> tuple[str, str]:
@@ -260,8 +269,10 @@ class _Compiler:
         if kind in ("array", "map"):
             item = self.value(schema.get("items" if kind == "array" else "values"), None, position.descend())
             if kind == "map":  # The length of the key precedes the value.
-                return self.add(kind, position, 1, size=1 + self.least[item], children=[item])
-            return self.add(kind, position, 1, size=self.least[item], children=[item] if self.least[item] else [])
+                return self.add(kind, position, 1, size=1 + self.minimum_sizes[item], children=[item])
+            return self.add(
+                kind, position, 1, size=self.minimum_sizes[item], children=[item] if self.minimum_sizes[item] else []
+            )
         size = self.size(kind, schema, position)
         return self.add(kind, position, size if kind in _FIXED_WIDTH else 1, size=size)
 
@@ -328,9 +339,9 @@ class _Compiler:
                 child = self.partition_field(each, inner)
             else:
                 child = self.value(each["type"], matched.get(i), inner)
-            if self.least[child]:
+            if self.minimum_sizes[child]:
                 children.append(child)
-        return self.add("record", position, sum(self.least[child] for child in children), children=children)
+        return self.add("record", position, sum(self.minimum_sizes[child] for child in children), children=children)
 
     def match(
         self, fields: list[dict[str, Any]], requested: RecordReader, position: _SchemaPosition
@@ -405,9 +416,9 @@ class _Compiler:
             required = tuple(field_id for field_id, _, _ in fields) if by_column else ()
             element = RecordReader({field_id: (name, leaf) for field_id, name, leaf in fields}, required)
         item = self.value(items, element, position.descend())
-        if not self.least[item]:
+        if not self.minimum_sizes[item]:
             raise self.corrupt(position, "the values of a list are always null")
-        return self.add("array", position, 1, slot=slot, size=self.least[item], children=[item])
+        return self.add("array", position, 1, slot=slot, size=self.minimum_sizes[item], children=[item])
 
     def match_plain_map(self, items: Any, requested: ByColumn, position: _SchemaPosition) -> str | None:
         """Return the operation for the usual layout, or None for other layouts.

@@ -214,7 +214,7 @@ def decode_content_file(json: object, metadata: TableMetadata) -> ContentFile:
         BadRequest: The file is invalid for the table; the message states the file and the field.
     """
     named = json.get("file-path") if isinstance(json, dict) else None
-    with _naming(named if isinstance(named, str) and named else "without a file-path"):
+    with _add_path_to_errors(named if isinstance(named, str) and named else "without a file-path"):
         try:
             parsed = from_values(json, _Json)
         except RecursionError:
@@ -227,7 +227,7 @@ def decode_content_file(json: object, metadata: TableMetadata) -> ContentFile:
 
 
 @contextmanager
-def _naming(path: str) -> Iterator[None]:
+def _add_path_to_errors(path: str) -> Iterator[None]:
     try:
         yield
     except (msgspec.ValidationError, ValueError, BadRequest) as error:
@@ -255,9 +255,9 @@ def _decode_file(parsed: _Json, metadata: TableMetadata) -> ContentFile:
         value_counts=_counts("value-counts", parsed.value_counts),
         null_value_counts=_counts("null-value-counts", parsed.null_value_counts),
         nan_value_counts=_counts("nan-value-counts", parsed.nan_value_counts),
-        lower_bounds=_bounds("lower-bounds", parsed.lower_bounds),
-        upper_bounds=_bounds("upper-bounds", parsed.upper_bounds),
-        key_metadata=None if parsed.key_metadata is None else _unhex("key-metadata", parsed.key_metadata),
+        lower_bounds=_parse_bounds("lower-bounds", parsed.lower_bounds),
+        upper_bounds=_parse_bounds("upper-bounds", parsed.upper_bounds),
+        key_metadata=None if parsed.key_metadata is None else _decode_hex("key-metadata", parsed.key_metadata),
         split_offsets=parsed.split_offsets or None,
         equality_ids=parsed.equality_ids or None,
         sort_order_id=parsed.sort_order_id if content != POSITION_DELETES else None,
@@ -275,7 +275,7 @@ def _check_text(name: str, text: str) -> None:
         raise ValueError(f"{name}: it has a lone surrogate, which UTF-8 cannot encode") from None
 
 
-def _unhex(name: str, text: str) -> bytes:
+def _decode_hex(name: str, text: str) -> bytes:
     try:
         return binascii.unhexlify(text)
     except ValueError:
@@ -315,17 +315,17 @@ def _partition_value(field: PartitionField, kind: str, json: object) -> Value | 
 
 
 def _counts(name: str, counts: _Counts | None) -> dict[int, int] | None:
-    return None if counts is None else dict(_pairs(name, counts.keys, counts.values)) or None
+    return None if counts is None else dict(_pair_columns(name, counts.keys, counts.values)) or None
 
 
-def _bounds(name: str, bounds: _Bounds | None) -> dict[int, bytes] | None:
+def _parse_bounds(name: str, bounds: _Bounds | None) -> dict[int, bytes] | None:
     if bounds is None:
         return None
-    pairs = _pairs(name, bounds.keys, bounds.values)
-    return {column: _unhex(f"{name} of column {column}", text) for column, text in pairs} or None
+    pairs = _pair_columns(name, bounds.keys, bounds.values)
+    return {column: _decode_hex(f"{name} of column {column}", text) for column, text in pairs} or None
 
 
-def _pairs(name: str, keys: Sequence[int], values: Sequence[Any]) -> Iterable[tuple[int, Any]]:
+def _pair_columns(name: str, keys: Sequence[int], values: Sequence[Any]) -> Iterable[tuple[int, Any]]:
     if len(keys) != len(values):
         raise ValueError(f"{name}: {len(keys)} keys and {len(values)} values")
     if len(set(keys)) != len(keys):

@@ -83,7 +83,7 @@ _SMALL = 1 << 14
 _LONG_BITS = 64
 
 
-def varint(value: int) -> bytes:
+def encode_varint(value: int) -> bytes:
     """Return the encoding of an int or long: zig-zag, seven bits per byte.
 
     Raises:
@@ -98,10 +98,10 @@ def varint(value: int) -> bytes:
         return bytes((bits & 0x7F | 0x80, bits >> 7 & 0x7F | 0x80, bits >> 14))
     if bits < 1 << 28:
         return bytes((bits & 0x7F | 0x80, bits >> 7 & 0x7F | 0x80, bits >> 14 & 0x7F | 0x80, bits >> 21))
-    return _loop(bits)
+    return _encode_long_varint(bits)
 
 
-def _loop(bits: int) -> bytes:
+def _encode_long_varint(bits: int) -> bytes:
     out = bytearray()
     while bits > 0x7F:
         out.append(bits & 0x7F | 0x80)
@@ -110,52 +110,52 @@ def _loop(bits: int) -> bytes:
     return bytes(out)
 
 
-_VARINTS = tuple(map(_loop, range(_SMALL)))
+_VARINTS = tuple(map(_encode_long_varint, range(_SMALL)))
 """Precomputed encodings of nearly all keys and lengths, and of most counts."""
 
 
 def frame_bytes(data: bytes) -> bytes:
-    return varint(len(data)) + data
+    return encode_varint(len(data)) + data
 
 
-def _text(value: str) -> bytes:
+def _encode_text(value: str) -> bytes:
     return frame_bytes(value.encode())
 
 
-def _boolean(value: bool) -> bytes:
+def _encode_boolean(value: bool) -> bytes:
     return b"\x01" if value else b"\x00"
 
 
-def _int(value: int) -> bytes:
+def _encode_int(value: int) -> bytes:
     if not INT_MIN <= value <= INT_MAX:
         raise ValueError(f"{value} does not fit 32 bits")
-    return varint(value)
+    return encode_varint(value)
 
 
-def _numbers(values: Sequence[int]) -> bytes:
-    return b"".join((varint(len(values)), *map(varint, values), b"\x00")) if values else b"\x00"
+def _encode_numbers(values: Sequence[int]) -> bytes:
+    return b"".join((encode_varint(len(values)), *map(encode_varint, values), b"\x00")) if values else b"\x00"
 
 
 # These two functions do most of the work: calls for the precomputed values would double the time.
-def _counts(by_column: Mapping[int, int]) -> bytes:
+def _encode_counts(by_column: Mapping[int, int]) -> bytes:
     if not by_column:
         return b"\x00"
-    parts, cached_varints = [varint(len(by_column))], _VARINTS
+    parts, cached_varints = [encode_varint(len(by_column))], _VARINTS
     for column, count in by_column.items():
-        parts.append(cached_varints[2 * column] if 0 <= column < _SMALL // 2 else _int(column))
-        parts.append(cached_varints[2 * count] if 0 <= count < _SMALL // 2 else varint(count))
+        parts.append(cached_varints[2 * column] if 0 <= column < _SMALL // 2 else _encode_int(column))
+        parts.append(cached_varints[2 * count] if 0 <= count < _SMALL // 2 else encode_varint(count))
     parts.append(b"\x00")
     return b"".join(parts)
 
 
-def _bounds(by_column: Mapping[int, bytes]) -> bytes:
+def _encode_bounds(by_column: Mapping[int, bytes]) -> bytes:
     if not by_column:
         return b"\x00"
-    parts, cached_varints = [varint(len(by_column))], _VARINTS
+    parts, cached_varints = [encode_varint(len(by_column))], _VARINTS
     for column, bound in by_column.items():
-        parts.append(cached_varints[2 * column] if 0 <= column < _SMALL // 2 else _int(column))
+        parts.append(cached_varints[2 * column] if 0 <= column < _SMALL // 2 else _encode_int(column))
         size = len(bound)
-        parts.append(cached_varints[2 * size] if size < _SMALL // 2 else varint(size))
+        parts.append(cached_varints[2 * size] if size < _SMALL // 2 else encode_varint(size))
         parts.append(bound)
     parts.append(b"\x00")
     return b"".join(parts)
@@ -166,8 +166,11 @@ def _by_column(name: str, field_id: int, key_id: int, value: str) -> AvroField:
 
     Its keys are not strings, so Avro represents it as an array of pairs (spec: appendix A).
     """
-    write = _counts if value == "long" else _bounds
-    pair = [AvroField("key", key_id, "int", _int, False), AvroField("value", key_id + 1, value, varint, False)]
+    write = _encode_counts if value == "long" else _encode_bounds
+    pair = [
+        AvroField("key", key_id, "int", _encode_int, False),
+        AvroField("value", key_id + 1, value, encode_varint, False),
+    ]
     item = {"type": "record", "name": f"k{key_id}_v{key_id + 1}", "fields": [each.schema for each in pair]}
     return AvroField(name, field_id, {"type": "array", "logicalType": "map", "items": item}, write)
 
@@ -178,14 +181,14 @@ def _list(element_id: int, kind: object) -> Json:
 
 PARTITION = "partition"
 _FILE = (
-    AvroField("content", 134, "int", varint, False, since=2),
-    AvroField("file_path", 100, "string", _text, False),
-    AvroField("file_format", 101, "string", _text, False),
-    AvroField(PARTITION, 102, None, varint, False),  # The partition spec determines type and encoder.
-    AvroField("record_count", 103, "long", varint, False),
-    AvroField("file_size_in_bytes", 104, "long", varint, False),
+    AvroField("content", 134, "int", encode_varint, False, since=2),
+    AvroField("file_path", 100, "string", _encode_text, False),
+    AvroField("file_format", 101, "string", _encode_text, False),
+    AvroField(PARTITION, 102, None, encode_varint, False),  # The partition spec determines type and encoder.
+    AvroField("record_count", 103, "long", encode_varint, False),
+    AvroField("file_size_in_bytes", 104, "long", encode_varint, False),
     # Version 1 requires the field, although it has no meaning. Java's writers also state 64 MiB.
-    AvroField("block_size_in_bytes", 105, "long", varint, False, until=1, get=lambda _: 64 << 20),
+    AvroField("block_size_in_bytes", 105, "long", encode_varint, False, until=1, get=lambda _: 64 << 20),
     _by_column("column_sizes", 108, 117, "long"),
     _by_column("value_counts", 109, 119, "long"),
     _by_column("null_value_counts", 110, 121, "long"),
@@ -193,30 +196,30 @@ _FILE = (
     _by_column("lower_bounds", 125, 126, "bytes"),
     _by_column("upper_bounds", 128, 129, "bytes"),
     AvroField("key_metadata", 131, "bytes", frame_bytes),
-    AvroField("split_offsets", 132, _list(133, "long"), _numbers),
-    AvroField("equality_ids", 135, _list(136, "int"), _numbers, since=2),
-    AvroField("sort_order_id", 140, "int", _int),
-    AvroField("first_row_id", 142, "long", varint, since=3),
-    AvroField("referenced_data_file", 143, "string", _text, since=2),
-    AvroField("content_offset", 144, "long", varint, since=3),
-    AvroField("content_size_in_bytes", 145, "long", varint, since=3),
+    AvroField("split_offsets", 132, _list(133, "long"), _encode_numbers),
+    AvroField("equality_ids", 135, _list(136, "int"), _encode_numbers, since=2),
+    AvroField("sort_order_id", 140, "int", _encode_int),
+    AvroField("first_row_id", 142, "long", encode_varint, since=3),
+    AvroField("referenced_data_file", 143, "string", _encode_text, since=2),
+    AvroField("content_offset", 144, "long", encode_varint, since=3),
+    AvroField("content_size_in_bytes", 145, "long", encode_varint, since=3),
 )
 
 _SIMPLE: dict[str, tuple[object, Write]] = {
     UNKNOWN: ("null", lambda _: b""),
-    "boolean": ("boolean", _boolean),
-    "int": ("int", _int),
-    "long": ("long", varint),
+    "boolean": ("boolean", _encode_boolean),
+    "int": ("int", _encode_int),
+    "long": ("long", encode_varint),
     "float": ("float", Struct("<f").pack),
     "double": ("double", Struct("<d").pack),
-    "string": ("string", _text),
+    "string": ("string", _encode_text),
     "binary": ("bytes", frame_bytes),
-    "date": ({"type": "int", "logicalType": "date"}, _int),
-    "time": ({"type": "long", "logicalType": "time-micros"}, varint),
-    "timestamp": ({"type": "long", "logicalType": "timestamp-micros", "adjust-to-utc": False}, varint),
-    "timestamptz": ({"type": "long", "logicalType": "timestamp-micros", "adjust-to-utc": True}, varint),
-    "timestamp_ns": ({"type": "long", "logicalType": "timestamp-nanos", "adjust-to-utc": False}, varint),
-    "timestamptz_ns": ({"type": "long", "logicalType": "timestamp-nanos", "adjust-to-utc": True}, varint),
+    "date": ({"type": "int", "logicalType": "date"}, _encode_int),
+    "time": ({"type": "long", "logicalType": "time-micros"}, encode_varint),
+    "timestamp": ({"type": "long", "logicalType": "timestamp-micros", "adjust-to-utc": False}, encode_varint),
+    "timestamptz": ({"type": "long", "logicalType": "timestamp-micros", "adjust-to-utc": True}, encode_varint),
+    "timestamp_ns": ({"type": "long", "logicalType": "timestamp-nanos", "adjust-to-utc": False}, encode_varint),
+    "timestamptz_ns": ({"type": "long", "logicalType": "timestamp-nanos", "adjust-to-utc": True}, encode_varint),
 }
 
 
@@ -326,10 +329,10 @@ def entry_record(format_version: int, fields: Sequence[PartitionField], types: S
     return _record(
         "manifest_entry",
         [
-            AvroField("status", 0, "int", varint, False),
-            AvroField("snapshot_id", 1, "long", varint, optional=format_version > 1),
-            AvroField("sequence_number", 3, "long", varint, since=2),
-            AvroField("file_sequence_number", 4, "long", varint, since=2),
+            AvroField("status", 0, "int", encode_varint, False),
+            AvroField("snapshot_id", 1, "long", encode_varint, optional=format_version > 1),
+            AvroField("sequence_number", 3, "long", encode_varint, since=2),
+            AvroField("file_sequence_number", 4, "long", encode_varint, since=2),
             AvroField("data_file", 2, file, write_file, False, get=attrgetter("file")),
         ],
         format_version,
@@ -342,8 +345,8 @@ def list_record(format_version: int) -> tuple[Json, Write]:
         "r508",
         [
             # Null means that there may be nulls.
-            AvroField("contains_null", 509, "boolean", lambda value: _boolean(value is not False), False),
-            AvroField("contains_nan", 518, "boolean", _boolean),
+            AvroField("contains_null", 509, "boolean", lambda value: _encode_boolean(value is not False), False),
+            AvroField("contains_nan", 518, "boolean", _encode_boolean),
             AvroField("lower_bound", 510, "bytes", frame_bytes, get=attrgetter("lower")),
             AvroField("upper_bound", 511, "bytes", frame_bytes, get=attrgetter("upper")),
         ],
@@ -351,28 +354,30 @@ def list_record(format_version: int) -> tuple[Json, Write]:
     )
 
     def write_summaries(summaries: Sequence[object]) -> bytes:
-        return b"".join((varint(len(summaries)), *map(write_summary, summaries), b"\x00")) if summaries else b"\x00"
+        return (
+            b"".join((encode_varint(len(summaries)), *map(write_summary, summaries), b"\x00")) if summaries else b"\x00"
+        )
 
     counted = format_version == 1
     return _record(
         "manifest_file",
         [
-            AvroField("manifest_path", 500, "string", _text, False),
-            AvroField("manifest_length", 501, "long", varint, False),
-            AvroField("partition_spec_id", 502, "int", _int, False),
-            AvroField("content", 517, "int", varint, False, since=2),
-            AvroField("sequence_number", 515, "long", varint, False, since=2),
-            AvroField("min_sequence_number", 516, "long", varint, False, since=2),
-            AvroField("added_snapshot_id", 503, "long", varint, False),
-            AvroField("added_files_count", 504, "int", _int, counted),
-            AvroField("existing_files_count", 505, "int", _int, counted),
-            AvroField("deleted_files_count", 506, "int", _int, counted),
-            AvroField("added_rows_count", 512, "long", varint, counted),
-            AvroField("existing_rows_count", 513, "long", varint, counted),
-            AvroField("deleted_rows_count", 514, "long", varint, counted),
+            AvroField("manifest_path", 500, "string", _encode_text, False),
+            AvroField("manifest_length", 501, "long", encode_varint, False),
+            AvroField("partition_spec_id", 502, "int", _encode_int, False),
+            AvroField("content", 517, "int", encode_varint, False, since=2),
+            AvroField("sequence_number", 515, "long", encode_varint, False, since=2),
+            AvroField("min_sequence_number", 516, "long", encode_varint, False, since=2),
+            AvroField("added_snapshot_id", 503, "long", encode_varint, False),
+            AvroField("added_files_count", 504, "int", _encode_int, counted),
+            AvroField("existing_files_count", 505, "int", _encode_int, counted),
+            AvroField("deleted_files_count", 506, "int", _encode_int, counted),
+            AvroField("added_rows_count", 512, "long", encode_varint, counted),
+            AvroField("existing_rows_count", 513, "long", encode_varint, counted),
+            AvroField("deleted_rows_count", 514, "long", encode_varint, counted),
             AvroField("partitions", 507, _list(508, summary), write_summaries),
             AvroField("key_metadata", 519, "bytes", frame_bytes),
-            AvroField("first_row_id", 520, "long", varint, since=3),
+            AvroField("first_row_id", 520, "long", encode_varint, since=3),
         ],
         format_version,
     )
@@ -401,7 +406,7 @@ def codec_of(properties: Mapping[str, str]) -> Codec:
     return make(level)
 
 
-def _deflate(level: int | None) -> Codec:
+def _make_deflate_codec(level: int | None) -> Codec:
     """Return the deflate codec.
 
     Without a level, it uses ISA-L, which takes a tenth of the time of zlib's default.
@@ -416,23 +421,23 @@ def _deflate(level: int | None) -> Codec:
 
 
 # pyarrow is imported on first use: the import costs each process a tenth of a second and 40 MB.
-def _zstandard(level: int | None) -> Codec:
+def _make_zstandard_codec(level: int | None) -> Codec:
     codec = importlib.import_module("pyarrow").Codec("zstd", compression_level=1 if level is None else level)
     return "zstandard", lambda block: codec.compress(block, asbytes=True)
 
 
-def _snappy(_: int | None) -> Codec:
+def _make_snappy_codec(_: int | None) -> Codec:
     codec = importlib.import_module("pyarrow").Codec("snappy")
     # The block is in Snappy's format, followed by the CRC-32 of the input.
     return "snappy", lambda block: codec.compress(block, asbytes=True) + zlib.crc32(block).to_bytes(4, "big")
 
 
 _CODECS: dict[str, Callable[[int | None], Codec]] = {
-    "gzip": _deflate,
-    "deflate": _deflate,
-    "zstd": _zstandard,
-    "zstandard": _zstandard,
-    "snappy": _snappy,
+    "gzip": _make_deflate_codec,
+    "deflate": _make_deflate_codec,
+    "zstd": _make_zstandard_codec,
+    "zstandard": _make_zstandard_codec,
+    "snappy": _make_snappy_codec,
     "uncompressed": lambda _: ("null", lambda block: block),
     "null": lambda _: ("null", lambda block: block),
 }
@@ -446,11 +451,11 @@ def write_container(schema: Json, rows: Iterable[bytes], header: Mapping[str, st
     """
     name, pack = codec
     entries = {**header, "avro.schema": msgspec.json.encode(schema).decode(), "avro.codec": name}
-    pairs = (_text(key) + _text(value) for key, value in entries.items())
-    head = b"".join((b"Obj\x01", varint(len(entries)), *pairs, b"\x00"))
+    pairs = (_encode_text(key) + _encode_text(value) for key, value in entries.items())
+    head = b"".join((b"Obj\x01", encode_varint(len(entries)), *pairs, b"\x00"))
     sync = hashlib.blake2b(head, digest_size=16).digest()
     parts = [head, sync]
     left = iter(rows)
     while block := list(islice(left, ROWS_PER_BLOCK)):
-        parts += varint(len(block)), frame_bytes(pack(b"".join(block))), sync
+        parts += encode_varint(len(block)), frame_bytes(pack(b"".join(block))), sync
     return b"".join(parts)

@@ -296,14 +296,14 @@ def decode_manifest_list(
 def decode_list(
     data: bytes | memoryview,
     location: str,
-    known: DecodedList | None,
+    neighbour: DecodedList | None,
     *,
     inflated_limit_bytes: int = INFLATED_LIMIT_BYTES,
 ) -> DecodedList:
     """Decode a manifest list.
 
     Args:
-        known: The list of a neighbouring snapshot. Manifests that both lists describe by the same bytes, at
+        neighbour: The list of a neighbouring snapshot. Manifests that both lists describe by the same bytes, at
             the begin or at the end of the file, are taken from this list.
 
     Raises:
@@ -317,45 +317,45 @@ def decode_list(
     # Copy the columns, because they are parts of larger memory.
     paths = Spans(paths.starts.copy(), paths.lengths.copy())
     manifest_list = DecodedList((), rows.container.metadata["avro.schema"], rows.container.heap.tobytes(), paths)
-    first, last = (0, 0) if known is None else _common_rows(manifest_list, known)
-    manifests = tuple(_manifests(rows, first, rows.count - last))
-    if known is not None:
-        manifests = (*known.manifests[:first], *manifests, *known.manifests[len(known.manifests) - last :])
+    first, last = (0, 0) if neighbour is None else _count_common_rows(manifest_list, neighbour)
+    manifests = tuple(_decode_manifests(rows, first, rows.count - last))
+    if neighbour is not None:
+        manifests = (*neighbour.manifests[:first], *manifests, *neighbour.manifests[len(neighbour.manifests) - last :])
     return DecodedList(manifests, manifest_list.schema, manifest_list.heap, paths)
 
 
-def _common_rows(new: DecodedList, known: DecodedList) -> tuple[int, int]:
+def _count_common_rows(new: DecodedList, neighbour: DecodedList) -> tuple[int, int]:
     """Return (the number of equal rows at the begin, the number of equal rows at the end) of both lists.
 
     No row is counted twice. Rows follow each other without a gap. If all bytes from the path of a row to the
     end of the file are equal, all later rows are equal; the row itself may begin before its path. At the
     begin, a row is equal if the bytes up to the path of the next row are equal.
     """
-    if new.schema != known.schema:
+    if new.schema != neighbour.schema:
         return 0, 0
-    rows = min(len(new.paths.starts), len(known.paths.starts))
-    size = min(len(new.heap), len(known.heap))
+    rows = min(len(new.paths.starts), len(neighbour.paths.starts))
+    size = min(len(new.heap), len(neighbour.heap))
     if not rows:
         return 0, 0
-    heap, heap_of_known = (np.frombuffer(of.heap, dtype=np.uint8) for of in (new, known))
-    same = _leading(heap[:size] == heap_of_known[:size])
+    heap, heap_of_known = (np.frombuffer(of.heap, dtype=np.uint8) for of in (new, neighbour))
+    same = _count_leading(heap[:size] == heap_of_known[:size])
     starts = new.paths.starts[:rows]
-    first = max(0, _leading((starts <= same) & (starts == known.paths.starts[:rows])) - 1)
-    same = _leading(heap[len(heap) - size :][::-1] == heap_of_known[len(heap_of_known) - size :][::-1])
+    first = max(0, _count_leading((starts <= same) & (starts == neighbour.paths.starts[:rows])) - 1)
+    same = _count_leading(heap[len(heap) - size :][::-1] == heap_of_known[len(heap_of_known) - size :][::-1])
     ends = len(new.heap) - new.paths.starts[len(new.paths.starts) - rows :][::-1]
-    of_known = len(known.heap) - known.paths.starts[len(known.paths.starts) - rows :][::-1]
+    of_known = len(neighbour.heap) - neighbour.paths.starts[len(neighbour.paths.starts) - rows :][::-1]
     lengths = new.paths.lengths[len(new.paths.lengths) - rows :][::-1]
-    lengths_of_known = known.paths.lengths[len(known.paths.lengths) - rows :][::-1]
-    last = max(0, _leading((ends <= same) & (ends == of_known) & (lengths == lengths_of_known)) - 1)
+    lengths_of_known = neighbour.paths.lengths[len(neighbour.paths.lengths) - rows :][::-1]
+    last = max(0, _count_leading((ends <= same) & (ends == of_known) & (lengths == lengths_of_known)) - 1)
     return first, min(last, rows - first)
 
 
-def _leading(truths: NDArray[np.bool_]) -> int:
+def _count_leading(truths: NDArray[np.bool_]) -> int:
     """Return the number of true values before the first false value."""
     return len(truths) if truths.all() else int(np.argmin(truths))
 
 
-def _manifests(rows: _DecodedRows, first: int, end: int) -> Iterator[ManifestFile]:
+def _decode_manifests(rows: _DecodedRows, first: int, end: int) -> Iterator[ManifestFile]:
     """Yield the manifests of some rows of a list."""
     longs = {name: rows.numbers(name, first, end) for name in _LIST_LONGS.values()}
     for name in ("content", "sequence_number", "min_sequence_number"):
@@ -363,11 +363,13 @@ def _manifests(rows: _DecodedRows, first: int, end: int) -> Iterator[ManifestFil
     columns = [longs[name] for name in _LIST_LONGS.values() if name != "first_row_id"]
     paths = [value.decode() for value in rows.raw(rows.text("manifest_path"), first, end) if value is not None]
     key_metadata = rows.raw(rows.text("key_metadata"), first, end)
-    for each in zip(paths, *columns, _summaries(rows, first, end), key_metadata, longs["first_row_id"], strict=True):
+    for each in zip(
+        paths, *columns, _decode_summaries(rows, first, end), key_metadata, longs["first_row_id"], strict=True
+    ):
         yield ManifestFile(*each)
 
 
-def _summaries(rows: _DecodedRows, first: int, end: int) -> Iterator[tuple[FieldSummary, ...] | None]:
+def _decode_summaries(rows: _DecodedRows, first: int, end: int) -> Iterator[tuple[FieldSummary, ...] | None]:
     """Yield the partition summaries of some manifests of a list."""
     nulls, nans, lowers, uppers = rows.elements("partitions", 4)
     flags = {0: False, 1: True}

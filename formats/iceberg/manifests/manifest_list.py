@@ -41,17 +41,17 @@ def content_files(decoded: DecodedManifest, spec: PartitionSpec, types: Sequence
     """
     rows = decoded.rows
     heap = decoded.heap.tobytes()
-    by_column = {name: _dicts(rows, columns, None) for name, columns in decoded.counts.items()}
-    by_column |= {name: _dicts(rows, columns, heap) for name, columns in decoded.bounds.items()}
+    by_column = {name: _group_values_by_row(rows, columns, None) for name, columns in decoded.counts.items()}
+    by_column |= {name: _group_values_by_row(rows, columns, heap) for name, columns in decoded.bounds.items()}
     columns: dict[str, Iterable[Any]] = {
-        "file_path": _texts(decoded, "file_path", heap),
-        "file_format": [(name or "").upper() for name in _texts(decoded, "file_format", heap)],
-        "partition": _partitions(decoded, spec, types, heap),
-        "referenced_data_file": _texts(decoded, "referenced_data_file", heap),
-        "key_metadata": _raw(decoded.texts["key_metadata"], heap),
+        "file_path": _decode_texts(decoded, "file_path", heap),
+        "file_format": [(name or "").upper() for name in _decode_texts(decoded, "file_format", heap)],
+        "partition": _decode_partitions(decoded, spec, types, heap),
+        "referenced_data_file": _decode_texts(decoded, "referenced_data_file", heap),
+        "key_metadata": _read_spans(decoded.texts["key_metadata"], heap),
         "content": numbers(decoded, "content", DATA),
         **{name: numbers(decoded, name) for name in _FILE_NUMBERS},
-        **{name: _lists(*decoded.lists[name]) for name in ("split_offsets", "equality_ids")},
+        **{name: _split_lists(*decoded.lists[name]) for name in ("split_offsets", "equality_ids")},
         **by_column,
     }
     names = tuple(columns)
@@ -69,28 +69,28 @@ _FILE_NUMBERS = (
 )
 
 
-def _raw(spans: Spans, heap: bytes) -> list[bytes | None]:
+def _read_spans(spans: Spans, heap: bytes) -> list[bytes | None]:
     return [
         None if length < 0 else heap[start : start + length]
         for start, length in zip(spans.starts.tolist(), spans.lengths.tolist(), strict=True)
     ]
 
 
-def _texts(decoded: DecodedManifest, name: str, heap: bytes) -> list[str | None]:
+def _decode_texts(decoded: DecodedManifest, name: str, heap: bytes) -> list[str | None]:
     try:
-        return [None if text is None else text.decode() for text in _raw(decoded.texts[name], heap)]
+        return [None if text is None else text.decode() for text in _read_spans(decoded.texts[name], heap)]
     except UnicodeDecodeError:  # The field has Avro's type bytes.
         raise Corrupt(f"{decoded.location}: an entry's {name} is not text") from None
 
 
-def _lists(counts: Any, values: Any) -> Iterator[tuple[int, ...] | None]:
+def _split_lists(counts: Any, values: Any) -> Iterator[tuple[int, ...] | None]:
     elements, at = values.tolist(), 0
     for count in counts.tolist():
         yield tuple(elements[at : at + count]) if count > 0 else None
         at += max(count, 0)
 
 
-def _dicts(rows: int, columns: dict[int, Any], heap: bytes | None) -> list[dict[int, Any] | None]:
+def _group_values_by_row(rows: int, columns: dict[int, Any], heap: bytes | None) -> list[dict[int, Any] | None]:
     """Return the values of each row by column id, or None for a row without values.
 
     Bounds are slices of the heap.
@@ -98,7 +98,7 @@ def _dicts(rows: int, columns: dict[int, Any], heap: bytes | None) -> list[dict[
     by_row: list[dict[int, Any] | None] = [None] * rows
     for column in sorted(columns):
         at, *spans = columns[column]
-        values = spans[0].tolist() if heap is None else _raw(Spans(*spans), heap)
+        values = spans[0].tolist() if heap is None else _read_spans(Spans(*spans), heap)
         for row, value in zip(at.tolist(), values, strict=True):
             of_row = by_row[row]
             if of_row is None:
@@ -108,7 +108,7 @@ def _dicts(rows: int, columns: dict[int, Any], heap: bytes | None) -> list[dict[
     return by_row
 
 
-def _partitions(
+def _decode_partitions(
     decoded: DecodedManifest, spec: PartitionSpec, types: Sequence[str], heap: bytes
 ) -> Iterable[tuple[Value | None, ...]]:
     if not spec.fields:
@@ -118,17 +118,17 @@ def _partitions(
     for field, kind in zip(spec.fields, types, strict=True):
         values = stored.get(field.field_id or 0)
         try:
-            columns.append([None] * decoded.rows if values is None else _partition_column(values, kind, heap))
+            columns.append([None] * decoded.rows if values is None else _decode_partition_column(values, kind, heap))
         except ValueError as error:
             raise Corrupt(f"{decoded.location}: partition field {field.name}: {error}") from None
     return zip(*columns, strict=True)
 
 
-def _partition_column(values: PartitionFieldValues, kind: str, heap: bytes) -> list[Value | None]:
+def _decode_partition_column(values: PartitionFieldValues, kind: str, heap: bytes) -> list[Value | None]:
     """Return a field's values converted to its current type (spec: "Schema Evolution")."""
     name = base_name(kind)
     if values.spans is not None:
-        stored: list[Any] = _raw(values.spans, heap)
+        stored: list[Any] = _read_spans(values.spans, heap)
         read = _read_bytes(values, kind)
     else:
         longs = values.doubles if values.doubles is not None else values.longs

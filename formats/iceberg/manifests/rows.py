@@ -45,7 +45,7 @@ def _spans(spans: Spans, rows: Longs) -> Spans:
 
 def _list(counts: Any, values: Any, rows: Longs) -> tuple[Any, Any]:
     sizes = np.maximum(counts, 0).astype(np.int64)
-    return counts[rows], values[_places(np.cumsum(sizes)[rows] - sizes[rows], sizes[rows])]
+    return counts[rows], values[_span_positions(np.cumsum(sizes)[rows] - sizes[rows], sizes[rows])]
 
 
 def _partition(values: PartitionFieldValues, rows: Longs) -> PartitionFieldValues:
@@ -84,7 +84,7 @@ def _compact(decoded: DecodedManifest) -> DecodedManifest:
     spans = list(_all_spans(decoded))
     lengths = [np.maximum(sizes_of_spans, 0).astype(np.int64) for _, sizes_of_spans in spans]
     sizes = np.concatenate(lengths) if lengths else np.zeros(0, np.int64)
-    heap = decoded.heap[_places(np.concatenate([starts for starts, _ in spans]), sizes)]
+    heap = decoded.heap[_span_positions(np.concatenate([starts for starts, _ in spans]), sizes)]
     moved = iter(np.split(np.cumsum(sizes) - sizes, np.cumsum([len(counts) for counts in lengths])[:-1]))
 
     def again(spans: Spans) -> Spans:
@@ -102,7 +102,7 @@ def _compact(decoded: DecodedManifest) -> DecodedManifest:
     return replace(decoded, texts=texts, partition=partition, bounds=bounds, heap=heap)
 
 
-def _places(starts: Longs, sizes: Longs) -> Longs:
+def _span_positions(starts: Longs, sizes: Longs) -> Longs:
     """Return the positions of all bytes of the spans, int64[sum of sizes].
 
     From each start there are `sizes` consecutive positions.

@@ -64,17 +64,17 @@ class WrittenManifest:
     min_sequence_number: int | None
     """The minimum sequence number of live entries that have a sequence number."""
 
-    def described(self, path: str, *, snapshot_id: int, sequence_number: int) -> ManifestFile:
+    def to_manifest_file(self, path: str, *, snapshot_id: int, sequence_number: int) -> ManifestFile:
         """Return the manifest list's entry for this manifest, as a file at `path` that this snapshot adds."""
         oldest = self.min_sequence_number
-        least = sequence_number if oldest is None else min(oldest, sequence_number)
+        min_sequence_number = sequence_number if oldest is None else min(oldest, sequence_number)
         return ManifestFile(
             manifest_path=path,
             manifest_length=len(self.data),
             partition_spec_id=self.spec_id,
             content=self.content,
             sequence_number=sequence_number if self.format_version > 1 else 0,
-            min_sequence_number=least if self.format_version > 1 else 0,
+            min_sequence_number=min_sequence_number if self.format_version > 1 else 0,
             added_snapshot_id=snapshot_id,
             added_files_count=self.files.get(ADDED, 0),
             existing_files_count=self.files.get(EXISTING, 0),
@@ -121,13 +121,13 @@ def write_manifest(
     }
     if version > 1:
         header["content"] = "deletes" if content else "data"
-    data = write_container(schema, map(write, map(_writable, listed)), header, codec_of(metadata.properties))
+    data = write_container(schema, map(write, map(_to_writable_entry, listed)), header, codec_of(metadata.properties))
     files, rows = Counter[int](), Counter[int]()
     for entry in listed:
         files[entry.status] += 1
         rows[entry.status] += entry.file.record_count
     numbers = [entry.sequence_number for entry in listed if entry.is_live and entry.sequence_number is not None]
-    partitions = _summaries([entry.file.partition for entry in listed], types)
+    partitions = _summarize_partitions([entry.file.partition for entry in listed], types)
     return WrittenManifest(data, spec_id, content, version, files, rows, partitions, min(numbers, default=None))
 
 
@@ -142,14 +142,16 @@ def _check(entry: ManifestEntry, spec_id: int, content: int, version: int) -> No
         raise ValueError(f"{file.file_path}: only an added file inherits its sequence number")
 
 
-def _writable(entry: ManifestEntry) -> ManifestEntry:
+def _to_writable_entry(entry: ManifestEntry) -> ManifestEntry:
     if entry.status != ADDED or entry.file.first_row_id is None:
         return entry
     file = msgspec.structs.replace(entry.file, first_row_id=None)
     return msgspec.structs.replace(entry, file=file)
 
 
-def _summaries(partitions: Sequence[tuple[Value | None, ...]], types: Sequence[str]) -> tuple[FieldSummary, ...] | None:
+def _summarize_partitions(
+    partitions: Sequence[tuple[Value | None, ...]], types: Sequence[str]
+) -> tuple[FieldSummary, ...] | None:
     """Return the summaries of each partition field over all entries, including deleted entries.
 
     Java's writers also include deleted entries. Return None if the bounds of UUIDs depend on the reader's
@@ -157,12 +159,12 @@ def _summaries(partitions: Sequence[tuple[Value | None, ...]], types: Sequence[s
     files. Bounds cannot be omitted for one field only: a reader would treat it as always null.
     """
     columns = zip(*partitions, strict=True) if partitions else ((),) * len(types)
-    of_fields = [_summary(kind, column) for kind, column in zip(types, columns, strict=True)]
+    of_fields = [_summarize_field(kind, column) for kind, column in zip(types, columns, strict=True)]
     summaries = tuple(summary for summary in of_fields if summary is not None)
     return summaries if len(summaries) == len(of_fields) else None
 
 
-def _summary(kind: str, values: Sequence[Value | None]) -> FieldSummary | None:
+def _summarize_field(kind: str, values: Sequence[Value | None]) -> FieldSummary | None:
     """Return the summary of one field, or None if the bounds depend on the reader's order.
 
     Spec: "Manifest Lists", `field_summary`. Bounds exclude NaN, and -0.0 is below 0.0.
@@ -173,12 +175,14 @@ def _summary(kind: str, values: Sequence[Value | None]) -> FieldSummary | None:
     if not numbers:
         return FieldSummary(null, nan, None, None)
     if kind in FLOATS:
-        least, most = (choose(numbers, key=_zeros_apart) for choose in (min, max))
+        minimum, maximum = (choose(numbers, key=_zeros_apart) for choose in (min, max))
     else:
-        least, most = min(numbers), max(numbers)
-    if kind == "uuid" and (least, most) != tuple(choose(numbers, key=_split_signed_halves) for choose in (min, max)):
+        minimum, maximum = min(numbers), max(numbers)
+    if kind == "uuid" and (minimum, maximum) != tuple(
+        choose(numbers, key=_split_signed_halves) for choose in (min, max)
+    ):
         return None
-    return FieldSummary(null, nan, encode(kind, least), encode(kind, most))
+    return FieldSummary(null, nan, encode(kind, minimum), encode(kind, maximum))
 
 
 def _zeros_apart(value: float) -> tuple[float, float]:

@@ -60,17 +60,17 @@ class ComparisonBudget:
     def __init__(self) -> None:
         self._left = COMPARISONS_MAX
 
-    def spend(self, others: int, fields: int = 0) -> None:
+    def spend(self, other_items: int, fields: int = 0) -> None:
         """Count the comparisons of an item with other items, before they are done.
 
         Args:
-            others: The number of the other items.
+            other_items: The number of the other items.
             fields: The number of fields of the item.
 
         Raises:
             BadRequest: The commit needs too many comparisons.
         """
-        self._left -= others * (1 + fields // _FIELDS_PER_COMPARISON)
+        self._left -= other_items * (1 + fields // _FIELDS_PER_COMPARISON)
         if self._left < 0:
             raise BadRequest(
                 "The updates add or change too many schemas, partition specs, sort orders, snapshots or versions at "
@@ -330,12 +330,12 @@ class TableBuilder:
                 raise BadRequest(f"Cannot set {MAIN} to a tag, it must be a branch")
             self._move_main(snapshot)
         if self._names_of is not None:
-            self._forget(name)
+            self._unlink_reference(name)
             self._names_of.setdefault(ref.snapshot_id, set()).add(name)
         self.refs[name] = ref
         self.changed = True
 
-    def _forget(self, name: str) -> None:
+    def _unlink_reference(self, name: str) -> None:
         """Remove a reference from the names of its snapshot, before the reference is moved or removed."""
         if self._names_of is not None and name in self.refs:
             self._names_of.get(self.refs[name].snapshot_id, set()).discard(name)
@@ -356,7 +356,7 @@ class TableBuilder:
     def remove_ref(self, name: str) -> None:
         if name == MAIN and self.current_snapshot_id is not None:
             self.current_snapshot_id, self.changed = None, True
-        self._forget(name)
+        self._unlink_reference(name)
         self.changed |= self.refs.pop(name, None) is not None
 
     def remove_snapshots(self, snapshot_ids: Iterable[int]) -> None:

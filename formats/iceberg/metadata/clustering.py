@@ -52,7 +52,7 @@ class ClusteringLayout:
         Raises:
             BadRequest: A property has an invalid value.
         """
-        columns = as_names(properties, COLUMNS, f"1 to {COLUMNS_MAX} different columns", least=1, most=COLUMNS_MAX)
+        columns = as_names(properties, COLUMNS, f"1 to {COLUMNS_MAX} different columns", minimum=1, maximum=COLUMNS_MAX)
         if not columns:
             return None
         curve = properties.get(CURVE, HILBERT)

@@ -62,8 +62,8 @@ class TtlPolicy:
         if not text:
             return None
         ages_h: dict[str, int] = {}
-        for name, age in _entries(text):
-            hours = _hours(age)
+        for name, age in _parse_entries(text):
+            hours = _parse_hours(age)
             if not name or hours is None or name in ages_h:
                 raise BadRequest(
                     f"{COLUMNS} is {text[:200]!r}; it must list different columns with their ages, such as payload: 90 "
@@ -87,7 +87,7 @@ class TtlPolicy:
             columns = tuple(column for column, age in self.ages_h.items() if age <= age_h)
             before = _EPOCH + timedelta(milliseconds=now_ms) - timedelta(hours=min(age_h, now_ms // HOUR_MS))
             ttls.append(
-                TtlRule(columns, {"type": "lt", "term": time.name, "value": _literal(time.kind, before)}, age_h)
+                TtlRule(columns, {"type": "lt", "term": time.name, "value": _to_time_literal(time.kind, before)}, age_h)
             )
         return ttls
 
@@ -194,7 +194,7 @@ class TtlRule:
     age_h: int
 
 
-def _entries(text: str) -> Iterator[tuple[str, str]]:
+def _parse_entries(text: str) -> Iterator[tuple[str, str]]:
     """Yield (name, age) of each entry, or ("", "") for an invalid entry."""
     if text.startswith("{"):
         try:
@@ -215,14 +215,14 @@ def _entries(text: str) -> Iterator[tuple[str, str]]:
         at = match.end() + 1
 
 
-def _hours(age: str) -> int | None:
+def _parse_hours(age: str) -> int | None:
     match = _AGE.fullmatch(age.strip())
     if match is None or not int(match[1]):
         return None
     return int(match[1]) * _HOURS[match[2][0].lower()]
 
 
-def _literal(kind: str, at: datetime) -> str:
+def _to_time_literal(kind: str, at: datetime) -> str:
     """Return a time as single-value JSON."""
     if kind == "date":
         return at.date().isoformat()

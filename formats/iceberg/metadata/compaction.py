@@ -28,7 +28,7 @@ snapshot.
 """
 _UNDONE_KEYS = {name: name.encode() for name in (UNDONE, REPLACEMENTS_UNDONE)}
 UNDONE_KEPT_MS = 3_600_000
-DELETED = 0.1
+DELETED_ROWS_MIN_FRACTION = 0.1
 """The part of the rows of a file, or of a table, whose deletion makes a rewrite worthwhile."""
 
 

@@ -178,7 +178,7 @@ def as_bool(properties: Mapping[str, str], name: str, default: bool) -> bool:
 
 
 def as_names(
-    properties: Mapping[str, str], name: str, subject: str, *, least: int = 0, most: int = 1 << 31
+    properties: Mapping[str, str], name: str, subject: str, *, minimum: int = 0, maximum: int = 1 << 31
 ) -> tuple[str, ...]:
     """Return the names in the property, separated by commas or as a JSON list, or () if it is not set.
 
@@ -186,7 +186,7 @@ def as_names(
         subject: The text that describes the names in the error: "it must name …".
 
     Raises:
-        BadRequest: The value is not a list of different names, or has less than `least` or more than `most`
+        BadRequest: The value is not a list of different names, or has less than `minimum` or more than `maximum`
             names.
     """
     text = properties.get(name, "").strip()
@@ -196,7 +196,7 @@ def as_names(
         names = from_json(text, tuple[str, ...]) if text.startswith("[") else tuple(map(str.strip, text.split(",")))
     except msgspec.MsgspecError:
         names = ("",)
-    if not least <= len(names) <= most or len(set(names)) < len(names) or not all(names):
+    if not minimum <= len(names) <= maximum or len(set(names)) < len(names) or not all(names):
         raise BadRequest(
             f"{name} is {text[:200]!r}; it must name {subject}, separated by commas, or be a JSON list of names"
         )

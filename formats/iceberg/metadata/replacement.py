@@ -26,7 +26,7 @@ def is_replace(snapshot: Snapshot) -> bool:
     return summary.get("operation") == REPLACE and not _adds_rows(summary)
 
 
-def difference(snapshot: Snapshot, parent: Snapshot | None) -> str | None:
+def find_row_count_mismatch(snapshot: Snapshot, parent: Snapshot | None) -> str | None:
     """Return the reason why the rows of a `replace` snapshot cannot be those of its parent, by the counts of
     both.
 

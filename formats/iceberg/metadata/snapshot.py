@@ -134,7 +134,7 @@ def to_snapshot(snapshot: SnapshotInput, format_version: int) -> Snapshot:
         snapshot.timestamp_ms,
         sequence_number,
         snapshot.parent_snapshot_id,
-        _summary(snapshot.summary),
+        _encode_summary(snapshot.summary),
         snapshot.manifest_list,
         None if snapshot.manifest_list is not None else snapshot.manifests,
         snapshot.schema_id,
@@ -144,7 +144,7 @@ def to_snapshot(snapshot: SnapshotInput, format_version: int) -> Snapshot:
     )
 
 
-def _summary(summary: dict[str, str] | None) -> msgspec.Raw:
+def _encode_summary(summary: dict[str, str] | None) -> msgspec.Raw:
     if not summary:
         return _NO_SUMMARY
     if "operation" not in summary:

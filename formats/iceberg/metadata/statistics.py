@@ -74,22 +74,22 @@ class KnownStatistics:
     Attributes:
         file: The newest statistics with a number of distinct values, of the snapshot or of an ancestor. None
             if there are none.
-        since: The snapshots after the snapshot with the statistics, the newest first. Without statistics, all
+        later_snapshots: The snapshots after the snapshot with the statistics, the newest first. Without statistics, all
             known ancestors.
     """
 
     snapshot: Snapshot
     file: StatisticsFile | None
-    since: tuple[Snapshot, ...]
+    later_snapshots: tuple[Snapshot, ...]
 
     @property
     def added(self) -> int:
         """The number of rows that snapshots have added since the statistics."""
-        return sum(_count(snapshot, _ADDED) for snapshot in self.since)
+        return sum(_count(snapshot, _ADDED) for snapshot in self.later_snapshots)
 
     @property
     def removed(self) -> int:
-        return sum(_count(snapshot, _GONE) for snapshot in self.since)
+        return sum(_count(snapshot, _GONE) for snapshot in self.later_snapshots)
 
     @property
     def rows(self) -> int:
@@ -127,17 +127,17 @@ class KnownStatistics:
         if not policy.column_types(metadata.current_schema).keys() <= self.blobs(metadata).keys():
             return True
         changed = self.added + self.removed
-        return bool(self.since) and (changed == 0 or changed * 100 >= policy.changed_percent * self.rows)
+        return bool(self.later_snapshots) and (changed == 0 or changed * 100 >= policy.changed_percent * self.rows)
 
     @property
     def uncounted(self) -> frozenset[int]:
         """The later snapshots whose files may have rows that the statistics do not count.
 
-        The files of a replacement have the rows of its parent. They are counted if no earlier snapshot of `since`
-        has added rows.
+        The files of a replacement have the rows of its parent. They are counted if no earlier snapshot of
+        `later_snapshots` has added rows.
         """
         snapshots, adds = set(), False
-        for snapshot in reversed(self.since):
+        for snapshot in reversed(self.later_snapshots):
             summary = snapshot.summary_map()
             if is_replace(snapshot):
                 if adds:

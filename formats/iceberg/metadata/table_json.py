@@ -90,14 +90,14 @@ def decode_table(data: bytes, source: str) -> TableMetadata:
         Corrupt: The metadata are invalid; the message names `source`, the file's location.
     """
     try:
-        return _from_json(from_json(gunzip(data), _Table))
+        return _from_json(from_json(decompress_if_gzip(data), _Table))
     except RecursionError:
         raise Corrupt(f"{source} is not valid table metadata: it is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError, zlib.error, BadRequest) as error:
         raise Corrupt(f"{source} is not valid table metadata: {error}") from error
 
 
-def gunzip(data: bytes) -> bytes:
+def decompress_if_gzip(data: bytes) -> bytes:
     """Return the content of a gzip file, or `data` if it is not a gzip file.
 
     Raises:
@@ -145,8 +145,8 @@ def _from_json(table: _Table) -> TableMetadata:
     version = table.format_version
     if not 1 <= version <= FORMAT_VERSION_MAX:
         raise BadRequest(f"Unsupported format version: v{version} (supported: v{FORMAT_VERSION_MAX})")
-    schemas, current_schema_id = _schemas(table)
-    specs, default_spec_id = _specs(table)
+    schemas, current_schema_id = _decode_schemas(table)
+    specs, default_spec_id = _decode_specs(table)
     last_partition_id = _require(table.last_partition_id, "last-partition-id", version, None)
     if last_partition_id is None:
         last_partition_id = max(spec.last_field_id for spec in specs)
@@ -189,7 +189,7 @@ def _from_json(table: _Table) -> TableMetadata:
     return m
 
 
-def _schemas(table: _Table) -> tuple[tuple[Schema, ...], int]:
+def _decode_schemas(table: _Table) -> tuple[tuple[Schema, ...], int]:
     if table.schemas is not UNSET and table.schemas:
         current = table.current_schema_id
         if current is UNSET:
@@ -200,7 +200,7 @@ def _schemas(table: _Table) -> tuple[tuple[Schema, ...], int]:
     return (with_id(table.schema, table.schema.id),), table.schema.id
 
 
-def _specs(table: _Table) -> tuple[tuple[PartitionSpec, ...], int]:
+def _decode_specs(table: _Table) -> tuple[tuple[PartitionSpec, ...], int]:
     if table.partition_specs is not UNSET and table.partition_specs:
         default = table.default_spec_id
         if default is UNSET:

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import msgspec
 
-from seamark.formats.iceberg.metadata.table_json import gunzip
+from seamark.formats.iceberg.metadata.table_json import decompress_if_gzip
 from seamark.formats.iceberg.types.reading import Int32, Int64
 from seamark.formats.iceberg.types.schema import Schema, with_id
 from seamark.formats.runtime.decoding import from_json
@@ -92,7 +92,7 @@ def decode_view(data: bytes, source: str) -> ViewMetadata:
         Corrupt: The metadata are invalid; the message names `source`, the file's location.
     """
     try:
-        view = from_json(gunzip(data), ViewMetadata)
+        view = from_json(decompress_if_gzip(data), ViewMetadata)
         check_view_invariants(view)
     except RecursionError:
         raise Corrupt(f"{source} is not valid view metadata: it is nested too deeply") from None

@@ -125,7 +125,7 @@ def _maybe_unknown() -> re.Pattern[str]:
 
     Beyond them, the time of a match does not depend on the number of ranges.
     """
-    return _any_of(
+    return _compile_character_class(
         [*((first, last) for first, last in _list_unassigned_ranges() if last <= _TABLED_MAX), (_TABLED_MAX + 1, _LAST)]
     )
 
@@ -133,7 +133,7 @@ def _maybe_unknown() -> re.Pattern[str]:
 @cache
 def _compile_unknown_pattern() -> re.Pattern[str]:
     """Return a pattern that matches an unassigned character, or a surrogate, which is not a character."""
-    return _any_of(_list_unassigned_ranges())
+    return _compile_character_class(_list_unassigned_ranges())
 
 
 def _list_unassigned_ranges() -> list[tuple[int, int]]:
@@ -141,6 +141,6 @@ def _list_unassigned_ranges() -> list[tuple[int, int]]:
     return [*((int(first, 16), int(last, 16)) for first, last in ranges), _SURROGATES]
 
 
-def _any_of(ranges: list[tuple[int, int]]) -> re.Pattern[str]:
+def _compile_character_class(ranges: list[tuple[int, int]]) -> re.Pattern[str]:
     spans = (f"{re.escape(chr(first))}-{re.escape(chr(last))}" for first, last in ranges)
     return re.compile(f"[{''.join(spans)}]")

@@ -120,11 +120,11 @@ class DeletedKeys:
     """The keys of an equality delete file.
 
     Attributes:
-        loose: The keys with both zeros treated as equal; None if no column has floats.
+        with_equal_zeros: The keys with both zeros treated as equal; None if no column has floats.
     """
 
     exact: HashSet
-    loose: HashSet | None
+    with_equal_zeros: HashSet | None
 
     @staticmethod
     def of(columns: list[Keys]) -> DeletedKeys:
@@ -160,12 +160,14 @@ def decode_delete_content(data: bytes | memoryview, file: DeleteFile, columns: C
     if file.format not in ("parquet", "puffin"):
         raise Unreadable(file.path, f"delete files of format {file.format!r} are not supported")
     if file.is_vector:
-        return _vector(data, file, limit_bytes)
+        return _decode_vector(data, file, limit_bytes)
     budget = create_decoding_budget(limit_bytes)
-    return _keys(data, file, columns, budget) if file.content == EQUALITY else _positions(data, file, budget)
+    return (
+        _decode_keys(data, file, columns, budget) if file.content == EQUALITY else _decode_positions(data, file, budget)
+    )
 
 
-def _positions(data: bytes | memoryview, file: DeleteFile, budget: Budget) -> Positions:
+def _decode_positions(data: bytes | memoryview, file: DeleteFile, budget: Budget) -> Positions:
     try:
         opened = BoundedParquet(pa.BufferReader(data), file.path, budget)
         budget.take(_POSITION_BYTES * max(0, opened.rows), file.path)
@@ -195,7 +197,7 @@ def _positions(data: bytes | memoryview, file: DeleteFile, budget: Budget) -> Po
     return Positions({name: number for number, name in enumerate(names)}, starts, rows)
 
 
-def _keys(data: bytes | memoryview, file: DeleteFile, columns: Columns, budget: Budget) -> DeletedKeys:
+def _decode_keys(data: bytes | memoryview, file: DeleteFile, columns: Columns, budget: Budget) -> DeletedKeys:
     try:
         opened = BoundedParquet(pa.BufferReader(data), file.path, budget)
         column_paths = find_columns(opened.schema, [column_id for column_id, _ in columns])
@@ -210,7 +212,7 @@ def _keys(data: bytes | memoryview, file: DeleteFile, columns: Columns, budget: 
         raise Unreadable(file.path, f"it cannot be read: {_shorten_error(error)}") from None
 
 
-def _vector(data: bytes | memoryview, file: DeleteFile, limit_bytes: int) -> Positions:
+def _decode_vector(data: bytes | memoryview, file: DeleteFile, limit_bytes: int) -> Positions:
     """Decode a deletion vector.
 
     Layout: the length of magic and bitmap, the magic, a 64-bit roaring bitmap, and the CRC-32 of magic and

@@ -61,7 +61,7 @@ def _project_case(predicate: Bound, template: Bound) -> Expression:
     if predicate.kind != "string" or not (of_column or of_function):
         return TRUE
     texts = [str(value) for value in predicate.values]
-    unknown = _among(template, {UNKNOWN_CASE})
+    unknown = _equals_any(template, {UNKNOWN_CASE})
     if predicate.op is Op.STARTS_WITH:
         if not has_known_case(texts[0]):
             return unknown if of_column else TRUE
@@ -70,11 +70,11 @@ def _project_case(predicate: Bound, template: Bound) -> Expression:
     if predicate.op not in (Op.EQ, Op.IN):
         return TRUE
     if of_column:
-        return _among(template, set(map(fold, texts)))
-    return _among(template, {*map(fold, texts), UNKNOWN_CASE}) if all(map(has_known_case, texts)) else TRUE
+        return _equals_any(template, set(map(fold, texts)))
+    return _equals_any(template, {*map(fold, texts), UNKNOWN_CASE}) if all(map(has_known_case, texts)) else TRUE
 
 
-def _among(template: Bound, values: set[str]) -> Expression:
+def _equals_any(template: Bound, values: set[str]) -> Expression:
     return _replace_predicate(template, Op.EQ if len(values) == 1 else Op.IN, *sorted(values)) if values else FALSE
 
 

@@ -64,7 +64,7 @@ def file_ids(paths: Sequence[str], sizes: npt.ArrayLike, records: npt.ArrayLike)
     return _hash.hash_files(list(paths), np.asarray(sizes, dtype=np.uint64), np.asarray(records, dtype=np.uint64))
 
 
-def checksum(data: memoryview | bytes | npt.NDArray[np.uint8], seed: int = 0) -> int:
+def compute_checksum(data: memoryview | bytes | npt.NDArray[np.uint8], seed: int = 0) -> int:
     """Return the XXH64 of a section of a blob.
 
     A format that stores only 4 bytes stores the low 4 bytes.

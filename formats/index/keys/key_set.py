@@ -26,9 +26,9 @@ Words = npt.NDArray[np.uint64]
 _SIGN, _BIAS = 1 << 63, 1 << 127
 _WIDE_DECIMAL = 16
 """The size of the key of a decimal with many digits, in bytes (`keys.py`)."""
-_SPAN_MAX = 1 << 27
+_TABLE_BITS_MAX = 1 << 27
 """The maximum number of bits of a table of codes: 16 MiB."""
-_SPAN_A_KEY = 1 << 12
+_TABLE_BITS_PER_KEY = 1 << 12
 """The maximum number of bits per key of a table of codes. Codes in a wider range are searched."""
 
 
@@ -76,7 +76,7 @@ class KeySet:
     def size_bytes(self) -> int:
         """The memory of the set, including caches."""
         parts = (self.distinct.codes, self.distinct.starts, self.distinct.heap)
-        table = min(_SPAN_MAX, _SPAN_A_KEY * len(self)) // 8 if self.distinct.codes is not None else 0
+        table = min(_TABLE_BITS_MAX, _TABLE_BITS_PER_KEY * len(self)) // 8 if self.distinct.codes is not None else 0
         return sum(part.nbytes for part in parts if part is not None) + 8 * len(self) + table + 1000
 
     @cached_property
@@ -164,7 +164,7 @@ class KeySet:
             return None
         low, high = int(codes[0]), int(codes[-1])
         span = min(high - low, CODE_MAX - 1) + 1
-        if span > min(_SPAN_MAX, _SPAN_A_KEY * len(codes)):
+        if span > min(_TABLE_BITS_MAX, _TABLE_BITS_PER_KEY * len(codes)):
             return None
         return _bitmap.table_of(codes, low, span), low, span
 

@@ -30,7 +30,7 @@ this limit bounds the memory of a reader.
 _SPAN_A_ROW = 4
 _SPAN_MIN = 1 << 16
 """The maximum size of a table of all codes in a range, in total or per row."""
-_NUMBERED_BITS = 15
+_NUMBERING_TABLE_BITS = 15
 """A table of 2^15 slots, for up to 2^14 distinct codes, fits a core's cache."""
 
 
@@ -93,7 +93,7 @@ def rank_codes(codes: Codes) -> tuple[Distinct, Ranks]:
     elif high - low < _SPAN_A_ROW * len(codes) or high - low < _SPAN_MIN:
         codes_found, ranks = _bitmap.rank_span(codes, low, high - low)
     else:
-        numbered = _bitmap.number_codes(codes, _NUMBERED_BITS)
+        numbered = _bitmap.number_codes(codes, _NUMBERING_TABLE_BITS)
         if numbered is None:
             codes_found, ranks = _bitmap.rank_sorting(codes, low, high - low)
         else:

@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from seamark.formats.index.kernels import _bloom
 from seamark.formats.index.keys.case_folding import UNKNOWN_CASE
-from seamark.formats.index.keys.hashing import Hashes, checksum, hash_key, hash_keys
+from seamark.formats.index.keys.hashing import Hashes, compute_checksum, hash_key, hash_keys
 from seamark.formats.index.keys.key_set import KeySet
 from seamark.formats.index.keys.keys import CODE_MAX, Bytes, KeyRanges, Keys, Longs, Mask, key_of
 from seamark.formats.index.kinds.kind import BlobReader, IndexKind, IndexParameter
@@ -179,7 +179,7 @@ def encode(entries: Sequence[FileBloom]) -> list[Bytes]:
     def fill(group: _Group, out: Bytes) -> None:
         _bloom.slice_filters([entries[file].words for file in group.files.tolist()], group.geometry(), 0, out)
 
-    return _blob(counts.pop(), [entry.filter_bits for entry in entries], fill)
+    return _encode_blob(counts.pop(), [entry.filter_bits for entry in entries], fill)
 
 
 def merge(parts: Sequence[tuple[Bloom, Mask]]) -> list[Bytes]:
@@ -213,10 +213,10 @@ def merge(parts: Sequence[tuple[Bloom, Mask]]) -> list[Bytes]:
             _bloom.slice_filters(filters, group.geometry(), first, out)
 
     sizes = np.concatenate([bloom.filter_bits[keep] for bloom, keep in parts])
-    return _blob(counts.pop(), sizes.tolist(), fill)
+    return _encode_blob(counts.pop(), sizes.tolist(), fill)
 
 
-def _blob(k: int, bits_of_files: Sequence[int], fill: Callable[[_Group, Bytes], None]) -> list[Bytes]:
+def _encode_blob(k: int, bits_of_files: Sequence[int], fill: Callable[[_Group, Bytes], None]) -> list[Bytes]:
     """Return the header and the groups of a blob.
 
     Args:
@@ -238,7 +238,7 @@ def _blob(k: int, bits_of_files: Sequence[int], fill: Callable[[_Group, Bytes], 
     numbers = number_of.astype(np.uint8).tobytes()
     text = _FIXED.pack(head, k, len(bits_of_files), len(sizes)) + entries.tobytes() + numbers
     text = text.ljust(head - _CHECK.size, b"\0")
-    return [np.frombuffer(text + _CHECK.pack(checksum(text)), dtype=np.uint8), *pieces]
+    return [np.frombuffer(text + _CHECK.pack(compute_checksum(text)), dtype=np.uint8), *pieces]
 
 
 class Bloom:
@@ -263,7 +263,7 @@ class Bloom:
         if header > min(len(self._data), size):
             raise ValueError(f"bloom blob: {len(self._data)} bytes are too few for a header of {header} bytes")
         text = memoryview(blob)[:header]
-        if _CHECK.unpack(text[-_CHECK.size :])[0] != checksum(text[: -_CHECK.size]):
+        if _CHECK.unpack(text[-_CHECK.size :])[0] != compute_checksum(text[: -_CHECK.size]):
             raise ValueError("bloom blob: the header does not match its checksum")
         _, self.hash_count, self.files, groups = _FIXED.unpack_from(text)
         if not 1 <= self.hash_count <= _HASH_COUNT_MAX or groups > _GROUPS_MAX:
@@ -272,7 +272,7 @@ class Bloom:
             raise ValueError(
                 f"bloom blob: a header of {header} bytes is impossible for {self.files} files in {groups} groups"
             )
-        self._groups = _groups(text, self.files, groups, size)
+        self._groups = _decode_groups(text, self.files, groups, size)
         pages, members, rows = 0, 0, []
         for group in self._groups:
             rows.append(group.geometry(pages, members))
@@ -381,7 +381,7 @@ def _header_size(files: int, groups: int) -> int:
     return FIXED_SIZE + groups * _ENTRY.itemsize + -(-files // 8) * 8 + _CHECK.size
 
 
-def _groups(text: memoryview, files: int, count: int, size: int) -> list[_Group]:
+def _decode_groups(text: memoryview, files: int, count: int, size: int) -> list[_Group]:
     """Return the groups of a header.
 
     Raises:

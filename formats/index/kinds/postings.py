@@ -46,15 +46,15 @@ from seamark.formats.index.kinds.pieces import Head, Piece, Pieces, write_pieces
 
 MATRIX, LISTS, EDGES = 0, 1, 2
 """Layouts."""
-_DICTIONARY, _LEAST, _MOST, _FILES, _STARTS = range(5)
+_DICTIONARY, _LOWEST_RANKS, _GREATEST_RANKS, _FILES, _STARTS = range(5)
 """Piece numbers; in EDGES, pieces 0 and 1 are the edges."""
 PIECES_MAX = _STARTS + 1
 EDGE_BYTES = 64
 
-SHARE, SHARE_ALONE = 1.0, 0.25
+SHARED_MAX_FRACTION, UNSHARED_MAX_FRACTION = 1.0, 0.25
 """The maximum size of the files of each key, as a fraction of the size of the sections: if keys are shared by files,
 and if they are not."""
-SPEND_MIN = 1 << 16
+SMALL_INDEX_MAX_BYTES = 1 << 16
 """The maximum for small indexes."""
 SHARED_BY = 4
 """Keys count as shared if each key occurs in this number of files on average."""
@@ -99,19 +99,19 @@ def build_postings(sections: Sequence[Searchable], form: int, section_bytes: int
         section_bytes: The total size of the sections.
     """
     total = sum(section.cardinality for section in sections)
-    budget = max(SHARE * section_bytes, SPEND_MIN)
-    distinct = _union(sections, form, budget) if len(sections) < 1 << 32 else None
+    budget = max(SHARED_MAX_FRACTION * section_bytes, SMALL_INDEX_MAX_BYTES)
+    distinct = _union_keys(sections, form, budget) if len(sections) < 1 << 32 else None
     if distinct is not None:
         limit = budget
         if SHARED_BY * len(distinct) > total:
-            limit = max(SHARE_ALONE * section_bytes, SPEND_MIN)
+            limit = max(UNSHARED_MAX_FRACTION * section_bytes, SMALL_INDEX_MAX_BYTES)
         by_key = _by_key(sections, form, distinct, total, limit)
         if by_key is not None:
             return by_key
-    return _edges(sections, form)
+    return _encode_edges(sections, form)
 
 
-def _batches(sections: Sequence[Searchable]) -> list[list[int]]:
+def _batch_files(sections: Sequence[Searchable]) -> list[list[int]]:
     """Return the file numbers in batches of at most `_BATCH_KEYS` keys.
 
     A file with more keys is a separate batch.
@@ -127,10 +127,10 @@ def _batches(sections: Sequence[Searchable]) -> list[list[int]]:
     return batches
 
 
-def _union(sections: Sequence[Searchable], form: int, budget: float) -> Distinct | None:
+def _union_keys(sections: Sequence[Searchable], form: int, budget: float) -> Distinct | None:
     """Return the distinct keys of all sections, or None if there are too many keys."""
     union = _rank_parts([], form)[0]
-    for batch in _batches(sections):
+    for batch in _batch_files(sections):
         parts = [distinct_of(sections[number].dictionary) for number in batch]
         union = _rank_parts([union, *parts], form)[0]
         if len(union) > min(KEYS_MAX, budget) or (union.heap is not None and len(union.heap) > HEAP_MAX):
@@ -171,10 +171,10 @@ def _by_key(sections: Sequence[Searchable], form: int, distinct: Distinct, total
     if len(dictionary) + 8 * files + min(matrix_bytes, lists_bytes) > budget:
         return None
     layout = MATRIX if matrix_bytes <= lists_bytes else LISTS
-    least, most = np.full(files, _NEVER, dtype=np.uint32), np.zeros(files, dtype=np.uint32)
+    lowest_ranks, greatest_ranks = np.full(files, _NEVER, dtype=np.uint32), np.zeros(files, dtype=np.uint32)
     matrix = np.zeros((keys, words) if layout == MATRIX else (0, 0), dtype=np.uint64)
     pairs: list[tuple[Ranks, npt.NDArray[np.uint32]]] = []
-    for batch in _batches(sections):
+    for batch in _batch_files(sections):
         parts = [distinct_of(sections[number].dictionary) for number in batch]
         ranks = _rank_parts([distinct, *parts], form)[1][keys:]
         lengths = np.array([len(part) for part in parts], dtype=np.int64)
@@ -182,12 +182,15 @@ def _by_key(sections: Sequence[Searchable], form: int, distinct: Distinct, total
         ends = np.cumsum(lengths)
         non_empty = np.flatnonzero(lengths)
         owners_at = np.array(batch, dtype=np.int64)[non_empty]
-        least[owners_at], most[owners_at] = ranks[(ends - lengths)[non_empty]], ranks[ends[non_empty] - 1]
+        lowest_ranks[owners_at], greatest_ranks[owners_at] = (
+            ranks[(ends - lengths)[non_empty]],
+            ranks[ends[non_empty] - 1],
+        )
         if layout == MATRIX:
             _bitmap.fill_matrix(matrix, ranks, owners)
         else:
             pairs.append((ranks, owners))
-    pieces = [_flat(dictionary), _pack(least), _pack(most)]
+    pieces = [_make_flat_piece(dictionary), _pack(lowest_ranks), _pack(greatest_ranks)]
     if layout == MATRIX:
         pieces.append(_pack(matrix))
     else:
@@ -201,10 +204,10 @@ def _lists(pairs: Sequence[tuple[Ranks, npt.NDArray[np.uint32]]], keys: int, wid
     starts = np.zeros(keys + 1, dtype=np.uint64)
     np.cumsum(np.bincount(ranks, minlength=keys), out=starts[1:])
     listed = owners[np.argsort(ranks, kind="stable")].astype(f"<u{width}")
-    return [_pack(listed), _flat(_ordered.pack_numbers(starts))]
+    return [_pack(listed), _make_flat_piece(_ordered.pack_numbers(starts))]
 
 
-def _edges(sections: Sequence[Searchable], form: int) -> bytes:
+def _encode_edges(sections: Sequence[Searchable], form: int) -> bytes:
     """Return the postings in layout EDGES: the lowest and the greatest key of each file.
 
     A file without keys has zeros.
@@ -220,7 +223,7 @@ def _edges(sections: Sequence[Searchable], form: int) -> bytes:
     return write_pieces(Head(0, len(sections), form, EDGES, 0), pieces)
 
 
-def _flat(array: Bytes) -> Piece:
+def _make_flat_piece(array: Bytes) -> Piece:
     return Piece(Coding.FLAT, array.data)
 
 
@@ -285,7 +288,7 @@ class Postings:
         if not bounds.count:
             return np.zeros(self._files, dtype=np.uint8)
         if self.layout == EDGES:
-            return self._search_sections(bounds, *self._by_edges(bounds, has_keys), section)
+            return self._search_sections(bounds, *self._mark_by_edge_keys(bounds, has_keys), section)
         return self._by_key(bounds)
 
     def reads(self, bounds: Bounds) -> Iterator[list[tuple[int, int]]]:
@@ -302,7 +305,7 @@ class Postings:
         yield [self._pieces.spot(_DICTIONARY)]
         begins, ends = bounds.intervals(self._open_dictionary())
         if _is_wide(begins, ends):
-            yield [self._pieces.spot(_LEAST), self._pieces.spot(_MOST)]
+            yield [self._pieces.spot(_LOWEST_RANKS), self._pieces.spot(_GREATEST_RANKS)]
             _, begins, ends = self._by_extremes(begins, ends)
         if len(begins):
             yield [self._pieces.spot(number) for number in range(_FILES, self._pieces.count)]
@@ -311,7 +314,7 @@ class Postings:
         """Return the numbers of the files whose section dictionaries `files_with` searches."""
         if not bounds.count or self.layout != EDGES:
             return np.empty(0, dtype=np.intp)
-        return self._by_edges(bounds, has_keys)[1]
+        return self._mark_by_edge_keys(bounds, has_keys)[1]
 
     def files_with_keys(self, keys: KeySet, has_keys: npt.NDArray[np.bool_], section: Sections) -> Marks:
         """Return uint8[files]: 1 if a file contains one of many keys.
@@ -356,7 +359,7 @@ class Postings:
 
     def _mark_possible_files(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Return bool[files]: False if the file has no key within the bounds, by its lowest and greatest key."""
-        marks, numbers = self._by_edges(bounds, has_keys)
+        marks, numbers = self._mark_by_edge_keys(bounds, has_keys)
         possible: npt.NDArray[np.bool_] = marks != 0
         possible[numbers] = True
         return possible
@@ -383,13 +386,15 @@ class Postings:
         """
         marks = np.zeros(self._files, dtype=np.uint8)
         wide = ends - begins > 1
-        least, most = (self._array(number, "<u4", self._files) for number in (_LEAST, _MOST))
+        lowest_ranks, greatest_ranks = (
+            self._array(number, "<u4", self._files) for number in (_LOWEST_RANKS, _GREATEST_RANKS)
+        )
         undecided = np.zeros(self._files, dtype=np.bool_)
         for begin, end in zip(begins[wide].tolist(), ends[wide].tolist(), strict=True):
-            below, above = least < begin, most >= end
-            apart = (most < begin) | (least >= end)
-            marks |= ~apart & ~(below & above)
-            undecided |= ~apart & below & above
+            below, above = lowest_ranks < begin, greatest_ranks >= end
+            outside = (greatest_ranks < begin) | (lowest_ranks >= end)
+            marks |= ~outside & ~(below & above)
+            undecided |= ~outside & below & above
         if not (undecided & (marks == 0)).any():
             begins, ends = begins[~wide], ends[~wide]
         return marks, begins, ends
@@ -411,20 +416,20 @@ class Postings:
         _bitmap.mark_listed(listed, self._starts.at(begins), self._starts.at(ends), marks)
         return marks
 
-    def _by_edges(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_]) -> tuple[Marks, npt.NDArray[np.intp]]:
+    def _mark_by_edge_keys(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_]) -> tuple[Marks, npt.NDArray[np.intp]]:
         """Return (the marks that the lowest and greatest keys decide, the numbers of the files that are undecided)."""
         dtype = "<u8" if self._form == CODES else f"S{EDGE_BYTES}"
-        least, most = self._array(0, dtype, self._files), self._array(1, dtype, self._files)
+        lowest_keys, greatest_keys = self._array(0, dtype, self._files), self._array(1, dtype, self._files)
         lows, highs = bounds.edges(EDGE_BYTES)
         # If a range contains a key of the file, this is the first range that does not end before the file's
         # lowest key.
-        first = np.searchsorted(highs, least, side="left")
+        first = np.searchsorted(highs, lowest_keys, side="left")
         possible = has_keys & (first < len(highs))
-        possible[possible] = lows[first[possible]] <= most[possible]
+        possible[possible] = lows[first[possible]] <= greatest_keys[possible]
         marks = np.zeros(self._files, dtype=np.uint8)
         if self._form == CODES:
             sure = possible.copy()
-            sure[possible] = lows[first[possible]] <= least[possible]
+            sure[possible] = lows[first[possible]] <= lowest_keys[possible]
             marks[sure] = 1
             possible &= ~sure
         return marks, np.flatnonzero(possible)

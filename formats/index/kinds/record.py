@@ -36,7 +36,7 @@ from seamark.formats.index.kernels._record import (
     sorted_run,
     stretches,
 )
-from seamark.formats.index.keys.hashing import Hashes, checksum, hash_halves
+from seamark.formats.index.keys.hashing import Hashes, compute_checksum, hash_halves
 from seamark.formats.index.keys.key_set import KeySet
 from seamark.formats.index.keys.keys import KeyRanges, Keys
 from seamark.formats.index.kinds.kind import BlobReader, IndexKind
@@ -140,8 +140,8 @@ def _write_parts(merger: Merger, files: int) -> Iterator[Part]:
         pages += filled
     directory = np.concatenate([*fences, counts]).view(np.uint8)
     yield directory.data
-    head = _TRAILER.pack(_MAGIC, int(counts.sum()), pages, files, PAGE_BYTES, checksum(directory))
-    yield head + _SUM.pack(checksum(head))
+    head = _TRAILER.pack(_MAGIC, int(counts.sum()), pages, files, PAGE_BYTES, compute_checksum(directory))
+    yield head + _SUM.pack(compute_checksum(head))
 
 
 class Fences:
@@ -170,7 +170,7 @@ class Fences:
             raise ValueError(f"a directory of {size + TRAILER_BYTES} bytes does not fit into {len(tail)} bytes")
         start = len(tail) - TRAILER_BYTES - size
         directory = np.frombuffer(tail, np.uint8, size, start).copy()
-        if checksum(directory) != directory_sum:
+        if compute_checksum(directory) != directory_sum:
             raise ValueError("the directory does not match its checksum")
         words = directory.view("<u8")
         self.first, self.counts = words[:pages], words[pages:]
@@ -223,7 +223,7 @@ def _read_trailer(tail: Part, blob_bytes: int) -> tuple[int, int, int, int]:
     if len(tail) < TRAILER_BYTES or blob_bytes < TRAILER_BYTES:
         raise ValueError(f"{min(len(tail), blob_bytes)} bytes are not a record index")
     trailer = memoryview(tail)[len(tail) - TRAILER_BYTES :]
-    if _SUM.unpack_from(trailer, _TRAILER.size)[0] != checksum(trailer[: _TRAILER.size]):
+    if _SUM.unpack_from(trailer, _TRAILER.size)[0] != compute_checksum(trailer[: _TRAILER.size]):
         raise ValueError("the trailer does not match its checksum")
     magic, entries, pages, files, page_bytes, directory_sum = _TRAILER.unpack_from(trailer)
     if magic != _MAGIC or page_bytes != PAGE_BYTES:
@@ -291,10 +291,10 @@ class Record:
             raise ValueError("the number of entries of a data file differs from the directory")
 
 
-def files_of(found: Found, files: int) -> Flags:
-    """Return uint8[files]: 1 if a file has a row in `found`."""
+def files_of(rows: Found, files: int) -> Flags:
+    """Return uint8[files]: 1 if a file has a row in `rows`."""
     flags = np.zeros(files, dtype=np.uint8)
-    flags[found[1]] = 1
+    flags[rows[1]] = 1
     return flags
 
 
@@ -306,7 +306,7 @@ class RecordQuery:
     low: Hashes
 
     @staticmethod
-    def about(columns: Sequence[Keys]) -> RecordQuery:
+    def from_keys(columns: Sequence[Keys]) -> RecordQuery:
         """Return the query for keys in rows; each part of the key is a column."""
         return RecordQuery(*hash_halves(columns))
 
@@ -363,10 +363,10 @@ class RecordKind(IndexKind[FileRecords, Record]):
 
     def query(self, ranges: Sequence[KeyRanges]) -> RecordQuery | None:
         columns = point_keys(ranges)
-        return None if columns is None else RecordQuery.about(columns)
+        return None if columns is None else RecordQuery.from_keys(columns)
 
     def query_of_keys(self, keys: KeySet) -> RecordQuery | None:
-        return None if len(keys) > KEYS_MAX else RecordQuery.about([keys.keys])
+        return None if len(keys) > KEYS_MAX else RecordQuery.from_keys([keys.keys])
 
     def check_rows(self, index: Record, rows: int) -> str | None:
         return None if index.count == rows else f"it has {index.count} entries for {rows} rows"

@@ -198,7 +198,7 @@ class Section:
             return rows
         if self.layout == EQUALITY:
             ranks = np.flatnonzero(marks)
-            return rows & self._any_of(ranks.tolist(), (ranks + 1).tolist())
+            return rows & self._union_bitmaps(ranks.tolist(), (ranks + 1).tolist())
         return slices().where_marked(marks, rows)
 
     @property
@@ -258,10 +258,10 @@ class Section:
         if begins[0] == 0 and ends[0] == self.cardinality:
             return bits.all_of(self.rows)
         if self.layout == EQUALITY:
-            return self._any_of(begins.tolist(), ends.tolist())
-        return where(slices(), intervals, self.cardinality)
+            return self._union_bitmaps(begins.tolist(), ends.tolist())
+        return find_rows(slices(), intervals, self.cardinality)
 
-    def _any_of(self, begins: Sequence[int], ends: Sequence[int]) -> Bits:
+    def _union_bitmaps(self, begins: Sequence[int], ends: Sequence[int]) -> Bits:
         """Return the union of the bitmaps of the ranks.
 
         If it reads fewer bitmaps, the result is the complement of the union of the other ranks.
@@ -274,7 +274,7 @@ class Section:
         return bits.all_of(self.rows) & ~rows if inverted else rows
 
 
-def where(slices: _bitmap.Slices, intervals: Intervals, cardinality: int) -> Bits:
+def find_rows(slices: _bitmap.Slices, intervals: Intervals, cardinality: int) -> Bits:
     """Return the rows whose rank is in one of the intervals; there is at least one interval."""
     begins, ends = intervals
     if len(begins) == 1:

@@ -96,7 +96,7 @@ async def get_token(request: web.Request) -> web.Response:
 async def _answer(request: web.Request) -> tuple[str, int]:
     """Return the token and its lifetime in seconds."""
     form = await _read_form(request)
-    client = _credentials(request, form)
+    client = _read_credentials(request, form)
     grant = form.get("grant_type")
     if grant not in ("client_credentials", _EXCHANGE):
         raise _Refusal("unsupported_grant_type", f"grant_type must be client_credentials or {_EXCHANGE}")
@@ -138,8 +138,8 @@ async def _read_form(request: web.Request) -> dict[str, str]:
     return {name: value for name, value in form.items() if value}
 
 
-def _credentials(request: web.Request, form: dict[str, str]) -> tuple[str | None, str] | None:
-    """Return the client id, if present, and the secret from the form or HTTP Basic; None without both.
+def _read_credentials(request: web.Request, form: dict[str, str]) -> tuple[str | None, str] | None:
+    """Return (client id if present, secret) from the form or HTTP Basic; None without both.
 
     If both are present, they must be equal.
     """

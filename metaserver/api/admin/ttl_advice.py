@@ -140,7 +140,7 @@ class _Advisor:
         for field in schema.fields:
             if why_kept(self.metadata, field):
                 continue
-            sizes = _sizes(files, schema, field.id)
+            sizes = _measure_column(files, schema, field.id)
             related = {field.id, EVERY_COLUMN, *_find_columns_inside(schema, field.id)}
             for age_d in AGES_D:
                 before_ms = self._boundary_ms(time, age_d)
@@ -182,7 +182,7 @@ class _Advisor:
         at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=self.now_ms) - timedelta(days=age_d)
         at = at.replace(hour=0, minute=0, second=0, microsecond=0)
         transforms = {
-            one.transform for spec in self.metadata.partition_specs for one in time_columns(self.metadata, spec)
+            field.transform for spec in self.metadata.partition_specs for field in time_columns(self.metadata, spec)
         }
         if "month" in transforms or "year" in transforms:
             at = at.replace(day=1)
@@ -196,7 +196,7 @@ def _find_columns_inside(schema: Schema, column_id: int) -> set[int]:
     return {one.id for one in schema.index.by_id.values() if column_id in {up.id for up in schema.ancestors(one)}}
 
 
-def _sizes(files: FoundFiles, schema: Schema, column_id: int) -> Longs:
+def _measure_column(files: FoundFiles, schema: Schema, column_id: int) -> Longs:
     """Return int64[files]: the bytes of the column; 0 if they are unknown, or if the column is null in all rows."""
     total = np.zeros(files.files, dtype=np.int64)
     rows = files.longs("record_count")

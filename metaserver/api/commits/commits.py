@@ -25,11 +25,11 @@ from seamark.metaserver.api.http.parameters.requests import IDEMPOTENCY_KEY
 from seamark.metaserver.api.indexes.index_state import READER
 from seamark.metaserver.catalog.large_requests import LARGE_BYTES
 from seamark.metaserver.commit.change_requests.change import ChangeRequest, read_request
-from seamark.metaserver.commit.change_requests.change_body import ChangeBody
+from seamark.metaserver.commit.change_requests.change_body import REPLACE, ChangeBody
 from seamark.metaserver.commit.changes.commit_result import CommittedChange
 from seamark.metaserver.commit.publication import pointer_moved
 from seamark.metaserver.index.files.registration import read_index_file
-from seamark.metaserver.store.model import Entry, NamespacePath, RegisteredIndexFile
+from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath, RegisteredIndexFile
 
 _READ_AT_ONCE = 8
 """The number of index files of one change that are read concurrently."""
@@ -70,6 +70,10 @@ async def commit_change(call: Call, body: ChangeBody) -> web.Response:
     namespace, name = call.namespace, call.name
     read = partial(read_request, body, files_max=call.components.settings.commit_files_limit)
     change = read() if call.caller.request_bytes <= LARGE_BYTES else await asyncio.to_thread(read)
+    if change.reads and change.operation != REPLACE and call.components.streams.has_log:
+        entry = await call.components.store.entry(EntryKind.TABLE, namespace, name)
+        if entry is not None:
+            await call.components.streams.flush_for_removal(entry, change.read_snapshot_id)
 
     response = await run_idempotent(
         call,

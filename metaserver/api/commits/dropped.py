@@ -105,7 +105,7 @@ async def undrop(call: Call, change: UndropRequest) -> EntryAnswer:
     namespace = check_namespace(tuple(change.namespace)) if change.namespace is not None else None
     name = check_name(change.name, "name") if change.name is not None else None
     dropped = call.components.catalog.dropped
-    row = await _row(call)
+    row = await _find_dropped_entry(call)
     call.allow(row.entry.namespace, namespace if namespace is not None else row.entry.namespace)
     return from_attributes(await dropped.restore(call.caller, row.id, namespace, name), EntryAnswer)
 
@@ -129,7 +129,7 @@ async def undrop(call: Call, change: UndropRequest) -> EntryAnswer:
 )
 async def purge_dropped(call: Call) -> None:
     dropped = call.components.catalog.dropped
-    row = await _row(call)
+    row = await _find_dropped_entry(call)
     call.allow(row.entry.namespace)
     if boolean_query(call.query, "release"):
         await dropped.release(row.id)
@@ -154,7 +154,7 @@ async def list_table_metrics(call: Call) -> MetricsReportPage:
     return MetricsReportPage([from_attributes(row, MetricsReportAnswer) for row in page.items], page.next_token)
 
 
-async def _row(call: Call) -> DroppedEntry:
+async def _find_dropped_entry(call: Call) -> DroppedEntry:
     """Return the dropped entry in the path.
 
     Raises:

@@ -104,10 +104,10 @@ async def list_timeline(call: Call) -> Answer:
     streams=True,
 )
 async def list_table_timeline(call: Call) -> Answer:
-    return await _answer(call, await _about(call.components.store, call.namespace, call.name), call.namespace)
+    return await _answer(call, await _filter_by_entry(call.components.store, call.namespace, call.name), call.namespace)
 
 
-async def _about(store: PointerStore, namespace: NamespacePath, name: str) -> InstantFilter:
+async def _filter_by_entry(store: PointerStore, namespace: NamespacePath, name: str) -> InstantFilter:
     """Return a filter for the instants of a table.
 
     The filter has the UUID if the name resolves, so that the history includes earlier names. Otherwise it has the name.
@@ -206,11 +206,9 @@ def _number(text: str, name: str) -> float:
 async def _stream(call: Call, timeline: Timeline, where: InstantFilter, namespace: NamespacePath) -> web.StreamResponse:
     """Send server-sent events (WHATWG HTML, 9.2) until the connection or the server closes.
 
-    Each instant is one event with its position as `id`. The login and the rights are checked before each write, and
-    every `rights_recheck_s` in between. When they end, the stream ends with an event `error` that contains the
-    refusal.
-    """
-    async with timeline.watching(where) as watcher:
+    Login and rights are checked before each write, and every `rights_recheck_s` in between. When they end, the stream
+    ends with an event `error` that contains the refusal."""
+    async with timeline.watch_instants(where) as watcher:
         response = web.StreamResponse(
             headers={
                 "Content-Type": f"{EVENT_STREAM}; charset=utf-8",
@@ -226,7 +224,7 @@ async def _stream(call: Call, timeline: Timeline, where: InstantFilter, namespac
             while not call.components.drain.is_set():
                 instants = await _await_instants(call, timeline, watcher, namespace)
                 visible = [instant for instant in instants if call.may(instant.namespace)]
-                await response.write(_events(call, visible))
+                await response.write(_encode_events(call, visible))
         except ConnectionError:
             pass  # The client has closed the connection, which is the usual end of a stream.
         except (Unauthenticated, Forbidden) as error:
@@ -259,7 +257,7 @@ async def _await_instants(call: Call, timeline: Timeline, watcher: Watcher, name
     return instants
 
 
-def _events(call: Call, instants: list[Instant]) -> bytes:
+def _encode_events(call: Call, instants: list[Instant]) -> bytes:
     if not instants:
         return b": still here\n\n"
     return b"".join(

@@ -30,7 +30,7 @@ SLOT: web.RequestKey[RequestSlot] = web.RequestKey("slot", RequestSlot)
 _BODY: web.RequestKey[bytes] = web.RequestKey("body", bytes)
 _UNREADABLE: web.RequestKey[bool] = web.RequestKey("unreadable", bool)
 TOKEN_BODY_MAX = 16 << 10
-RATE_LEAST = 64 << 10
+BYTES_PER_SECOND_MIN = 64 << 10
 """The minimum rate, in bytes a second, of a body that takes longer than `body_timeout_s`."""
 _LINGERING_BYTES = 1 << 20
 """The bytes of an unread body that are read after the answer, because some clients read the answer only then."""
@@ -140,7 +140,7 @@ async def _receive(request: web.Request, limit: int, timeout_s: float, slot: Req
         if len(received) >= _PIECE:
             pieces.append(bytes(received))
             received = bytearray()
-        allowed.reschedule(begun_s + timeout_s + size / RATE_LEAST)
+        allowed.reschedule(begun_s + timeout_s + size / BYTES_PER_SECOND_MIN)
 
     if slot is not None:
         slot.begin_reading()

@@ -189,7 +189,7 @@ class Call:
     def caller_with(self, key: IdempotencyKey | None) -> Caller:
         """Return the caller, as the catalog records it."""
         principal = self.principal
-        confined_to = self.components.authorizer.confines(principal)
+        confined_to = self.components.authorizer.list_writable_namespaces(principal)
         return Caller(
             who=principal.name,
             request_id=self.request_id,

@@ -28,7 +28,7 @@ from seamark.metaserver.api.http.describe import Description, description_of
 from seamark.metaserver.api.http.errors import from_http_exception, from_seamark_error, from_unexpected
 from seamark.metaserver.api.http.keys import PRINCIPAL, REQUEST_ID, STALENESS
 from seamark.metaserver.api.http.slots import RequestSlot
-from seamark.metaserver.runtime.staleness import Staleness, allowing, parse_staleness_s
+from seamark.metaserver.runtime.staleness import Staleness, allow_staleness, parse_staleness_s
 
 _log = structlog.get_logger("seamark.request")
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}\Z")
@@ -77,7 +77,7 @@ class _RequestPipeline:
             response, error = await answer
         else:
             request[STALENESS] = staleness
-            with allowing(staleness):
+            with allow_staleness(staleness):
                 response, error = await answer
         if not response.prepared:
             response.headers["X-Request-Id"] = request_id
@@ -92,7 +92,7 @@ class _RequestPipeline:
             is_audited = self._is_audited(described, response.status)
         if is_audited:
             written = await self._audit.record(
-                who=_who(request),
+                who=_principal_name(request),
                 operation=described.operation,
                 resource=request.path,
                 status=response.status,
@@ -134,7 +134,7 @@ class _RequestPipeline:
             "status": response.status,
             "ms": round(seconds * 1000, 2),
             "bytes": response.content_length,
-            "who": _who(request),
+            "who": _principal_name(request),
             "request_id": request_id,
         }
         parent = request.headers.get("traceparent")
@@ -230,7 +230,7 @@ class _RequestPipeline:
         omits refusals by a limit: a record of each refusal would bypass the limit.
         """
         unwanted = status == 429 or described is _UNROUTED[1] or (described.public and status not in (401, 403))
-        audited = self._audited[described.operation, status] = not unwanted and self._audit.wants(
+        audited = self._audited[described.operation, status] = not unwanted and self._audit.is_kept(
             described.operation, status
         )
         return audited
@@ -250,7 +250,7 @@ class _RequestPipeline:
         return route_description
 
 
-def _who(request: web.Request) -> str:
+def _principal_name(request: web.Request) -> str:
     principal = request.get(PRINCIPAL)
     return ANONYMOUS.name if principal is None else principal.name
 

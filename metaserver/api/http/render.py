@@ -145,7 +145,7 @@ async def fresh_answer(
 ) -> web.Response:
     """Return a LoadTableResult with a fresh snapshot, which is the current one of the metadata.
 
-    The answer is encoded for each request, because the next request probably gets another snapshot.
+    The answer is encoded for each request: the next answer probably has another snapshot.
     """
     entry, metadata = loaded.entry, loaded.metadata
     assert entry is not None

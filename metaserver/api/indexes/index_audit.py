@@ -233,10 +233,10 @@ async def _describe_files(
     files: Sequence[ObjectInfo],
 ) -> tuple[list[_FolderFile], dict[str, str]]:
     """Return the files of the table's indexes and, by location, the reasons why the others were left out."""
-    at_once = asyncio.Semaphore(_FILES_READ_CONCURRENTLY)
+    slots = asyncio.Semaphore(_FILES_READ_CONCURRENTLY)
 
     async def describe(info: ObjectInfo) -> IndexFileSummary | str:
-        async with at_once:
+        async with slots:
             try:
                 summary = await call.app[READER].describe(info.location, info.size_bytes)
             except (Corrupt, ObjectMissing) as error:

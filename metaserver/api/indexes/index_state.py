@@ -124,7 +124,7 @@ async def find_new_files_by_snapshot(call: Call, metadata: TableMetadata, snapsh
         files = await files_of(call, metadata, snapshot_id)
         fresh = np.ones(files.ids.count, dtype=np.bool_)
         for before in new_files:
-            fresh &= ~await asyncio.to_thread(files.ids.are_described_by, before.files.ids.ids)
+            fresh &= ~await asyncio.to_thread(files.ids.are_covered_by, before.files.ids.ids)
         new_files.append(NewFiles(files, fresh))
     return new_files
 
@@ -134,8 +134,8 @@ async def find_covered_files(call: Call, files: SnapshotFiles, live: tuple[Regis
     described = await asyncio.gather(*(_read_described_ids(call, file) for file in live))
     ids = np.concatenate([np.empty((0, 2), dtype=np.uint64), *described])
     if files.view.file_count + len(ids) <= _IN_THREAD_FILES:
-        return files.ids.are_described_by(ids)
-    return await asyncio.to_thread(files.ids.are_described_by, ids)
+        return files.ids.are_covered_by(ids)
+    return await asyncio.to_thread(files.ids.are_covered_by, ids)
 
 
 async def read_audit_times_ms(call: Call, table: TableIndexes) -> dict[str, int]:

@@ -195,7 +195,7 @@ async def list_indexes(call: Call) -> dict[str, Any]:
     defined = read_definitions(table.metadata)
     state = await _read_table_state(call, table)
     listed = [await _describe_index(call, table, state, definition) for definition in defined.by_name.values()]
-    listed += [_broken_to_json(name, problem) for name, problem in defined.problems.items()]
+    listed += [_to_broken_index_json(name, problem) for name, problem in defined.problems.items()]
     listed.sort(key=lambda index: str(index["name"]))
     listed += [
         _describe_bucket_index(table.metadata, state.files, definition)
@@ -325,7 +325,7 @@ async def _commit(call: Call, compute_update: Callable[[TableMetadata], dict[str
 async def _show_index(call: Call, table: TableIndexes, name: str) -> dict[str, Any]:
     defined = read_definitions(table.metadata)
     if name in defined.problems:
-        return _broken_to_json(name, defined.problems[name])
+        return _to_broken_index_json(name, defined.problems[name])
     definition = defined.by_name.get(name)
     buckets = (
         {definition.name: definition for definition in bucket_definitions(table.metadata)} if definition is None else {}
@@ -446,7 +446,7 @@ def _definition_to_json(definition: IndexDefinition) -> dict[str, Any]:
     }
 
 
-def _broken_to_json(name: str, problem: str) -> dict[str, Any]:
+def _to_broken_index_json(name: str, problem: str) -> dict[str, Any]:
     """Return an index whose definition is invalid as JSON; all other fields are null."""
     return {**dict.fromkeys(_INDEX_FIELDS), "name": name, "health": "broken", "problem": problem}
 

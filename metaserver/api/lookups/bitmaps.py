@@ -350,7 +350,7 @@ class _Page:
 
         A large file is the only file of its batch and is done in parts.
         """
-        deleted = await asyncio.to_thread(_evaluable, files)
+        deleted = await asyncio.to_thread(_select_evaluable_files, files)
         step = CANDIDATES_MAX // 64
         for start in range(0, max((words_of(file.records) for file in deleted), default=0), step):
             part = slice(start, start + step)
@@ -450,7 +450,7 @@ class _Page:
         return arrow.stream(columns, texts)
 
 
-def _evaluable(files: list[_CandidateFile]) -> list[_CandidateFile]:
+def _select_evaluable_files(files: list[_CandidateFile]) -> list[_CandidateFile]:
     """Return the files whose deletes are evaluated, with a copy of their bits.
 
     In other files with deletes all rows are undecided.

@@ -1,8 +1,8 @@
 """Plans of stream tables: they include the acknowledged rows that no commit has added yet.
 
-A plan has fresh rows if the client reads the present state of the table. PyIceberg then names no snapshot. Spark
-always names the snapshot that was current when it loaded the table, even if the user named none. So a plan of a Java
-client reads the present state if it names the current snapshot, or a snapshot that a flush has replaced a moment ago.
+A plan has fresh rows if the client reads the current state of the table. PyIceberg then names no snapshot. Spark always
+names the snapshot that was current when it loaded the table, also where the user named none. So a plan of Java's client
+for the current snapshot, or for a snapshot that a flush has replaced a moment ago, reads the current state.
 
 A statement that rewrites or deletes rows of files gets no fresh files, because a commit cannot remove rows of them.
 Their rows are flushed first, so that the statement's commit conflicts if it would have changed them.
@@ -37,7 +37,7 @@ class FreshPlan(NamedTuple):
     Attributes:
         loaded: The table; its current snapshot is `snapshot` if there is one.
         snapshot: The fresh snapshot that the plan reads; None if it reads a snapshot of the table.
-        is_live: Whether the plan reads the current snapshot, even if the request names another snapshot.
+        is_live: Whether the plan reads the current snapshot, although the request may name another snapshot.
     """
 
     loaded: LoadedTable
@@ -62,7 +62,7 @@ async def load_fresh(call: Call, entry: Entry, data: bytes, dialect: ClientDiale
 
 
 def _is_live(body: PlanTableScan, metadata: TableMetadata, dialect: ClientDialect, now_ms: int) -> bool:
-    """Return whether the request reads the present state of the table."""
+    """Return whether the request reads the current state of the table."""
     if body.start_snapshot_id is not None or body.end_snapshot_id is not None:
         return False
     if body.snapshot_id is None:

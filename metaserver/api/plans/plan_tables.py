@@ -39,7 +39,7 @@ from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.planner.lookup.lookup import files_at, lookup
 from seamark.metaserver.planner.lookup.partition_times import find_oldest_end_ms
 from seamark.metaserver.planner.plan.plan_writer import KeptManifests, PlanWriter, find_kept_manifests
-from seamark.metaserver.planner.plan.readers import is_misleading, misread_deletes
+from seamark.metaserver.planner.plan.reader_quirks import is_misleading, misread_deletes
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.store.model import StoredPlanTable

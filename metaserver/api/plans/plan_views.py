@@ -128,7 +128,7 @@ async def make_plan_view(call: Call, body: PlanViewRequest) -> PlanViewResponse:
     if borrows_rights(view.metadata):
         # A subquery or a function would run with the rights of the view's owner. The filter may have neither part:
         # `evil.bucket(4, c)` is a transform there, and a comparison with NULL is never true.
-        refused = parsed.unused[0] if parsed.unused else sql.find_borrowed_rights(body.predicate)
+        refused = parsed.unused[0] if parsed.unused else sql.find_definer_rights_call(body.predicate)
         if refused is not None:
             raise BadRequest(
                 f"The view runs with its owner's rights, so the predicate may only compare its columns with values: "

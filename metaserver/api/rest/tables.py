@@ -116,7 +116,7 @@ async def _load_plan(call: Call, mode: SnapshotMode) -> web.Response:
 @Route("POST", _TABLE, "updateTable", body_size=BodySize.MEDIUM, is_idempotent=True).takes(_CommitTable)
 async def update_table(call: Call, body: _CommitTable) -> web.Response:
     commits, namespace, name = call.components.engine_commits, call.namespace, call.name
-    await _check_no_fresh_parent(call, body)
+    await _prepare_stream_table(call, body)
 
     return await run_idempotent(
         call,
@@ -127,20 +127,29 @@ async def update_table(call: Call, body: _CommitTable) -> web.Response:
     )
 
 
-async def _check_no_fresh_parent(call: Call, body: _CommitTable) -> None:
-    """Check that a snapshot of a commit cannot have a fresh snapshot as its parent.
+async def _prepare_stream_table(call: Call, body: _CommitTable) -> None:
+    """Flush a stream table before a snapshot that removes rows.
 
     Raises:
-        BadRequest: The catalog that commits reads fresh snapshots.
+        BadRequest: For a snapshot that a catalog commits whose current snapshot may be a fresh one.
     """
-    if not reads_fresh(call.headers) or not any(update.get("action") == "add-snapshot" for update in body.updates):
+    snapshots = [update.get("snapshot") for update in body.updates if update.get("action") == "add-snapshot"]
+    if not snapshots or not call.components.streams.has_log:
         return
     entry = await call.components.store.entry(EntryKind.TABLE, call.namespace, call.name)
-    if entry is not None and entry.flushed:
+    if entry is None or not entry.flushed:
+        return
+    if reads_fresh(call.headers):
         raise BadRequest(
             f"{show(call.namespace, call.name)} is a stream table, and this catalog reads snapshots of it that only "
             f"requests with {FRESH_HEADER} see; commit through a catalog without the header"
         )
+    for snapshot in snapshots:
+        if not isinstance(snapshot, dict):  # which the commit refuses
+            continue
+        summary, parent_id = snapshot.get("summary"), snapshot.get("parent-snapshot-id")
+        if isinstance(summary, dict) and summary.get("operation") in ("delete", "overwrite"):
+            await call.components.streams.flush_for_removal(entry, parent_id if isinstance(parent_id, int) else None)
 
 
 @Route("DELETE", _TABLE, "dropTable", is_idempotent=True)

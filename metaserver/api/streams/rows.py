@@ -1,4 +1,4 @@
-"""Routes of stream tables. The route that appends rows answers when the rows are durable in the log."""
+"""Routes of stream tables. An append is answered when the log has the rows durably."""
 
 from __future__ import annotations
 
@@ -85,6 +85,51 @@ async def append_rows(call: Call, body: bytes) -> AppendedRows:
     )
     positions = [RowPosition(place.shard.number, place.offset, place.end) for place in acknowledged.positions]
     return AppendedRows(rows, acknowledged.duplicate, positions)
+
+
+class ShardStatus(msgspec.Struct, frozen=True, rename="kebab"):
+    shard: int
+    flushed: Annotated[int, doc("The rows before this offset are in the table's files.")]
+    durable: Annotated[int, doc("The offset after the last acknowledged row.")]
+
+
+class StreamStatus(msgspec.Struct, frozen=True, rename="kebab"):
+    shards: list[ShardStatus]
+    waiting_rows: Annotated[int, doc("The rows that are not flushed.")]
+    waiting_bytes: Annotated[int, doc("The memory of these rows on this server.")]
+    oldest_ms: Annotated[
+        int | None, doc("When the oldest of them was appended; null if unknown, or without such rows.")
+    ]
+    fresh_files: Annotated[int, doc("The fresh files that the next plan may name.")]
+
+
+@Route(
+    "GET",
+    "/api/v1/tables/{namespace}/{table}/stream",
+    "loadStream",
+    "Returns how many rows of a stream table wait for a flush, and where its shards are",
+    tags=("streams",),
+    answers=(
+        ResponseSpec(200, "The state of the stream on the server that has its log", StreamStatus),
+        ResponseSpec(400, "No row was ever appended to the table"),
+        ResponseSpec(404, "No such table"),
+        ResponseSpec(503, "Another server has the log"),
+    ),
+)
+async def load_stream(call: Call) -> StreamStatus:
+    entry = await call.components.catalog.tables.entry(call.namespace, call.name)
+    if not entry.flushed:
+        raise BadRequest(f"{show(call.namespace, call.name)} has no stream: no row was ever appended to it")
+    table = await call.components.streams.open(entry)
+    durable = table.watermarks()
+    shards = [ShardStatus(number, table.flushed[number], mark) for number, mark in sorted(durable.items())]
+    return StreamStatus(
+        shards,
+        waiting_rows=sum(shard.durable - shard.flushed for shard in shards),
+        waiting_bytes=table.size_bytes,
+        oldest_ms=table.oldest_ms,
+        fresh_files=len(table.fresh_files()),
+    )
 
 
 class FlushedRows(msgspec.Struct, frozen=True):

@@ -29,7 +29,7 @@ from seamark.formats.iceberg.views.view import ViewMetadata
 from seamark.formats.protocol.wire import show
 from seamark.formats.runtime.errors import BadRequest, Corrupt, Forbidden, NotFound, RetryLater, SeamarkError
 from seamark.formats.storage.locations import parse_location
-from seamark.metaserver.catalog.parts import PATH_PROPERTIES, CatalogContext, Unclaimed
+from seamark.metaserver.catalog.context import PATH_PROPERTIES, CatalogContext, Unclaimed
 from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.store.model import ClaimedLocation, Entry, EntryKind, NamespacePath
@@ -53,7 +53,7 @@ async def claim(
     entry: Entry,
     *,
     fresh: bool = False,
-    returns: bool = False,
+    may_restore: bool = False,
 ) -> ClaimLocations:
     """Return the operation with which the table or view `entry` with this metadata claims its locations.
 
@@ -61,7 +61,7 @@ async def claim(
 
     Args:
         fresh: Whether the UUID is new.
-        returns: Whether the UUID may be that of a dropped entry.
+        may_restore: Whether the UUID may be that of a dropped entry.
 
     Raises:
         BadRequest: A location overlaps a location of another entry.
@@ -71,11 +71,11 @@ async def claim(
     for name in PATH_PROPERTIES:
         path = metadata.properties.get(name)
         if path is not None and context.warehouse.contains(path):
-            candidates.append(ClaimedLocation(key=path, shared=common, shown=path, what=name))
+            candidates.append(ClaimedLocation(key=path, shared=common, shown=path, subject=name))
     own = entry.metadata_location
-    candidates.append(ClaimedLocation(key=own, shared=True, shown=own, what="metadata-location"))
+    candidates.append(ClaimedLocation(key=own, shared=True, shown=own, subject="metadata-location"))
     await context.objects.check_links([candidate.key for candidate in candidates])
-    locations = await asyncio.to_thread(_outermost, context.warehouse, candidates)
+    locations = await asyncio.to_thread(_drop_nested_locations, context.warehouse, candidates)
     await check_known(context, (claimed_location.key for claimed_location in locations), entry.uuid)
     operation = ClaimLocations(
         uuid=entry.uuid,
@@ -83,10 +83,10 @@ async def claim(
         fresh=fresh,
         namespace=entry.namespace,
         name=entry.name,
-        returns=returns,
+        returns=may_restore,
     )
-    # If the entry returns, no file is written before the transaction, which makes the check.
-    if not returns:
+    # If the entry may be restored, no file is written before the transaction, which makes the check.
+    if not may_restore:
         await _check_free(context, operation)
     return operation
 
@@ -118,7 +118,7 @@ async def _own_keys(context: CatalogContext, uuid: str) -> set[str]:
     return {claim.location for claim in await context.store.claims(uuid) if not claim.allowed}
 
 
-def moves(base: TableMetadata | ViewMetadata | None, metadata: TableMetadata | ViewMetadata) -> bool:
+def may_add_locations(base: TableMetadata | ViewMetadata | None, metadata: TableMetadata | ViewMetadata) -> bool:
     """Return whether `metadata` may have locations that `base` does not have."""
     if base is None or metadata.location != base.location:
         return True
@@ -127,7 +127,7 @@ def moves(base: TableMetadata | ViewMetadata | None, metadata: TableMetadata | V
 
 async def claim_folder(context: CatalogContext, entry: Entry, folder: str, *, fresh: bool) -> ClaimLocations:
     """Return the operation that claims the folder of a function; see `claim`."""
-    locations = _outermost(context.warehouse, [ClaimedLocation(key=folder, shown=folder)])
+    locations = _drop_nested_locations(context.warehouse, [ClaimedLocation(key=folder, shown=folder)])
     await context.objects.check_links([folder])
     await check_known(context, (claimed_location.key for claimed_location in locations), entry.uuid)
     operation = ClaimLocations(uuid=entry.uuid, locations=locations, fresh=fresh)
@@ -146,7 +146,7 @@ async def check_unclaimed(
         BadRequest: The location overlaps such a location.
     """
     if await _is_taken(context, location, named, uuid):
-        raise ClaimedLocation(key="", shown=location, what=description).make_overlap_error()
+        raise ClaimedLocation(key="", shown=location, subject=description).make_overlap_error()
 
 
 async def _is_taken(context: CatalogContext, location: str, named: tuple[NamespacePath, str], uuid: str) -> bool:
@@ -165,7 +165,7 @@ async def check_outside(context: CatalogContext, location: str, description: str
         BadRequest: The location is equal to one of them, or inside it.
     """
     keys = [context.warehouse.key(parse_location(location))]
-    await check_known(context, keys, "", around=False)
+    await check_known(context, keys, "", include_inside=False)
     if await context.store.find_overlapping_claims(keys, "", 0):
         raise BadRequest(
             f"{description} {location!r} is inside the location of a table, view or function; choose another"
@@ -200,7 +200,8 @@ async def check_own(context: CatalogContext, uuid: str, location: str) -> None:
         Forbidden: It has not claimed the location.
     """
     claims = await _own_keys(context, uuid)
-    if not claims and await fill(context):  # A concurrent server of a version without claims created it.
+    # A concurrent server of a version without claims may have created it.
+    if not claims and await create_missing_claims(context):
         claims = await _own_keys(context, uuid)
     if not claims and context.unclaimed.unread:
         raise RetryLater("The location of the table is not known yet, because the storage does not answer; try again")
@@ -246,7 +247,7 @@ async def foreign_file_check(
         RetryLater: Some locations are unknown.
     """
     if context.unclaimed.unread:
-        await fill(context)
+        await create_missing_claims(context)
         if context.unclaimed.unread:
             raise RetryLater("The locations of other tables are not known yet, because the storage does not answer")
     keys = await _keys(context, folders)
@@ -269,7 +270,7 @@ async def foreign_file_check(
     )
 
 
-async def fill(context: CatalogContext) -> int:
+async def create_missing_claims(context: CatalogContext) -> int:
     """Create claims for entries that are older than claims, and return their number.
 
     An entry with unreadable metadata gets no claims, because a guess could claim another entry's location or
@@ -305,26 +306,26 @@ async def fill(context: CatalogContext) -> int:
     return filled
 
 
-async def fill_rest(context: CatalogContext) -> int:
-    """Run a round of housekeeping: call `fill` if some entries have no claims."""
-    return await fill(context) if context.unclaimed.unread or context.unclaimed.lost else 0
+async def create_remaining_claims(context: CatalogContext) -> int:
+    """Run a round of housekeeping: call `create_missing_claims` if some entries have no claims."""
+    return await create_missing_claims(context) if context.unclaimed.unread or context.unclaimed.lost else 0
 
 
-async def check_known(context: CatalogContext, keys: Iterable[str], uuid: str, *, around: bool = True) -> None:
+async def check_known(context: CatalogContext, keys: Iterable[str], uuid: str, *, include_inside: bool = True) -> None:
     """Check that no entry of unknown location, other than `uuid`, may overlap the keys.
 
     Args:
-        around: Whether to check also for entries that may be inside the keys.
+        include_inside: Whether to check also for entries that may be inside the keys.
 
     Raises:
         RetryLater: Such an entry exists.
     """
     state, checked = context.unclaimed, list(keys)
-    if not _may_be_taken(state, checked, uuid, around=around):
+    if not _may_be_taken(state, checked, uuid, include_inside=include_inside):
         return
     if context.clock.monotonic() - state.tried_s >= _TRIED_EVERY_S:
-        await fill(context)
-    if not _may_be_taken(state, checked, uuid, around=around):
+        await create_missing_claims(context)
+    if not _may_be_taken(state, checked, uuid, include_inside=include_inside):
         return
     if state.unread:
         raise RetryLater(
@@ -337,13 +338,13 @@ async def check_known(context: CatalogContext, keys: Iterable[str], uuid: str, *
     )
 
 
-def _may_be_taken(state: Unclaimed, keys: Iterable[str], uuid: str, *, around: bool) -> bool:
+def _may_be_taken(state: Unclaimed, keys: Iterable[str], uuid: str, *, include_inside: bool) -> bool:
     if state.unread:
         return True
     lost_owners = {other for owner, lost in state.lost.items() if owner != uuid for other in lost}
     return bool(lost_owners) and any(
         not lost_owners.isdisjoint(with_folders(key))
-        or (around and any(other.startswith(f"{key}/") for other in lost_owners))
+        or (include_inside and any(other.startswith(f"{key}/") for other in lost_owners))
         for key in keys
     )
 
@@ -403,18 +404,18 @@ def _possible_keys(warehouse: Warehouse, entry: Entry) -> list[str]:
 
 async def _claim_unchecked(warehouse: Warehouse, entry: Entry, keys: list[str]) -> ClaimLocations:
     candidates = [ClaimedLocation(key=key, shared=number > 0, shown=key) for number, key in enumerate(keys)]
-    locations = await asyncio.to_thread(_outermost, warehouse, candidates)
+    locations = await asyncio.to_thread(_drop_nested_locations, warehouse, candidates)
     return ClaimLocations(uuid=entry.uuid, locations=locations, checked=False)
 
 
-def _outermost(warehouse: Warehouse, candidates: Iterable[ClaimedLocation]) -> tuple[ClaimedLocation, ...]:
+def _drop_nested_locations(warehouse: Warehouse, candidates: Iterable[ClaimedLocation]) -> tuple[ClaimedLocation, ...]:
     """Return the locations with their keys, without locations that are inside an earlier location."""
     outermost: list[ClaimedLocation] = []
     for candidate in candidates:
         key = _key(warehouse, candidate.key)
         if not any(key == other.key or key.startswith(f"{other.key}/") for other in outermost):
             outermost.append(
-                ClaimedLocation(key=key, shared=candidate.shared, shown=candidate.shown, what=candidate.what)
+                ClaimedLocation(key=key, shared=candidate.shared, shown=candidate.shown, subject=candidate.subject)
             )
     return tuple(outermost)
 

@@ -23,8 +23,8 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import SnapshotInput
 from seamark.formats.runtime.errors import BadRequest, Corrupt, Forbidden, ObjectMissing
 from seamark.formats.storage.locations import parse_location
+from seamark.metaserver.catalog.context import PATH_PROPERTIES, CatalogContext
 from seamark.metaserver.catalog.ownership.claims import check_unclaimed, with_folders
-from seamark.metaserver.catalog.parts import PATH_PROPERTIES, CatalogContext
 from seamark.metaserver.catalog.values import Caller, TableCommit
 from seamark.metaserver.objects.port import ObjectReader
 from seamark.metaserver.objects.warehouse import Warehouse
@@ -77,7 +77,7 @@ async def own_locations(context: CatalogContext, uuid: str) -> OwnLocations:
     return OwnLocations(context.warehouse, {claim.location for claim in claims})
 
 
-async def foreign(context: CatalogContext, uuid: str, paths: Iterable[str]) -> set[str]:
+async def find_foreign_paths(context: CatalogContext, uuid: str, paths: Iterable[str]) -> set[str]:
     """Return the paths in locations that other tables claim and where this table may not name files.
 
     The server does not read them for this table.
@@ -157,7 +157,7 @@ async def check_added(
     await asyncio.to_thread(own.check, [*statistics_paths, *lists], "The file")
     carried = await reader.list_manifests_before(base, commit.added_snapshots)
     # The manifest lists of earlier snapshots may have been overwritten.
-    for path in await foreign(context, uuid, carried):
+    for path in await find_foreign_paths(context, uuid, carried):
         del carried[path]
     for location in lists:
         manifests += [path for path in await reader.manifest_list(location) if path not in carried]

@@ -37,7 +37,7 @@ from seamark.formats.protocol.wire import (
     show,
 )
 from seamark.formats.runtime.errors import BadRequest, CommitUnknown, NoSuchTable, SeamarkError, TooManyRequests
-from seamark.metaserver.catalog.parts import CatalogContext
+from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.plans.plan_shares import PlanShares
 from seamark.metaserver.catalog.values import LoadedTable, TableCommit
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath, PlanSnapshot, StoredPlanTable
@@ -92,13 +92,13 @@ class Holder(NamedTuple):
     id: str
 
 
-def plan_name(entry: Entry, snapshot_id: int, question: str, holder: Holder | None = None) -> str | None:
-    """Return the name of the plan for `question`, the bound filter, on a snapshot of the table.
+def plan_name(entry: Entry, snapshot_id: int, bound_filter_text: str, holder: Holder | None = None) -> str | None:
+    """Return the name of the plan for `bound_filter_text`, the bound filter, on a snapshot of the table.
 
     None if the name is too long.
     """
     table = (*entry.namespace, entry.name, entry.uuid, entry.metadata_location)
-    identity = encode_json((table, entry.index_version, snapshot_id, question, *(holder or ())))
+    identity = encode_json((table, entry.index_version, snapshot_id, bound_filter_text, *(holder or ())))
     name = f"{entry.name}{PLAN_MARK}{hashlib.sha256(identity).hexdigest()[:_DIGEST_CHARACTERS]}".lower()
     return name if len(name) <= NAME_MAX else None
 

@@ -26,9 +26,9 @@ import msgspec
 from seamark.formats.iceberg.views.view import Representation, ViewLogEntry, ViewMetadata, ViewVersion, encode_view
 from seamark.formats.protocol.wire import PLANS_FOLDER, show
 from seamark.formats.runtime.errors import BadRequest, NoSuchView
+from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.documents import name_suffix
 from seamark.metaserver.catalog.ownership.owners import fingerprint_of
-from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.plans.plan_tables import Holder, PlanTables, digest_of, plan_name, snapshot_id_of_plan
 from seamark.metaserver.catalog.values import LoadedView
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath, StoredPlanTable

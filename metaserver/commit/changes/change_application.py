@@ -19,9 +19,9 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import MAIN, Snapshot
 from seamark.formats.runtime.errors import AlreadyExists, BadRequest, Forbidden
 from seamark.formats.runtime.fair_lock import free_later
+from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.large_requests import LARGE_BYTES
 from seamark.metaserver.catalog.ownership.own_files import own_locations
-from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.commit.change_requests.change import Change, ChangeRequest, TableShape, read_change, shape_of
 from seamark.metaserver.commit.change_requests.change_body import Remove
@@ -35,9 +35,9 @@ from seamark.metaserver.commit.removed_files import check_stored, is_recent, rem
 from seamark.metaserver.commit.snapshots.manifest_filter import (
     ManifestFilter,
     RewrittenManifests,
+    drop_dead_manifests,
     find_files,
     key_of,
-    live,
 )
 from seamark.metaserver.commit.snapshots.manifest_merge import ManifestMerge
 from seamark.metaserver.commit.snapshots.manifests import Manifests, run_by_count
@@ -205,7 +205,7 @@ class ChangeApplication:
                 undo = await undo_of(manifests, metadata, parent, self.request.undo_snapshot_id)
                 await self._restore_removals(manifests, metadata, undo)
             return
-        listed = live(await manifests.read_list(parent))
+        listed = drop_dead_manifests(await manifests.read_list(parent))
 
         def paths() -> set[str]:
             referenced = (file.referenced_data_file for file in change.deletes)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 _CHANGES_MAX = 10_000
 """The maximum number of changes whose collisions are counted. The least recent changes are dropped."""
 _FORGET_S = 120.0
-_LEAST_S = 3.0
+_PRIORITY_MIN_S = 3.0
 """The shortest time of priority. Clients wait up to two seconds before they try again."""
 _PAUSE_FACTOR = 10
 """The pause after unused priority, as a multiple of its length. No change of the table gets priority meanwhile."""
@@ -110,5 +110,5 @@ class CommitPriority:
         ]
         if waiting:
             _, change, longest = min(waiting, key=lambda candidate: candidate[0])
-            length_s = min(self._longest_s, _LEAST_S + 2 * longest.took_s)
+            length_s = min(self._longest_s, _PRIORITY_MIN_S + 2 * longest.took_s)
             self._granted[table] = _Priority(change, now_s + length_s, length_s)

@@ -396,7 +396,7 @@ class Commits:
         """Raise Collision if another flush has moved the offsets: in the transaction that would fail the whole
         group.
         """
-        offsets = entry.flushed_offsets()
+        offsets = entry.parse_flushed_offsets()
         if any(offsets.get(moved.shard) != moved.start for moved in ranges):
             raise Collision("flush", "Rows of this flush were flushed before; nothing was changed")
 

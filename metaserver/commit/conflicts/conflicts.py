@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 
 from seamark.formats.iceberg.expressions.expression import TRUE
-from seamark.formats.iceberg.expressions.projection import inclusive
+from seamark.formats.iceberg.expressions.projection import project_inclusive
 from seamark.formats.iceberg.manifests.content_file import DATA, EQUALITY_DELETES, POSITION_DELETES, ContentFile
 from seamark.formats.iceberg.manifests.manifest import ManifestFile
 from seamark.formats.iceberg.manifests.writer import ManifestEntry
@@ -27,7 +27,13 @@ from seamark.formats.index.packing import Longs
 from seamark.metaserver.commit.change_requests.change import Change, ReadScope, partitions_of
 from seamark.metaserver.commit.change_requests.change_body import SERIALIZABLE
 from seamark.metaserver.commit.change_requests.collision import Collision
-from seamark.metaserver.commit.conflicts.history import AddedFiles, History, HistoryTooLong, rows_of, since
+from seamark.metaserver.commit.conflicts.history import (
+    AddedFiles,
+    History,
+    HistoryTooLong,
+    list_snapshots_since,
+    rows_of,
+)
 from seamark.metaserver.commit.conflicts.key_comparison import (
     CheckedFiles,
     exclude_data,
@@ -35,7 +41,12 @@ from seamark.metaserver.commit.conflicts.key_comparison import (
     find_first_match,
 )
 from seamark.metaserver.commit.conflicts.overlap import PartitionOverlap, Targets
-from seamark.metaserver.commit.snapshots.manifest_filter import FilesToRemove, key_of, live, referring
+from seamark.metaserver.commit.snapshots.manifest_filter import (
+    FilesToRemove,
+    drop_dead_manifests,
+    find_referring_entries,
+    key_of,
+)
 from seamark.metaserver.commit.snapshots.manifests import Manifests, run_by_count
 from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
 from seamark.metaserver.planner.lookup.lookup import files_at
@@ -65,7 +76,7 @@ class ConflictCheck:
         self._files = files
         self._manifests = manifests
         self._metadata = metadata
-        self._listed = live(listed)
+        self._listed = drop_dead_manifests(listed)
         self._change = change
         self._found = found
         self._partitions = PartitionOverlap(metadata)
@@ -122,7 +133,7 @@ class ConflictCheck:
     async def _check_vectors(self) -> None:
         """Check that the change removes the existing deletion vector of a data file if it adds another vector."""
         vectors = await run_by_count(len(self._change.deletes), self._vectors)
-        for _, entries in await referring(self._manifests, self._listed, vectors, self._metadata):
+        for _, entries in await find_referring_entries(self._manifests, self._listed, vectors, self._metadata):
             twin = await run_by_count(len(entries), partial(self._find_other_vector, entries, vectors))
             if twin is not None:
                 raise Collision(
@@ -161,7 +172,7 @@ class ConflictCheck:
             return None
         read = change.request.read_snapshot_id
         try:
-            snapshots = since(self._metadata, head, read, look_back)
+            snapshots = list_snapshots_since(self._metadata, head, read, look_back)
         except HistoryTooLong:
             raise Collision(
                 "history",
@@ -354,7 +365,7 @@ class ConflictCheck:
         selection = files.selection.copy()
         if scope.bound is not None:
             if scope.bound != TRUE:
-                specs = {spec.spec_id: inclusive(scope.bound, spec) for spec in self._metadata.partition_specs}
+                specs = {spec.spec_id: project_inclusive(scope.bound, spec) for spec in self._metadata.partition_specs}
                 by_spec = {number: demand for number, demand in specs.items() if number in files.view.specs}
                 narrow_by_partition(selection, by_spec, never)
                 if stats:

@@ -49,7 +49,7 @@ class HistoryTooLong(Exception):
     """More snapshots were committed since the read than the look-back limit allows."""
 
 
-def since(
+def list_snapshots_since(
     metadata: TableMetadata, head: Snapshot | None, read_snapshot_id: int | None, look_back: int
 ) -> list[Snapshot] | None:
     """Return the snapshots after the read snapshot (None: the empty table) up to the head, newest first.

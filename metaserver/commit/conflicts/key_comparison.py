@@ -41,7 +41,7 @@ FILES_MAX = 200
 """The maximum number of files whose keys one check reads. If there are more, all of them count as matches."""
 BYTES_MAX = 16 << 20
 """The largest total size of these files."""
-AT_ONCE = 16
+FILES_CONCURRENT_MAX = 16
 DECODED_BYTES_MAX = 64 << 20
 """Memory limit for decoding one file. A file that needs more counts as a match."""
 
@@ -65,12 +65,12 @@ class _File(NamedTuple):
 
 async def exclude_deletes(source: CheckedFiles, added: AddedFiles, bound: Expression) -> AddedFiles:
     """Return the deletes without the equality deletes that delete no row for which `bound` is true."""
-    selection, left = await asyncio.to_thread(_deleting, added, bound)
+    selection, left = await asyncio.to_thread(_select_deletes, added, bound)
     await _drop_disjoint(source, selection, left)
     return AddedFiles(added.view, selection)
 
 
-def _deleting(added: AddedFiles, bound: Expression) -> tuple[Selection, list[_File]]:
+def _select_deletes(added: AddedFiles, bound: Expression) -> tuple[Selection, list[_File]]:
     """Return the deletes that may delete rows of the scope by their bounds, and the equality deletes to compare by
     keys.
 
@@ -195,7 +195,7 @@ async def find_first_match(
     ):
         return pairs[0]
     await source.check_paths(sizes)
-    gate = asyncio.Semaphore(AT_ONCE)
+    gate = asyncio.Semaphore(FILES_CONCURRENT_MAX)
 
     async def read(path: str) -> bytes | None:
         async with gate:
@@ -238,7 +238,7 @@ async def _drop_disjoint(source: CheckedFiles, selection: Selection, files: Sequ
     if not readable or len(files) > FILES_MAX or sum(file.size_bytes for file in readable) > BYTES_MAX:
         return
     await source.check_paths(file.path for file in readable)
-    gate = asyncio.Semaphore(AT_ONCE)
+    gate = asyncio.Semaphore(FILES_CONCURRENT_MAX)
 
     async def disjoint(file: _File) -> bool:
         async with gate:

@@ -18,7 +18,7 @@ from seamark.formats.iceberg.types.transforms import IDENTITY, VOID, apply, cano
 from seamark.formats.iceberg.types.values import Value, partition_key, value_key
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.planner.lookup.partitions import PartitionFieldValue, PartitionTuple
-from seamark.metaserver.planner.view.view import comparable
+from seamark.metaserver.planner.view.view import are_comparable
 
 COMPARISONS_MAX = 100_000
 """The maximum number of pairs of partitions that a check compares. Above it, two partitions count as overlapping, and
@@ -127,7 +127,7 @@ class Targets:
         for spec_id, targets in self._by_spec.items():
             if not applies(spec_id):
                 continue
-            if spec_id == partition.spec_id and _alike(left, next(iter(targets.values()))):
+            if spec_id == partition.spec_id and _have_same_fields(left, next(iter(targets.values()))):
                 yield _key(left) in targets
             elif self._partitions.may_compare(len(targets)):
                 yield any(compare(left, right) for right in targets.values())
@@ -139,27 +139,27 @@ def _key(constraints: Iterable[_Constraint]) -> object:
     return partition_key([constraint.value for constraint in constraints])
 
 
-def _alike(left: Sequence[_Constraint], right: Sequence[_Constraint]) -> bool:
+def _have_same_fields(left: Sequence[_Constraint], right: Sequence[_Constraint]) -> bool:
     """Return whether both have the same fields, with comparable types."""
     return len(left) == len(right) and all(
-        left_field[:2] == right_field[:2] and comparable(left_field.kind, right_field.kind)
+        left_field[:2] == right_field[:2] and are_comparable(left_field.kind, right_field.kind)
         for left_field, right_field in zip(left, right, strict=True)
     )
 
 
 def _overlap(left: Iterable[_Constraint], right: Sequence[_Constraint]) -> bool:
-    return not any(_disjoint(left_field, right_field) for left_field in left for right_field in right)
+    return not any(_are_disjoint(left_field, right_field) for left_field in left for right_field in right)
 
 
 def _implies_all(inner: Sequence[_Constraint], outer: Iterable[_Constraint]) -> bool:
     return all(any(_implies(premise, conclusion) for premise in inner) for conclusion in outer)
 
 
-def _disjoint(left: _Constraint, right: _Constraint) -> bool:
+def _are_disjoint(left: _Constraint, right: _Constraint) -> bool:
     if left.sources != right.sources:
         return False
     if left.transform == right.transform:
-        return comparable(left.kind, right.kind) and value_key(left.value) != value_key(right.value)
+        return are_comparable(left.kind, right.kind) and value_key(left.value) != value_key(right.value)
     if not (is_known(left.transform) and is_known(right.transform)):
         return False
     if left.value is None or right.value is None:
@@ -188,7 +188,7 @@ def _implies(premise: _Constraint, conclusion: _Constraint) -> bool:
     if premise.sources != conclusion.sources:
         return False
     if premise.transform == conclusion.transform:
-        return comparable(premise.kind, conclusion.kind) and value_key(premise.value) == value_key(conclusion.value)
+        return are_comparable(premise.kind, conclusion.kind) and value_key(premise.value) == value_key(conclusion.value)
     if not (is_known(premise.transform) and is_known(conclusion.transform)):
         return False
     if premise.value is None or conclusion.value is None:

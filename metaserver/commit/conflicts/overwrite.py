@@ -57,7 +57,7 @@ async def find_replaced_files(
     matching = await planner.bind_and_plan(metadata, ScanRequest(filter=scope.bound, snapshot_id=head.snapshot_id))
     paths = await asyncio.to_thread(_paths, matching.view, matching.entry_ids)
     if scope.bound != TRUE:
-        opposite = await asyncio.to_thread(negation, scope.bound, metadata)
+        opposite = await asyncio.to_thread(negate, scope.bound, metadata)
         unmatched = await planner.bind_and_plan(metadata, ScanRequest(filter=opposite, snapshot_id=head.snapshot_id))
         partly = await asyncio.to_thread(lambda: paths & _paths(unmatched.view, unmatched.entry_ids))
         if partly and not (matching.complete and unmatched.complete):
@@ -91,25 +91,26 @@ def _files_in_scope(view: TableView, metadata: TableMetadata, scope: ReadScope) 
     return {Remove(path) for path in _paths(view, rows[np.array(removed, dtype=np.bool_)[groups.numbers]])}
 
 
-def negation(expression: Expression, metadata: TableMetadata) -> Expression:
-    """Return the negation of a bound expression: every row that does not match the expression matches the negation.
+def negate(expression: Expression, metadata: TableMetadata) -> Expression:
+    """Return the negation of a bound expression, which every row matches that does not match it: the negated
+    predicate, or null and NaN where neither matches.
 
     It consists of the negated predicate, and of null and NaN where neither matches. Engines disagree on whether NaN is
     greater than a number, so NaN may match both.
     """
     match expression:
         case And(children):
-            return any_of(*(negation(child, metadata) for child in children))
+            return any_of(*(negate(child, metadata) for child in children))
         case Or(children):
-            return all_of(*(negation(child, metadata) for child in children))
+            return all_of(*(negate(child, metadata) for child in children))
         case Always(value):
             return Always(not value)
         case Bound():
-            return _opposite(expression, metadata)
+            return _negate_predicate(expression, metadata)
     raise TypeError(f"not a bound expression: {expression!r}")
 
 
-def _opposite(predicate: Bound, metadata: TableMetadata) -> Expression:
+def _negate_predicate(predicate: Bound, metadata: TableMetadata) -> Expression:
     opposite = OPPOSITE[predicate.op]
     negated = Bound(
         opposite,

@@ -18,7 +18,7 @@ from seamark.formats.iceberg.manifests.manifest import ManifestFile
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.commit.change_requests.change import Change
 from seamark.metaserver.commit.change_requests.change_body import REPLACE
-from seamark.metaserver.commit.snapshots.manifest_filter import FilesToRemove, live
+from seamark.metaserver.commit.snapshots.manifest_filter import FilesToRemove, drop_dead_manifests
 from seamark.metaserver.commit.snapshots.manifests import Manifests, run_by_count
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.strings import strings
@@ -92,7 +92,7 @@ async def _count_deleted_rows(
     """Return the positions that delete files and deletion vectors may delete in the removed data files; None if
     unknown.
     """
-    deletes = [manifest for manifest in live(listed) if manifest.content != DATA]
+    deletes = [manifest for manifest in drop_dead_manifests(listed) if manifest.content != DATA]
     counts = [(manifest.added_files_count, manifest.existing_files_count) for manifest in deletes]
     if sum(math.inf if None in count else sum(filter(None, count)) for count in counts) > _DELETE_FILES_MAX:
         return None

@@ -22,7 +22,7 @@ from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.commit.change_requests.change_body import REPLACE, Remove
 from seamark.metaserver.commit.change_requests.collision import Collision
 from seamark.metaserver.commit.conflicts.conflicts import find_first_between
-from seamark.metaserver.commit.snapshots.manifest_filter import key_of, live
+from seamark.metaserver.commit.snapshots.manifest_filter import drop_dead_manifests, key_of
 from seamark.metaserver.commit.snapshots.manifests import Manifests, run_by_count
 
 _Entries = dict[Remove, ManifestEntry]
@@ -65,7 +65,7 @@ async def undo_of(manifests: Manifests, metadata: TableMetadata, head: Snapshot 
     """
     undone, parent = _snapshots(metadata, head, snapshot_id)
     assert head is not None
-    at_parent, at_undone = await _differences(manifests, metadata, parent, undone)
+    at_parent, at_undone = await _compare_live_entries(manifests, metadata, parent, undone)
     count = len(at_parent) + len(at_undone)
 
     def compare() -> tuple[set[Remove], set[Remove]]:
@@ -74,7 +74,7 @@ async def undo_of(manifests: Manifests, metadata: TableMetadata, head: Snapshot 
     added, removed = await run_by_count(count, compare)
     if not added and not removed:
         return Undo(frozenset(), (), await _restore_manifests(manifests, metadata, (parent, undone, head)))
-    before, now = await _differences(manifests, metadata, undone, head)
+    before, now = await _compare_live_entries(manifests, metadata, undone, head)
 
     def check() -> Undo:
         gone = [before[key] for key in before.keys() - now.keys()]
@@ -121,7 +121,7 @@ async def _restore_manifests(
     Args:
         snapshots: The snapshot before the undone one, the undone one, and the head.
     """
-    before, undone, now = [live(await manifests.read_list(snapshot)) for snapshot in snapshots]
+    before, undone, now = [drop_dead_manifests(await manifests.read_list(snapshot)) for snapshot in snapshots]
     paths = [{manifest.manifest_path for manifest in listed} for listed in (before, undone, now)]
     new, old = paths[1] - paths[0], paths[0] - paths[1]
     if not new and not old:
@@ -137,19 +137,19 @@ async def _restore_manifests(
     return (*restored, *(manifest for manifest in now if manifest.manifest_path not in new))
 
 
-async def _differences(
+async def _compare_live_entries(
     manifests: Manifests, metadata: TableMetadata, older: Snapshot, other: Snapshot
 ) -> tuple[_Entries, _Entries]:
     """Return the live entries of the manifests that only one of two snapshots lists."""
-    lists = live(await manifests.read_list(older)), live(await manifests.read_list(other))
+    lists = drop_dead_manifests(await manifests.read_list(older)), drop_dead_manifests(await manifests.read_list(other))
     paths = [{manifest.manifest_path for manifest in listed} for listed in lists]
     return (
-        await _entries(manifests, metadata, [found for found in lists[0] if found.manifest_path not in paths[1]]),
-        await _entries(manifests, metadata, [found for found in lists[1] if found.manifest_path not in paths[0]]),
+        await _read_entries(manifests, metadata, [found for found in lists[0] if found.manifest_path not in paths[1]]),
+        await _read_entries(manifests, metadata, [found for found in lists[1] if found.manifest_path not in paths[0]]),
     )
 
 
-async def _entries(manifests: Manifests, metadata: TableMetadata, listed: Sequence[ManifestFile]) -> _Entries:
+async def _read_entries(manifests: Manifests, metadata: TableMetadata, listed: Sequence[ManifestFile]) -> _Entries:
     entries_by_key: _Entries = {}
     for manifest in listed:
         entries = await manifests.entries(manifest, metadata)

@@ -7,8 +7,8 @@ from functools import cached_property, partial
 from typing import NamedTuple
 
 from seamark.formats.runtime.errors import Forbidden, ObjectMissing
-from seamark.metaserver.catalog.ownership.own_files import foreign
-from seamark.metaserver.catalog.parts import CatalogContext
+from seamark.metaserver.catalog.context import CatalogContext
+from seamark.metaserver.catalog.ownership.own_files import find_foreign_paths
 from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.objects.port import ObjectStore
 
@@ -98,7 +98,7 @@ class CommitManifests:
         unchecked = {folder: path for folder, path in by_folder.items() if folder not in allowed}
         if not unchecked:
             return
-        if await foreign(self._context, uuid, unchecked.values()):
+        if await find_foreign_paths(self._context, uuid, unchecked.values()):
             raise Forbidden("a file is in a location of another table")
         allowed.update(unchecked)
 

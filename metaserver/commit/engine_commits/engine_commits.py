@@ -205,8 +205,8 @@ class EngineCommits:
     async def _preload(self, commit: _Commit, table: TableCommit) -> None:
         """Read new manifests while another commit has the lock, if a rebase will need them.
 
-        Without a rebase, the other commit probably makes the server refuse this commit. If the lock is free, no other
-        commit waits while this commit reads under it.
+        Without a rebase, the server probably refuses the commit after the other. If the lock is free, no commit waits
+        for the reads under it.
         """
         with contextlib.suppress(SeamarkError):
             entry, base = await self._load_base(table)

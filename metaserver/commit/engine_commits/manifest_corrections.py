@@ -41,7 +41,7 @@ from seamark.metaserver.commit.engine_commits.commit_manifests import CommitMani
 from seamark.metaserver.commit.engine_commits.rebase import RevisedUpdates
 from seamark.metaserver.commit.snapshots.manifest_filter import key_of, puffins_in_use
 from seamark.metaserver.commit.snapshots.manifest_merge import can_be_written
-from seamark.metaserver.commit.snapshots.manifests import AT_ONCE, Manifests
+from seamark.metaserver.commit.snapshots.manifests import MANIFESTS_CONCURRENT_MAX, Manifests
 from seamark.metaserver.commit.snapshots.snapshot_writer import HeldFiles, SnapshotWriter
 from seamark.metaserver.runtime.gathering import gather
 
@@ -81,7 +81,7 @@ class ManifestCorrections:
                 with contextlib.suppress(SeamarkError, ValueError):
                     listed = await own.read_list_at(update.snapshot.manifest_list)
                     added = _select_new(listed, update.snapshot.snapshot_id)
-                    await gather([partial(own.data, manifest) for manifest in added], AT_ONCE)
+                    await gather([partial(own.data, manifest) for manifest in added], MANIFESTS_CONCURRENT_MAX)
 
     async def correct(
         self,
@@ -257,7 +257,7 @@ class _Correction:
             if search() if len(decoded.heap) <= _IN_LOOP_BYTES else await asyncio.to_thread(search):
                 wrong.add(manifest.manifest_path)
 
-        await gather([partial(check, manifest) for manifest in added], AT_ONCE)
+        await gather([partial(check, manifest) for manifest in added], MANIFESTS_CONCURRENT_MAX)
         return wrong
 
     async def _write_corrected(

@@ -44,7 +44,7 @@ from seamark.formats.iceberg.metadata.requirements import AssertRefSnapshotId, R
 from seamark.formats.iceberg.metadata.snapshot import Snapshot, SnapshotInput, SnapshotRef
 from seamark.formats.iceberg.metadata.updates import AddSnapshot, SetSnapshotRef, Update
 from seamark.formats.runtime.errors import CommitConflict, SeamarkError
-from seamark.metaserver.catalog.parts import CatalogContext
+from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.values import TableCommit
 from seamark.metaserver.commit.engine_commits.commit_manifests import CommitManifests
 from seamark.metaserver.commit.publication import FILES_REPLACED, MANIFESTS_REWRITTEN

@@ -175,7 +175,7 @@ class OrphanRemoval:
             confirmed = [info for info in listing.orphans if info.modified_ms < confirmed_ms]
             uploads = await self._find_uploads(entry, metadata, confirmed_ms)
             if confirmed or uploads:
-                for folder in _outermost(own_folders(self._context, metadata)):
+                for folder in _drop_nested_folders(own_folders(self._context, metadata)):
                     await storage_time_ms(self._context.objects, self._context.clock, f"{folder}/{CLOCK_FOLDER}")
             report = _report(confirmed, listing.listed, is_complete=listing.is_complete)
             report = msgspec.structs.replace(report, files_unconfirmed=len(listing.orphans) - len(confirmed))
@@ -217,7 +217,7 @@ class OrphanRemoval:
     async def _find(self, entry: Entry, metadata: TableMetadata, needed: _NeededNames, older_than_ms: int) -> _Listing:
         """Return files that look like orphan files by the clock."""
         await self._add_pending(entry, needed)
-        folders = _outermost(own_folders(self._context, metadata))
+        folders = _drop_nested_folders(own_folders(self._context, metadata))
         allowed = await deletable_files(self._context, entry.uuid, metadata, exclusive=True)
         former = (
             f"{parse_location(metadata.location)}/{FORMER_INDEX_FOLDER}/",
@@ -255,7 +255,7 @@ class OrphanRemoval:
         """
         allowed = await deletable_files(self._context, entry.uuid, metadata, exclusive=True)
         uploads: list[Upload] = []
-        for folder in _outermost(own_folders(self._context, metadata)):
+        for folder in _drop_nested_folders(own_folders(self._context, metadata)):
             try:
                 async for upload in self._context.objects.uploads(folder):
                     path = upload.location
@@ -407,7 +407,7 @@ def _is_hidden(path: str) -> bool:
     return any(part.startswith(("_", ".")) and "=" not in part for part in path.split("/"))
 
 
-def _outermost(folders: Iterable[str]) -> list[str]:
+def _drop_nested_folders(folders: Iterable[str]) -> list[str]:
     """Return the folders that are in no other folder, as listings spell them."""
     folders_kept: list[str] = []
     for folder in sorted({str(parse_location(folder)) for folder in folders}):

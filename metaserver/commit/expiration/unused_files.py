@@ -163,9 +163,9 @@ async def content_files(
     Raises:
         Corrupt: A manifest cannot be read. With `skip_missing`, missing manifests are skipped.
     """
-    at_once = 1 if skip_missing else _MANIFESTS_PER_READ
-    for start in range(0, len(listed), at_once):
-        part = listed[start : start + at_once]
+    manifests_per_read = 1 if skip_missing else _MANIFESTS_PER_READ
+    for start in range(0, len(listed), manifests_per_read):
+        part = listed[start : start + manifests_per_read]
         try:
             blocks = await manifests.blocks(part)
         except Corrupt:

@@ -26,7 +26,7 @@ from seamark.formats.iceberg.manifests.content_file import DeclaredTypes
 from seamark.formats.iceberg.manifests.manifest import ManifestFile
 from seamark.formats.iceberg.manifests.repaired_metrics import has_unusable_metrics, repair_file
 from seamark.formats.iceberg.manifests.writer import EXISTING, ManifestEntry, write_manifest
-from seamark.formats.iceberg.metadata.manifest_policy import MARK, MIN_COUNT, MIN_COUNT_DEFAULT
+from seamark.formats.iceberg.metadata.manifest_policy import MIN_COUNT, MIN_COUNT_DEFAULT, REWRITTEN_BY_MARK
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import as_int
 from seamark.formats.iceberg.metadata.snapshot import MAIN
@@ -39,9 +39,9 @@ from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.commit.change_requests.change_body import REPLACE
 from seamark.metaserver.commit.publication import MANIFESTS_REWRITTEN, CommitEvent, Publisher
 from seamark.metaserver.commit.rewriting.entry_order import clustering_bound, count_touches, divide
-from seamark.metaserver.commit.snapshots.manifest_filter import RewrittenManifests, live
+from seamark.metaserver.commit.snapshots.manifest_filter import RewrittenManifests, drop_dead_manifests
 from seamark.metaserver.commit.snapshots.manifest_merge import can_be_written
-from seamark.metaserver.commit.snapshots.manifests import AT_ONCE, Manifests
+from seamark.metaserver.commit.snapshots.manifests import MANIFESTS_CONCURRENT_MAX, Manifests
 from seamark.metaserver.commit.snapshots.snapshot_producer import SnapshotTerms, produce
 from seamark.metaserver.commit.snapshots.snapshot_writer import (
     ENTRIES_MAX,
@@ -178,7 +178,7 @@ class ManifestRewrite:
         if head is None:
             return ManifestReport()
         manifests = self._open_checked_manifests(metadata, entry.uuid)
-        listed = live(await manifests.read_list(head))
+        listed = drop_dead_manifests(await manifests.read_list(head))
         policies = await load_policies(self._context.store, namespace)
         min_count = request.min_count
         if min_count is None:
@@ -273,7 +273,9 @@ class ManifestRewrite:
         entry, metadata = await self._load(before.namespace, before.name)
         head = metadata.current_snapshot
         listed = (
-            live(await self._open_checked_manifests(metadata, entry.uuid).read_list(head)) if head is not None else ()
+            drop_dead_manifests(await self._open_checked_manifests(metadata, entry.uuid).read_list(head))
+            if head is not None
+            else ()
         )
         same = entry.uuid == before.uuid and metadata.format_version == version
         fitting = [each for each in written if same and each.fits(listed)]
@@ -343,14 +345,16 @@ def _divide_entries(
         msgspec.structs.replace(entry, status=EXISTING, file=repair_file(entry.file, type_of)) for entry in former
     ]
     repaired = sum(new.file is not old.file for new, old in zip(entries, former, strict=True))
-    chunks = divide(entries, _fitting(entries, metadata, spec_id, content), clustering_bound(metadata))
+    chunks = divide(entries, _count_fitting_entries(entries, metadata, spec_id, content), clustering_bound(metadata))
     before, partitions = count_touches(read)
     after = count_touches(chunks)[0]
     return _Group(spec_id, content, tuple(chosen), chunks, before, after, partitions, repaired)
 
 
-def _fitting(entries: Sequence[ManifestEntry], metadata: TableMetadata, spec_id: int, content: int) -> int:
-    """Return the number of entries that fit a manifest of the target size.
+def _count_fitting_entries(
+    entries: Sequence[ManifestEntry], metadata: TableMetadata, spec_id: int, content: int
+) -> int:
+    """Return how many entries fit a manifest of the target size.
 
     A sample is written to estimate the number, because small manifests are mostly header.
     """
@@ -375,7 +379,7 @@ def _is_worth(group: _Group, min_count: int) -> bool:
 
 async def _write(writer: SnapshotWriter, group: _Group, metadata: TableMetadata) -> _WrittenGroup:
     work = [partial(writer.manifest, chunk, metadata, group.spec_id, group.content) for chunk in group.chunks]
-    return _WrittenGroup(group, tuple(await gather(work, AT_ONCE)))
+    return _WrittenGroup(group, tuple(await gather(work, MANIFESTS_CONCURRENT_MAX)))
 
 
 def _summary(written: Sequence[_WrittenGroup], kept_count: int) -> dict[str, str]:
@@ -384,7 +388,7 @@ def _summary(written: Sequence[_WrittenGroup], kept_count: int) -> dict[str, str
     replaced = sum(len(each.group.replaced) for each in written)
     entries = sum(len(chunk) for each in written for chunk in each.group.chunks)
     counts = {"created": created, "kept": kept_count, "replaced": replaced}
-    name, value = MARK
+    name, value = REWRITTEN_BY_MARK
     return {**{f"manifests-{key}": str(count) for key, count in counts.items()}, "entries-processed": str(entries)} | {
         name: value
     }

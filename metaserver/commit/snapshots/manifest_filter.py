@@ -37,8 +37,8 @@ def key_of(file: ContentFile) -> Remove:
     return Remove(file.file_path, file.content_offset if file.is_deletion_vector else None)
 
 
-def live(manifests: Sequence[ManifestFile]) -> tuple[ManifestFile, ...]:
-    """Return the manifests that may list a live file."""
+def drop_dead_manifests(manifests: Sequence[ManifestFile]) -> tuple[ManifestFile, ...]:
+    """Return the manifests without those that are known to list no live file."""
     return tuple(
         manifest for manifest in manifests if manifest.added_files_count != 0 or manifest.existing_files_count != 0
     )
@@ -75,7 +75,7 @@ async def find_files(
         data.update(file.file_path for file in matches.values() if file.content == DATA)
         return bool(matches)
 
-    for manifest in await manifests.listing(live(listed), paths):
+    for manifest in await manifests.listing(drop_dead_manifests(listed), paths):
         entries = await manifests.entries(manifest, metadata)
         if await run_by_count(len(entries), partial(match, entries)):
             listing[manifest.manifest_path] = manifest, entries
@@ -86,7 +86,7 @@ async def find_files(
             f"{first[:1000]} is to be removed but is no longer in the table; compute the change "
             "again from the current snapshot (a deletion vector is named by path and content-offset)",
         )
-    for manifest, entries in await referring(manifests, listed, data, metadata):
+    for manifest, entries in await find_referring_entries(manifests, listed, data, metadata):
         attached = await run_by_count(len(entries), partial(_find_attached, entries, data))
         if attached:
             listing.setdefault(manifest.manifest_path, (manifest, entries))
@@ -112,26 +112,26 @@ async def puffins_in_use(
         listed: The manifests from which the files are removed.
         known_entries: Live entries by manifest, which need not be read again.
     """
-    paths = await run_by_count(len(removed), partial(_puffins, removed))
+    paths = await run_by_count(len(removed), partial(_list_puffin_paths, removed))
     if not paths:
         return frozenset()
     in_use: set[str] = set()
-    deletes = [manifest for manifest in live(listed) if manifest.content != DATA]
+    deletes = [manifest for manifest in drop_dead_manifests(listed) if manifest.content != DATA]
     for manifest in await manifests.listing(deletes, paths):
         entries = known_entries.get(manifest.manifest_path)
         if entries is None:
             entries = await manifests.entries(manifest, metadata)
-        in_use |= await run_by_count(len(entries), partial(_staying, entries, paths, removed))
+        in_use |= await run_by_count(len(entries), partial(_find_staying_paths, entries, paths, removed))
     return frozenset(in_use)
 
 
-async def referring(
+async def find_referring_entries(
     manifests: Manifests, listed: Sequence[ManifestFile], paths: Collection[str], metadata: TableMetadata
 ) -> list[tuple[ManifestFile, list[ManifestEntry]]]:
     """Return the delete manifests that may list a delete file of exactly one of these data files, with their live
     entries.
     """
-    deletes = [manifest for manifest in live(listed) if manifest.content != DATA]
+    deletes = [manifest for manifest in drop_dead_manifests(listed) if manifest.content != DATA]
     candidates = await manifests.listing(deletes, paths, referenced=True)
     return [(manifest, await manifests.entries(manifest, metadata)) for manifest in candidates]
 
@@ -146,7 +146,9 @@ def _copy_removes(requested: Collection[Remove]) -> tuple[set[Remove], set[str]]
     return set(requested), {remove.file_path for remove in requested}
 
 
-def _staying(entries: Sequence[ManifestEntry], paths: Collection[str], removed: Collection[Remove]) -> set[str]:
+def _find_staying_paths(
+    entries: Sequence[ManifestEntry], paths: Collection[str], removed: Collection[Remove]
+) -> set[str]:
     """Return the paths at which an entry stays."""
     files = (entry.file for entry in entries)
     return {file.file_path for file in files if file.file_path in paths and key_of(file) not in removed}
@@ -162,7 +164,7 @@ def _list_removed(
     return [entry.file for _, entries in listing for entry in entries if key_of(entry.file) in removed]
 
 
-def _puffins(removed: Collection[Remove]) -> set[str]:
+def _list_puffin_paths(removed: Collection[Remove]) -> set[str]:
     return {remove.file_path for remove in removed if remove.content_offset is not None}
 
 
@@ -207,7 +209,7 @@ class ManifestFilter:
             )
             files += rewritten.files
         fresh = [manifest for manifest in replaced.values() if manifest is not None]
-        unchanged = [manifest for manifest in live(parents) if manifest.manifest_path not in replaced]
+        unchanged = [manifest for manifest in drop_dead_manifests(parents) if manifest.manifest_path not in replaced]
         return RewrittenManifests((*fresh, *unchanged), tuple(files))
 
     async def _rewrite(

@@ -51,7 +51,7 @@ class ManifestMerge:
             if not can_be_written(metadata, spec_id):
                 merged += group
                 continue
-            for bin_ in _bins(group, target_size(metadata)):
+            for bin_ in _pack_bins(group, target_size(metadata)):
                 few = len(bin_) == 1 or (bin_[0] is group[0] and len(bin_) < least)
                 if few or _rows(bin_) > LONG_MAX:
                     merged += bin_
@@ -106,7 +106,7 @@ def _rows(manifests: Sequence[ManifestFile]) -> int:
     return sum((manifest.added_rows_count or 0) + (manifest.existing_rows_count or 0) for manifest in manifests)
 
 
-def _bins(manifests: Sequence[ManifestFile], target_bytes: int) -> Iterator[Sequence[ManifestFile]]:
+def _pack_bins(manifests: Sequence[ManifestFile], target_bytes: int) -> Iterator[Sequence[ManifestFile]]:
     """Yield groups of neighbouring manifests up to the target size.
 
     They are filled from the end, so the group of the newest manifests may be small.

@@ -45,7 +45,7 @@ T = TypeVar("T")
 Hashes = npt.NDArray[np.uint64]
 CheckPaths = Callable[[Iterable[str]], Awaitable[None]]
 """Raises Forbidden for a path that the table may not name."""
-AT_ONCE = 16
+MANIFESTS_CONCURRENT_MAX = 16
 """The number of manifests of one commit that are read or decoded concurrently."""
 _SEED = 0
 _TOGETHER_MAX = 20_000
@@ -282,7 +282,7 @@ class Manifests:
                 memory.hold(("block", manifest.manifest_path), decoded.size_bytes)
             return decoded
 
-        return await gather([partial(block, manifest) for manifest in manifests], AT_ONCE)
+        return await gather([partial(block, manifest) for manifest in manifests], MANIFESTS_CONCURRENT_MAX)
 
     async def listing(
         self, manifests: Sequence[ManifestFile], paths: Collection[str], *, referenced: bool = False
@@ -296,10 +296,12 @@ class Manifests:
         names = [self._names.get(manifest.manifest_path) for manifest in manifests]
         unknown = [manifest for manifest, hashes in zip(manifests, names, strict=True) if hashes is None]
         if unknown:
-            fresh = iter(await gather([partial(self._names_of, manifest) for manifest in unknown], AT_ONCE))
+            fresh = iter(
+                await gather([partial(self._names_of, manifest) for manifest in unknown], MANIFESTS_CONCURRENT_MAX)
+            )
             names = [next(fresh) if hashes is None else hashes for hashes in names]
         candidates = [hashes.referenced if referenced else hashes.paths for hashes in names if hashes is not None]
-        return await _listing(list(zip(manifests, candidates, strict=True)), searched)
+        return await _find_listing_manifests(list(zip(manifests, candidates, strict=True)), searched)
 
     async def find_cached_listing(
         self, manifests: Sequence[ManifestFile], paths: Collection[str]
@@ -307,7 +309,7 @@ class Manifests:
         """Return the manifests that may list the paths, among the manifests whose path hashes are in memory."""
         searched = await run_by_count(len(paths), partial(hashes_of, paths))
         hashes_by_manifest = [(manifest, self._names.get(manifest.manifest_path)) for manifest in manifests]
-        return await _listing(
+        return await _find_listing_manifests(
             [(manifest, names.paths) for manifest, names in hashes_by_manifest if names is not None], searched
         )
 
@@ -339,7 +341,9 @@ def names_of(files: Sequence[ContentFile]) -> PathHashes:
     )
 
 
-async def _listing(candidates: Sequence[tuple[ManifestFile, Hashes]], searched: Hashes) -> list[ManifestFile]:
+async def _find_listing_manifests(
+    candidates: Sequence[tuple[ManifestFile, Hashes]], searched: Hashes
+) -> list[ManifestFile]:
     """Return the manifests that have one of the searched hashes."""
 
     if not candidates or not len(searched):

@@ -22,7 +22,7 @@ from seamark.formats.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VER
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.runtime.errors import BadRequest, Corrupt
 from seamark.metaserver.commit.snapshots.manifest_merge import can_be_written
-from seamark.metaserver.commit.snapshots.manifests import AT_ONCE, Manifests, run_by_count
+from seamark.metaserver.commit.snapshots.manifests import MANIFESTS_CONCURRENT_MAX, Manifests, run_by_count
 from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter
 from seamark.metaserver.runtime.gathering import gather
 
@@ -65,7 +65,7 @@ class RemovalFilter:
                 f"limit is {snapshots_max:,} (commit_history_limit). Expire snapshots first, but keep the snapshot "
                 f"before {removed_by.snapshot_id}"
             )
-        lists = await gather([partial(manifests.read_list, snapshot) for snapshot in later], AT_ONCE)
+        lists = await gather([partial(manifests.read_list, snapshot) for snapshot in later], MANIFESTS_CONCURRENT_MAX)
         suspects = {
             _identity(manifest): manifest
             for listed in lists
@@ -73,7 +73,7 @@ class RemovalFilter:
             if manifest.deleted_files_count != 0 and _identity(manifest) not in self._made
         }
         work = [partial(self._filter_manifest, manifests, metadata, manifest, paths) for manifest in suspects.values()]
-        self._made |= zip(suspects, await gather(work, AT_ONCE), strict=True)
+        self._made |= zip(suspects, await gather(work, MANIFESTS_CONCURRENT_MAX), strict=True)
         moved: dict[int, str] = {}
         for snapshot, listed in zip(later, lists, strict=True):
             filtered = [self._made.get(_identity(manifest), manifest) for manifest in listed]

@@ -20,10 +20,16 @@ from seamark.formats.iceberg.metadata import properties as props
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import metadata_folder
 from seamark.formats.runtime.clock import Clock
+from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.ownership.claims import check_own
-from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.commit.change_requests.change import Change
-from seamark.metaserver.commit.snapshots.manifests import AT_ONCE, Manifests, PathHashes, names_of, run_by_count
+from seamark.metaserver.commit.snapshots.manifests import (
+    MANIFESTS_CONCURRENT_MAX,
+    Manifests,
+    PathHashes,
+    names_of,
+    run_by_count,
+)
 from seamark.metaserver.runtime.gathering import gather
 
 TARGET_SIZE = "commit.manifest.target-size-bytes"
@@ -46,7 +52,7 @@ class StoredManifest(NamedTuple):
     manifest: WrittenManifest
 
     def describe(self, snapshot_id: int, sequence_number: int) -> ManifestFile:
-        return self.manifest.described(self.path, snapshot_id=snapshot_id, sequence_number=sequence_number)
+        return self.manifest.to_manifest_file(self.path, snapshot_id=snapshot_id, sequence_number=sequence_number)
 
 
 class FileCreator(Protocol):
@@ -122,7 +128,9 @@ class SnapshotWriter:
         parts = -(-len(entries) // fitting)
         each = -(-len(entries) // parts)
         chunks = [entries[at : at + each] for at in range(0, len(entries), each)]
-        return await gather([partial(self.manifest, chunk, metadata, spec_id, content) for chunk in chunks], AT_ONCE)
+        return await gather(
+            [partial(self.manifest, chunk, metadata, spec_id, content) for chunk in chunks], MANIFESTS_CONCURRENT_MAX
+        )
 
     async def manifest_list(
         self,

@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from seamark.cache.admission import AdmittingCache
-from seamark.cache.disk import DiskTier, identity
+from seamark.cache.disk import DiskTier, account_key
 from seamark.cache.frequency import FrequencySketch
 from seamark.cache.tier import TierStats
 
@@ -46,7 +46,7 @@ def open_tier(
         budget_bytes,
         mapped_max=0,
         map_bytes_min=_NEVER_MAPPED,
-        prefers=lambda candidate, victim: sketch.estimate(candidate) > sketch.estimate(victim),
+        should_replace=lambda candidate, victim: sketch.estimate(candidate) > sketch.estimate(victim),
         holder_bytes=holder_bytes,
         reused_bytes=block_bytes,
     )
@@ -100,7 +100,9 @@ class ObjectBlocks:
     def may_be_on_disk(self, name: str, number: int) -> bool:
         return any(tier.may_have(_key(name, number)) for tier in self._tiers)
 
-    def at_once(self, name: str, number: int, owner: Owner, *, counted: bool) -> tuple[memoryview, str] | None:
+    def get_without_waiting(
+        self, name: str, number: int, owner: Owner, *, counted: bool
+    ) -> tuple[memoryview, str] | None:
         """Return (the block, "memory" or "disk") if the block is available without waiting.
 
         If None is returned, the call does not count as a request.
@@ -191,4 +193,4 @@ def _read(tiers: Sequence[DiskTier], key: str) -> memoryview | None:
 
 def identify(key: str) -> bytes:
     """Return the name of a block in the account of a disk tier, so that all tiers share one count of requests."""
-    return identity(key)
+    return account_key(key)

@@ -30,7 +30,7 @@ from seamark.metaserver.gateway.caching.blocks import Owner
 from seamark.metaserver.gateway.caching.fetches import ChangedObject, RefusedRead, bucket_and_key
 from seamark.metaserver.gateway.caching.reader import RangeReader, keep_part
 from seamark.metaserver.gateway.caching.records import ObjectRecord, record_of
-from seamark.metaserver.gateway.caching.sending import SendBudget, Unsent
+from seamark.metaserver.gateway.caching.sending import AnswerBudget, SendBudget
 from seamark.metaserver.gateway.caching.store import StoreAnswer
 from seamark.metaserver.gateway.caching.tiers import CacheTiers
 from seamark.metaserver.gateway.caching.written_once import kind_of
@@ -49,8 +49,8 @@ _ALLOWED_AMZ = frozenset(
 )
 _SEQUENCES_MAX = 4096
 _log = structlog.get_logger("seamark.gateway")
-_AHEAD_LEAST = 1 << 20
-_AT_ONCE_BYTES = 4 << 20
+_READ_AHEAD_MIN_BYTES = 1 << 20
+_BYTES_PER_TURN = 4 << 20
 """The bytes of one answer that are sent before the event loop handles other requests: about a millisecond."""
 
 
@@ -147,7 +147,7 @@ class CachingBackend:
             return None
         start, length = part or (0, record.size)
         owner, end = _owner(read), start + length
-        unsent = Unsent(self._sending, owner.holder)
+        unsent = AnswerBudget(self._sending, owner.holder)
         sent = start if read.method == "GET" else end
         pieces: list[memoryview] = []
         size_bytes = 0
@@ -160,7 +160,7 @@ class CachingBackend:
         head = _head(record, part, read.request_id, self._clock.now_ms())
         transport.writelines([head, *pieces])
         sent += sum(map(len, pieces))
-        while sent < end and not transport.get_write_buffer_size() and sent - start < _AT_ONCE_BYTES:
+        while sent < end and not transport.get_write_buffer_size() and sent - start < _BYTES_PER_TURN:
             pieces, size_bytes = self._take_pieces(record, sent, end, owner, unsent)
             if not pieces:
                 break
@@ -178,7 +178,7 @@ class CachingBackend:
         return StartedAnswer(status, length, rest, partial(unsent.keep, 0))
 
     def _take_pieces(
-        self, record: ObjectRecord, start: int, end: int, owner: Owner, unsent: Unsent, *, counted: bool = True
+        self, record: ObjectRecord, start: int, end: int, owner: Owner, unsent: AnswerBudget, *, counted: bool = True
     ) -> tuple[list[memoryview], int]:
         """Return (the bytes from `start` on that may be sent now, the memory that they use until the client has taken
         them).
@@ -200,7 +200,7 @@ class CachingBackend:
         owner: Owner,
         transport: asyncio.Transport,
         writer: AbstractStreamWriter,
-        unsent: Unsent,
+        unsent: AnswerBudget,
     ) -> None:
         """Send the rest of an answer: several available blocks together, then each block as it arrives.
 
@@ -243,7 +243,7 @@ class CachingBackend:
         Raises:
             RetryLater: The object cannot be read now.
         """
-        owner, unsent = Owner(holder, pinned=True), Unsent(self._sending, holder)
+        owner, unsent = Owner(holder, pinned=True), AnswerBudget(self._sending, holder)
         headers = {} if last_bytes is None else {"range": f"bytes=-{last_bytes}"}
         read = S3Read("GET", Address(*bucket_and_key(location), {}), headers, "preload", holder, True)
         try:
@@ -364,7 +364,7 @@ class CachingBackend:
             return response
         continues = self._continues(record, start)
         self._follow(record, start, start + length, owner)
-        unsent = Unsent(self._sending, owner.holder)
+        unsent = AnswerBudget(self._sending, owner.holder)
         pieces = self._reader.read(record, start, start + length, owner, unsent, counted=not continues)
         async with aclosing(pieces):
             # The first piece is read before the header is sent, so that an error can have its own status.
@@ -404,7 +404,7 @@ class CachingBackend:
         follows = start == ended
         streak = min(streak + 1, 6) if follows else 0
         if streak:
-            window = min(self._fetches.request_bytes, max(_AHEAD_LEAST, end - start) << (streak - 1))
+            window = min(self._fetches.request_bytes, max(_READ_AHEAD_MIN_BYTES, end - start) << (streak - 1))
             if end + window // 2 > ahead_until:
                 self._reader.read_ahead(record, max(end, ahead_until), min(record.size, end + window), owner)
                 ahead_until = end + window
@@ -458,7 +458,7 @@ async def _send_rest(writer: AbstractStreamWriter, pieces: AsyncGenerator[memory
             await writer.write(piece)
             await writer.drain()  # `write` waits for the client only after 64 KiB
             # If the client is fast, `write` never yields to other tasks.
-            if turn >= _AT_ONCE_BYTES:
+            if turn >= _BYTES_PER_TURN:
                 turn = 0
                 await asyncio.sleep(0)
     except (ChangedObject, RefusedRead, RetryLater) as error:

@@ -18,7 +18,7 @@ from seamark.cache.buffers import Buffers
 from seamark.formats.runtime.errors import RetryLater, SeamarkError
 from seamark.metaserver.api.http.slots import HolderLimit
 from seamark.metaserver.gateway.caching.blocks import ObjectBlocks, Owner
-from seamark.metaserver.gateway.caching.records import ObjectRecord, content_range, is_same
+from seamark.metaserver.gateway.caching.records import ObjectRecord, content_range, has_same_content
 from seamark.metaserver.gateway.caching.store import Store, StoreAnswer
 
 _UNUSED_S = 0.2
@@ -376,7 +376,7 @@ def check_part(answer: StoreAnswer, record: ObjectRecord, start: int, end: int) 
         ChangedObject: The store has another object.
         RefusedRead: The store refuses the read.
     """
-    if answer.status in (404, 412) or (answer.status == 206 and not is_same(record, answer.headers)):
+    if answer.status in (404, 412) or (answer.status == 206 and not has_same_content(record, answer.headers)):
         raise ChangedObject
     if answer.status != 206 or content_range(answer) != (start, end, record.size):
         raise RefusedRead

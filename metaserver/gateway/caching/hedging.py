@@ -17,10 +17,10 @@ from seamark.formats.runtime.clock import Clock
 from seamark.metaserver.gateway.caching.store import Store, StoreAnswer
 from seamark.metaserver.peers.latencies import Percentile
 
-_FIRST_S = 1.0
+_INITIAL_WAIT_S = 1.0
 """The time that a read waits before the latencies of the store are known."""
-_LEAST_S, _MOST_S = 0.01, 5.0
-_BURST = 10.0
+_WAIT_MIN_S, _WAIT_MAX_S = 0.01, 5.0
+_SAVED_REQUESTS_MAX = 10.0
 """The maximum number of second requests that are saved up while they are not needed."""
 
 
@@ -73,7 +73,7 @@ class HedgedStore:
         self._clock = clock
         self._share = percent / 100
         self._allowed = 0.0
-        self._wait = Percentile(_FIRST_S, least_s=_LEAST_S, most_s=_MOST_S, factor=1.0)
+        self._wait = Percentile(_INITIAL_WAIT_S, min_s=_WAIT_MIN_S, max_s=_WAIT_MAX_S, factor=1.0)
         self.hedged = 0
 
     @asynccontextmanager
@@ -84,7 +84,7 @@ class HedgedStore:
             async with self._store.request(method, bucket, key, headers) as answer:
                 yield answer
             return
-        self._allowed = min(_BURST, self._allowed + self._share)
+        self._allowed = min(_SAVED_REQUESTS_MAX, self._allowed + self._share)
         began_s = self._clock.monotonic()
         attempts = [_Attempt(self._store.request(method, bucket, key, headers))]
         try:

@@ -21,7 +21,7 @@ from seamark.metaserver.gateway.caching.fetches import (
     check_part,
 )
 from seamark.metaserver.gateway.caching.records import ObjectRecord
-from seamark.metaserver.gateway.caching.sending import STEP_BYTES, Unsent
+from seamark.metaserver.gateway.caching.sending import STEP_BYTES, AnswerBudget
 from seamark.metaserver.gateway.caching.store import Store
 
 _ATTEMPTS = 3
@@ -49,7 +49,7 @@ class RangeReader:
         start: int,
         end: int,
         owner: Owner,
-        unsent: Unsent,
+        unsent: AnswerBudget,
         *,
         counted: bool = True,
         started: bool = False,
@@ -62,11 +62,11 @@ class RangeReader:
         Args:
             started: Whether the client has received bytes of the answer.
         """
-        block_bytes, tries = self._blocks.block_bytes, _Tries(started)
+        block_bytes, tries = self._blocks.block_bytes, _ReadAttempts(started)
         while start < end:
             number, offset = divmod(start, block_bytes)
             stop = min(end, (number + 1) * block_bytes)
-            block, source = self._blocks.at_once(record.name, number, owner, counted=counted) or (None, "")
+            block, source = self._blocks.get_without_waiting(record.name, number, owner, counted=counted) or (None, "")
             if block is None:
                 # The call also counts the request.
                 block = self._blocks.in_memory(record.name, number, counted=counted)
@@ -118,7 +118,7 @@ class RangeReader:
         block_bytes, pieces = self._blocks.block_bytes, []
         while start < end:
             number, offset = divmod(start, block_bytes)
-            ready = self._blocks.at_once(record.name, number, owner, counted=counted)
+            ready = self._blocks.get_without_waiting(record.name, number, owner, counted=counted)
             if ready is None:
                 break
             counted, (block, source) = True, ready
@@ -186,7 +186,7 @@ class RangeReader:
             self._fetches.start(record, first, self._end_of_gap(record, first, last), owner)
 
     async def _direct(
-        self, record: ObjectRecord, start: int, end: int, unsent: Unsent, *, started: bool
+        self, record: ObjectRecord, start: int, end: int, unsent: AnswerBudget, *, started: bool
     ) -> AsyncGenerator[memoryview]:
         """Read from the store, without the cache.
 
@@ -198,7 +198,7 @@ class RangeReader:
         Args:
             started: See `read`.
         """
-        tries = _Tries(started)
+        tries = _ReadAttempts(started)
         while start < end:
             offer = unsent.offer
             streamed = offer == STEP_BYTES
@@ -250,7 +250,7 @@ def keep_part(block: memoryview, start: int, end: int, offer: int) -> tuple[memo
     return block[start:end], len(block)
 
 
-class _Tries:
+class _ReadAttempts:
     """Counts the failed reads from the store for one answer.
 
     `started` is whether the client has received bytes. Then only a repeated read can complete the answer; before, the

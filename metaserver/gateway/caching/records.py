@@ -93,9 +93,9 @@ def read_content_range(text: str) -> tuple[int, int, int] | None:
     return None if matched is None else (int(matched[1]), int(matched[2]) + 1, int(matched[3]))
 
 
-def is_same(one: ObjectRecord, headers: Mapping[str, str]) -> bool:
+def has_same_content(record: ObjectRecord, headers: Mapping[str, str]) -> bool:
     """Return whether an answer for a part of an object has the record's content."""
-    return headers.get("etag") == one.etag and headers.get("last-modified", one.modified) == one.modified
+    return headers.get("etag") == record.etag and headers.get("last-modified", record.modified) == record.modified
 
 
 class Records:

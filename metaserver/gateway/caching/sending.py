@@ -2,8 +2,8 @@
 
 An answer that waits for its client keeps bytes in memory: bytes that the connection has but the kernel did not accept,
 and bytes that the store has sent. All of them have one budget, and a principal may use a share of it. The rule: an
-answer gets at most an eighth of the free budget, and always `STEP_LEAST_BYTES`, so that no client waits for another. So
-10,000 slow clients use the budget and `STEP_LEAST_BYTES` each, for reads of any length.
+answer gets at most an eighth of the free budget, and always `STEP_MIN_BYTES`, so that no client waits for another. So
+10,000 slow clients use the budget and `STEP_MIN_BYTES` each, for reads of any length.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import Counter
 
 STEP_BYTES = 1 << 20
 """The bytes that are passed to the kernel with one call, while the budget is free."""
-STEP_LEAST_BYTES = 16 << 10
+STEP_MIN_BYTES = 16 << 10
 _PARTS = 8
 
 
@@ -33,7 +33,7 @@ class SendBudget:
         free = self._limit_bytes - self.taken_bytes
         if self._held:
             free = min(free, self._share_bytes - self._held.get(holder, 0))
-        return max(STEP_LEAST_BYTES, min(STEP_BYTES, free // _PARTS))
+        return max(STEP_MIN_BYTES, min(STEP_BYTES, free // _PARTS))
 
     def take(self, holder: str, size_bytes: int) -> None:
         self.taken_bytes += size_bytes
@@ -50,7 +50,7 @@ class SendBudget:
         assert all(held > 0 for held in self._held.values())
 
 
-class Unsent:
+class AnswerBudget:
     """The part of the budget that an answer uses."""
 
     __slots__ = ("_budget", "_holder", "_size_bytes")

@@ -27,13 +27,13 @@ READER_THREADS = 4
 _WRITER_NICE = 10
 _RECORDS_SHARE = 16
 """Records of objects use a sixteenth of the memory budget."""
-_RECORDS_LEAST = 256 << 10
+_RECORDS_MIN_BYTES = 256 << 10
 """The minimum memory for records, even without a memory budget: without a record, a block on the disk costs two
 reads.
 """
 _PENDING_SHARE = 4
 """A quarter of the fetch budget may wait to be written to the disk; half, including pinned blocks."""
-_SKETCH_KEYS_LEAST = 1024
+_SKETCH_KEYS_MIN = 1024
 
 
 class CacheTiers:
@@ -55,7 +55,7 @@ class CacheTiers:
         self.whole_bytes = settings.gateway_cache_whole_bytes
         share_percent = 100 if settings.auth == "none" else settings.gateway_cache_holder_percent
         memory_bytes = settings.gateway_cache_memory_bytes
-        records_bytes = max(_RECORDS_LEAST, memory_bytes // _RECORDS_SHARE)
+        records_bytes = max(_RECORDS_MIN_BYTES, memory_bytes // _RECORDS_SHARE)
         budget_bytes = max(0, memory_bytes - records_bytes)
         self._versions = versions
         self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="gateway-cache-read")
@@ -129,7 +129,7 @@ async def open_tiers(settings: Settings, clock: Clock, store: Store) -> CacheTie
     folder = Path(settings.gateway_cache_folder or settings.home / "cache" / "objects")
     block_bytes = settings.gateway_cache_block_bytes
     disk_bytes = settings.gateway_cache_disk_bytes
-    keys = max(_SKETCH_KEYS_LEAST, (settings.gateway_cache_memory_bytes + disk_bytes) // block_bytes)
+    keys = max(_SKETCH_KEYS_MIN, (settings.gateway_cache_memory_bytes + disk_bytes) // block_bytes)
     sketch = FrequencySketch(keys)
     pinned_bytes = disk_bytes * settings.gateway_cache_pinned_percent // 100
     share_percent = 100 if settings.auth == "none" else settings.gateway_cache_holder_percent

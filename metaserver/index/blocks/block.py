@@ -339,11 +339,11 @@ class Block:
         self.verify(packed)
         return PackedColumn(self._arrays, packed, self.rows if rows is None else rows)
 
-    def packed_longs(self, name: str) -> Packed | None:
+    def get_packed_longs(self, name: str) -> Packed | None:
         """Return the packed form of `long_column`, without accessing the values."""
         return self._directory.longs.get(name)
 
-    def packed_texts(self, name: str) -> Packed | None:
+    def get_packed_texts(self, name: str) -> Packed | None:
         return self._directory.texts.get(name)
 
     def long_column(self, name: str) -> PackedColumn | None:
@@ -428,7 +428,7 @@ class Block:
         entry = self._columns.get(column_id)
         return None if entry is None else self._column(entry.counts[COUNTS.index(name)])
 
-    def bound_column(self, side: str, column_id: int) -> PackedColumn | None:
+    def get_bound_column(self, side: str, column_id: int) -> PackedColumn | None:
         """Return the bounds of a column; None if there are none.
 
         Args:
@@ -438,7 +438,7 @@ class Block:
         return None if entry is None else self._column(entry.lower if side == "lower" else entry.upper)
 
     def bound(self, side: str, column_id: int, row: int) -> Value | None:
-        column = self.bound_column(side, column_id)
+        column = self.get_bound_column(side, column_id)
         return None if column is None else _decode_value(column, self._columns[column_id].kind, row)
 
     def column_at(self, packed: Packed) -> PackedColumn:

@@ -43,14 +43,14 @@ class Blocks:
         decoders: Decoders,
         *,
         stored: ObjectStore,
-        under_way: int,
+        manifests_in_flight: int,
         limit_bytes: int,
     ) -> None:
         """Create a loader.
 
         Args:
             stored: The storage itself, without the caches that `objects` may have.
-            under_way: The number of manifests that are read or decoded concurrently.
+            manifests_in_flight: The number of manifests that are read or decoded concurrently.
             limit_bytes: The maximum size of a manifest or manifest list.
         """
         self._objects = objects
@@ -59,7 +59,7 @@ class Blocks:
         self._executor = executor
         self._decoders = decoders
         self._limit_bytes = limit_bytes
-        self._slots = asyncio.Semaphore(under_way)
+        self._slots = asyncio.Semaphore(manifests_in_flight)
         self._alive: weakref.WeakValueDictionary[str, Block] = weakref.WeakValueDictionary()
         self._live_bytes = 0
         self._changes: deque[int] = deque()
@@ -146,7 +146,7 @@ class Blocks:
         tasks: list[asyncio.Task[tuple[str, Block]]] = []
         try:
             size_bytes = sum(manifest.manifest_length for manifest in absent.values())
-            with self._decoders.many(size_bytes):
+            with self._decoders.expecting(size_bytes):
                 async with asyncio.TaskGroup() as group:
                     tasks = [group.create_task(self._load_block(*one)) for one in absent.items()]
             return dict(task.result() for task in tasks)

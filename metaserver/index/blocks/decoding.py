@@ -56,7 +56,7 @@ class _ProcessLost(Exception):
 class Decoders:
     """Decodes manifests in the threads of the executor, and in processes.
 
-    There are up to `threads` processes while `many` is active for `processes_min_bytes` or more.
+    There are up to `threads` processes while `expecting` is active for `processes_min_bytes` or more.
     """
 
     def __init__(self, executor: ThreadPoolExecutor, threads: int, *, processes_min_bytes: int = PROCESSES_MIN_BYTES):
@@ -81,7 +81,7 @@ class Decoders:
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._decode_in_process, data, location)
 
     @contextmanager
-    def many(self, size_bytes: int) -> Iterator[None]:
+    def expecting(self, size_bytes: int) -> Iterator[None]:
         """Expect manifests with this many bytes in total while the context is active."""
         if size_bytes < self._min_bytes or not self._processes_max:
             yield
@@ -173,11 +173,11 @@ class _Process:
         self._process = subprocess.Popen(  # noqa: S603  this program
             [sys.executable, "-I", "-c", begin, *path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
         )
-        questions, answers = self._process.stdin, self._process.stdout
-        assert questions is not None
-        assert answers is not None
-        self._pipes = questions, answers
-        self._to, self._from = questions.fileno(), answers.fileno()
+        requests, responses = self._process.stdin, self._process.stdout
+        assert requests is not None
+        assert responses is not None
+        self._pipes = requests, responses
+        self._to, self._from = requests.fileno(), responses.fileno()
         for descriptor in (self._to, self._from):
             # A smaller pipe only makes decoding slower.
             with contextlib.suppress(OSError):
@@ -262,22 +262,22 @@ def decode_block_memory(data: bytes | memoryview, location: str) -> bytes:
     return b"".join(encode_block(decode_manifest(data, location)))
 
 
-def serve(questions: BinaryIO, answers: BinaryIO) -> None:
+def serve(requests: BinaryIO, responses: BinaryIO) -> None:
     """Decode manifests until the input ends.
 
     An error other than Corrupt ends the process. The caller then decodes itself, and gets the same error.
     """
-    _write_answer(answers, _READY, b"")
-    while head := questions.read(_REQUEST_HEAD.size):
+    _write_answer(responses, _READY, b"")
+    while head := requests.read(_REQUEST_HEAD.size):
         name_bytes, data_bytes = _REQUEST_HEAD.unpack(head)
-        location = questions.read(name_bytes).decode()
-        data = questions.read(data_bytes)
+        location = requests.read(name_bytes).decode()
+        data = requests.read(data_bytes)
         if len(data) < data_bytes:
             return
         try:
-            _write_answer(answers, _BLOCK, decode_block_memory(data, location))
+            _write_answer(responses, _BLOCK, decode_block_memory(data, location))
         except Corrupt as error:
-            _write_answer(answers, _CORRUPT, error.message.encode())
+            _write_answer(responses, _CORRUPT, error.message.encode())
 
 
 def _write_answer(answers: BinaryIO, kind: int, data: bytes) -> None:

@@ -109,12 +109,12 @@ def _schema_of(decoded: DecodedManifest) -> Schema:
 @lru_cache(maxsize=16)
 def _schema(text: str) -> Schema:
     """Return the parsed schema from a cache, because the manifests of a snapshot have few different schemas."""
-    schema = from_json(_normal(text), Schema)
+    schema = from_json(_normalize_schema(text), Schema)
     _ = schema.index
     return schema
 
 
-def _normal(text: str) -> bytes:
+def _normalize_schema(text: str) -> bytes:
     """Return the schema's JSON with its type, because old writers omitted `type`."""
     value = json.loads(text)
     if isinstance(value, dict):

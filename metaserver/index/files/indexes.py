@@ -44,7 +44,7 @@ RETRY_S = 5.0
 _LATER_MAX, _LATER_BYTES = 10_000, 400
 """The number of such files that are remembered, and the memory of each."""
 
-_COLD_BYTES = 64 << 20
+_REMOTE_PARTS_BYTES = 64 << 20
 """The memory for the parts of large index files that are read by range."""
 
 _MAPPED_SHARE = 8
@@ -102,7 +102,7 @@ class Indexes:
         self._clock = clock
         self._limit_bytes = limit_bytes
         self._whole_bytes = whole_bytes
-        self._remote: MemoryCache[str, RemoteIndexFile] = MemoryCache(_COLD_BYTES, "remote-indexes")
+        self._remote: MemoryCache[str, RemoteIndexFile] = MemoryCache(_REMOTE_PARTS_BYTES, "remote-indexes")
         self._opening_remote: SingleFlight[str, RemoteIndexFile] = SingleFlight()
         self._fetching: dict[str, asyncio.Task[OpenIndex | None]] = {}
         self._verifying: dict[str, asyncio.Task[None]] = {}
@@ -213,7 +213,7 @@ class Indexes:
             self._remote.put(file.location, remote, remote.size_bytes)
         return result
 
-    async def ready(
+    async def open_or_read(
         self, file: RegisteredIndexFile, read: Callable[[RemoteIndexFile], Awaitable[T | None]]
     ) -> OpenIndex | T | None:
         """Return the open file or the result of `read`; None if the file cannot be used.

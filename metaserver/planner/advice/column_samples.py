@@ -95,12 +95,12 @@ class ColumnSample:
             if values is None:
                 return None
             # A share from few hits is uncertain. Use the average value, unless the hits contradict it.
-            expected = max(1.0 - (1.0 - self.held) ** values, min(hits, 1) / self.files_left)
+            expected = max(1.0 - (1.0 - self.presence_probability) ** values, min(hits, 1) / self.files_left)
             share = expected if _is_probable(hits, sampled, expected) else share
         return max(hits, round(self.files_left * share))
 
     @cached_property
-    def held(self) -> float:
+    def presence_probability(self) -> float:
         """The probability that a file contains a given value of the column.
 
         It is the same for all values. Let p be the probability that a file contains a value. Then the values that
@@ -207,10 +207,10 @@ def _choose_sample_files(files: Sequence[ListedFile]) -> list[ListedFile]:
 
 def _is_probable(hits: int, count: int, share: float) -> bool:
     """Return whether `hits` of `count` is a probable result if each file has a hit with the probability `share`."""
-    chances = [_binomial(number, count, share) for number in range(count + 1)]
+    chances = [_compute_binomial(number, count, share) for number in range(count + 1)]
     return sum(chances[hits:]) >= _PROBABILITY_MIN and sum(chances[: hits + 1]) >= _PROBABILITY_MIN
 
 
-def _binomial(hits: int, count: int, share: float) -> float:
+def _compute_binomial(hits: int, count: int, share: float) -> float:
     ways = float(np.prod([(count - n) / (n + 1) for n in range(hits)])) if hits else 1.0
     return ways * share**hits * (1.0 - share) ** (count - hits)

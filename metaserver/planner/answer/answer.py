@@ -21,12 +21,12 @@ import numpy as np
 from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Expression, Op, predicates_of
 from seamark.formats.iceberg.expressions.expression_json import expression_json, to_transform_json
 from seamark.formats.iceberg.expressions.residuals import (
-    nameable,
+    collect_tautologies,
+    make_bindable,
+    make_tautology,
+    match_both_zeros,
     remove_nan,
-    tautologies,
-    tautology,
     weaken_residual,
-    with_both_zeros,
 )
 from seamark.formats.index.packing import Longs
 from seamark.formats.protocol.wire import encode_json as to_json
@@ -295,7 +295,7 @@ class _Residuals:
         self._bound_by_name = dialect.binds_residuals
         self._longest = form.residual_bytes
         self._work = RESIDUAL_VALUES_MAX
-        self._unknown = tautologies(scan.bound)
+        self._unknown = collect_tautologies(scan.bound)
         self._whole_files = form.whole_files
         self.encode = to_transform_json if form.whole_files else expression_json
         self._is_java = dialect.filters_by_residual
@@ -382,15 +382,15 @@ class _Residuals:
         if form.nan_free:
             residual = remove_nan(residual)
         if self._is_java:
-            residual = with_both_zeros(residual)
+            residual = match_both_zeros(residual)
         # PyIceberg does not bind residuals, but counts a file's rows from metadata if the residual is TRUE.
-        named = nameable(residual, self._scan.metadata.current_schema) if self._bound_by_name else residual
+        named = make_bindable(residual, self._scan.metadata.current_schema) if self._bound_by_name else residual
         if named is not residual and not self._needed:
             return b""
         if self._whole_files and named != FALSE and (form.read_whole or not self._exact):
             return _KEY + b"true"
         if named == TRUE and self._unknown:
-            named = tautology(self._unknown[0])
+            named = make_tautology(self._unknown[0])
         text = to_json(self.encode(named))
         if self._exact or len(text) <= self._longest:
             return _KEY + text
@@ -398,5 +398,5 @@ class _Residuals:
             return b""
         short = to_json(expression_json(weaken_residual(named)))
         if len(short) > self._longest:
-            short = to_json(expression_json(tautology(predicates_of(named)[0])))
+            short = to_json(expression_json(make_tautology(predicates_of(named)[0])))
         return _KEY + short

@@ -274,7 +274,7 @@ def _counts(column: PackedColumn | None) -> Texts:
 
 def _bounds(block: Block, side: str, column_id: int) -> Texts | None:
     """Return the function that reads the bounds of this column; None if the block has none."""
-    column, kind = block.bound_column(side, column_id), block.kind(column_id)
+    column, kind = block.get_bound_column(side, column_id), block.kind(column_id)
     if column is None or kind is None:
         return None
     dtype = _DTYPES.get(kind)

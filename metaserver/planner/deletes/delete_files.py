@@ -30,7 +30,7 @@ DECODED_AT_ONCE = 2
 
 Each decoding may use `decoded_limit_bytes`.
 """
-AT_ONCE = 16
+FILES_CONCURRENT_MAX = 16
 """The maximum number of delete files that one request reads concurrently."""
 
 
@@ -84,7 +84,7 @@ class DeleteFiles:
         A request also has the key columns if the file is an equality delete. The memory of the results is charged to
         the budget.
         """
-        limit = asyncio.Semaphore(AT_ONCE)
+        limit = asyncio.Semaphore(FILES_CONCURRENT_MAX)
 
         async def read(file: DeleteFile, columns: Columns) -> Content | Unreadable:
             async with limit:

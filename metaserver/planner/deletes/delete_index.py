@@ -425,8 +425,8 @@ def _read_referenced_files(block: Block, rows: Longs, is_vector: npt.NDArray[np.
     named = strings(block.text_column("referenced_data_file"), rows)
     if None not in named:
         return named
-    lower = strings(block.bound_column("lower", DELETED_PATH), rows)
-    upper = strings(block.bound_column("upper", DELETED_PATH), rows)
+    lower = strings(block.get_bound_column("lower", DELETED_PATH), rows)
+    upper = strings(block.get_bound_column("upper", DELETED_PATH), rows)
     for position, (name, low, high) in enumerate(zip(named, lower, upper, strict=True)):
         if name is not None:
             continue

@@ -317,7 +317,7 @@ def _read_bounds(
     block: Block, side: str, column_id: int, rows: Longs, order: str
 ) -> tuple[Values | None, npt.NDArray[np.bool_]]:
     """Return (values, whether each value is known). The values are int64, float64, or comparable objects."""
-    column, kind = block.bound_column(side, column_id), block.kind(column_id)
+    column, kind = block.get_bound_column(side, column_id), block.kind(column_id)
     if column is None or kind is None or _order(kind) != order:
         return None, np.zeros(len(rows), dtype=np.bool_)
     is_known = column.present()[rows]

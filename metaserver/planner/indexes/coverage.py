@@ -69,7 +69,7 @@ class FileIds:
         positions[present] = self._order[sorted_positions[present]]
         return positions
 
-    def are_described_by(self, ids: Words) -> Mask:
+    def are_covered_by(self, ids: Words) -> Mask:
         """Return bool[count]: whether the identity of each file is in `ids`, uint64[n, 2].
 
         It is True for both positions of a file that is listed twice.

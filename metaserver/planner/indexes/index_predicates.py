@@ -22,7 +22,7 @@ from seamark.formats.iceberg.expressions.expression import (
     predicates_of,
     replace_predicates,
 )
-from seamark.formats.iceberg.expressions.projection import inclusive
+from seamark.formats.iceberg.expressions.projection import project_inclusive
 from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.index.definitions import IndexDefinition
@@ -33,7 +33,7 @@ from seamark.formats.index.kinds.kinds import KINDS
 from seamark.formats.index.kinds.queries import COMBINATIONS_MAX, IndexQuery, PredicateKey, key_of_predicate
 from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter, narrowest_first
 from seamark.metaserver.planner.pruning.semantics import ComparisonSemantics, key_ranges
-from seamark.metaserver.planner.view.view import comparable
+from seamark.metaserver.planner.view.view import are_comparable
 
 FIRST_FIELD_ID = 1 << 31
 """The first id of fields that represent indexed terms. Ids of columns and partition fields are at most 2^31 - 1."""
@@ -191,7 +191,7 @@ def _project_predicate(
         for field in applicable
         if field.transform in INDEXED_FUNCTIONS
     ]
-    return all_of(inclusive(predicate, plain), *of_functions)
+    return all_of(project_inclusive(predicate, plain), *of_functions)
 
 
 def _has_values_of(predicate: Bound, term: Term) -> bool:
@@ -202,7 +202,7 @@ def _has_values_of(predicate: Bound, term: Term) -> bool:
     """
     if predicate.kind == term.source:
         return True
-    return term.transform == IDENTITY and comparable(predicate.kind, term.source)
+    return term.transform == IDENTITY and are_comparable(predicate.kind, term.source)
 
 
 def _project_function(predicate: Bound, term: Term, field_id: int, name: str) -> Expression:

@@ -140,7 +140,7 @@ class IndexSelection:
         now_ms = self._clock.now_ms()
         for definition_id, (files_in, removed) in probe.counts.items():
             self._usage.note(entry.uuid, definition_id, files_in=files_in, files_removed=removed, now_ms=now_ms)
-        for file in probe.listed:
+        for file in probe.listed_files:
             if file.location in probe.damaged:
                 self._indexes.schedule_verification([file], probe.damaged[file.location])
 
@@ -230,7 +230,7 @@ class IndexSelection:
                     file, partial(_load_rows, probe.remote[file.location], missing[file.location])
                 )
             )
-            for file in probe.listed
+            for file in probe.listed_files
             if file.location in missing
         ]
         await asyncio.wait(tasks, timeout=max(0.0, probe.until_s - self._clock.monotonic()))

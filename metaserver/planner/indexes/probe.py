@@ -51,11 +51,11 @@ class Probe:
     """The results of index files that are read remotely, by `IndexPredicate.key` and location."""
     remote: Mapping[str, RemoteIndexFile] = field(default_factory=dict)
     """The remote index files, by location."""
-    listed: Sequence[RegisteredIndexFile] = ()
+    listed_files: Sequence[RegisteredIndexFile] = ()
     """All index files that the plan might use."""
     until_s: float = 0.0
     """The time until which the plan may wait for index files, in monotonic seconds."""
-    late: bool = False
+    is_late: bool = False
     """Whether an index file was not loaded in time."""
     damaged: dict[str, str] = field(default_factory=dict)
     counts: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Probe:
     @property
     def complete(self) -> bool:
         """Whether the plan used all indexes, so that a later plan would not remove more files."""
-        return not self.late and not self.damaged and not self.missing_rows
+        return not self.is_late and not self.damaged and not self.missing_rows
 
     def reset(self) -> None:
         """Reset the counts before the plan runs again with more of the indexes loaded."""
@@ -88,7 +88,7 @@ class Probe:
             if kind in used:
                 kinds |= {kind}
                 yield kind, partial(self.narrow, kinds=kinds, expired=expired)
-        if self.by_row:
+        if self.can_prune_by_row:
             yield "bitmap_rows", partial(self.narrow_by_row, expired=expired)
 
     @property
@@ -177,10 +177,12 @@ class Probe:
     # Pruning by rows
 
     @property
-    def by_row(self) -> bool:
+    def can_prune_by_row(self) -> bool:
         """Whether pruning by rows can remove more files: some conjunction has predicates on two bitmap indexes."""
         has_bitmap = any(map(self._is_bitmap, predicates_of(self.projection.expression)))
-        return has_bitmap + len(self._bitmap_key_sets) > 1 or _conjoins(self.projection.expression, self._is_bitmap)
+        return has_bitmap + len(self._bitmap_key_sets) > 1 or _has_conjunction(
+            self.projection.expression, self._is_bitmap
+        )
 
     @property
     def _bitmap_key_sets(self) -> list[KeySetPredicate]:
@@ -324,8 +326,8 @@ class Probe:
         return None
 
 
-def _conjoins(expression: Expression, is_bitmap: Callable[[Bound], bool]) -> bool:
+def _has_conjunction(expression: Expression, is_bitmap: Callable[[Bound], bool]) -> bool:
     if isinstance(expression, And):
         with_bitmaps = [child for child in expression.children if any(map(is_bitmap, predicates_of(child)))]
-        return len(with_bitmaps) > 1 or any(_conjoins(child, is_bitmap) for child in with_bitmaps)
-    return isinstance(expression, Or) and any(_conjoins(child, is_bitmap) for child in expression.children)
+        return len(with_bitmaps) > 1 or any(_has_conjunction(child, is_bitmap) for child in with_bitmaps)
+    return isinstance(expression, Or) and any(_has_conjunction(child, is_bitmap) for child in expression.children)

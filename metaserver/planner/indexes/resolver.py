@@ -85,7 +85,7 @@ class IndexResolver:
         if hashes is None:
             ready: Sequence[OpenIndex | RemoteRows | None] = await asyncio.gather(*map(self._indexes.open, listed))
         else:
-            ready = await asyncio.gather(*(self._indexes.ready(file, probe_index) for file in listed))
+            ready = await asyncio.gather(*(self._indexes.open_or_read(file, probe_index) for file in listed))
         usable = [result for result in ready if result is not None]
         coverage = (await compute_coverages(view, {definition.id: usable}))[definition.id]
         opened = {index.location: index for index in usable if isinstance(index, OpenIndex)}
@@ -98,7 +98,7 @@ class IndexResolver:
             return index
 
         listed = (await self._indexes.registry.files(entry)).live(definition.id)
-        ready = await asyncio.gather(*(self._indexes.ready(file, probe_index) for file in listed))
+        ready = await asyncio.gather(*(self._indexes.open_or_read(file, probe_index) for file in listed))
         usable = [index for index in ready if index is not None]
         coverage = (await compute_coverages(view, {definition.id: usable}))[definition.id]
         files = {index.location: index for index in usable}
@@ -123,7 +123,7 @@ class IndexResolver:
         async def load(_: RemoteIndexFile) -> RemoteIndexFile | None:
             return remote if await remote.bitmap.load_rows(files) else None
 
-        ready = await self._indexes.ready(file, load)
+        ready = await self._indexes.open_or_read(file, load)
         if ready is not None:
             index.files[location] = ready
 

@@ -19,7 +19,7 @@ import numpy as np
 from seamark.formats.iceberg.expressions.expression import FALSE, Expression, all_of
 from seamark.formats.index.packing import MISSING, Longs
 from seamark.formats.protocol.wire import MAXIMUM, MINIMUM
-from seamark.metaserver.planner.joins.ranges import ComparedColumn, limit_condition
+from seamark.metaserver.planner.joins.ranges import LimitedColumn, limit_condition
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, FoundStatistics, RequestedColumn, files_at
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
@@ -119,7 +119,7 @@ def _bounds(statistics: FoundStatistics, side: str) -> Longs:
     return bounds.astype(np.int64, copy=False)
 
 
-def make_extreme_condition(column: ComparedColumn, op: str, other: str, limits: ExtremeLimits) -> Expression:
+def make_extreme_condition(column: LimitedColumn, op: str, other: str, limits: ExtremeLimits) -> Expression:
     """Return the condition that a column is equal to an extreme, less or greater.
 
     Args:

@@ -6,8 +6,8 @@ its own key set, so together they admit a superset. Types whose equality differs
 such as floats, give no filter. A join that exceeds its time or limits is skipped, and its outcome reports
 this.
 
-A join on the day, month, year or hour of a column becomes a condition on the column, and so does a join by `<`, `>` or
-BETWEEN. Joins that are alternatives become a disjunction: a row is needed only if it has a partner in one of them.
+A join on the day, month, year or hour of a column, or by `<`, `>` or BETWEEN, becomes a condition on the column. Joins
+that are alternatives become a disjunction: a row is needed only if it has a partner in one of them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import msgspec
 from seamark.formats.iceberg.expressions.expression import (
     FALSE,
     TRUE,
+    Bound,
     Expression,
     all_of,
     any_of,
@@ -47,7 +48,7 @@ from seamark.metaserver.planner.joins.extremes import (
 )
 from seamark.metaserver.planner.joins.like_predicates import AnyLike
 from seamark.metaserver.planner.joins.periods import make_period_condition
-from seamark.metaserver.planner.joins.ranges import ComparedColumn, make_range_condition
+from seamark.metaserver.planner.joins.ranges import LimitedColumn, make_range_condition
 from seamark.metaserver.planner.lookup.lookup import RequestedColumn
 from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
@@ -169,7 +170,7 @@ def _condition_of(alternatives: Sequence[tuple[RequestedJoin, JoinFilters]]) -> 
         return TRUE
     conditions = []
     for join, result in alternatives:
-        keys = all_of(*(dynamic_filter.spanned for dynamic_filter in result.dynamic_filters))
+        keys = all_of(*(dynamic_filter.as_condition for dynamic_filter in result.dynamic_filters))
         conditions += [all_of(keys, result.condition), join.unless]
     return any_of(*conditions)
 
@@ -205,7 +206,7 @@ async def _filters_of(dimensions: Dimensions, join: RequestedJoin, until_s: floa
         operators = join.operators if is_range else ()
         keys = await dimensions.keys(DimensionRequest(bound_scan, join.entry, columns, join.likes, operators), until_s)
         if is_range:
-            condition = make_range_condition(ComparedColumn(*pairs[0][:3]), *keys)
+            condition = make_range_condition(LimitedColumn(*pairs[0][:3]), *keys)
         elif not is_compared:
             condition = _period_condition(pairs[0], join.transform, keys[0])
         else:
@@ -232,7 +233,7 @@ async def _extreme_of(dimensions: Dimensions, join: RequestedJoin, until_s: floa
         def read(scan: ScanPlan) -> Expression:
             column = RequestedColumn(pair.other_id, pair.other_kind)
             limits = find_extreme_limits(join.transform, column, scan, _rows_outside(join))
-            return make_extreme_condition(ComparedColumn(*pair[:3]), op, pair.other_kind, limits)
+            return make_extreme_condition(LimitedColumn(*pair[:3]), op, pair.other_kind, limits)
 
         condition = await dimensions.condition(bound_scan, join.entry, read, until_s)
         outcome = JoinOutcome(join.table, join.snapshot_id, 1, used=True)
@@ -244,10 +245,18 @@ async def _extreme_of(dimensions: Dimensions, join: RequestedJoin, until_s: floa
 def _rows_outside(join: RequestedJoin) -> RowsOutside | None:
     """Return the rows of the other table of which the column does not have the extreme."""
     outside = join.outside
-    if outside is None or any(base_name(predicate.kind) in FLOATS for predicate in predicates_of(outside)):
-        return None  # clients differ about NaN, so that neither side of a comparison is sure to have it
+    if outside is None or not all(map(_is_counted, predicates_of(outside))):
+        return None
     bound_scan = BoundScan.bind(join.metadata, ScanRequest(filter=outside, snapshot_id=join.snapshot_id))
     return RowsOutside(bound_scan.bound, bound_scan.partition_filters)
+
+
+def _is_counted(predicate: Bound) -> bool:
+    """Return whether statistics count each row on one side of a predicate for all clients.
+
+    Clients differ about NaN, and some file formats do not count a field of a null struct as null.
+    """
+    return base_name(predicate.kind) not in FLOATS and "." not in predicate.name
 
 
 def _period_condition(pair: Pair, transform: str, keys: KeySet) -> Expression:

@@ -31,7 +31,7 @@ _FIRST_DAY, _END_DAY = -719_162, 2_932_897
 _LONG_MIN, _LONG_MAX = -(1 << 63), (1 << 63) - 1
 
 
-class ComparedColumn(NamedTuple):
+class LimitedColumn(NamedTuple):
     """The column that is compared, with its full name and its type."""
 
     column_id: int
@@ -90,7 +90,7 @@ def to_inclusive_limits(values: Longs, op: str, kind: str, other: str) -> tuple[
     return shifted, possible
 
 
-def limit_condition(column: ComparedColumn, op: str, value: int, other: str) -> Expression:
+def limit_condition(column: LimitedColumn, op: str, value: int, other: str) -> Expression:
     """Return the condition that a column is less or greater than a value of type `other`.
 
     Raises:
@@ -104,7 +104,7 @@ def limit_condition(column: ComparedColumn, op: str, value: int, other: str) -> 
     return span_condition(column, limit, high) if op in (">", ">=") else span_condition(column, low, limit)
 
 
-def span_condition(column: ComparedColumn, start: int, end: int) -> Expression:
+def span_condition(column: LimitedColumn, start: int, end: int) -> Expression:
     """Return the condition that a column is at least `start` and at most `end`."""
     low, high = limits_of_kind(column.kind)
     if start > high or end < low or start > end:
@@ -176,7 +176,7 @@ def to_key_sets(starts: Longs, ends: Longs, kind: str) -> tuple[KeySet, KeySet]:
     return KeySet(kind, Distinct(starts.view(np.uint64) ^ sign)), KeySet(kind, Distinct(ends.view(np.uint64) ^ sign))
 
 
-def make_range_condition(column: ComparedColumn, starts: KeySet, ends: KeySet) -> Expression:
+def make_range_condition(column: LimitedColumn, starts: KeySet, ends: KeySet) -> Expression:
     """Return the condition that a column is in one of the spans; FALSE without a span."""
     spans = ((starts.at(position), ends.at(position)) for position in range(len(starts)))
     return any_of(*(span_condition(column, int(start) - SIGN, int(end) - SIGN) for start, end in spans))

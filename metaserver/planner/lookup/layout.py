@@ -167,7 +167,7 @@ def _build_axis(sides: Sequence[Any], by_rank: bool) -> tuple[Axis, list[Longs]]
         texts: list[Key] = sorted({key for side in sides for key in side})
         number_of = {key: number for number, key in enumerate(texts)}
         ranks = [np.array([number_of[key] for key in side], dtype=np.int64) for side in sides]
-        return Axis(texts, _evenly(len(texts)), False), ranks
+        return Axis(texts, _place_evenly(len(texts)), False), ranks
     keys = np.unique(np.concatenate(list(sides)))
     ranks = [np.searchsorted(keys, side).astype(np.int64) for side in sides]
     values = keys.astype(np.float64)
@@ -176,9 +176,9 @@ def _build_axis(sides: Sequence[Any], by_rank: bool) -> tuple[Axis, list[Longs]]
         halves = values / 2  # The difference of two doubles may overflow, but that of their halves may not.
         positions = (halves - halves[0]) / (halves[-1] - halves[0])
     else:
-        positions = _evenly(len(keys))
+        positions = _place_evenly(len(keys))
     return Axis(keys, positions, by_value), ranks
 
 
-def _evenly(count: int) -> Positions:
+def _place_evenly(count: int) -> Positions:
     return np.linspace(0.0, 1.0, count) if count > 1 else np.zeros(count)

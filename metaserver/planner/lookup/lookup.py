@@ -374,7 +374,7 @@ class _Layouts:
     def bounds(self, view: TableView, side: str, column_id: int) -> tuple[BoundColumn, ...]:
         cached = self._sides.get(key := (side, column_id))
         if cached is None:
-            cached = self._read(view, key, lambda block: _packing_of(block.bound_column(side, column_id)))
+            cached = self._read(view, key, lambda block: _packing_of(block.get_bound_column(side, column_id)))
         return cached
 
     def _read(

@@ -73,7 +73,7 @@ class CachedView:
         return _VIEW_BYTES + own + self.plans.used_bytes
 
 
-class _Held:
+class _PrincipalMemory:
     """The memory of one principal's views.
 
     A block of several views counts once, with its size when one of the views was last used.
@@ -138,7 +138,7 @@ class CachedViews:
         self.added_bytes = 0
         """The added bytes of all views, updated after each new plan."""
         self._views: OrderedDict[ViewKey, CachedView] = OrderedDict()
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _PrincipalMemory] = {}
         """The memory by principal. It is kept up to date, because a reader can have tens of thousands of views of
         parts of one table, and each further plan evicts one.
         """
@@ -171,7 +171,7 @@ class CachedViews:
     def put(self, key: ViewKey, cached: CachedView) -> None:
         self.evict(key)  # A concurrent request may have loaded the same view.
         self._views[key] = cached
-        self._held.setdefault(cached.holder, _Held()).put(key, cached)
+        self._held.setdefault(cached.holder, _PrincipalMemory()).put(key, cached)
         self.charge(cached)
 
     def charge(self, cached: CachedView) -> None:
@@ -187,7 +187,7 @@ class CachedViews:
         holder_views.size_bytes += size_bytes
         self._compare(cached.holder, holder_views)
 
-    def _compare(self, holder: str, holder_views: _Held) -> None:
+    def _compare(self, holder: str, holder_views: _PrincipalMemory) -> None:
         if holder and holder_views.size_bytes > self.budget_bytes // _HOLDER_BUDGET_DIVISOR:
             self._wide.add(holder)
         else:

@@ -23,8 +23,8 @@ import numpy.typing as npt
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.errors import BadRequest, Forbidden
 from seamark.formats.storage.locations import parse_location
+from seamark.metaserver.catalog.context import PATH_PROPERTIES
 from seamark.metaserver.catalog.ownership.claims import with_folders
-from seamark.metaserver.catalog.parts import PATH_PROPERTIES
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.planner.view.view import TableView
@@ -60,7 +60,7 @@ class LocationChecker:
         }
         dotted = [view.blocks[number] for number in np.flatnonzero(folders.blocks[:, _MAY_HAVE_DOTS]).tolist()]
         for block in view.delete_blocks:
-            paths = block.packed_texts("file_path")
+            paths = block.get_packed_texts("file_path")
             if paths is None:
                 continue
             if block.may_have_dots:
@@ -136,7 +136,7 @@ class _Folders:
         read = []
         for number in view.blocks_to_compute(of_base):
             path, block = view.manifests[number].manifest_path, view.blocks[number]
-            paths = block.packed_texts("file_path")
+            paths = block.get_packed_texts("file_path")
             manifest = numbers.setdefault(_folder(path).encode("utf-8", "surrogatepass"), len(numbers))
             files = numbers.setdefault(None if paths is None else paths.common.rpartition(b"/")[0], len(numbers))
             read.append((manifest, files, _DOTS in path, paths is not None and block.may_have_dots))

@@ -46,7 +46,7 @@ from seamark.formats.index.packing import MISSING, Longs
 from seamark.formats.runtime.errors import Corrupt, ObjectMissing
 from seamark.metaserver.catalog.documents import name_suffix
 from seamark.metaserver.objects.port import ObjectStore
-from seamark.metaserver.planner.plan.readers import drop_nan_bounds, may_have_nan, void_partition_fields
+from seamark.metaserver.planner.plan.reader_quirks import drop_nan_bounds, may_have_nan, void_partition_fields
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 
 GC_ENABLED = "gc.enabled"
@@ -262,7 +262,9 @@ def _write_new_manifests(
         by_spec[entry.file.spec_id].append(msgspec.structs.replace(entry, status=EXISTING))
     for spec_id, mine in sorted(by_spec.items()):
         written = write_manifest(mine, metadata=metadata, spec_id=spec_id, content=DATA_MANIFEST)
-        described = written.described("", snapshot_id=snapshot.snapshot_id, sequence_number=snapshot.sequence_number)
+        described = written.to_manifest_file(
+            "", snapshot_id=snapshot.snapshot_id, sequence_number=snapshot.sequence_number
+        )
         # Every entry has its own first row id. Version 3 also requires the field of the manifest.
         ids = [entry.file.first_row_id for entry in mine if entry.file.first_row_id is not None]
         yield msgspec.structs.replace(described, first_row_id=min(ids, default=None)), written.data

@@ -31,7 +31,7 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.name_mapping import NAME_MAPPING
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import CacheDamaged
-from seamark.metaserver.access.principal import answering
+from seamark.metaserver.access.principal import set_principal
 from seamark.metaserver.catalog.ownership.own_files import ALLOWED_LOCATIONS
 from seamark.metaserver.catalog.pointers import table_uuid, uuid_of
 from seamark.metaserver.index.blocks.block import Block
@@ -255,7 +255,7 @@ class Planner:
         def plan() -> ScanPlan:
             return prune(cached, bound_scan, self._deadline(), self._clock, probe=probe, loaded_us=loaded_us)
 
-        quick = _is_quick(cached.view, bound_scan) and (probe is None or not probe.by_row)
+        quick = _is_quick(cached.view, bound_scan) and (probe is None or not probe.can_prune_by_row)
         scan = plan() if quick else await asyncio.to_thread(plan)
         if index_access is not None and probe is not None:
             if probe.missing_rows and await index_access.index_selection.load_rows(probe):
@@ -317,7 +317,7 @@ class Planner:
             return prepared
 
         # The new view counts for the principal of the former view.
-        with answering(former.holder):
+        with set_principal(former.holder):
             prepared = await self._repeat_if_damaged(make)
         self._prepared += 1
         if planned.prepared:
@@ -519,7 +519,7 @@ async def open_planner(
                 executor,
                 decoding,
                 stored=stored or objects,
-                under_way=decoders * _MANIFESTS_IN_FLIGHT_PER_THREAD,
+                manifests_in_flight=decoders * _MANIFESTS_IN_FLIGHT_PER_THREAD,
                 limit_bytes=settings.plan_manifest_limit_bytes,
             )
             yield Planner(

@@ -71,7 +71,7 @@ class Preparation:
             await self._planned.noted.wait()
             self._planned.noted.clear()
             since = InstantFilter(since=await self._timeline.head())
-            async with self._timeline.watching(since, counted=False) as watcher:
+            async with self._timeline.watch_instants(since, counted=False) as watcher:
                 while not self._planned.is_empty:
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(RECENTLY_PLANNED_S):
@@ -102,7 +102,7 @@ class Preparation:
 
         If several tables are due, it is the table that has waited longest.
         """
-        now_s, first, least_s = self._clock.monotonic(), None, 0.0
+        now_s, first, shortest_wait_s = self._clock.monotonic(), None, 0.0
         for uuid in list(self._waiting):
             planned = self._planned.get(uuid)
             # The table has not been planned recently.
@@ -110,9 +110,9 @@ class Preparation:
                 del self._waiting[uuid]
                 continue
             wait_s = max(0.0, planned.due_s - now_s)
-            if first is None or wait_s < least_s:
-                first, least_s = uuid, wait_s
-        return first, least_s
+            if first is None or wait_s < shortest_wait_s:
+                first, shortest_wait_s = uuid, wait_s
+        return first, shortest_wait_s
 
     async def _prepare(self, uuid: str, namespace: NamespacePath, name: str) -> None:
         planned, began_s = self._planned.get(uuid), self._clock.monotonic()

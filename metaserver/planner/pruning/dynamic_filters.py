@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Bound, Expression, Op, all_of
-from seamark.formats.iceberg.expressions.projection import inclusive
+from seamark.formats.iceberg.expressions.projection import project_inclusive
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.iceberg.types.values import Value
@@ -22,7 +22,7 @@ from seamark.formats.index.keys.keys import has_codes
 from seamark.formats.index.packing import Form, value_of
 from seamark.metaserver.planner.pruning.file_pruning import pack_key
 
-FEW = 200
+PREDICATE_KEYS_MAX = 200
 """Dynamic filters with at most this many keys become a predicate."""
 LISTED_MAX = 5_000
 """At most this many keys are listed in a condition on partitions. If there are more keys, their range is used."""
@@ -48,14 +48,14 @@ class DynamicFilter:
         return f"{self.column_id} {self.keys.digest}"
 
     @cached_property
-    def spanned(self) -> Expression:
+    def as_condition(self) -> Expression:
         """A condition that every matching row satisfies: a list of the keys, or for very many keys, their range."""
         try:
-            return self._to_spanned_expression()
+            return self._build_condition()
         except UnicodeDecodeError:  # Strings in data files may be invalid UTF-8.
             return self._predicate(Op.NOT_NULL)
 
-    def _to_spanned_expression(self) -> Expression:
+    def _build_condition(self) -> Expression:
         if not len(self.keys):
             return FALSE
         if len(self.keys) == 1:
@@ -70,7 +70,7 @@ class DynamicFilter:
 
     def in_partitions(self, spec: PartitionSpec) -> Expression:
         """Return the condition on partition values that every matching row satisfies."""
-        return inclusive(self.spanned, spec) if spec.fields_of(self.column_id) else TRUE
+        return project_inclusive(self.as_condition, spec) if spec.fields_of(self.column_id) else TRUE
 
     def _predicate(self, op: Op, *values: Value) -> Bound:
         return Bound(op, self.column_id, self.name, self.kind, IDENTITY, self.kind, values)
@@ -89,8 +89,9 @@ def split_by_size(dynamic_filters: Iterable[DynamicFilter]) -> tuple[Expression,
     The order of both does not depend on the order of the input.
     """
     ordered = sorted(dynamic_filters, key=lambda dynamic_filter: dynamic_filter.text)
-    few = [dynamic_filter.spanned for dynamic_filter in ordered if len(dynamic_filter.keys) <= FEW]
-    return all_of(*few), tuple(dynamic_filter for dynamic_filter in ordered if len(dynamic_filter.keys) > FEW)
+    few = [dynamic_filter for dynamic_filter in ordered if len(dynamic_filter.keys) <= PREDICATE_KEYS_MAX]
+    longer = tuple(dynamic_filter for dynamic_filter in ordered if len(dynamic_filter.keys) > PREDICATE_KEYS_MAX)
+    return all_of(*(dynamic_filter.as_condition for dynamic_filter in few)), longer
 
 
 def narrowest_first(dynamic_filters: Sequence[DynamicFilter]) -> tuple[DynamicFilter, ...]:

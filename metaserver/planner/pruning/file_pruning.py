@@ -133,7 +133,8 @@ def narrow_by_partition(selection: Selection, by_spec: Mapping[int, Expression],
 
     Args:
         selection: The selection to narrow.
-        by_spec: The condition on partition values (`projection.inclusive`) by spec id. Files of other specs are kept.
+        by_spec: The condition on partition values (`projection.project_inclusive`) by spec id. Files of other
+            specs are kept.
         expired: Whether the time budget of the plan is over.
     """
     if by_spec.keys() == selection.view.specs and len(by_spec) == 1:
@@ -530,17 +531,17 @@ def narrow_to_keys(selection: Selection, column_id: int, kind: str, keys: KeySet
     integers = _integer_sides(column)
     if integers is not None and keys.distinct.codes is not None:
         lower, upper = integers
-        listed = (keys.distinct.codes ^ np.uint64(_bias(kind))).view(np.int64)
+        listed = (keys.distinct.codes ^ np.uint64(_compute_code_bias(kind))).view(np.int64)
         state, mask = selection.state, selection.mask
         _scan.narrow_longs_in(lower.layout, upper.layout, lower.low, upper.high, state, mask, listed)
 
 
 def pack_key(key: int | bytes, kind: str) -> int | bytes:
     """Return an index key in the encoding of column statistics."""
-    return key if isinstance(key, bytes) else key - _bias(kind)
+    return key if isinstance(key, bytes) else key - _compute_code_bias(kind)
 
 
-def _bias(kind: str) -> int:
+def _compute_code_bias(kind: str) -> int:
     """Return the difference between integer codes and their values (`keys.py`)."""
     return 0 if kind == "boolean" else 1 << 63
 

@@ -109,7 +109,7 @@ class _Keys:
     def __init__(self) -> None:
         self._cached: dict[int, list[Any]] = {}
 
-    def sorted_keys(self, bound: Bound, form: Form) -> list[Any]:
+    def sort_keys(self, bound: Bound, form: Form) -> list[Any]:
         keys = self._cached.get(id(bound))  # The caller keeps the predicate alive, so its id is unique.
         if keys is None:
             keys = self._cached[id(bound)] = sorted(key_of(form, bound.kind, value) for value in bound.values)
@@ -147,7 +147,7 @@ class _Column:
             flags = (self.nulls if bound.op is Op.IS_NULL else self.nans) != _NO
             return flags
         if self.form is Form.INTEGERS:
-            flags = ~self.is_known | self._overlaps(bound.op, keys.sorted_keys(bound, self.form))
+            flags = ~self.is_known | self._overlaps(bound.op, keys.sort_keys(bound, self.form))
         elif self.summaries:
             flags = np.array([_may_match(bound, one, keys) for one in self.summaries], dtype=np.bool_)
         else:
@@ -188,7 +188,7 @@ def _may_match(bound: Bound, summary: FieldSummary | None, keys: _Keys) -> bool:
     if summary is None:
         return True
     low, high = (_read_key(Form.STRINGS, bound.kind, data) for data in (summary.lower, summary.upper))
-    return low is None or high is None or _overlaps(bound.op, keys.sorted_keys(bound, Form.STRINGS), low, high)
+    return low is None or high is None or _overlaps(bound.op, keys.sort_keys(bound, Form.STRINGS), low, high)
 
 
 def _overlaps(op: Op, keys: Sequence[Any], low: Key, high: Key) -> bool:

@@ -43,7 +43,7 @@ from seamark.metaserver.store.model import Entry
 KEYS_MAX = 1_000_000
 ROWS_MAX = 4_000_000
 """The maximum number of rows of one lookup, including deleted rows and rows of other snapshots."""
-_KEYS_AT_ONCE = 1 << 16
+_KEYS_PER_BATCH = 1 << 16
 _THREADS = max(1, len(os.sched_getaffinity(0)))
 _IN_LOOP_KEYS_MAX = 200
 _QUICK_BYTES = 64 << 10
@@ -81,22 +81,27 @@ class Locator:
         self._clock = clock
 
     async def locate(
-        self, scan: ScanPlan, definition: IndexDefinition, columns: Sequence[Keys], asked: Mask | None, entry: Entry
+        self,
+        scan: ScanPlan,
+        definition: IndexDefinition,
+        columns: Sequence[Keys],
+        possible_keys: Mask | None,
+        entry: Entry,
     ) -> LocatedRows:
         """Locate the rows of keys in a scan of a whole snapshot.
 
         Args:
             definition: The record index.
             columns: The keys, one column for each term of the record index.
-            asked: The keys that can exist, bool[keys]; None for all keys.
+            possible_keys: The keys that can exist, bool[keys]; None for all keys.
         """
         view = scan.view
-        keys = _LookupKeys(columns, asked)
+        keys = _LookupKeys(columns, possible_keys)
         work = _Search(await self._resolver.records(view, definition, entry, await keys.few()), keys)
         evaluator = self._deleted.evaluator_of(scan, _find_column_keys(definition, columns))
-        parts = [_nothing()]
+        parts = [_make_empty_result()]
         # The keys are looked up in batches, so that no step holds the GIL for long.
-        for start in range(0, keys.count, _KEYS_AT_ONCE):
+        for start in range(0, keys.count, _KEYS_PER_BATCH):
             query, data_file, position = work.run(start) if keys.is_quick else await work.run_in_threads(start)
             deletion = await evaluator.evaluate(data_file, position, query)
             live = ~deletion.deleted
@@ -134,7 +139,7 @@ def _find_column_keys(definition: IndexDefinition, columns: Sequence[Keys]) -> d
     return {term.column_id: keys for term, keys in terms if term.transform == IDENTITY}
 
 
-def _nothing() -> tuple[Longs, Longs, Longs, Mask]:
+def _make_empty_result() -> tuple[Longs, Longs, Longs, Mask]:
     none = np.empty(0, dtype=np.int64)
     return none, none, none, np.empty(0, dtype=np.bool_)
 
@@ -170,7 +175,7 @@ class _LookupKeys:
         """Return (indexes of keys, the two halves of their hashes) of the batch that begins at `start`."""
         if self._hashes is None:
             self._hashes = hash_halves(self._columns)
-        numbers = np.arange(start, min(start + _KEYS_AT_ONCE, self.count))
+        numbers = np.arange(start, min(start + _KEYS_PER_BATCH, self.count))
         if self._possible is not None:
             numbers = numbers[self._possible[numbers]]
         return numbers, self._hashes[0][numbers], self._hashes[1][numbers]
@@ -226,7 +231,7 @@ class _Search:
         return results
 
     def _merge_results(self, results: Sequence[Sequence[_OfPart]]) -> _Rows:
-        parts = [_nothing()[:3]]
+        parts = [_make_empty_result()[:3]]
         for result in sorted(chain.from_iterable(results), key=lambda result: result.number):
             if result.rows is None:
                 self.damaged[self._coverage.parts[result.number].location] = result.reason

@@ -223,7 +223,7 @@ class _Evaluation:
             if isinstance(content, Unreadable):
                 self._mark_undecided(rows, content)
             elif isinstance(content, Positions):
-                self.deletion.deleted[rows] |= _among(self.positions[rows], content.of(path))
+                self.deletion.deleted[rows] |= _mark_members(self.positions[rows], content.of(path))
             else:
                 keyed.setdefault(evaluator.columns[number], []).append(content)
         for columns, sets in keyed.items():
@@ -246,8 +246,8 @@ class _Evaluation:
             return
         for deleted_keys in sets:
             self.deletion.deleted[rows] |= deleted_keys.exact.has(*exact)
-            if deleted_keys.loose is not None and loose is not None:
-                undecided = rows[deleted_keys.loose.has(*loose) & ~self.deletion.deleted[rows]]
+            if deleted_keys.with_equal_zeros is not None and loose is not None:
+                undecided = rows[deleted_keys.with_equal_zeros.has(*loose) & ~self.deletion.deleted[rows]]
                 if len(undecided):
                     self._mark_undecided(
                         undecided,
@@ -280,7 +280,7 @@ def _at(pair: _Pair, at: Longs) -> _Pair:
     return pair[0][at], pair[1][at]
 
 
-def _among(values: Longs, ascending: Longs) -> npt.NDArray[np.bool_]:
+def _mark_members(values: Longs, ascending: Longs) -> npt.NDArray[np.bool_]:
     """Return bool[n]: whether each value is among the ascending values."""
     if not len(ascending):
         return np.zeros(len(values), dtype=np.bool_)

@@ -19,7 +19,7 @@ from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.iceberg.types.values import Value
 from seamark.formats.index.packing import Longs
 from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
-from seamark.metaserver.planner.view.view import TableView, comparable
+from seamark.metaserver.planner.view.view import TableView, are_comparable
 
 _RESIDUALS_MAX = 1024
 """The maximum number of cached residuals of one plan. A spec usually has far fewer partitions than files."""
@@ -177,7 +177,7 @@ class ScanPlan:
         return {
             field_id: value
             for (field_id, stored), value in zip(fields, partition, strict=True)
-            if value is None or comparable(stored, kinds.get(field_id, ""))
+            if value is None or are_comparable(stored, kinds.get(field_id, ""))
         }
 
     def deciding(self, spec_id: int) -> Mapping[int, str]:

@@ -77,8 +77,8 @@ class Tokens:
         return None if body is None else _unpack(body[_ROWS.size :])
 
     def _seal(self, purpose: bytes, body: bytes, table_uuid: str) -> str:
-        key_id, key = self._keyring.signing(_PURPOSE)
-        sealed = bytes((VERSION,)) + key_id + _mac(key, purpose, table_uuid, body) + body
+        key_id, key = self._keyring.signing_key(_PURPOSE)
+        sealed = bytes((VERSION,)) + key_id + _compute_mac(key, purpose, table_uuid, body) + body
         return to_base64url(sealed)
 
     def _open(self, purpose: bytes, token: str, table_uuid: str) -> bytes | None:
@@ -88,13 +88,13 @@ class Tokens:
             return None
         signed = 1 + ID_BYTES
         mac, body = raw[signed : signed + _MAC_BYTES], raw[signed + _MAC_BYTES :]
-        key = self._keyring.verifying(_PURPOSE, raw[1:signed])
+        key = self._keyring.verifying_key(_PURPOSE, raw[1:signed])
         if raw[:1] != bytes((VERSION,)) or key is None:
             return None
-        return body if hmac.compare_digest(mac, _mac(key, purpose, table_uuid, body)) else None
+        return body if hmac.compare_digest(mac, _compute_mac(key, purpose, table_uuid, body)) else None
 
 
-def _mac(key: bytes, purpose: bytes, table_uuid: str, body: bytes) -> bytes:
+def _compute_mac(key: bytes, purpose: bytes, table_uuid: str, body: bytes) -> bytes:
     about = b"%d\n%s\n%s\n" % (VERSION, purpose, table_uuid.encode())
     return hmac.digest(key, about + body, hashlib.sha256)[:_MAC_BYTES]
 

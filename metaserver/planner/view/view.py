@@ -139,7 +139,9 @@ class ColumnStatistics:
         Args:
             of_base: The statistics of the view's base.
         """
-        read = [_usable(view.blocks[number].entry(column_id), kind) for number in view.blocks_to_compute(of_base)]
+        read = [
+            _to_usable_entry(view.blocks[number].entry(column_id), kind) for number in view.blocks_to_compute(of_base)
+        ]
         self.entries: Objects = view.with_base(objects(read), None if of_base is None else of_base.entries)
         """object[blocks]: the `ColumnEntry` of each block, or None."""
         flags = np.zeros((len(read), 4), dtype=np.uint8)
@@ -189,7 +191,7 @@ class PartitionValues:
             of_base: The values of the view's base.
         """
         stored = [view.blocks[number].partition_column(field_id) for number in view.blocks_to_compute(of_base)]
-        usable = [entry if entry is not None and comparable(entry[0], kind) else None for entry in stored]
+        usable = [entry if entry is not None and are_comparable(entry[0], kind) else None for entry in stored]
         has_field = np.array([entry is not None for entry in usable], dtype=np.bool_)
         packed = [None if entry is None else entry[1] for entry in usable]
         nulls = [1 if values is None else 0 if values.presence == NONE else 2 for values in packed]
@@ -477,7 +479,7 @@ def objects(values: Sequence[object]) -> Objects:
 
 def _read_head(block: Block) -> tuple[int, int, bool]:
     """Return (rows, spec id, whether any record count is 0 or unknown)."""
-    counts = block.packed_longs("record_count")
+    counts = block.get_packed_longs("record_count")
     return block.rows, block.spec_id, counts is None or counts.low <= 0
 
 
@@ -501,9 +503,9 @@ def _find_shared(identities: Longs, of_base: Longs | None) -> tuple[Longs, Longs
     return shared, nearest[shared]
 
 
-def _usable(entry: ColumnEntry | None, kind: str) -> ColumnEntry | None:
+def _to_usable_entry(entry: ColumnEntry | None, kind: str) -> ColumnEntry | None:
     """Return the entry. Its bounds are removed if values of its type cannot be compared as `kind`."""
-    if entry is None or comparable(entry.kind, kind):
+    if entry is None or are_comparable(entry.kind, kind):
         return entry
     return ColumnEntry(
         entry.column_id,
@@ -518,7 +520,7 @@ def _usable(entry: ColumnEntry | None, kind: str) -> ColumnEntry | None:
     )
 
 
-def comparable(stored: str, kind: str) -> bool:
+def are_comparable(stored: str, kind: str) -> bool:
     """Return whether the types are equal, or Iceberg promotes one to the other without changing the meaning of values.
 
     A date promoted to a timestamp (format version 3) changes its unit, so its bounds are not comparable.

@@ -69,17 +69,17 @@ def check_retained(op: operations.CheckRetained, now_ms: int) -> Steps[None]:
     yield StoreStatement("UPDATE retained SET checked_ms = $2 WHERE uuid = $1", (op.uuid, op.now_ms))
 
 
-def overlapping(keys: Sequence[str], uuid: str, limit: int, *, shared: bool = True) -> Steps[list[model.Claim]]:
+def find_overlapping(keys: Sequence[str], uuid: str, limit: int, *, shared: bool = True) -> Steps[list[model.Claim]]:
     """Return claims of other UUIDs that overlap one of `keys`: all that contain it, and the first `limit` within it."""
-    return (yield from _overlapping(keys, uuid, limit, _OWN, _SHARED if shared else _OWN))
+    return (yield from _find_overlapping(keys, uuid, limit, _OWN, _SHARED if shared else _OWN))
 
 
 def find_allowed_overlaps(keys: Sequence[str], uuid: str, limit: int) -> Steps[list[model.Claim]]:
     """Return the overlapping locations in which other UUIDs are allowed to name files."""
-    return (yield from _overlapping(keys, uuid, limit, _ALLOWED, _ALLOWED))
+    return (yield from _find_overlapping(keys, uuid, limit, _ALLOWED, _ALLOWED))
 
 
-def _overlapping(keys: Sequence[str], uuid: str, limit: int, first: int, last: int) -> Steps[list[model.Claim]]:
+def _find_overlapping(keys: Sequence[str], uuid: str, limit: int, first: int, last: int) -> Steps[list[model.Claim]]:
     claims: dict[tuple[str, str], model.Claim] = {}
     for key in keys:
         above = yield from _find_above(key, uuid, first, last)
@@ -97,8 +97,8 @@ def of(uuid: str) -> Steps[list[model.Claim]]:
 
 
 def _check(op: operations.ClaimLocations, location: model.ClaimedLocation) -> Steps[None]:
-    # A shared folder may be inside a shared folder of another UUID, but not inside another location of it.
-    overlaps = yield from overlapping([location.key], op.uuid, 1, shared=not location.shared)
+    # A shared folder may be inside a shared folder of another, but not inside a location of another.
+    overlaps = yield from find_overlapping([location.key], op.uuid, 1, shared=not location.shared)
     for claim in overlaps:
         if (
             claim.location == location.key

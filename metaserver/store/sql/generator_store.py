@@ -40,7 +40,7 @@ def _point_read(query: Callable[P, Steps[T]]) -> Method[P, T]:
     return method
 
 
-def _known_point_read(kind: str, query: Callable[P, Steps[T]]) -> Method[P, T]:
+def _make_known_point_read(kind: str, query: Callable[P, Steps[T]]) -> Method[P, T]:
     """Make a method that reads a point, or repeats its last result for a request that allows stale answers."""
 
     def method(store: GeneratorStore, /, *args: P.args, **options: P.kwargs) -> Coroutine[Any, Any, T]:
@@ -108,10 +108,10 @@ class GeneratorStore(ABC):
             self._transacting -= 1
 
     ping = _point_read(queries.ping)
-    namespace = _known_point_read("namespace", queries.namespace)
-    entry = _known_point_read("entry", queries.entry)
-    token_by_digest = _known_point_read("token", queries.token_by_digest)
-    _grants_of = _known_point_read("grants", queries.grants)
+    namespace = _make_known_point_read("namespace", queries.namespace)
+    entry = _make_known_point_read("entry", queries.entry)
+    token_by_digest = _make_known_point_read("token", queries.token_by_digest)
+    _grants_of = _make_known_point_read("grants", queries.grants)
     namespaces = _list_read(queries.namespaces)
     find_namespaces = _list_read(queries.find_namespaces)
     namespace_size = _list_read(queries.namespace_size)
@@ -127,7 +127,7 @@ class GeneratorStore(ABC):
     lease_state = _point_read(records.lease_state)
     claims = _point_read(claim_steps.of)
     find_allowed_overlaps = _list_read(claim_steps.find_allowed_overlaps)
-    find_overlapping_claims = _list_read(claim_steps.overlapping)
+    find_overlapping_claims = _list_read(claim_steps.find_overlapping)
     is_name_released = _point_read(claim_steps.is_name_released)
     list_unclaimed = _list_read(queries.list_unclaimed)
     list_indexed_tables = _list_read(queries.list_indexed_tables)
@@ -161,8 +161,8 @@ class GeneratorStore(ABC):
         return await self._grants_of(principal)
 
     async def archive_instants(self, keep: int, limit: int) -> int:
-        # The search runs outside the transaction: it reads a whole index, and writers must not wait for it.
-        ids = await self._list(lambda: queries.archivable(keep, limit))
+        # Searched outside the transaction: it reads a whole index, and writers must not wait for that.
+        ids = await self._list(lambda: queries.list_archivable(keep, limit))
         return await self._change(lambda: instants.archive(ids)) if ids else 0
 
     async def close_reads(self) -> None:
@@ -176,5 +176,5 @@ class GeneratorStore(ABC):
         Raises:
             Corrupt: An invariant is violated; the message lists all violations.
         """
-        if violations := await self._list(queries.violations):
+        if violations := await self._list(queries.find_violations):
             raise Corrupt("The pointer store violates its invariants:\n" + "\n".join(violations))

@@ -290,7 +290,7 @@ def instants(where: InstantFilter, limit: int) -> Steps[list[Instant]]:
     return (yield from _all(INSTANT.decode, sql, *params))
 
 
-def archivable(keep: int, limit: int) -> Steps[list[str]]:
+def list_archivable(keep: int, limit: int) -> Steps[list[str]]:
     """Return ids of finished instants except each table's newest `keep`, oldest first."""
     rows = yield StoreStatement(
         "SELECT id FROM (SELECT id, position, row_number() OVER (PARTITION BY uuid ORDER BY position DESC) AS number "
@@ -347,7 +347,7 @@ def cursor(consumer: str) -> Steps[str | None]:
     return _read_first(lambda row: str(row[0]), "SELECT position FROM cursors WHERE consumer = $1", consumer)
 
 
-def violations() -> Steps[list[str]]:
+def find_violations() -> Steps[list[str]]:
     """Return the violations of the store's invariants, one line each; empty for a sound database."""
     lines = []
     for invariant, sql in _INVARIANTS:

@@ -42,7 +42,7 @@ print(json.dumps(told))
 """
 
 
-@pytest.mark.skipif(landlock._abi() < 3, reason="this kernel has no Landlock, or an old one")
+@pytest.mark.skipif(landlock._read_abi_version() < 3, reason="this kernel has no Landlock, or an old one")
 def test_restricted_process_reads_no_file_outside_and_writes_none(tmp_path: Path) -> None:
     inside, outside = tmp_path / "inside", tmp_path / "outside"
     for folder in (inside, outside):

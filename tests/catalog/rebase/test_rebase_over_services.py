@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from seamark.formats.iceberg.metadata.compaction import REPLACEMENTS_UNDONE
-from seamark.formats.iceberg.metadata.manifest_policy import MARK
+from seamark.formats.iceberg.metadata.manifest_policy import REWRITTEN_BY_MARK
 from seamark.formats.runtime.errors import CommitConflict
 from seamark.metaserver.commit.rewriting.manifest_rewrite import RewriteManifestsRequest
 from tests.catalog.appender import Appender, Commit, File, Row, read_list, read_manifest, read_snapshot
@@ -257,7 +257,7 @@ async def test_false_claim_of_rewritten_manifests_is_not_trusted(tmp_path: Path)
     async with a_table(tmp_path, 2) as table:
         await table.commit(Appender(await table.load()).commit({"a": 1, "b": 2}))
         late = Appender(await table.load()).commit({}, ["a"])
-        name, value = MARK
+        name, value = REWRITTEN_BY_MARK
         forged = {"operation": "replace", name: value}
         request = Appender(await table.load()).commit({}, ["b"])
         request[1][0]["snapshot"]["summary"] = forged

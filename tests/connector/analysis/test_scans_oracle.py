@@ -27,7 +27,7 @@ from seamark.formats.iceberg.expressions.comparisons import resolve_literals
 from seamark.formats.iceberg.expressions.expression_json import expression_json, parse_expression
 from seamark.formats.iceberg.expressions.sql import parse_sql
 from seamark.formats.iceberg.types import schema as ours
-from tests.connector.analysis.comparisons import MACROS, ZONE, Stored, quoted
+from tests.connector.analysis.comparisons import MACROS, ZONE, Column, Stored, quoted
 from tests.connector.analysis.statements import Statements
 from tests.planner.lakes.schemas import Field, Schema
 from tests.seeds import quick
@@ -229,6 +229,35 @@ def check_worth(told: Counter[str]) -> None:
     assert told["predicates"] > 0.2 * told["scans"], told
     assert told["joins"] > 0.05 * told["scans"], told
     assert told["rows left out by joins"] > 0.2 * told["queries"], told
+
+
+def compare_extremes(seed: int, lakes_count: int) -> Counter[str]:
+    """Run comparisons with extremes alone, of rows that the analysis knows exactly and of others."""
+    told: Counter[str] = Counter()
+    for rng, statements, connection in lakes(seed, lakes_count):
+        for _ in range(QUERIES_PER_LAKE):
+            table = rng.choice(statements.tables)
+            name, kind = rng.choice(list(table.columns.items()))
+            compared = statements.extreme_comparison(Column(name, kind, "o"), f"o.{quoted(name)}", [])
+            if compared is None or kind not in ("long", "date", "timestamp"):
+                continue
+            text = f"SELECT * FROM {quoted(table.name)} AS o WHERE {compared}"
+            try:
+                expected = rows_of(connection, text)
+            except duckdb.Error:
+                continue
+            found = find_scans(text, columns_of=Told(rng, statements.tables), today=datetime.now(UTC).date())
+            joins = [join for scan in found for join in scan.joins if join.is_extreme]
+            told += Counter("exact" if join.exact else "fewer" for join in joins)
+            check_same(rng, connection, text, found, expected, f"seed {seed}")
+    return told
+
+
+@pytest.mark.parametrize("lakes_count", [3, pytest.param(60, marks=pytest.mark.slow)])
+def test_extremes_leave_out_no_row_of_the_answer(lakes_count: int) -> None:
+    told = compare_extremes(14, lakes_count)
+    assert told["exact"] > 0, told
+    assert told["fewer"] > 0, told
 
 
 def test_statement_within_execute_immediate_is_analysed_as_alone() -> None:

@@ -160,7 +160,7 @@ def check(
     except duckdb.Error:
         told["invalid"] += 1
         return
-    done = seamark.duckdb.rewritten(con, text)
+    done = seamark.duckdb.rewrite_query(con, text)
     told["queries"] += 1
     told[done.summary.partition("=")[0] if done.statement is None else "rewritten"] += 1
     told["files left out"] += done.considered_files - done.files
@@ -298,9 +298,9 @@ def test_comparison_with_the_extreme_of_a_whole_table_leaves_files_out(server: S
             "SELECT * FROM facts x JOIN facts y ON x.id = y.id WHERE x.day IN (SELECT max(day) FROM facts)",
         ):
             check(con, text, told, text)
-            done = seamark.duckdb.rewritten(con, text)
+            done = seamark.duckdb.rewrite_query(con, text)
             assert "extremes.facts=1/8" in done.summary, (text, done)
-        planned = seamark.duckdb.rewritten(con, last).statement
+        planned = seamark.duckdb.rewrite_query(con, last).statement
         assert planned is not None
         con.execute("INSERT INTO facts VALUES (9, DATE '2026-02-01')")
         assert con.sql(planned).fetchall() == [(7, date(2026, 1, 8))] * 3  # Both read the snapshot of the plan.

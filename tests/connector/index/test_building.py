@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from seamark.commands.build import interruptible
+from seamark.commands.build import handle_sigterm
 from seamark.commands.main import cli
 from seamark.connector.client.errors import Refused
 from seamark.connector.client.indexes import IndexClient
@@ -178,7 +178,7 @@ build(IndexClient({client.url!r}), "db.t", "b", InProcessWorkers(), limits=Group
 
 
 def test_sigterm_rolls_a_build_back_and_is_its_reason(client: IndexClient) -> None:
-    with interruptible(), pytest.raises(KeyboardInterrupt):
+    with handle_sigterm(), pytest.raises(KeyboardInterrupt):
         build(client, "db.t", "b", Watched(None, lambda: os.kill(os.getpid(), signal.SIGTERM)), limits=SMALL)
     (told,) = [one for one in client.timeline("db.t", action="indexing") if one.state == "rolled_back"]
     assert told.summary["reason"] == "KeyboardInterrupt: SIGTERM"

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from seamark.commands.explain import advice
+from seamark.commands.explain import suggest_improvements
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.policies import change_table_properties
 from seamark.connector.client.values import Explanation
@@ -149,7 +149,9 @@ def test_proposed_layout_keeps_the_columns_of_the_policy(client: IndexClient) ->
     change_table_properties(client, "db.t", {COLUMNS: "color"}, ())
     assert {tuple(columns) for columns in layouts(client.explain("db.t", id_only))} == {("color", "id")}
     assert layouts(client.explain("db.t", "color = 'red'")) == {}
-    assert not any("seamark.clustering" in line for line in advice("db.t", client.explain("db.t", "color = 'red'")))
+    assert not any(
+        "seamark.clustering" in line for line in suggest_improvements("db.t", client.explain("db.t", "color = 'red'"))
+    )
 
 
 def test_explain_gives_no_estimate_for_a_value_without_a_sample(client: IndexClient) -> None:
@@ -162,7 +164,7 @@ def test_explain_gives_no_estimate_for_a_value_without_a_sample(client: IndexCli
     explained = client.explain("db.t", "color = 'red'")
     assert explained.layouts == ()
     assert [unknown["column"] for unknown in explained.unknown_layouts] == ["color"]
-    lines = list(advice("db.t", explained))
+    lines = list(suggest_improvements("db.t", explained))
     assert any("What a layout by color would give is not known: a data file cannot be read" in line for line in lines)
     assert any("How many files an index would keep is not known" in line for line in lines)
     assert not any("about" in line for line in lines)

@@ -10,7 +10,7 @@ from pyiceberg.partitioning import PartitionSpec
 from seamark.connector.client import progress
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.policies import change_table_properties
-from seamark.connector.client.progress import WorkProgress, advance, expect, part, reporting
+from seamark.connector.client.progress import WorkProgress, advance, count_part, expect, report_progress
 from seamark.connector.jobs.clustering import cluster_incrementally
 from seamark.connector.jobs.jobs import run_indexing
 from seamark.connector.jobs.statistics import compute_statistics
@@ -45,7 +45,7 @@ def test_job_reports_all_the_files_and_bytes_that_it_expected(client: IndexClien
         change_table_properties(client, "db.t", {"seamark.clustering.columns": "id"}, ())
         size_bytes = sum(client.files("db.t")["file_size_in_bytes"].to_pylist())
     seen: list[WorkProgress] = []
-    with reporting(seen.append):
+    with report_progress(seen.append):
         jobs()[name](client)
     assert seen[0] == WorkProgress(0, 6, 0, size_bytes)
     assert seen[-1] == WorkProgress(6, 6, size_bytes, size_bytes)
@@ -57,12 +57,12 @@ def test_job_reports_all_the_files_and_bytes_that_it_expected(client: IndexClien
 
 def test_batch_counts_once_with_or_without_progress_of_its_files() -> None:
     seen: list[WorkProgress] = []
-    with reporting(seen.append):
+    with report_progress(seen.append):
         expect(4, 40)
-        with part(2, 20):
+        with count_part(2, 20):
             advance(1, 10)
             advance(1, 10)
-        with part(2, 20):  # A task on a cluster does not report its files.
+        with count_part(2, 20):  # A task on a cluster does not report its files.
             pass
     assert seen[-1] == WorkProgress(4, 4, 40, 40)
     advance(1, 1)  # No listener is active.

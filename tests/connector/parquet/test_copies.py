@@ -218,7 +218,7 @@ def test_unchanged_footer_is_encoded_to_the_same_bytes(tmp_path: Path) -> None:
             key_values=footer.key_values,
             created_by=footer.created_by,
             orders=footer.orders,
-            others=footer.others,
+            later_fields=footer.later_fields,
         )
 
 
@@ -282,7 +282,7 @@ def test_overlapping_column_chunks_are_refused(tmp_path: Path) -> None:
         key_values=(),
         created_by=None,
         orders=footer.orders,
-        others={},
+        later_fields={},
     )
     path.write_bytes(data[: -8 - len(raw)] + forged + len(forged).to_bytes(4, "little") + b"PAR1")
     with pytest.raises(Unreadable, match="overlap"):

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import seamark.duckdb
 from seamark.commands.main import cli
-from seamark.connector.duckdb.queries import rewritten
+from seamark.connector.duckdb.queries import rewrite_query
 from seamark.connector.sql import reads
 from seamark.connector.sql.session import SqlResult, SqlSession
 from tests.connector.lake import catalog_at
@@ -103,7 +103,7 @@ def test_duckdb_reads_the_files_that_the_index_keeps(served: Served) -> None:
     create_index(served.url, "lower(email)")
     text = "SELECT id FROM sea.db.people WHERE lower(email) = 'person.number7@example.com'"
     with closing(seamark.duckdb.connect(served.url)) as connection:
-        assert "db.people=1/12" in rewritten(connection, text, None, lease_s=60, kept_max=0.9).summary
+        assert "db.people=1/12" in rewrite_query(connection, text, None, lease_s=60, kept_max=0.9).summary
         assert seamark.duckdb.sql(connection, text).fetchall() == [(701,)]
 
 

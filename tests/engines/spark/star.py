@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from seamark.connector.spark.query import queries
-from seamark.connector.spark.query.queries import RewrittenQuery, rewritten
+from seamark.connector.spark.query.queries import RewrittenQuery, rewrite_query
 from seamark.spark import sql
 from tests.services.seamark import Seamark
 
@@ -45,7 +45,7 @@ class Rig:
         return rows(sql(self.spark, text.replace("{db}", self.db), args, **options))
 
     def told(self, text: str, args: Any = None) -> RewrittenQuery:
-        return rewritten(self.spark, text.replace("{db}", self.db), args)
+        return rewrite_query(self.spark, text.replace("{db}", self.db), args)
 
     def same(self, text: str, args: Any = None) -> RewrittenQuery:
         """Check that the query returns Spark's own rows, and return how it was rewritten."""
@@ -54,11 +54,11 @@ class Rig:
         done: list[RewrittenQuery] = []
 
         def kept(*given: Any, **options: Any) -> RewrittenQuery:
-            done.append(rewritten(*given, **options))
+            done.append(rewrite_query(*given, **options))
             return done[-1]
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(queries, "rewritten", kept)
+            patch.setattr(queries, "rewrite_query", kept)
             assert self.ours(text, args) == wanted, text
         (only,) = done
         return only

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 from pyspark.sql import SparkSession
 
-from seamark.connector.spark.query.queries import rewritten
+from seamark.connector.spark.query.queries import rewrite_query
 from tests.engines.spark.star import Rig, rows, settings
 from tests.seeds import first_seed
 from tests.services.seamark import Seamark
@@ -88,7 +88,7 @@ def check(rig: Rig, conditions: Sequence[str], note: str) -> list[tuple[int, int
         wanted = rig.spark.sql(judging).collect()
         told, wrong = [], []
         for number, text in enumerate(texts):
-            done = rewritten(rig.spark, text)
+            done = rewrite_query(rig.spark, text)
             told.append(done)
             ids = sorted(repr((row["id"],)) for row in wanted if row[f"w{number}"])
             if done.statement is not None and rows(rig.spark.sql(done.statement)) != ids:

@@ -38,7 +38,7 @@ from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import At
 from seamark.connector.index.builds import InProcessWorkers, build
-from seamark.connector.read.changes import changes, history
+from seamark.connector.read.changes import changes, list_snapshots_between
 from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import TaskReader, scan
 from seamark.connector.read.tables import open_table, plan
@@ -312,7 +312,7 @@ def test_changes_lead_from_the_rows_before_to_the_rows_after(rig: Rig, version: 
         rig.sql(statement.replace("{t}", f"{{db}}.{table}"))
     with closing(SeamarkClient(rig.server.base_url)) as client:
         opened = open_table(client, f"db.{table}", At(), history=True)
-        snapshots = [one.snapshot_id for one in history(opened, None, opened.snapshot_id or 0)]
+        snapshots = [one.snapshot_id for one in list_snapshots_between(opened, None, opened.snapshot_id or 0)]
 
         def at(snapshot: int) -> Counter[Any]:
             found = scan(client, f"db.{table}", at=At(snapshot_id=snapshot)).to_arrow()

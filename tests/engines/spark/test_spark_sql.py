@@ -23,8 +23,8 @@ from seamark.connector.plans.plan_requests import PlanRequests
 from seamark.connector.plans.quotes import backquote
 from seamark.connector.spark.query import queries as querying
 from seamark.connector.spark.query.catalyst import Catalyst
-from seamark.connector.spark.query.queries import rewritten
-from seamark.connector.spark.scala import strings
+from seamark.connector.spark.query.queries import rewrite_query
+from seamark.connector.spark.scala import to_strings
 from seamark.spark import sql
 from tests.connector.lake import catalog_at
 from tests.connector.sql import hand_made
@@ -320,7 +320,7 @@ def test_table_identifier_has_all_levels_of_the_name(spark: SparkSession, name: 
     catalyst = Catalyst(spark)
     text = ".".join(map(backquote, name))
     levels = catalyst._parser.parseMultipartIdentifier(text)
-    assert tuple(strings(levels)) == name
+    assert tuple(to_strings(levels)) == name
     identifiers = getattr(jvm, "org.apache.spark.sql.connector.catalog.CatalogV2Implicits")
     identifier = identifiers.MultipartIdentifierHelper(levels).asIdentifier()
     relation = SimpleNamespace(identifier=lambda: jvm.scala.Some(identifier))
@@ -407,7 +407,7 @@ def test_row_order_is_not_equality_and_two_extremes_may_come_from_two_rows(rig: 
 def test_extremes_and_ranges_leave_files_out(rig: Rig, text: str) -> None:
     done = rig.same(text)
     assert done.statement is not None, done.summary
-    assert done.files < done.considered_files / 2
+    assert done.considered_files - done.files > 24  # the subquery reads all files of its table
 
 
 def test_an_extreme_of_fewer_rows_is_not_that_of_the_table(rig: Rig) -> None:
@@ -493,7 +493,7 @@ def test_hand_made_statements_return_sparks_own_rows(rig: Rig) -> None:
         except PySparkException:  # Some statements of Trino are invalid in Spark.
             done["none"] += 1
             continue
-        told = rewritten(rig.spark, text, kept_max=1.0)
+        told = rewrite_query(rig.spark, text, kept_max=1.0)
         if told.statement is not None:
             ours = rig.spark.sql(told.statement)
             assert (ours.schema, rows(ours)) == (theirs.schema, rows(theirs)), f"{text}\n{told}"

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from bench.ssb.generate import TABLES, generate
 from bench.ssb.queries import QUERIES
 from bench.ssb.spark import write_table
-from seamark.connector.spark.query.queries import rewritten
+from seamark.connector.spark.query.queries import rewrite_query
 from seamark.spark import sql
 from tests.services.process import CACHE
 from tests.services.seamark import Seamark
@@ -52,7 +52,7 @@ def ssb(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def test_each_ssb_query_has_sparks_answer_from_fewer_files(ssb: SparkSession, name: str) -> None:
     wanted = ssb.sql(QUERIES[name]).collect()
     assert sql(ssb, QUERIES[name]).collect() == wanted
-    done = rewritten(ssb, QUERIES[name])
+    done = rewrite_query(ssb, QUERIES[name])
     found = re.search(rf"\bssb\.lineorder=(\d+)/{FILES}\b", done.summary)
     assert (int(found[1]) if found else FILES) <= LEFT_MAX.get(name, FILES), done.summary
     assert (found is not None) == (name in LEFT_MAX), done.summary

@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 
 from seamark.commands.main import cli
 from seamark.connector.client.errors import Unreachable
+from seamark.connector.spark.statements.candidate_rows import StatementLimits
 from seamark.connector.spark.statements.execution import (
     ICEBERG,
     INDEXED,
@@ -27,7 +28,6 @@ from seamark.connector.spark.statements.execution import (
     execute,
     explain,
 )
-from seamark.connector.spark.statements.located_rows import StatementLimits
 from seamark.connector.spark.statements.row_changes import ChangedRows, write_changes
 from seamark.connector.write.row_changes import Report
 from seamark.spark import sql

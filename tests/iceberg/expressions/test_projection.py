@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from seamark.formats.iceberg.expressions.evaluation import may_match, must_match
 from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Always, And, Bound, Expression, Op, Or
-from seamark.formats.iceberg.expressions.projection import RANGES_MAX, inclusive, source_ranges, strict
+from seamark.formats.iceberg.expressions.projection import RANGES_MAX, project_inclusive, project_strict, source_ranges
 from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
 from seamark.formats.iceberg.types.transforms import apply, result_type
 from seamark.formats.iceberg.types.values import Value
@@ -65,7 +65,7 @@ def test_partition_of_a_matching_row_satisfies_the_inclusive_projection(data: st
     expression = data.draw(expressions(columns))
     assume(matches(expression, row, javas_order) or matches(expression, row, pythons_order))
     partition = partition_of(found, columns, row, old=data.draw(st.booleans()))
-    projected = inclusive(expression, found)
+    projected = project_inclusive(expression, found)
     assert may_match(projected, dict(zip((1000, 1001, 1002), partition, strict=False))), shown(projected)
 
 
@@ -75,7 +75,7 @@ def test_row_matches_when_its_partition_satisfies_the_strict_projection(data: st
     columns = data.draw(st.sampled_from(sorted(COLUMNS)).map(lambda column: {column: COLUMNS[column]}))
     row, found, asked = data.draw(row_of(columns)), data.draw(specs(columns)), data.draw(predicates(columns))
     partition = partition_of(found, columns, row, old=data.draw(st.booleans()))
-    projected = strict(asked, found)
+    projected = project_strict(asked, found)
     assume(must_match(projected, dict(zip((1000, 1001, 1002), partition, strict=False))))
     assert matches(asked, row, javas_order), shown(projected)
     assert matches(asked, row, pythons_order), shown(projected)
@@ -119,11 +119,11 @@ def test_row_matches_when_its_partition_satisfies_the_strict_projection(data: st
     ],
 )
 def test_inclusive_projection_examples(transform: str, asked: Bound, expected: str) -> None:
-    assert shown(inclusive(asked, spec(transform))) == expected
+    assert shown(project_inclusive(asked, spec(transform))) == expected
 
 
 def test_partition_predicates_have_the_fields_id_name_and_type() -> None:
-    assert inclusive(predicate(Op.EQ, "timestamp", DAY), spec("bucket[3]", "day")) == And(
+    assert project_inclusive(predicate(Op.EQ, "timestamp", DAY), spec("bucket[3]", "day")) == And(
         (
             Bound(Op.EQ, 1000, "p0", "int", "identity", "int", (apply("bucket[3]", "timestamp", DAY),)),  # type: ignore[arg-type]
             Bound(Op.EQ, 1001, "p1", "date", "identity", "date", (1,)),
@@ -133,30 +133,32 @@ def test_partition_predicates_have_the_fields_id_name_and_type() -> None:
 
 def test_projection_includes_the_partitions_where_old_writers_put_times_before_1970() -> None:
     asked = predicate(Op.EQ, "timestamp", -1)
-    assert shown(inclusive(asked, spec("day"))) == "p0 in -1 0"
-    assert shown(strict(predicate(Op.NOT_EQ, "timestamp", -1), spec("day"))) == "p0 not-in -1 0"
-    assert shown(inclusive(predicate(Op.LT, "timestamp", 0), spec("day"))) == "p0 lt 1"
-    assert shown(inclusive(predicate(Op.EQ, "date", -1), spec("day"))) == "p0 eq -1"
+    assert shown(project_inclusive(asked, spec("day"))) == "p0 in -1 0"
+    assert shown(project_strict(predicate(Op.NOT_EQ, "timestamp", -1), spec("day"))) == "p0 not-in -1 0"
+    assert shown(project_inclusive(predicate(Op.LT, "timestamp", 0), spec("day"))) == "p0 lt 1"
+    assert shown(project_inclusive(predicate(Op.EQ, "date", -1), spec("day"))) == "p0 eq -1"
 
 
 def test_excluded_day_is_kept_if_it_may_have_rows_of_the_day_before() -> None:
     for days, expected in ((-1,), "true"), ((0,), "true"), ((1,), "p0 not-eq 1"):
         asked = predicate(Op.NOT_EQ, "timestamp", *days, transform="day")
-        assert shown(inclusive(asked, spec("day"))) == expected
+        assert shown(project_inclusive(asked, spec("day"))) == expected
     several = predicate(Op.NOT_IN, "timestamp", -3, 0, 2, 5, transform="day")
-    assert shown(inclusive(several, spec("day"))) == "p0 not-in 2 5"
+    assert shown(project_inclusive(several, spec("day"))) == "p0 not-in 2 5"
 
 
 @pytest.mark.parametrize("op", [Op.LT, Op.GT_EQ, Op.EQ])
 def test_truncation_wider_than_javas_int_decides_only_null(op: Op) -> None:
     # Java computes 2, not 0, for truncate[2147483647](1).
-    assert shown(inclusive(predicate(op, "int", 1), spec("truncate[2147483647]"))) == "p0 not-null"
+    assert shown(project_inclusive(predicate(op, "int", 1), spec("truncate[2147483647]"))) == "p0 not-null"
     assert shown(source_ranges(predicate(op, "int", 2, transform="truncate[2147483647]"))) == "x not-null"
 
 
 def test_projection_includes_results_that_wrap_around() -> None:
-    assert shown(inclusive(predicate(Op.LT, "int", 5), spec("truncate[10]"))) == "(p0 lt 1 or p0 gt-eq 2147483646)"
-    assert shown(inclusive(predicate(Op.LT, "int", 5), spec("truncate[8]"))) == "p0 lt 1"
+    assert (
+        shown(project_inclusive(predicate(Op.LT, "int", 5), spec("truncate[10]"))) == "(p0 lt 1 or p0 gt-eq 2147483646)"
+    )
+    assert shown(project_inclusive(predicate(Op.LT, "int", 5), spec("truncate[8]"))) == "p0 lt 1"
 
 
 @pytest.mark.parametrize(
@@ -175,28 +177,28 @@ def test_projection_includes_results_that_wrap_around() -> None:
     ],
 )
 def test_projection_includes_wrapped_truncations_of_a_long_that_was_an_int(asked: Bound, expected: str) -> None:
-    assert shown(inclusive(asked, spec("truncate[10]"))) == expected
+    assert shown(project_inclusive(asked, spec("truncate[10]"))) == expected
 
 
 def test_wide_truncation_of_a_long_that_was_an_int_decides_nothing() -> None:
     """Java's remainder of an int overflows: 1,100,000,000 is stored as 1,294,967,296, and not as 0."""
     wide = "truncate[1500000000]"
-    assert shown(inclusive(predicate(Op.EQ, "long", 0, transform=wide), spec(wide))) == "p0 not-null"
-    assert shown(inclusive(predicate(Op.NOT_EQ, "long", 0, transform=wide), spec(wide))) == "true"
-    assert strict(predicate(Op.LT, "long", 0, transform=wide), spec(wide)) == FALSE
+    assert shown(project_inclusive(predicate(Op.EQ, "long", 0, transform=wide), spec(wide))) == "p0 not-null"
+    assert shown(project_inclusive(predicate(Op.NOT_EQ, "long", 0, transform=wide), spec(wide))) == "true"
+    assert project_strict(predicate(Op.LT, "long", 0, transform=wide), spec(wide)) == FALSE
 
 
 def test_transform_of_several_columns_decides_nothing() -> None:
     several = PartitionSpec(0, (PartitionField("p", "bucket[4]", source_ids=(1, 2), field_id=1000),))
-    assert inclusive(predicate(Op.EQ, "int", 1), several) == TRUE
-    assert strict(predicate(Op.NOT_EQ, "int", 1), several) == FALSE
-    assert strict(predicate(Op.GT, "int", 1), spec("bucket[4]")) == FALSE
+    assert project_inclusive(predicate(Op.EQ, "int", 1), several) == TRUE
+    assert project_strict(predicate(Op.NOT_EQ, "int", 1), several) == FALSE
+    assert project_strict(predicate(Op.GT, "int", 1), spec("bucket[4]")) == FALSE
 
 
 def test_comparison_that_all_values_satisfy_projects_to_not_null() -> None:
     everything = predicate(Op.GT_EQ, "int", -(2**31))
-    assert shown(inclusive(everything, spec("truncate[8]"))) == "p0 not-null"
-    assert not must_match(strict(everything, spec("truncate[8]")), {1000: None})
+    assert shown(project_inclusive(everything, spec("truncate[8]"))) == "p0 not-null"
+    assert not must_match(project_strict(everything, spec("truncate[8]")), {1000: None})
 
 
 ORDERED = [

@@ -42,7 +42,7 @@ from pyiceberg.types import (
 
 from seamark.formats.iceberg.expressions.evaluation import may_match
 from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Always, And, Bound, Expression, Op, Or
-from seamark.formats.iceberg.expressions.projection import inclusive
+from seamark.formats.iceberg.expressions.projection import project_inclusive
 from seamark.formats.iceberg.expressions.residuals import Residuals
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
 from tests.iceberg.expressions.predicates import by_field, expressions, partition_of, predicates, specs
@@ -147,7 +147,7 @@ def test_partitions_that_pyiceberg_skips_are_skipped(data: st.DataObject) -> Non
     columns = {field.sources[0]: COLUMNS[field.sources[0]] for field in spec.fields}
     expression = data.draw(expressions(columns, terms=False, values=VALUES))
     partition = drawn_partition(data, spec, nulls=True)
-    assume(may_match(inclusive(expression, spec), dict(zip((1000, 1001, 1002), partition, strict=False))))
+    assume(may_match(project_inclusive(expression, spec), dict(zip((1000, 1001, 1002), partition, strict=False))))
     projected = inclusive_projection(SCHEMA, their_spec(spec))(translated(expression))
     struct = Schema(*their_spec(spec).partition_type(SCHEMA).fields)
     evaluate = expression_evaluator(struct, projected, case_sensitive=True)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from seamark.formats.iceberg.expressions.evaluation import evaluate, may_match, must_match
 from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, And, Bound, Expression, Op, Or
-from seamark.formats.iceberg.expressions.residuals import Residuals, nameable, with_both_zeros
+from seamark.formats.iceberg.expressions.residuals import Residuals, make_bindable, match_both_zeros
 from seamark.formats.iceberg.metadata.partition import UNPARTITIONED, PartitionField, PartitionSpec
 from seamark.formats.iceberg.types.schema import Field, Schema
 from seamark.formats.iceberg.types.values import Value
@@ -163,13 +163,13 @@ def test_residual_uses_only_names_of_the_current_schema() -> None:
 
     kept, renamed, replaced, dropped = on(1, "x"), on(2, "before"), on(3, "old"), on(9, "gone")
     both = And((kept, on(4, "old")))
-    assert nameable(both, schema) is both
+    assert make_bindable(both, schema) is both
     for other in (renamed, replaced, dropped):
-        assert nameable(other, schema) == TRUE
-        assert nameable(And((kept, other)), schema) == kept
-        assert nameable(Or((kept, other)), schema) == TRUE
-        assert nameable(And((kept, Or((other, FALSE)))), schema) == kept
-    assert nameable(FALSE, schema) == FALSE
+        assert make_bindable(other, schema) == TRUE
+        assert make_bindable(And((kept, other)), schema) == kept
+        assert make_bindable(Or((kept, other)), schema) == TRUE
+        assert make_bindable(And((kept, Or((other, FALSE)))), schema) == kept
+    assert make_bindable(FALSE, schema) == FALSE
 
 
 def test_residual_for_java_includes_both_zeros_if_either_satisfies_it() -> None:
@@ -184,7 +184,7 @@ def test_residual_for_java_includes_both_zeros_if_either_satisfies_it() -> None:
         (Op.EQ, (1.0,), (Op.EQ, "(1.0,)")),
     ):
         asked = predicate(op, "double", *literals)
-        found = with_both_zeros(And((asked, predicate(Op.EQ, "int", 0))))
+        found = match_both_zeros(And((asked, predicate(Op.EQ, "int", 0))))
         assert isinstance(found, And)
         first, second = found.children
         assert isinstance(first, Bound)

@@ -49,7 +49,7 @@ def test_pyiceberg_reads_our_manifests(seed: int, version: int, tmp_path_factory
         made = written(case, entries[-1], min(content, 1))
         path = folder / f"{content}.avro"
         path.write_bytes(made.data)
-        described.append(made.described(str(path), snapshot_id=SNAPSHOT, sequence_number=SEQUENCE))
+        described.append(made.to_manifest_file(str(path), snapshot_id=SNAPSHOT, sequence_number=SEQUENCE))
     manifests, _ = assign_first_row_ids(described, 5)
     options: dict[str, Any] = {"snapshot_id": SNAPSHOT, "parent_snapshot_id": 3, "sequence_number": SEQUENCE}
     (folder / "list.avro").write_bytes(write_manifest_list(manifests, format_version=version, **options))
@@ -111,7 +111,7 @@ def snapshot_on_disk(case: Case, folder: Path) -> tuple[list[ManifestFile], list
         made = written(case, entries[-1], min(content, 1))
         path = folder / f"{content}.avro"
         path.write_bytes(made.data)
-        described.append(made.described(path.as_uri(), snapshot_id=SNAPSHOT, sequence_number=SEQUENCE))
+        described.append(made.to_manifest_file(path.as_uri(), snapshot_id=SNAPSHOT, sequence_number=SEQUENCE))
     manifests, next_row_id = assign_first_row_ids(described, 10_000) if case.version > 2 else (described, 0)
     options: dict[str, Any] = {"snapshot_id": SNAPSHOT, "parent_snapshot_id": None, "sequence_number": SEQUENCE}
     (folder / "list.avro").write_bytes(write_manifest_list(manifests, format_version=case.version, **options))

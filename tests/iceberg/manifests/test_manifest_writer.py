@@ -86,7 +86,7 @@ def test_entries_are_read_as_written_with_inherited_values(seed: int, version: i
     for content in contents(version):
         entries = case.entries(content)
         made = written(case, entries, min(content, 1))
-        described = made.described("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
+        described = made.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
         (manifest,) = listed(case, [described])
         found = read_entries(made.data, manifest, case.metadata)
         wanted = inherited(entries, version, content, SNAPSHOT, SEQUENCE, manifest.first_row_id)
@@ -101,7 +101,7 @@ def test_manifest_summary_matches_its_entries(seed: int, version: int) -> None:
     case = Case(seed, version)
     entries = case.entries()
     made = written(case, entries)
-    found = made.described("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
+    found = made.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
     of = {status: [entry for entry in entries if entry.status == status] for status in (ADDED, EXISTING, DELETED)}
     assert [found.added_files_count, found.existing_files_count, found.deleted_files_count] == [
         len(of[status]) for status in (ADDED, EXISTING, DELETED)
@@ -210,7 +210,7 @@ def test_partition_values_have_the_promoted_type_of_their_column(seed: int) -> N
     wide = case.widen()
     entries = [entry for entry in case.entries() if entry.status != DELETED]
     made = written(case, entries)
-    (manifest,) = listed(case, [made.described("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)])
+    (manifest,) = listed(case, [made.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)])
     old = read_entries(made.data, manifest, case.metadata)
     days = [
         value or 0
@@ -232,7 +232,9 @@ def test_partition_values_have_the_promoted_type_of_their_column(seed: int) -> N
     again = write_manifest(
         [msgspec.structs.replace(entry, status=EXISTING) for entry in new], metadata=wide, spec_id=0, content=0
     )
-    (described,) = listed(case, [again.described("n.avro", snapshot_id=SNAPSHOT + 1, sequence_number=SEQUENCE + 1)])
+    (described,) = listed(
+        case, [again.to_manifest_file("n.avro", snapshot_id=SNAPSHOT + 1, sequence_number=SEQUENCE + 1)]
+    )
     for before, after in zip(new, read_entries(again.data, described, wide), strict=True):
         assert same(msgspec.structs.replace(before, status=EXISTING), after), case
 
@@ -341,7 +343,7 @@ def test_version_1_manifest_in_a_version_2_table_has_sequence_number_0() -> None
     made = written(table(1), [added(data_file(), snapshot_id=5), added(data_file(), status=EXISTING, snapshot_id=4)])
     (manifest,) = decode_manifest_list(
         write_manifest_list(
-            [made.described("m", snapshot_id=5, sequence_number=0)],
+            [made.to_manifest_file("m", snapshot_id=5, sequence_number=0)],
             format_version=1,
             snapshot_id=5,
             parent_snapshot_id=None,
@@ -389,7 +391,7 @@ def test_files_inherit_first_row_ids_in_the_order_of_their_manifest() -> None:
         added(data_file(record_count=1)),
     ]
     made = written(case, entries)
-    described = made.described("m", snapshot_id=5, sequence_number=2)
+    described = made.to_manifest_file("m", snapshot_id=5, sequence_number=2)
     (manifest,), following = assign_first_row_ids([described], 1_000)
     assert following == 1_081
     assert [e.file.first_row_id for e in read_entries(made.data, manifest, case.metadata)] == [1_000, 70, 1_050, 1_055]
@@ -397,7 +399,7 @@ def test_files_inherit_first_row_ids_in_the_order_of_their_manifest() -> None:
 
 
 def test_version_3_manifest_list_requires_first_row_ids() -> None:
-    described = written(table(3), []).described("m", snapshot_id=5, sequence_number=2)
+    described = written(table(3), []).to_manifest_file("m", snapshot_id=5, sequence_number=2)
     options: dict[str, Any] = {"snapshot_id": 5, "parent_snapshot_id": 4, "sequence_number": 2}
     with pytest.raises(ValueError, match="m: no first row id"):
         write_manifest_list([described], format_version=3, **options)
@@ -431,14 +433,17 @@ def test_zeros_and_nan_have_the_bounds_of_the_specification() -> None:
 def test_partition_values_of_a_dropped_column_stay_distinct() -> None:
     case = table(2, [(2, "identity", "u"), (1, "bucket[4]", "b")])
     made = written(case, [added(data_file((LOW, 3)))])
-    manifest = made.described("m", snapshot_id=5, sequence_number=2)
+    manifest = made.to_manifest_file("m", snapshot_id=5, sequence_number=2)
     columns = [{"id": 3, "name": "rest", "required": False, "type": "long"}]
     without = {"type": "struct", "schema-id": 1, "fields": columns}
     kept = case.read(**{"schemas": [case.json()["schema"], without], "current-schema-id": 1})
     (entry,) = read_entries(made.data, manifest, kept)
     assert entry.file.partition == (LOW, 3)
     again = write_manifest([entry], metadata=kept, spec_id=0, content=0)
-    assert read_entries(again.data, again.described("m", snapshot_id=5, sequence_number=2), kept)[0].file == entry.file
+    assert (
+        read_entries(again.data, again.to_manifest_file("m", snapshot_id=5, sequence_number=2), kept)[0].file
+        == entry.file
+    )
     gone = case.read(**{"schemas": [without], "current-schema-id": 1})
     with pytest.raises(Corrupt, match=r"^m: partition field u: it has values, but no schema"):
         read_entries(made.data, manifest, gone)
@@ -452,14 +457,14 @@ def test_partition_field_without_values_has_type_null() -> None:
     record = next(field["type"] for field in schema["fields"] if field["name"] == "data_file")
     partition = next(field["type"] for field in record["fields"] if field["name"] == "partition")
     assert [field["type"] for field in partition["fields"]] == ["null", ["null", "long"]]
-    (entry,) = read_entries(made.data, made.described("m", snapshot_id=1, sequence_number=0), case.metadata)
+    (entry,) = read_entries(made.data, made.to_manifest_file("m", snapshot_id=1, sequence_number=0), case.metadata)
     assert entry.file.partition == (None, 4)
 
 
 def test_manifest_that_differs_from_its_list_is_corrupt_and_named() -> None:
     case = table(2, [(1, "identity", "n")])
     made = written(case, [added(data_file((1,)))])
-    manifest = made.described("m.avro", snapshot_id=5, sequence_number=2)
+    manifest = made.to_manifest_file("m.avro", snapshot_id=5, sequence_number=2)
     for data, changed, told in [
         (made.data[:-1], {}, "bytes; the manifest list states"),
         (made.data, {"partition_spec_id": 7}, "has the partition spec 7"),
@@ -484,7 +489,7 @@ def test_damaged_manifest_is_corrupt_or_is_read(seed: int, version: int, at: flo
     made = written(case, case.entries())
     data = bytearray(made.data)
     data[int(at * len(data))] = byte
-    manifest = made.described("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
+    manifest = made.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
     try:
         found = read_entries(bytes(data), manifest, case.metadata)
     except Corrupt as error:

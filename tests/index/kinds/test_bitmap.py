@@ -73,9 +73,9 @@ def check(index: Bitmap, kind: Kind, columns: Sequence[Sequence[Any]], rng: rand
 @pytest.fixture(params=["by key", "by edges"])
 def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "by edges":
-        monkeypatch.setattr(postings, "SPEND_MIN", -1)
-        monkeypatch.setattr(postings, "SHARE", -1)
-        monkeypatch.setattr(postings, "SHARE_ALONE", -1)
+        monkeypatch.setattr(postings, "SMALL_INDEX_MAX_BYTES", -1)
+        monkeypatch.setattr(postings, "SHARED_MAX_FRACTION", -1)
+        monkeypatch.setattr(postings, "UNSHARED_MAX_FRACTION", -1)
     return str(request.param)
 
 

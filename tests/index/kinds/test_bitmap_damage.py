@@ -69,9 +69,9 @@ def answers(blob: bytes | bytearray, kind: str) -> Answers:
 def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[bytes, str]:
     kind, _, edges = str(request.param).partition(" ")
     if edges:
-        monkeypatch.setattr(postings, "SPEND_MIN", -1)
-        monkeypatch.setattr(postings, "SHARE", -1)
-        monkeypatch.setattr(postings, "SHARE_ALONE", -1)
+        monkeypatch.setattr(postings, "SMALL_INDEX_MAX_BYTES", -1)
+        monkeypatch.setattr(postings, "SHARED_MAX_FRACTION", -1)
+        monkeypatch.setattr(postings, "UNSHARED_MAX_FRACTION", -1)
     rng = np.random.default_rng(11)
     arrays = longs(rng) if kind == "long" else strings(rng)
     return b"".join(bitmap.encode([bitmap.build(keys_of(array, kind)) for array in arrays])), kind

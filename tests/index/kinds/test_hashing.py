@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seamark.formats.index.keys.arrow_keys import keys_of
-from seamark.formats.index.keys.hashing import checksum, file_ids, hash_key, hash_keys, hash_rows
+from seamark.formats.index.keys.hashing import compute_checksum, file_ids, hash_key, hash_keys, hash_rows
 from seamark.formats.index.keys.keys import Keys, key_of
 from tests.seeds import examples
 
@@ -46,7 +46,7 @@ def test_hashes_equal_the_vectors_of_the_specification() -> None:
 @settings(max_examples=examples(300))
 def test_bytes_of_any_length_hash_as_in_xxhash(data: bytes, seed: int) -> None:
     assert hash_key(data, seed) == xxhash.xxh64_intdigest(data, seed)
-    assert checksum(memoryview(data), seed) == xxhash.xxh64_intdigest(data, seed)
+    assert compute_checksum(memoryview(data), seed) == xxhash.xxh64_intdigest(data, seed)
 
 
 @given(codes=st.lists(CODES, max_size=50), seed=SEEDS)

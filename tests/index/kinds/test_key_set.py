@@ -40,7 +40,7 @@ def drawn(rng: random.Random, text: bool, span: int, rows: int) -> list[Any]:
 @pytest.mark.parametrize("seed", quick(range(60), 20))
 def test_bitmap_index_finds_files_and_rows_by_many_keys(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
-    monkeypatch.setattr(key_set, "_SPAN_A_KEY", rng.choice([0, 1 << 12]))
+    monkeypatch.setattr(key_set, "_TABLE_BITS_PER_KEY", rng.choice([0, 1 << 12]))
     text, span = rng.random() < 0.3, rng.choice([2, 40, 700, 10**9])
     kind, arrow = ("string", pa.string()) if text else ("long", pa.int64())
     files = [drawn(rng, text, span, rng.choice([0, 1, 64, 500])) for _ in range(rng.choice([1, 9, 70]))]

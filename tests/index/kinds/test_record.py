@@ -22,7 +22,7 @@ import pytest
 
 from seamark.formats.index.kernels._record import row_hash, sorted_run
 from seamark.formats.index.keys.arrow_keys import keys_of
-from seamark.formats.index.keys.hashing import checksum, hash_rows
+from seamark.formats.index.keys.hashing import compute_checksum, hash_rows
 from seamark.formats.index.keys.keys import Keys, key_of
 from seamark.formats.index.kinds.record import Fences, FileRecords, Record, build, encode, merge
 from tests.seeds import quick
@@ -351,7 +351,7 @@ def resealed(blob: bytes, page: int, change: Callable[[bytearray], None]) -> mem
     changed = bytearray(blob)
     held = changed[page * PAGE : (page + 1) * PAGE]
     change(held)
-    struct.pack_into("<Q", held, 0, checksum(bytes(held[8:]), page))
+    struct.pack_into("<Q", held, 0, compute_checksum(bytes(held[8:]), page))
     changed[page * PAGE : (page + 1) * PAGE] = held
     return memoryview(changed)
 
@@ -389,16 +389,16 @@ def test_reader_of_the_documented_format_finds_every_entry() -> None:
     blob = b"".join(encode([FileRecords(sorted_run(*one)) for one in rows]))
     magic, entries, pages, files, page_bytes, directory_sum = struct.unpack_from("<8sQQIIQ", blob, len(blob) - 64)
     assert (magic, entries, pages, files, page_bytes) == (b"SMRECORD", 1500, 9, 3, 4096)
-    assert struct.unpack_from("<Q", blob, len(blob) - 8) == (checksum(blob[-64:-8]),)
+    assert struct.unpack_from("<Q", blob, len(blob) - 8) == (compute_checksum(blob[-64:-8]),)
     directory = blob[4096 * pages : -64]
-    assert checksum(directory) == directory_sum
+    assert compute_checksum(directory) == directory_sum
     fences, counts = struct.unpack_from("<9Q", directory), struct.unpack_from("<3Q", directory, 72)
     assert (len(directory), counts) == (96, (500, 500, 500))
     found = []
     for number in range(pages):
         page = blob[4096 * number : 4096 * (number + 1)]
         page_sum, held, zero = struct.unpack_from("<QII", page)
-        assert (page_sum, zero) == (checksum(page[8:], number), 0)
+        assert (page_sum, zero) == (compute_checksum(page[8:], number), 0)
         assert held == (170 if number < 8 else 1500 - 8 * 170)
         assert not any(page[16 + 24 * held :])
         inside = [struct.unpack_from("<QQII", page, 16 + 24 * at) for at in range(held)]

@@ -58,7 +58,7 @@ async def test_each_file_of_a_random_table_is_found_by_its_identity(tmp_path: Pa
                 assert [files[row].path for row in rows[: len(picked)]] == [files[row].path for row in picked], told
                 assert (rows[len(picked) :] == -1).all(), told
                 there = {files[row].path for row in picked}
-                assert ids.are_described_by(asked).tolist() == [file.path in there for file in files], told
+                assert ids.are_covered_by(asked).tolist() == [file.path in there for file in files], told
                 searched += len(files)
         assert searched > 500
 
@@ -68,7 +68,7 @@ async def test_file_listed_twice_is_described_at_both_positions(tmp_path: Path, 
     table.commit(1, [table.manifest("a", [1, 2]), table.manifest("b", [2, 3])])
     ids = file_ids_of(await planner.view(table.metadata, ScanRequest()))
     asked = ids_of([table.file(2, 0), table.file(9, 0)])
-    assert ids.are_described_by(asked).tolist() == [False, True, True, False]
+    assert ids.are_covered_by(asked).tolist() == [False, True, True, False]
     assert ids.find(asked).tolist() in ([1, -1], [2, -1])
 
 
@@ -82,13 +82,13 @@ async def test_file_without_a_record_count_has_no_identity(
     ids = file_ids_of(await planner.view(table.metadata, ScanRequest()))
     assert ids.identified.tolist() == [False, True]
     wrapped = file_ids([uncounted.path], [uncounted.size], np.array([2**64 - 1], dtype=np.uint64))
-    assert not ids.are_described_by(wrapped).any()
+    assert not ids.are_covered_by(wrapped).any()
 
 
 async def test_empty_view_has_no_file_identities(planner: Planner) -> None:
     ids = FileIds(TableView((), ()))
     asked = np.array([[1, 2]], dtype=np.uint64)
-    assert (ids.count, ids.find(asked).tolist(), ids.are_described_by(asked).tolist()) == (0, [-1], [])
+    assert (ids.count, ids.find(asked).tolist(), ids.are_covered_by(asked).tolist()) == (0, [-1], [])
     assert FileIds(TableView((), ())).find(np.empty((0, 2), dtype=np.uint64)).tolist() == []
 
 

@@ -30,7 +30,7 @@ from typing import Any
 
 from seamark.formats.iceberg.expressions.expression import FALSE
 from seamark.formats.iceberg.expressions.expression_json import expression_json, parse_expression
-from seamark.formats.iceberg.expressions.residuals import nameable
+from seamark.formats.iceberg.expressions.residuals import make_bindable
 from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import NotAcceptable
@@ -87,7 +87,7 @@ async def our_plan(planner: Planner, case: Case, entry: Entry | None = None) -> 
             continue  # This filter is not answered.
         plan[path] = Task(deletes, expression_json(residual))
         # A residual that cannot be bound by name is omitted: the client uses the filter (REST spec, `FileScanTask`).
-        is_named = nameable(residual, metadata.current_schema) == residual
+        is_named = make_bindable(residual, metadata.current_schema) == residual
         told[path] = Task(deletes, expression_json(residual) if is_named else None)
     try:
         answered = _answered(scan)

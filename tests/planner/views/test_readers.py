@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from seamark.formats.iceberg.manifests.content_file import EQUALITY_DELETES, POSITION_DELETES
-from seamark.metaserver.planner.plan.readers import misread_deletes
+from seamark.metaserver.planner.plan.reader_quirks import misread_deletes
 
 
 def block(spec_id: int, content: int, ids: list[int] | None) -> Any:

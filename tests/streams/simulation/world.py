@@ -362,7 +362,7 @@ class World:
                 table = await self.table(process, uuid)
                 entry, files = await tables.load(uuid)
                 with suppress(FlushedBefore):
-                    return files, await table.fresh(entry.flushed_offsets())
+                    return files, await table.fresh(entry.parse_flushed_offsets())
             raise RetryLater("flushed again and again")
 
         files, fresh = await self.call(process, plan)

@@ -172,12 +172,12 @@ class PlanMetrics:
         )
         self._refused = _Totals(refused)
 
-    def observe(self, considered: int, kept: int, seconds: float) -> None:
+    def observe(self, considered: int, kept_files: int, seconds: float) -> None:
         """Count a finished plan."""
         pending = self._since_flush
         pending[0] += 1
         pending[1] += considered
-        pending[2] += kept
+        pending[2] += kept_files
         pending[3] += seconds
 
     def flush(self) -> None:

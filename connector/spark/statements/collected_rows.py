@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 from seamark.connector.arrow.arrays import Longs
 from seamark.connector.spark.query.catalyst import Catalyst, Node
 from seamark.connector.spark.query.conditions import SparkColumn
-from seamark.connector.spark.scala import items
+from seamark.connector.spark.scala import to_list
 from seamark.connector.spark.statements.key_values import fits_column
 from seamark.connector.spark.statements.plan_nodes import PlanBuilder
 from seamark.connector.spark.statements.targets import NotLocated
@@ -56,7 +56,7 @@ class CollectedRows:
             return self.spark_plan
         assert self.table is not None
         local = self.build.local(self.table, self.schema)
-        outputs = zip(items(local.output()), items(self.outputs), self.names, strict=True)
+        outputs = zip(to_list(local.output()), to_list(self.outputs), self.names, strict=True)
         return self.build.project([self.build.as_attribute(one, by, name) for one, by, name in outputs], local)
 
     @property
@@ -79,7 +79,7 @@ def collect_rows(catalyst: Catalyst, build: PlanBuilder, plan: Node, role: str, 
     limited = build.limit(rows_max + 1, plan)
     distinct = limited
     if len(set(names)) < len(names):
-        numbered = [build.name_output(one, f"c{number}") for number, one in enumerate(items(plan.output()))]
+        numbered = [build.name_output(one, f"c{number}") for number, one in enumerate(to_list(plan.output()))]
         distinct = build.project(numbered, limited)
     frame = build.frame(distinct)
     if any(_COLLECTED_TYPE.fullmatch(one.dataType.simpleString()) is None for one in frame.schema.fields):

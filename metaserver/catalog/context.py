@@ -67,7 +67,7 @@ T = TypeVar("T")
 
 @dataclass
 class Unclaimed:
-    """Entries that are older than claims, and whose locations are not known yet (`claims.fill`)."""
+    """Entries that are older than claims, and whose locations are not known yet (`claims.create_missing_claims`)."""
 
     unread: int = 0
     """The number of entries whose metadata could not be read from storage. The entries after them were not read."""

@@ -29,9 +29,9 @@ from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.equality_upserts import EQUALITY
 from seamark.connector.write.upserts import MODES, delete, upsert
-from tests.connector.lives.columns import LIST, MAP, NESTED, PROMOTED, STRUCT, Column, draw_value, key_of, kinds
-from tests.connector.lives.predicates import Row, draw_filter
-from tests.connector.lives.statements import can_be_written, draw_change, draw_known, literal, quoted
+from tests.connector.histories.columns import LIST, MAP, NESTED, PROMOTED, STRUCT, Column, draw_value, key_of, kinds
+from tests.connector.histories.predicates import Row, draw_filter
+from tests.connector.histories.statements import can_be_written, draw_change, draw_known, literal, quoted
 
 NAMES = ("id", "a", "B", "naïve", "two words", "x-y", "größe", "1st", "null", "select", "day", 'q"q', "日本")
 KEY_KINDS = ("long", "int", "string", "uuid", "decimal(9, 2)", "decimal(38, 10)", "date", "timestamp", "timestamptz")

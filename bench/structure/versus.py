@@ -1,4 +1,4 @@
-"""`python -m bench.versus CHECKOUT [NAME …]`: is this checkout as fast as another one?
+"""`python -m bench.structure.versus CHECKOUT [NAME …]`: is this checkout as fast as another checkout?
 
 Servers of both run side by side, and each slice of load goes to one and then to the other, so that a machine that
 drifts drifts for both. The table has, for each case, the ratio of this checkout to the other: the median over the
@@ -42,7 +42,7 @@ _slices: Iterator[int] = itertools.count()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.versus", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.structure.versus", description=__doc__)
     parser.add_argument("checkout", type=Path, help="the root of the other checkout")
     parser.add_argument("names", nargs="*", metavar="NAME", help="parts of the names of cases; all when none is given")
     parser.add_argument("--rounds", type=int, default=12, help="slices of each case on each server")

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.connector.lives.columns import Column, draw_value
-from tests.connector.lives.predicates import Row
+from tests.connector.histories.columns import Column, draw_value
+from tests.connector.histories.predicates import Row
 from tests.planner.lakes.literal_forms import render
 
 _WORDS = {"date": "DATE", "timestamp": "TIMESTAMP", "timestamptz": "TIMESTAMP"}

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tests.connector.lives.columns import NESTED, STRUCT, Column, draw_value
+from tests.connector.histories.columns import NESTED, STRUCT, Column, draw_value
 from tests.planner.lakes.literal_forms import render
 
 Row = dict[int, Any]

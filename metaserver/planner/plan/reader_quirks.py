@@ -81,7 +81,8 @@ def void_partition_fields(metadata: TableMetadata) -> TableMetadata:
         msgspec.structs.replace(
             spec,
             fields=tuple(
-                field if _is_identity(field, metadata) else _void(field, next(ids), metadata) for field in spec.fields
+                field if _is_identity(field, metadata) else _to_void_field(field, next(ids), metadata)
+                for field in spec.fields
             ),
         )
         for spec in metadata.partition_specs
@@ -125,7 +126,7 @@ def _has_source(field: PartitionField, metadata: TableMetadata) -> bool:
     return all(metadata.current_schema.column(source) is not None for source in field.sources)
 
 
-def _void(field: PartitionField, field_id: int, metadata: TableMetadata) -> PartitionField:
+def _to_void_field(field: PartitionField, field_id: int, metadata: TableMetadata) -> PartitionField:
     schema = metadata.current_schema
     source = field.sources[0] if len(field.sources) == 1 and _has_source(field, metadata) else None
     if source is None:

@@ -6,7 +6,7 @@
         writer.flush()                            every row so far is durable, and readers see it
 
 Requests have a producer and a sequence number, so that a repeat after a lost answer adds no row twice. Rows keep their
-order. A writer has one request under way at a time, so each request has what was written while the last one was sent.
+order. A writer has one request under way at a time. Rows that are written meanwhile are in the next request.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class StreamClosed(Exception):
     """The writer was closed, or an earlier request failed; the cause is that failure."""
 
 
-class StreamWriter:
+class StreamTableWriter:
     """Use `stream_writer`. Any number of threads may write."""
 
     def __init__(
@@ -78,7 +78,7 @@ class StreamWriter:
         self._thread = threading.Thread(target=self._run, name="seamark-stream-writer", daemon=True)
         self._thread.start()
 
-    def __enter__(self) -> StreamWriter:
+    def __enter__(self) -> StreamTableWriter:
         return self
 
     def __exit__(
@@ -193,7 +193,7 @@ class StreamWriter:
             except (Unavailable, ServerFailed, Unreachable) as error:
                 if time.monotonic() >= until_s or not _may_pass(error):
                     raise
-                back_off(number, first_s=0.1, most_s=2.0)
+                back_off(number, first_s=0.1, max_s=2.0)
                 number += 1
             else:
                 self._sequence += 1
@@ -209,7 +209,7 @@ def stream_writer(
     request_bytes: int = 8 << 20,
     buffer_bytes: int = 64 << 20,
     timeout_s: float = 120.0,
-) -> StreamWriter:
+) -> StreamTableWriter:
     """Return a writer of a stream table, for a `with` block.
 
     Args:
@@ -221,7 +221,7 @@ def stream_writer(
         buffer_bytes: The memory of unsent rows, at which `write` waits.
         timeout_s: How long a request is repeated while the server is busy or away.
     """
-    return StreamWriter(
+    return StreamTableWriter(
         client,
         table,
         producer=producer or str(uuid.uuid4()),

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from seamark.connector.client.indexes import IndexClient
-from tests.connector.lives.life import Life
+from tests.connector.histories.life import Life
 from tests.seeds import first_seed
 
 

@@ -108,7 +108,7 @@ def encode_rows(rows: Sequence[_Slice], metadata: TableMetadata, folder: str | N
             schema = metadata.schema(schema_id)
             if schema is None:
                 raise BadRequest(
-                    f"The table has no schema {schema_id} any more, in which rows of its stream are stored"
+                    f"The table no longer has the schema {schema_id}, in which rows of its stream are stored"
                 )
             target = _target_of(metadata, schema)
             table = pa.Table.from_batches(batches, target.arrow).combine_chunks()

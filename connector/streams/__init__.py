@@ -1,0 +1,1 @@
+"""Rows for stream tables: a client's writer, and the files that the server writes."""

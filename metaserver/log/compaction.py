@@ -1,0 +1,74 @@
+"""Rewriting an old segment so that it has only rows that are in no data file yet.
+
+The log removes segments from the oldest on. A table that cannot be flushed keeps the segment with its oldest row, and
+so all segments after it, with the rows of every other table. A rewritten segment keeps its number, and has few bytes.
+
+Released rows are those below an offset, so that the rows of a shard that stay are always its last rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from seamark.metaserver.log.files import LogFiles
+from seamark.metaserver.log.frames import FrameKind, damaged, encode_frame, encode_meta, payload_parts, read_frames
+from seamark.metaserver.log.index import FramePlace, SegmentIndex
+from seamark.metaserver.log.port import Shard
+from seamark.metaserver.log.segment import LogSegment, index_name
+from seamark.metaserver.log.state import AppendEntry, BatchEntry, StateSummary
+
+
+def unreleased_offsets(segment: LogSegment, released: Mapping[Shard, int]) -> dict[Shard, int]:
+    """Return the shards with unreleased rows in a segment, with the released offset of each."""
+    return {
+        shard: released[shard]
+        for shard in segment.shards()
+        if shard in released and (segment.end(shard) or 0) > released[shard]
+    }
+
+
+def is_worth_rewriting(segment: LogSegment, released: Mapping[Shard, int]) -> bool:
+    """Return whether a rewritten segment would have at most half of the bytes."""
+    return 2 * sum(map(segment.rows_bytes, released)) <= segment.size_bytes - segment.head_bytes
+
+
+def rewrite_segment(files: LogFiles, segment: LogSegment, released: Mapping[Shard, int]) -> LogSegment:
+    """Replace a complete segment by one with the unreleased rows; return it.
+
+    Args:
+        released: The shards whose rows stay, and the offset below which they do not.
+
+    Raises:
+        Corrupt: If a record is damaged; the segment is unchanged.
+        OSError: If the disk fails. The segment is the old or the new.
+    """
+    # Later segments begin with the state, so a rewritten segment needs none.
+    head = encode_meta(StateSummary(segment.head_time_ms, [], {}, {}))
+    parts = encode_frame(segment.number, 0, FrameKind.HEAD, head, ())
+    size_bytes = sum(map(len, parts))
+    index = SegmentIndex()
+    rewritten = LogSegment(segment.number, size_bytes, size_bytes, segment.head_time_ms, index)
+    end = 0
+    for frame in read_frames(segment.number, files.read(segment.name, 0, segment.size_bytes)):
+        end = frame.end
+        entry = frame.entry() if frame.kind is FrameKind.ENTRY else None
+        if not isinstance(entry, AppendEntry):
+            continue
+        kept: list[BatchEntry] = []
+        payloads: list[bytes] = []
+        for batch, data in payload_parts(entry, frame.payloads):
+            if batch.offset + batch.rows > released.get(batch.shard, batch.offset + batch.rows):
+                kept.append(batch)
+                payloads.append(bytes(data))
+        if kept:
+            moved = AppendEntry(entry.time_ms, tuple(kept), entry.producer, entry.epoch, entry.sequence)
+            written = encode_frame(segment.number, rewritten.size_bytes, FrameKind.ENTRY, encode_meta(moved), payloads)
+            place = FramePlace(rewritten.size_bytes, sum(map(len, written)))
+            index.add(moved, place)
+            rewritten.size_bytes += place.length
+            parts += written
+    if end < segment.size_bytes:
+        raise damaged(files.describe(segment.name), end)
+    files.remove([index_name(segment.number)])
+    files.replace(segment.name, b"".join(parts))
+    return rewritten
