@@ -184,7 +184,7 @@ def test_disk_keeps_what_is_requested_more_often(tmp_path: Path) -> None:
     tier = DiskTier(
         tmp_path / "d",
         4 << 20,
-        prefers=lambda new, old: sketch.estimate(new) > sketch.estimate(old),
+        should_replace=lambda new, old: sketch.estimate(new) > sketch.estimate(old),
         holder_bytes=3 << 20,
     )
     data = bytes(100_000)
