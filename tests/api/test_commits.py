@@ -293,7 +293,7 @@ async def test_index_file_of_another_table_is_rejected(api: Api) -> None:
     data = lake.data([(1, 0, "a")])
     foreign = await _index_file(api, lake, data, table_uuid="00000000-0000-4000-8000-000000000000")
     for file, what in (
-        (foreign, "it is of the table"),
+        (foreign, "it belongs to the table"),
         ({**foreign, "size-in-bytes": 5}, "Cannot register"),
         ({**foreign, "location": "file:///etc/passwd"}, "is not in the folder"),
     ):

@@ -411,13 +411,13 @@ async def test_view_whose_file_was_replaced_by_another_views_is_neither_served_n
         forged = {**json.loads(path.read_bytes()), "view-uuid": victim.uuid}
         path.write_text(json.dumps(forged))
         it.catalog.documents.cache.clear()
-        with pytest.raises(Forbidden, match="written over"):
+        with pytest.raises(Forbidden, match="overwritten"):
             await views.load(("a",), "view")
         for update in (
             {"action": "set-location", "location": f"{location}/x"},
             {"action": "set-properties", "updates": {}},
         ):
-            with pytest.raises(Forbidden, match="written over"):
+            with pytest.raises(Forbidden, match="overwritten"):
                 await views.replace(CONFINED, ("a",), "view", [], [update])
         assert await it.store.claims(victim.uuid) == claims
 

@@ -108,7 +108,7 @@ async def test_published_column_cannot_be_declared_as_encrypted(tmp_path: Path) 
         )
         with pytest.raises(BadRequest, match="data is encrypted"):
             await commit(it, CALLER, {"action": "set-properties", "updates": {ENCRYPTED: "data"}})
-        with pytest.raises(BadRequest, match="'dat', which is no column"):
+        with pytest.raises(BadRequest, match="'dat', but the table has no such column"):
             await commit(it, CALLER, {"action": "set-properties", "updates": {ENCRYPTED: "id, dat"}})
         changed = await commit(it, CALLER, {"action": "set-properties", "updates": {ENCRYPTED: "id"}})
         assert changed[COLUMNS] == "data"

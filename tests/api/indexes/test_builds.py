@@ -229,7 +229,7 @@ async def test_builds_and_commits_do_not_block_each_other(table: Api) -> None:
 @pytest.mark.parametrize(
     ("other", "told"),
     [
-        ({"table_uuid": "00000000-0000-0000-0000-000000000000"}, "it is of the table 00000000"),
+        ({"table_uuid": "00000000-0000-0000-0000-000000000000"}, "it belongs to the table 00000000"),
         ({"definition": '{"kind":"bloom","terms":[]}'}, "it belongs to the index bloom"),
         ({"kind": "bitmap"}, "it belongs to the index bitmap"),
     ],

@@ -193,7 +193,7 @@ async def test_invalid_joins_are_rejected_with_the_reason(star: Star) -> None:
         ([{"table": ["db", "supplier"], "on": {"f_supplier": "nosuch"}}], "'nosuch'"),
         ([{"table": ["db", "supplier"], "on": {}}], "has 0 columns"),
         ([{"table": ["supplier"], "on": {"f_supplier": "s_key"}}], "needs the levels"),
-        ([{"table": ["db", ""], "on": {"f_supplier": "s_key"}}], "Empty"),
+        ([{"table": ["db", ""], "on": {"f_supplier": "s_key"}}], "is empty"),
         ([{"table": ["db", "supplier"]}], "on"),
         ([{**supplier(), "where": "true"}], "where"),
         ([supplier(**{"snapshot-id": 77})], "Cannot find snapshot 77"),

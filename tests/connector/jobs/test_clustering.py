@@ -369,7 +369,7 @@ def test_clustering_with_too_large_temporary_files_is_refused(
         ({"seamark.clustering.columns": "id,id"}, "must name 1 to 6"),
         ({"seamark.clustering.columns": "[1]"}, "must name 1 to 6"),
         ({"seamark.clustering.columns": "there"}, "no column 'there'"),
-        ({"seamark.clustering.curve": "peano"}, "must be hilbert, zorder, linear"),
+        ({"seamark.clustering.curve": "peano"}, "must be one of hilbert, zorder, linear"),
     ],
 )
 def test_invalid_clustering_policy_is_refused(
