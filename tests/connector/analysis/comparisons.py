@@ -340,12 +340,14 @@ class Comparisons:
         listed = ", ".join(given[:size])
         there = [value for value in given if "NULL" not in value]
         rows = ", ".join(f"({value})" for value in given[:size])
+        # DuckDB compares nulls in rows as values, and Trino does not.
+        pairs = ", ".join(f"({value}, {one})" for value, one in zip(there or ["1"], ("1", "1.0", "1e0"), strict=False))
         shapes: Shapes = [
             lambda: f"{name} {negated}IN ({listed})",
             lambda: f"{name} {negated}BETWEEN {given[0]} AND {given[1]}",
             lambda: f"{name} {negated}BETWEEN {given[0]} AND {other}",
             lambda: f"{given[0]} {negated}BETWEEN {name} AND {given[1]}",
-            lambda: f"({name}, 1) IN (({given[0]}, 1), ({given[1]}, 1.0), ({given[2]}, 1e0))",
+            lambda: f"({name}, 1) IN ({pairs})",
             lambda: f"{name} {negated}IN (VALUES {rows})",
             lambda: f"{name} = ANY (SELECT v FROM (VALUES {rows}) AS w (v))",
             lambda: f"coalesce({name}, {given[1]}) {self.operator()} {given[0]}",

@@ -183,7 +183,7 @@ def check_worth(told: Counter[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seed", "lakes"), [(25, 2), *(pytest.param(seed, 4, marks=pytest.mark.slow) for seed in (21, 22, 24))]
+    ("seed", "lakes"), [(25, 2), *(pytest.param(seed, 4, marks=pytest.mark.slow) for seed in (21, 22, 25))]
 )
 def test_random_queries_keep_their_rows_over_pruned_views(seed: int, lakes: int) -> None:
     check_worth(campaign(seed, lakes))
