@@ -193,7 +193,7 @@ class StreamTableWriter:
             except (Unavailable, ServerFailed, Unreachable) as error:
                 if time.monotonic() >= until_s or not _may_pass(error):
                     raise
-                back_off(number, first_s=0.1, most_s=2.0)
+                back_off(number, first_s=0.1, max_s=2.0)
                 number += 1
             else:
                 self._sequence += 1
