@@ -25,7 +25,7 @@ from bench.ssb.queries import QUERIES
 from bench.trino.points import NAMESPACE, ORDERED, ROWS, TABLE, key_of, points
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers, build
-from seamark.connector.sql.choice import AUTO, DUCKDB, TRINO, Demand, choose
+from seamark.connector.sql.choice import AUTO, DUCKDB, TRINO, StatementProfile, choose
 from seamark.connector.sql.queries import translate
 from seamark.connector.sql.session import SqlSession
 from seamark.connector.sql.statement import parse
@@ -106,7 +106,7 @@ def _choice() -> Row:
             begun_s = time.perf_counter()
             statement = parse(text)
             translate(statement.tree, lambda node: _columns(node, names), datetime.now(UTC))
-            choose(Demand(statement.kind, 1), AUTO, frozenset({DUCKDB, TRINO}))
+            choose(StatementProfile(statement.kind, 1), AUTO, frozenset({DUCKDB, TRINO}))
             took.append(1000 * (time.perf_counter() - begun_s))
         slowest = max(slowest, statistics.median(took))
     return Row("choice of the engine", "a statement", "ms", {OURS: slowest}, goal=CHOICE_GOAL_MS)

@@ -32,7 +32,7 @@ from seamark.commands.confinement.jobs import confine_job
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.progress import report_progress
 from seamark.connector.client.storage import confine, use_keys
-from seamark.connector.jobs.failures import line_of
+from seamark.connector.jobs.failures import format_error_line
 from seamark.connector.jobs.jobs import JOBS
 from seamark.connector.parquet.encryption.keys import has_keys
 from seamark.connector.write.replacements import BatchRunner
@@ -203,7 +203,7 @@ def run(
         with report_progress(lambda progress: report(JobProgress(**dataclasses.asdict(progress)))):
             return JobAnswer(totals=JOBS[request.service](client, table, **further))
     except Exception as error:  # noqa: BLE001
-        line = line_of(error, _MESSAGE_MAX, named=True)
+        line = format_error_line(error, _MESSAGE_MAX, with_class=True)
         _log.debug("job failed", error=line, exc_info=not has_keys())
         return JobAnswer(error=line)
     finally:

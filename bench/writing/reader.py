@@ -37,7 +37,12 @@ from seamark.connector.client.values import CURRENT
 from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.read.scans import bind_filter
 from seamark.connector.read.tables import open_table
-from seamark.connector.spark.reader_choice import EVEN_ROWS, EVEN_SHARE, RemainingRows, estimate_remaining_rows
+from seamark.connector.spark.reader_choice import (
+    BREAK_EVEN_FRACTION,
+    BREAK_EVEN_ROWS,
+    RemainingRows,
+    estimate_remaining_rows,
+)
 from seamark.connector.spark.session import read
 from seamark.connector.write.appends import open_destination
 from seamark.connector.write.table_writer import WrittenFiles, write_batches
@@ -88,7 +93,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             turns = [_compared(report, made, table, size, case, where) for case, where in _queries(size)]
             report.notes.append(f"{size.label}{_even(turns)}")
     report.notes += [
-        f"Ours is taken below {EVEN_SHARE:.0%}, less {EVEN_ROWS:,} rows.",
+        f"Ours is taken below {BREAK_EVEN_FRACTION:.0%}, less {BREAK_EVEN_ROWS:,} rows.",
         "6.4 M rows in row groups of 4 MB, and 30 M in such of 128 MB; 8 files each.",
         "Count and sums over the four columns of the rows chosen; two cores. Wall clock, medians of rounds in turns.",
     ]

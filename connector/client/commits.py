@@ -72,7 +72,7 @@ class CommitClient:
                 error.left_open = left_open  # An earlier attempt may still be committed.
                 raise
             except (Unreachable, ServerFailed, Unavailable) as error:
-                if number == tries - 1 or not _is_open(error):
+                if number == tries - 1 or not _may_succeed_on_repeat(error):
                     raise
                 left_open = True
                 _log.warning("The commit to %s is sent again, attempt %d of %d: %s", table, number + 2, tries, error)
@@ -92,7 +92,7 @@ def back_off(number: int, *, first_s: float, max_s: float) -> None:
     time.sleep(random.SystemRandom().uniform(wait_s / 2, wait_s))
 
 
-def _is_open(error: Unreachable | ServerFailed | Unavailable) -> bool:
+def _may_succeed_on_repeat(error: Unreachable | ServerFailed | Unavailable) -> bool:
     """Return whether a repeat can have another outcome.
 
     A bug of the server has the same outcome each time. After a 503 of the server itself, nothing was committed,

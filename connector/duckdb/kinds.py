@@ -45,7 +45,7 @@ def kind_of(iceberg_type: str) -> str | None:
     return iceberg_type if iceberg_type in _UNCHANGED else _KINDS.get(iceberg_type)
 
 
-def exchange(old: exp.Expr, new: exp.Expr) -> None:
+def replace_node(old: exp.Expr, new: exp.Expr) -> None:
     """Replace `old` by `new` in the tree, like `old.replace(new)`.
 
     `old.replace(new)` takes time for the whole list that contains `old`. For an IN with 24,000 values, all

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from sqlglot import exp
 
-from seamark.connector.duckdb.kinds import NameKinds, exchange, literal_kind, to_constant
+from seamark.connector.duckdb.kinds import NameKinds, literal_kind, replace_node, to_constant
 
 HIDDEN = "seamark_hidden"
 """The name of a function that hides its arguments from the analysis."""
@@ -42,14 +42,14 @@ def rewrite_conditions(tree: exp.Expr, kinds: NameKinds) -> None:
     for condition in [node for node in nodes if isinstance(node, exp.In)]:
         elements = read_listed_elements(condition.args.get("query"))
         if elements is not None:
-            fits = _are_of(elements, kinds.kind(condition.this))
+            fits = _are_constants_of(elements, kinds.kind(condition.this))
             column = condition.this.copy()
             new = exp.In(this=column, expressions=elements) if fits else hide([column])
-            exchange(condition, new)
+            replace_node(condition, new)
     for function in find_nodes(exp.ArrayContains, exp.Contains):
         among = _to_in_condition(function, kinds)
         if among is not None:
-            exchange(function, among)
+            replace_node(function, among)
     for case in find_nodes(exp.Case):
         if isinstance(case, exp.Case) and case.this is not None:
             _convert_operand(case, kinds)
@@ -60,7 +60,7 @@ def rewrite_conditions(tree: exp.Expr, kinds: NameKinds) -> None:
     for division in find_nodes(exp.IntDiv):
         # Both divisions truncate. DuckDB's `/` divides doubles.
         if kinds.kind(division.this) == "integer" and is_whole(division.expression):
-            exchange(division, exp.Div(this=division.this, expression=division.expression, typed=True, safe=False))
+            replace_node(division, exp.Div(this=division.this, expression=division.expression, typed=True, safe=False))
 
 
 def is_of_values(node: exp.In | exp.EQ, kinds: NameKinds) -> bool:
@@ -73,7 +73,9 @@ def is_of_values(node: exp.In | exp.EQ, kinds: NameKinds) -> bool:
     return is_counted_if_true(node) and all(
         isinstance(row, exp.Tuple)
         and len(row.expressions) == len(columns)
-        and all(_are_of([one], kinds.kind(column)) for column, one in zip(columns, row.expressions, strict=True))
+        and all(
+            _are_constants_of([one], kinds.kind(column)) for column, one in zip(columns, row.expressions, strict=True)
+        )
         for row in rows
     )
 
@@ -127,11 +129,11 @@ def _to_in_condition(function: exp.Expr, kinds: NameKinds) -> exp.In | None:
     array, column = function.this, function.args.get("expression")
     if not isinstance(function, exp.ArrayContains | exp.Contains) or not isinstance(array, exp.Array):
         return None
-    fits = _are_of(array.expressions, kinds.kind(column)) and is_counted_if_true(function)
+    fits = _are_constants_of(array.expressions, kinds.kind(column)) and is_counted_if_true(function)
     return exp.In(this=column.copy(), expressions=array.expressions) if fits and column is not None else None
 
 
-def _are_of(nodes: Sequence[exp.Expr], kind: str | None) -> bool:
+def _are_constants_of(nodes: Sequence[exp.Expr], kind: str | None) -> bool:
     """Return whether all nodes are constants of exactly this type, and none is null."""
     return kind is not None and literal_kind(nodes) == kind and not any(isinstance(one, exp.Null) for one in nodes)
 
@@ -186,7 +188,7 @@ def _convert_operand(case: exp.Case, kinds: NameKinds) -> None:
         case.set("this", hide([case.this]))
         return
     for branch in branches:
-        exchange(branch, to_constant(branch, str(kind), utc=False) or branch)
+        replace_node(branch, to_constant(branch, str(kind), utc=False) or branch)
 
 
 def _set_args(node: exp.Expr) -> set[str]:

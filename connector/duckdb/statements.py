@@ -20,7 +20,14 @@ from sqlglot.errors import ErrorLevel, SqlglotError
 
 from seamark.connector.analysis.lexer import UnsupportedStatement
 from seamark.connector.analysis.queries import check_relations
-from seamark.connector.duckdb.kinds import NameKinds, columns_in, exchange, find_projections, literal_kind, to_constant
+from seamark.connector.duckdb.kinds import (
+    NameKinds,
+    columns_in,
+    find_projections,
+    literal_kind,
+    replace_node,
+    to_constant,
+)
 from seamark.connector.duckdb.shapes import (
     HIDDEN,
     hide,
@@ -80,7 +87,7 @@ class DuckDBStatement:
         self._tree = _parse(text)
         _check(self._tree)
         check_relations(self._tree)
-        _fill(text, self._tree, parameters)
+        _bind_parameters(text, self._tree, parameters)
         rewrite_blocks(self._tree)
         relations = list(self._tree.find_all(exp.CTE, exp.Table))
         named = {one.alias.lower() for one in relations if isinstance(one, exp.CTE)}
@@ -111,7 +118,7 @@ class DuckDBStatement:
             mark = exp.Table(this=exp.to_identifier(mark_name(number), quoted=True), alias=alias.copy())
             if joins := node.args.get("joins"):
                 mark.set("joins", joins)
-            exchange(node, mark)
+            replace_node(node, mark)
         for condition in list(self._tree.find_all(exp.Predicate)):
             _convert_condition(condition, kinds, utc=utc)
         # DuckDB's contains() returns true or false for NULL and NaN; Trino's returns neither.
@@ -261,7 +268,7 @@ def _is_plain_join(node: exp.Join) -> bool:
     return arguments <= _JOIN_ARGS and (node.kind or "").upper() in _JOINS
 
 
-def _fill(text: str, tree: exp.Expr, parameters: Any) -> None:
+def _bind_parameters(text: str, tree: exp.Expr, parameters: Any) -> None:
     """Replace `?`, `$1` and `$name` in the tree by their values if these can be written as plain literals."""
     if parameters is None or isinstance(parameters, str) or not isinstance(parameters, Mapping | Sequence):
         return
@@ -276,7 +283,7 @@ def _fill(text: str, tree: exp.Expr, parameters: Any) -> None:
             continue
         literal = _to_literal(value)
         if literal is not None:
-            exchange(node, literal)
+            replace_node(node, literal)
 
 
 def _number_placeholders(text: str) -> str:
@@ -308,7 +315,7 @@ def _convert_condition(node: exp.Expr, kinds: NameKinds, *, utc: bool) -> None:
             _hide(column)
         return
     for old, new in parts:
-        exchange(old, new)
+        replace_node(old, new)
 
 
 def _find_replacements(node: exp.Expr, kinds: NameKinds, utc: bool) -> list[tuple[exp.Expr, exp.Expr]] | None:
@@ -511,5 +518,5 @@ def _is_condition(column: exp.Column) -> bool:
 
 def _hide(column: exp.Expr) -> None:
     new = hide([])
-    exchange(column, new)
+    replace_node(column, new)
     new.set("expressions", [column])

@@ -178,7 +178,9 @@ class Indexer:
         with self.open_workers() as workers:
             for table in self._tables():
                 done.tables += 1
-                self._try((table, "", "look"), partial(self._maintain_table, table, workers, done, due), done)
+                self._run_unless_backed_off(
+                    (table, "", "look"), partial(self._maintain_table, table, workers, done, due), done
+                )
         self._run_audits(sorted(due), done)
         busy = done.builds or done.merges or done.damaged or done.failed
         _log.log(INFO if busy else DEBUG, "round done", **vars(done))
@@ -192,7 +194,9 @@ class Indexer:
         """
         done, due = Round(tables=1), list[_DueAudit]()
         with self.open_workers() as workers:
-            self._try((table, "", "look"), partial(self._maintain_table, table, workers, done, due), done)
+            self._run_unless_backed_off(
+                (table, "", "look"), partial(self._maintain_table, table, workers, done, due), done
+            )
         self._run_audits(sorted(due), done)
         return done
 
@@ -213,11 +217,13 @@ class Indexer:
                 lag_files = index.lag_files + index.lag_files_of_refs
                 if lag_files:
                     action = partial(self._build, table, index, workers, done)
-                    self._try((table, index.name, "build"), action, done, lag_files=lag_files)
+                    self._run_unless_backed_off((table, index.name, "build"), action, done, lag_files=lag_files)
                 # Merges may be due even without a build, because other clients build index files as well.
                 full = any(count >= FANOUT for count in index.json["levels"].values())
                 if lag_files or full or index.json.get("misplaced"):
-                    self._try((table, index.name, "merge"), partial(self._merge, table, index.name, done), done)
+                    self._run_unless_backed_off(
+                        (table, index.name, "merge"), partial(self._merge, table, index.name, done), done
+                    )
                 if self._is_due(index):
                     due.append(_DueAudit(index.audited_ms or 0, table, index.name))
 
@@ -244,7 +250,7 @@ class Indexer:
             if not has_time():
                 break
             action = partial(self._audit, due_audit.table, due_audit.name, limits.sample, has_time, done)
-            self._try((due_audit.table, due_audit.name, "audit"), action, done)
+            self._run_unless_backed_off((due_audit.table, due_audit.name, "audit"), action, done)
 
     def _audit(self, table: Table, name: str, sample: int, has_time: Callable[[], bool], done: Round) -> None:
         progress = self._audit_progress.setdefault((table, name), _AuditProgress())
@@ -328,7 +334,9 @@ class Indexer:
                 size_bytes=written.size_bytes,
             )
 
-    def _try(self, key: Key, action: Callable[[], None], done: Round, *, lag_files: int | None = None) -> None:
+    def _run_unless_backed_off(
+        self, key: Key, action: Callable[[], None], done: Round, *, lag_files: int | None = None
+    ) -> None:
         """Run an action unless its backoff applies.
 
         Failures are logged. An error is raised only if the server is unavailable.

@@ -98,7 +98,7 @@ SPILL_BYTES = 32 << 30
 JOINED_ROWS = 20_000_000
 """The maximum rows of a joined table, which is in memory."""
 SAMPLE_ROWS = 200_000
-_FILE_MAX = 1.5
+_FILE_ROWS_MAX_FACTOR = 1.5
 """The maximum rows of a file, as a multiple of the usual number; it applies if the sample has too few of
 its rows.
 """
@@ -301,7 +301,7 @@ class _LayerWork:
         bounds = choose_range_bounds(sampled, ranges)
         files = max(1, -(-size_bytes // self.policy.target_bytes))
         # Rows of an older partition spec go to several partitions, each of which gets its own files.
-        cut = _Cut(writer, choose_cell_bounds(sampled, files), math.ceil(_FILE_MAX * rows / files))
+        cut = _FileDivider(writer, choose_cell_bounds(sampled, files), math.ceil(_FILE_ROWS_MAX_FACTOR * rows / files))
         with TemporaryDirectory(prefix="seamark-clustering-") as folder:
             with _Spill(Path(folder), ranges, sealed=self.keys is not None) as spill:
                 for batch, origins in self._read():
@@ -338,7 +338,7 @@ class _LayerWork:
 
 
 @dataclass
-class _Cut:
+class _FileDivider:
     """Divides rows into files: a file ends before the first row whose key reaches the next bound, or after
     `rows_max` rows.
 
@@ -380,7 +380,7 @@ class _Spill:
         self._streams: dict[int, pa.ipc.RecordBatchStreamWriter] = {}
         self._distinct: defaultdict[int, set[bytes]] = defaultdict(set)
         """Up to two keys of each range."""
-        self._sinks: list[pa.NativeFile | _SealedFile] = []
+        self._sinks: list[pa.NativeFile | _EncryptedFile] = []
         self._opened = ExitStack()
 
     def __enter__(self) -> _Spill:
@@ -422,7 +422,7 @@ class _Spill:
                 self._sinks.append(sink)
             else:
                 self._keys[number] = AESGCM(AESGCM.generate_key(128))
-                sealed = _SealedFile(path, "wb", self._keys[number])
+                sealed = _EncryptedFile(path, "wb", self._keys[number])
                 self._sinks.append(sealed)
                 sink = self._opened.enter_context(io.BufferedWriter(sealed, _SEALED_BYTES))
             self._streams[number] = self._opened.enter_context(pa.ipc.new_stream(sink, schema, options=options))
@@ -431,7 +431,7 @@ class _Spill:
     def _open(self, number: int, path: Path) -> Any:
         if self._keys is None:
             return pa.OSFile(str(path))
-        return io.BufferedReader(_SealedFile(path, "rb", self._keys[number]), _SEALED_BYTES)
+        return io.BufferedReader(_EncryptedFile(path, "rb", self._keys[number]), _SEALED_BYTES)
 
     def ranges(self) -> Iterator[tuple[pa.RecordBatch, Longs, Keys]]:
         """Yield the rows of each range with their origins and keys; the ranges are in ascending order.
@@ -451,7 +451,7 @@ class _Spill:
             path.unlink()
 
 
-class _SealedFile(io.RawIOBase):
+class _EncryptedFile(io.RawIOBase):
     """A file of encrypted blocks, each after its length.
 
     The file has its own key, and the nonce of a block is its number.

@@ -48,7 +48,7 @@ from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES
 from seamark.formats.iceberg.metadata.snapshot import MAIN
 from seamark.formats.iceberg.types.schema import Column, Field, Schema, StructType
 
-GOOD = 0.75
+GOOD_SIZE_FRACTION = 0.75
 """The size, as a fraction of the target size, from which on a file without deleted rows is not rewritten."""
 
 
@@ -83,10 +83,10 @@ def merge_files(
     chosen = []
     selected = filter(is_rewritable, _select_tasks(opened, tasks, where, utc=utc))
     for members in group_by_partition(selected):
-        due = [task for task in members if task.deletes or task.size_bytes < GOOD * policy.target_bytes]
+        due = [task for task in members if task.deletes or task.size_bytes < GOOD_SIZE_FRACTION * policy.target_bytes]
         if len(due) > 1 or any(task.deletes for task in due):
             chosen.append(due)
-    work = _Work(opened, opened, target, policy if target.ordering is None else None)
+    work = _PartitionRewrite(opened, opened, target, policy if target.ordering is None else None)
     return replace_batches(
         client,
         opened,
@@ -148,7 +148,7 @@ def drop_columns(
     won_bytes = {task.path: dropped.bytes_in(opened, task, keys) for task in chosen}
     selected = [task for task in chosen if won_bytes[task.path]]
     trimmed = replace(opened, schema=dropped.remaining_schema)
-    work = _Work(opened, trimmed, replace(target, schema=dropped.remaining_schema), policy, dropped.leaves)
+    work = _PartitionRewrite(opened, trimmed, replace(target, schema=dropped.remaining_schema), policy, dropped.leaves)
     report = replace_batches(
         client,
         opened,
@@ -167,7 +167,7 @@ def drop_columns(
 
 
 @dataclass(frozen=True)
-class _Work:
+class _PartitionRewrite:
     """A rewrite of partitions: the tables to read and to write, and the rules.
 
     Attributes:

@@ -73,7 +73,7 @@ def write_partition_statistics(
         row["position_delete_files"] -= row["vectors"]
         row["values"] = _values_by_id(metadata, row)
     unified = _unify_fields(metadata)
-    listed.sort(key=lambda row: [_order(row["values"].get(field_id)) for field_id in unified])
+    listed.sort(key=lambda row: [_sort_key(row["values"].get(field_id)) for field_id in unified])
     fields, arrays = [], []
     parts = [
         pa.field(name, arrow_array(kind, ()).type, True, {FIELD_ID: str(field_id)})
@@ -148,6 +148,6 @@ def _count_vectors(client: SeamarkClient, opened: OpenTable, snapshot_id: int) -
     return vectors
 
 
-def _order(value: Any) -> tuple[bool, Any]:
+def _sort_key(value: Any) -> tuple[bool, Any]:
     """Return the sort key of a value; null is first."""
     return (value is not None, 0 if value is None else value)

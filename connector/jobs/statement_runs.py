@@ -17,7 +17,7 @@ import msgspec
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.rewrite_lease import REWRITE_WAIT_S, rewrite_lease
-from seamark.connector.jobs.failures import FAILURES, line_of
+from seamark.connector.jobs.failures import FAILURES, format_error_line
 from seamark.connector.jobs.file_merges import drop_columns, merge_files
 from seamark.connector.jobs.statements import (
     MergeFiles,
@@ -96,7 +96,7 @@ def answer_of(job: StatementJob) -> StatementAnswer:
     try:
         return StatementAnswer(run_statement(client, job.statement, utc=job.utc))
     except Exception as error:  # noqa: BLE001  the client of the statement waits for an answer
-        return StatementAnswer(error=line_of(error, _MESSAGE_MAX, named=not isinstance(error, FAILURES)))
+        return StatementAnswer(error=format_error_line(error, _MESSAGE_MAX, with_class=not isinstance(error, FAILURES)))
     finally:
         client.close()
 

@@ -133,15 +133,15 @@ class _Parser:
         self._at = 0
 
     def parse(self) -> TableStatement | None:
-        if not self._words("ALTER", "TABLE"):
+        if not self._accept_words("ALTER", "TABLE"):
             return None
         table = self._parse_name()
         if table is None:
             return None
-        where = self._predicate() if self._words("PARTITION") else None
-        if self._words("MERGE", "FILES"):
+        where = self._parse_predicate() if self._accept_words("PARTITION") else None
+        if self._accept_words("MERGE", "FILES"):
             return self._require_end(MergeFiles(table, where, self._target_bytes()))
-        if where is not None and self._words("DROP", "COLUMNS"):
+        if where is not None and self._accept_words("DROP", "COLUMNS"):
             return self._require_end(DropColumns(table, where, self._columns()))
         return None
 
@@ -149,7 +149,7 @@ class _Parser:
     def _next(self) -> _Token:
         return self._tokens[self._at]
 
-    def _words(self, *words: str) -> bool:
+    def _accept_words(self, *words: str) -> bool:
         """Consume these words if they are next, and return whether they were."""
         next_words = tuple(token.word for token in self._tokens[self._at : self._at + len(words)])
         if next_words != words:
@@ -157,7 +157,7 @@ class _Parser:
         self._at += len(words)
         return True
 
-    def _mark(self, mark: str) -> bool:
+    def _accept_mark(self, mark: str) -> bool:
         if self._next.kind != "mark" or self._next.text != mark:
             return False
         self._at += 1
@@ -169,13 +169,13 @@ class _Parser:
         while self._next.kind in ("word", "quoted"):
             levels.append(self._next.name)
             self._at += 1
-            if not self._mark("."):
+            if not self._accept_mark("."):
                 return tuple(levels)
         return None
 
-    def _predicate(self) -> str | None:
+    def _parse_predicate(self) -> str | None:
         """Parse the text between parentheses; return None if they do not match or the text is empty."""
-        if not self._mark("("):
+        if not self._accept_mark("("):
             return None
         begin, depth = self._next.start, 1
         while depth and self._next.kind != "end":
@@ -186,9 +186,9 @@ class _Parser:
         return self._text[begin : self._tokens[self._at - 1].start].strip() or None
 
     def _target_bytes(self) -> int | None:
-        if not self._words("TARGET"):
+        if not self._accept_words("TARGET"):
             return None
-        if not self._words("SIZE") or self._next.kind != "string":
+        if not self._accept_words("SIZE") or self._next.kind != "string":
             self._fail("TARGET SIZE and a size in quotes, such as TARGET SIZE '512MB'")
         size_bytes = parse_bytes(self._next.text[1:-1])
         if size_bytes is None:
@@ -197,19 +197,19 @@ class _Parser:
         return size_bytes
 
     def _columns(self) -> tuple[str, ...]:
-        if not self._mark("("):
+        if not self._accept_mark("("):
             self._fail("the columns in parentheses")
         columns = []
         while (levels := self._parse_name()) is not None:
             columns.append(".".join(levels))
-            if not self._mark(","):
+            if not self._accept_mark(","):
                 break
-        if levels is None or not self._mark(")"):
+        if levels is None or not self._accept_mark(")"):
             self._fail("the names of columns, separated by commas, and a closing parenthesis")
         return tuple(columns)
 
     def _require_end(self, statement: TableStatement) -> TableStatement:
-        while self._mark(";"):
+        while self._accept_mark(";"):
             pass
         if self._next.kind != "end":
             self._fail("the end of the statement")

@@ -20,7 +20,7 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.names import Name
 from seamark.connector.client.values import At
-from seamark.connector.jobs.file_merges import GOOD
+from seamark.connector.jobs.file_merges import GOOD_SIZE_FRACTION
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table
 from seamark.connector.write.compaction import (
     BATCH_BYTES,
@@ -102,7 +102,7 @@ def _find_mergeable(tasks: Sequence[ScanTask], target_bytes: int, slots: int) ->
     """Yield the small files of each partition that can be merged to fewer files, in groups that are merged
     separately.
     """
-    small = [task for task in tasks if task.size_bytes < GOOD * target_bytes]
+    small = [task for task in tasks if task.size_bytes < GOOD_SIZE_FRACTION * target_bytes]
     share = sum(task.size_bytes for task in small) // slots
     for members in group_by_partition(small):
         limit = min(BATCH_BYTES, max(target_bytes, share))

@@ -20,7 +20,7 @@ _PLAIN_VALUE_MIN_BYTES = 4
 _TYPES = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
-def are_few(used: npt.NDArray[np.bool_]) -> bool:
+def is_selective(used: npt.NDArray[np.bool_]) -> bool:
     """Return whether codes are faster for a row group, given its used rows: bool[rows]."""
     return bool(np.count_nonzero(used) <= _USED_ROWS_MAX_FRACTION * len(used))
 

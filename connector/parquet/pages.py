@@ -26,7 +26,7 @@ from seamark.connector.arrow.arrays import Longs, single_array
 from seamark.formats.iceberg.files import thrift
 from seamark.formats.iceberg.files.thrift import I64, Fields
 
-STEP_ROWS = 1024
+STRETCH_ROWS = 1024
 """The rows of a stretch.
 
 The fraction of stretches with a requested row measures how sparse the requested rows are.
@@ -48,7 +48,7 @@ _ROWS, _ROW_GROUPS = 3, 4
 _CHUNKS, _GROUP_BYTES, _GROUP_ROWS = 1, 2, 3
 _CHUNK_AT, _META, _OFFSETS_AT, _OFFSETS_SIZE = 2, 3, 4, 5
 _VALUES, _PACKED, _DATA_AT, _DICTIONARY_AT = 5, 7, 9, 11
-_KEPT_META = (1, 2, 3, 4, 5, 6, 7, 9)
+_COPIED_METADATA_FIELDS = (1, 2, 3, 4, 5, 6, 7, 9)
 """The fields of ColumnMetaData that stay: type, encodings, path, codec, and fields that are overwritten
 later.
 """
@@ -111,8 +111,8 @@ class Pages:
         if self._encrypted:
             return None
         group = self._file.metadata.row_group(number)
-        stretches = np.count_nonzero(np.diff(rows // STEP_ROWS)) + 1
-        if stretches * STEP_ROWS > STRETCHES_MAX_FRACTION * group.num_rows:
+        stretches = np.count_nonzero(np.diff(rows // STRETCH_ROWS)) + 1
+        if stretches * STRETCH_ROWS > STRETCHES_MAX_FRACTION * group.num_rows:
             return None
         try:
             return self._read(number, group, names, rows)
@@ -187,7 +187,7 @@ class Pages:
             starts, sizes, first = (np.array(column, dtype=np.int64) for column in columns)
             begin = min(meta[_DATA_AT][1], meta[_DICTIONARY_AT][1] if _DICTIONARY_AT in meta else meta[_DATA_AT][1])
             chunk = _Chunk(name, leaf, begin, starts, sizes, np.append(first, rows))
-            if not _is_sound(chunk, begin + meta[_PACKED][1]):
+            if not _is_consistent(chunk, begin + meta[_PACKED][1]):
                 return None
             chunks.append(chunk)
         return chunks
@@ -265,7 +265,7 @@ class Pages:
             kind, chunks = self._group(number)[_CHUNKS][1]
             bare = []
             for chunk in chunks:
-                meta = {field: value for field, value in chunk[_META][1].items() if field in _KEPT_META}
+                meta = {field: value for field, value in chunk[_META][1].items() if field in _COPIED_METADATA_FIELDS}
                 bare.append({_CHUNK_AT: (I64, 0), _META: (chunk[_META][0], meta)})
             cached = self._bare_chunks_of[number] = kind, bare
         return cached
@@ -289,7 +289,7 @@ class Pages:
         return results
 
 
-def _is_sound(chunk: _Chunk, end: int) -> bool:
+def _is_consistent(chunk: _Chunk, end: int) -> bool:
     """Return whether the page index is consistent."""
     ends = chunk.starts + chunk.sizes
     return bool(

@@ -96,7 +96,7 @@ class Dimension:
         scan, join = self.planned.scan, self.join
         nested = tuple(one.request() for one in self.dimensions)
         condition = join.where if join.is_extreme else all_of([scan.condition, join.where])
-        condition = drop_functions(weaken(condition, _of_column))
+        condition = drop_functions(weaken(condition, _keep_whole_column))
         return JoinRequest(
             self.planned.table,
             join.on,
@@ -199,7 +199,7 @@ class _DimensionTree:
                 dimensions.append(Dimension(planned, table.snapshot_id, table.files, join, ()))
                 continue
             if not _is_small(table, limited) and not (
-                planned.table == self._planned_scans[number].table and _has_values(planned.scan)
+                planned.table == self._planned_scans[number].table and _has_literal_equality(planned.scan)
             ):
                 continue
             self._left -= 1
@@ -229,14 +229,14 @@ class _DimensionTree:
         return all(any(other.join is one for other in dimensions) for one in alternatives)
 
 
-def _of_column(atom: Atom) -> Atom | None:
+def _keep_whole_column(atom: Atom) -> Atom | None:
     """Return the atom, or None if it is on a field of a struct, because only whole columns filter the rows of
     a dimension.
     """
     return None if isinstance(atom, ColumnComparison) and "." in atom.column[1] else atom
 
 
-def _has_values(scan: Scan) -> bool:
+def _has_literal_equality(scan: Scan) -> bool:
     """Return whether a column of the needed rows must be equal to one of a few literals."""
     condition = scan.condition
     parts = condition.parts if isinstance(condition, AllOf) else (condition,)

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from seamark.connector.arrow.arrays import Longs, Mask, single_array
 from seamark.connector.arrow.filters import evaluate_filter
-from seamark.connector.parquet.coded_strings import are_few, decode_strings, select_coded_columns
+from seamark.connector.parquet.coded_strings import decode_strings, is_selective, select_coded_columns
 from seamark.connector.parquet.pages import Pages
 from seamark.connector.parquet.projection import FileProjection
 from seamark.connector.parquet.row_groups import RowGroups
@@ -148,7 +148,7 @@ class FileRowReader:
             )
             yield from (assembled.slice(matched, BATCH_ROWS) for matched in range(0, from_pages.num_rows, BATCH_ROWS))
             return
-        few = mask is not None and are_few(mask)
+        few = mask is not None and is_selective(mask)
         for batch, size in self._read(number, rows, self._other_outputs, few=few):
             mask_slice = None if mask is None else mask[start : start + size]
             count = size if mask_slice is None else int(np.count_nonzero(mask_slice))

@@ -19,11 +19,11 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.read.tables import OpenTable, plan, restrict_to_rows
 from seamark.formats.iceberg.expressions.expression import Expression
 
-EVEN_SHARE = 0.75
+BREAK_EVEN_FRACTION = 0.75
 """The fraction of rows on pages with a selected row at which both readers take equal time for large
 tables.
 """
-EVEN_ROWS = 1_000_000
+BREAK_EVEN_ROWS = 1_000_000
 """The number of rows that Iceberg's reader reads in the time of the communication with the Python workers."""
 PAGE_ROWS = 20_000
 """The number of rows in a page that Iceberg and Seamark write: the default of
@@ -43,7 +43,7 @@ class RemainingRows:
 
     @property
     def suits_seamark(self) -> bool:
-        return self.touched + EVEN_ROWS < EVEN_SHARE * self.planned
+        return self.touched + BREAK_EVEN_ROWS < BREAK_EVEN_FRACTION * self.planned
 
 
 def estimate_remaining_rows(client: SeamarkClient, table: OpenTable, where: Expression) -> RemainingRows:

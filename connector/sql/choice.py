@@ -23,7 +23,7 @@ LARGE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
-class Demand:
+class StatementProfile:
     """The properties of a statement that determine its engine."""
 
     kind: Kind
@@ -39,7 +39,9 @@ class Choice:
     why: str
 
 
-def choose(demand: Demand, wanted: str, available: frozenset[str], *, large_bytes: int = LARGE_BYTES) -> Choice:
+def choose(
+    demand: StatementProfile, wanted: str, available: frozenset[str], *, large_bytes: int = LARGE_BYTES
+) -> Choice:
     """Return the engine that runs a statement.
 
     Args:
@@ -61,7 +63,7 @@ def choose(demand: Demand, wanted: str, available: frozenset[str], *, large_byte
     return Choice(DUCKDB, f"{demand.kind.value} commits through the catalog from this process")
 
 
-def _choose_for_query(demand: Demand, available: frozenset[str], large_bytes: int) -> Choice:
+def _choose_for_query(demand: StatementProfile, available: frozenset[str], large_bytes: int) -> Choice:
     size = f"it reads {demand.bytes:,} bytes of data files"
     if demand.not_in_duckdb:
         if TRINO in available:
@@ -74,7 +76,7 @@ def _choose_for_query(demand: Demand, available: frozenset[str], large_bytes: in
     return Choice(DUCKDB, f"{size}, and no Trino is configured")
 
 
-def _choose_forced(demand: Demand, wanted: str, available: frozenset[str]) -> Choice:
+def _choose_forced(demand: StatementProfile, wanted: str, available: frozenset[str]) -> Choice:
     if wanted not in ENGINES:
         raise BadRequest(f"The engine is {wanted!r}; it must be {AUTO}, {', '.join(ENGINES)}")
     if wanted not in available:

@@ -32,7 +32,7 @@ from seamark.connector.plans.quotes import quote_name
 from seamark.connector.plans.splices import Replacement, splice
 from seamark.connector.read.tables import OpenTable
 from seamark.connector.sql.changes import DuckDBChange, translate_change
-from seamark.connector.sql.choice import AUTO, DUCKDB, LARGE_BYTES, SPARK, TRINO, Choice, Demand, choose
+from seamark.connector.sql.choice import AUTO, DUCKDB, LARGE_BYTES, SPARK, TRINO, Choice, StatementProfile, choose
 from seamark.connector.sql.duckdb_engine import DuckDBFailed, DuckDBLimits, execute, open_connection, register_tables
 from seamark.connector.sql.queries import DuckDBQuery, translate
 from seamark.connector.sql.reads import CatalogTables, PlannedTableRead, plan_reads
@@ -233,7 +233,7 @@ class SqlSession:
             reason = "the user has chosen another engine"
         if query is not None:
             reads = self._plan_reads(statement.query, query.tables, tables, now)
-        demand = Demand(statement.kind, sum(read.bytes for read in reads), reason)
+        demand = StatementProfile(statement.kind, sum(read.bytes for read in reads), reason)
         choice = choose(demand, engines.wanted, engines.available, large_bytes=engines.large_bytes)
         if choice.engine == DUCKDB and query is not None:
             return _PlannedStatement(statement, choice, query.text, query, reads)
@@ -242,7 +242,7 @@ class SqlSession:
     def _plan_change(self, statement: SqlStatement) -> _PlannedStatement:
         if not self._writes:
             raise BadRequest(f"Only queries can be run here, not {statement.kind.value}; use `seamark sql`")
-        demand = Demand(statement.kind)
+        demand = StatementProfile(statement.kind)
         choice = choose(demand, self._engines.wanted, self._engines.available)
         if choice.engine == SPARK:
             return _PlannedStatement(

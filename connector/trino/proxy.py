@@ -50,7 +50,7 @@ from seamark.connector.trino.protocol.held_statements import (
     FORBIDDEN,
     RULES_UNREAD,
     Failure,
-    HeldStatement,
+    FollowedStatement,
     TrinoResponse,
     target_of,
 )
@@ -268,7 +268,9 @@ class Proxy:
         if not is_complete:
             summary = f"unchanged; it is longer than {self._settings.statement_bytes} bytes"
             return await self._forward_unchanged(request, candidates, target, read_rest(body, content), summary)
-        if self._tables.may_be(body) and (answered := await self._table_statement(request, body, candidates[0])):
+        if self._tables.may_be_table_statement(body) and (
+            answered := await self._table_statement(request, body, candidates[0])
+        ):
             return answered
         begun_s = time.monotonic()
         rewriting = await self._rewrite(request, body, candidates[0])
@@ -454,12 +456,14 @@ class Proxy:
         headers: CIMultiDict[str],
         hold_s: float,
         judge: Callable[[str], Awaitable[RuleDecision]] | None = None,
-    ) -> AsyncIterator[HeldStatement]:
+    ) -> AsyncIterator[FollowedStatement]:
         """Follow a statement; if the client disconnects, cancel the statement.
 
         No other client has the URI of the statement, so it would run without a reader.
         """
-        held_statement = HeldStatement(partial(self._request, coordinator, headers, "GET"), hold_s=hold_s, judge=judge)
+        held_statement = FollowedStatement(
+            partial(self._request, coordinator, headers, "GET"), hold_s=hold_s, judge=judge
+        )
         try:
             yield held_statement
         except asyncio.CancelledError:

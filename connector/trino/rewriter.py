@@ -324,7 +324,7 @@ class Rewriter:
         self, text: StatementText, session: Session, pre_parse: _PreParse, requests: PlanRequests, until_s: float
     ) -> RewriteResult:
         try:
-            reading, known_tables, seen = await self._reading(text, session, pre_parse, requests, until_s)
+            reading, known_tables, seen = await self._parse_with_columns(text, session, pre_parse, requests, until_s)
             all_scans = {number: self._to_planned_scan(scan, session) for number, scan in enumerate(reading.scans)}
             numbered = {number: planned for number, planned in all_scans.items() if planned is not None}
             tables = {number: planned for number, planned in numbered.items() if planned.table not in seen.views}
@@ -407,7 +407,7 @@ class Rewriter:
         today = today_for(text, *execution.parameters)
         return StatementText(text, execution.parameters, execution.name, utc, today)
 
-    async def _reading(
+    async def _parse_with_columns(
         self, text: StatementText, session: Session, pre_parse: _PreParse, requests: PlanRequests, until_s: float
     ) -> tuple[ReadStatement, dict[Names, KnownTable], ViewDefinitions]:
         """Return the parsed statement, the columns of its tables, and the definitions of its views.

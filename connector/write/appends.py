@@ -35,7 +35,7 @@ from seamark.formats.iceberg.metadata.table_json import decode_table
 
 WRITE_ID = "write-id"
 """A property of a snapshot's summary: the UUID of the write attempt that committed it."""
-_LIVE_ALREADY = "AlreadyExistsException"
+_FILE_ALREADY_LIVE = "AlreadyExistsException"
 """The error type of a commit that adds a file which a snapshot already contains."""
 
 Rows: TypeAlias = "pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[pa.RecordBatch | pa.Table] | Any"
@@ -223,7 +223,7 @@ def commit(client: SeamarkClient, table: Name, body: dict[str, Any], discard: Ca
     try:
         answer = CommitClient(client).commit(table, body)
     except Refused as error:
-        if not error.left_open and error.kind != _LIVE_ALREADY:
+        if not error.left_open and error.kind != _FILE_ALREADY_LIVE:
             discard()
         raise
     if answer["duplicate"] and (answer["summary"] or {}).get(WRITE_ID, mark) != mark:

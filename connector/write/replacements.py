@@ -49,7 +49,7 @@ are fewer than what is left of the old files. The next rewrite takes them again;
 COMMIT_ATTEMPTS_MAX = 8
 """Maximum attempts to commit one rewrite."""
 FILES, ROWS, RETURNED, TABLE, ATTEMPTS_USED = "files-replaced", "rows-deleted", "rows-returned", "table", "attempts"
-NOT_WORTH = "not-worth"
+NOT_BETTER = "not-worth"
 """The reasons why a rewrite was wasted.
 
 Other commits replaced all its files, or deleted too many of its rows. Rows of its files live again, for
@@ -458,7 +458,7 @@ def replace_batches(
                 report.bytes_read += size_bytes
                 if new is None:
                     report.given_up += 1
-                    report.waste(NOT_WORTH, size_bytes)
+                    report.waste(NOT_BETTER, size_bytes)
                     continue
                 done = commit_replacement(client, new, other_tasks, branch=branch, summary=summary, operation=operation)
             except Conflict as error:

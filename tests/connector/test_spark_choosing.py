@@ -17,7 +17,12 @@ from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.read.scans import bind_filter
 from seamark.connector.read.tables import open_table
 from seamark.connector.spark import reader_choice as choosing
-from seamark.connector.spark.reader_choice import EVEN_ROWS, EVEN_SHARE, RemainingRows, estimate_remaining_rows
+from seamark.connector.spark.reader_choice import (
+    BREAK_EVEN_FRACTION,
+    BREAK_EVEN_ROWS,
+    RemainingRows,
+    estimate_remaining_rows,
+)
 from seamark.connector.write.appends import append
 from tests.connector.write.test_upserts import create
 from tests.seeds import first_seed
@@ -64,9 +69,13 @@ def test_counts_of_rows_and_pages_equal_those_of_the_files(
 
 
 def test_seamark_reader_is_chosen_by_the_share_of_pages_that_it_skips() -> None:
-    large = 100 * EVEN_ROWS
-    assert RemainingRows(planned=large, touched=EVEN_ROWS, chosen=1).suits_seamark
-    assert RemainingRows(planned=large, touched=int(EVEN_SHARE * large) - EVEN_ROWS - 1, chosen=1).suits_seamark
-    assert not RemainingRows(planned=large, touched=int(EVEN_SHARE * large) - EVEN_ROWS, chosen=1).suits_seamark
-    assert not RemainingRows(planned=EVEN_ROWS, touched=1, chosen=1).suits_seamark
+    large = 100 * BREAK_EVEN_ROWS
+    assert RemainingRows(planned=large, touched=BREAK_EVEN_ROWS, chosen=1).suits_seamark
+    assert RemainingRows(
+        planned=large, touched=int(BREAK_EVEN_FRACTION * large) - BREAK_EVEN_ROWS - 1, chosen=1
+    ).suits_seamark
+    assert not RemainingRows(
+        planned=large, touched=int(BREAK_EVEN_FRACTION * large) - BREAK_EVEN_ROWS, chosen=1
+    ).suits_seamark
+    assert not RemainingRows(planned=BREAK_EVEN_ROWS, touched=1, chosen=1).suits_seamark
     assert not RemainingRows().suits_seamark

@@ -281,7 +281,7 @@ class FileAssembler:
                 for ordinal, group in enumerate(chunks)
             ]
             whole = self._footer(encrypted, self._encryption.footer_fields())
-            self._sink.write(self._encryption.end_of(whole))
+            self._sink.write(self._encryption.encode_footer(whole))
         self._sink.close()
         return footer
 

@@ -94,7 +94,7 @@ def reencrypt(chunk: EncryptedChunk, view: View, sink: Sink) -> MovedPages:
         header, header_size = _read_header(chunk, view, at, None if expects_dictionary else page)
         at += header_size
         _, kind, packed, count, crc, levels = _footer.page_details(header)
-        packed += 0 if chunk.old is None else chunk.old.unstated_bytes
+        packed += 0 if chunk.old is None else chunk.old.uncounted_bytes
         if (kind == _DICTIONARY_PAGE) != expects_dictionary:
             raise ValueError(f"the page at {begin} is not of the type that its position in the column chunk requires")
         if kind not in (_DATA_PAGE, _DATA_PAGE_2, _DICTIONARY_PAGE):

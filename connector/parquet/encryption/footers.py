@@ -374,7 +374,7 @@ class FileEncryption:
             fields[_KEY_METADATA] = BINARY, encode_binary(self._footer.metadata)
         return fields
 
-    def end_of(self, footer: bytes) -> bytes:
+    def encode_footer(self, footer: bytes) -> bytes:
         """Return the encrypted or signed footer, with its length and the magic number."""
         if self.signed:
             data = footer + self._cipher.signature(footer)

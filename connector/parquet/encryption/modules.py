@@ -124,7 +124,7 @@ class ChunkCipher:
         self._cipher, self._file_aad, self._ordinals = cipher, file_aad, ordinals
 
     @property
-    def unstated_bytes(self) -> int:
+    def uncounted_bytes(self) -> int:
         """The bytes of a page in the file that its header does not count."""
         return OVERHEAD_BYTES if self._file_aad is None else 0
 

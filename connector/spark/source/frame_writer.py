@@ -29,7 +29,7 @@ from seamark.connector.client.names import join_name, split_name
 from seamark.connector.spark.frames.table_creation import create_for_frame, merge_schema, split_terms
 from seamark.connector.spark.frames.writes import write
 from seamark.connector.spark.scala import to_list
-from seamark.connector.spark.source.options import flag
+from seamark.connector.spark.source.options import parse_flag
 from seamark.formats.iceberg.metadata.snapshot import MAIN
 from seamark.formats.iceberg.types.near_names import near_names
 
@@ -79,7 +79,7 @@ def _dispatch(theirs: Callable[..., None], ours: Callable[..., None]) -> Callabl
         if str(writer._jwrite.source()).lower() != FORMAT:
             theirs(writer, *arguments, **named)
             return
-        with one_sentence():
+        with refusals_as_analysis_exceptions():
             ours(writer, *arguments, **named)
 
     method.seamark = True  # type: ignore[attr-defined]
@@ -87,7 +87,7 @@ def _dispatch(theirs: Callable[..., None], ours: Callable[..., None]) -> Callabl
 
 
 @contextmanager
-def one_sentence() -> Iterator[None]:
+def refusals_as_analysis_exceptions() -> Iterator[None]:
     """Convert refusals to an AnalysisException with their message."""
     try:
         yield
@@ -197,7 +197,7 @@ def save(
                 _explain_not_found(df.sparkSession, target, f"Table {join_name(target.table)} does not exist")
             )
         _create(df, target, options, partition_by)
-    elif flag(options, "mergeschema", False):
+    elif parse_flag(options, "mergeschema", False):
         merge_schema(target.client, target.table, df.schema)
     write(df, target.table, client=target.client, **_read_arguments(options, mode))
 
@@ -211,11 +211,11 @@ def _read_arguments(options: Mapping[str, str], mode: str) -> dict[str, Any]:
         return {"mode": mode, **arguments}
     if "distribution" in options:
         arguments["distribution"] = options["distribution"]
-    arguments["merge_files"] = flag(options, "merge-files", False)
+    arguments["merge_files"] = parse_flag(options, "merge-files", False)
     dynamic = options.get("partitionoverwritemode", "static").lower()
     if dynamic not in ("static", "dynamic"):
         raise BadRequest(f"partitionOverwriteMode is {dynamic!r}; it must be static or dynamic")
-    by_partition = mode == PARTITIONS or flag(options, "replace-partitions", dynamic == "dynamic")
+    by_partition = mode == PARTITIONS or parse_flag(options, "replace-partitions", dynamic == "dynamic")
     if mode not in (OVERWRITE, PARTITIONS):
         if "replace-where" in options or "replace-partitions" in options:
             raise BadRequest("replace-where and replace-partitions require mode('overwrite')")

@@ -26,7 +26,7 @@ def client_and_table(options: Mapping[str, str]) -> tuple[SeamarkClient, str]:
     return SeamarkClient(uri, token=options.get("token")), table
 
 
-def flag(options: Mapping[str, str], name: str, default: bool) -> bool:
+def parse_flag(options: Mapping[str, str], name: str, default: bool) -> bool:
     """Return the value of a boolean option.
 
     Raises:

@@ -35,7 +35,7 @@ from seamark.connector.read.read_plan import FILE, POSITION, ReadPlan
 from seamark.connector.read.scans import TaskReader, bind_filter, limit_batches
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan, plan_appends, restrict_to_rows
 from seamark.connector.spark.source.filters import expression_of
-from seamark.connector.spark.source.options import client_and_table, flag
+from seamark.connector.spark.source.options import client_and_table, parse_flag
 from seamark.connector.spark.types import Convert, for_spark, spark_type
 from seamark.formats.iceberg.expressions.expression import TRUE, Expression, all_of
 from seamark.formats.iceberg.metadata.replacement import is_replace
@@ -102,7 +102,7 @@ class Options:
         )
         columns = [name.strip() for name in options.get("columns", "").split(",") if name.strip()]
         start, end = _parse_number(options, "start-snapshot-id"), _parse_number(options, "end-snapshot-id")
-        with_changes = flag(options, "changes", False)
+        with_changes = parse_flag(options, "changes", False)
         if end is not None and named:
             raise BadRequest(f"{named[0]} and end-snapshot-id are both given; select the snapshot with one of them")
         return Options(
@@ -112,13 +112,13 @@ class Options:
             columns=tuple(columns) or None,
             where=options.get("where"),
             limit=_parse_number(options, "limit"),
-            bitmaps=flag(options, "bitmaps", True),
-            push_filters=flag(options, "push-filters", False),
+            bitmaps=parse_flag(options, "bitmaps", True),
+            push_filters=parse_flag(options, "push-filters", False),
             split_bytes=_parse_number(options, "split-bytes") or SPLIT_BYTES,
             start=start,
             end=end,
             changes=with_changes,
-            skip_changes=flag(options, "skip-changes", False),
+            skip_changes=parse_flag(options, "skip-changes", False),
         )
 
     @property

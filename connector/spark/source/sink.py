@@ -32,7 +32,7 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import Producer
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.spark.frames.writes import decode_files, encode_files
-from seamark.connector.spark.source.options import client_and_table, flag
+from seamark.connector.spark.source.options import client_and_table, parse_flag
 from seamark.connector.spark.types import check_fits
 from seamark.connector.write.appends import APPEND, OVERWRITE, OVERWRITE_PARTITIONS, Destination, open_destination
 from seamark.connector.write.table_writer import WrittenFiles, write_batches
@@ -72,7 +72,7 @@ class SinkOptions:
         if unknown := sorted(options.keys() - supported):
             raise BadRequest(f"Unknown options {', '.join(unknown)}; the options are {', '.join(sorted(OPTIONS))}")
         client, table = client_and_table(options)
-        partitions = flag(options, "replace-partitions", False)
+        partitions = parse_flag(options, "replace-partitions", False)
         if not overwrite and (partitions or "replace-where" in options):
             raise BadRequest("replace-where and replace-partitions require mode('overwrite')")
         if partitions and "replace-where" in options:

@@ -91,7 +91,7 @@ class Failure:
     is_running: bool = False
 
 
-class HeldStatement:
+class FollowedStatement:
     """Follows one statement.
 
     Attributes:
@@ -156,7 +156,7 @@ class HeldStatement:
             if results.error is not None:  # A failed statement returns no rows.
                 return replace(answer, is_allowed=False)
             answer = replace(answer, is_allowed=results.stats.state not in _BEFORE_RUNNING)
-            if results.next_uri is None or _has_begun(results):
+            if results.next_uri is None or _has_started(results):
                 break
             answer = replace(answer, body=body, next_uri=results.next_uri)
         return await self._apply_rules(answer)
@@ -201,7 +201,7 @@ class HeldStatement:
                 body, results = await _read(await self._get(answer.next_uri))
             except (aiohttp.ClientError, TimeoutError):
                 return answer
-            if results is None or results.next_uri is None or results.error is not None or _has_begun(results):
+            if results is None or results.next_uri is None or results.error is not None or _has_started(results):
                 return answer
             answer = replace(answer, body=body, next_uri=results.next_uri)
         return answer
@@ -243,7 +243,7 @@ def _read_results(response: aiohttp.ClientResponse, body: bytes) -> _Results | N
         return None
 
 
-def _has_begun(results: _Results) -> bool:
+def _has_started(results: _Results) -> bool:
     """Return whether there are rows or completed splits; Trino has then found the plan's metadata and files."""
     stats = results.stats
     rows = bytes(results.data).strip() not in (b"null", b"[]")

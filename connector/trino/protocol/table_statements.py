@@ -153,7 +153,7 @@ class TableStatements:
         self._run = run or partial(run_in_process, authorities=authorities)
         self._statements: OrderedDict[str, _Statement] = OrderedDict()
 
-    def may_be(self, body: bytes) -> bool:
+    def may_be_table_statement(self, body: bytes) -> bool:
         """Return whether the body may be such a statement; this check is cheap."""
         return self._jobs_max > 0 and _ALTERS.search(body) is not None
 

@@ -14,7 +14,7 @@ from seamark.connector.analysis.algebra.equivalences import equivalence_classes
 from seamark.connector.analysis.lexer import UnsupportedStatement
 from seamark.connector.analysis.queries import RELATIONS_MAX
 from seamark.connector.analysis.scans import find_scans
-from seamark.connector.duckdb.kinds import exchange
+from seamark.connector.duckdb.kinds import replace_node
 from seamark.connector.duckdb.statements import DuckDBStatement
 from seamark.connector.plans import conditions
 
@@ -104,7 +104,7 @@ def test_exchange_replaces_a_list_value_without_walking_the_list() -> None:
     found = tree.find(exp.In)
     values = found.args["expressions"]
     found.args["expressions"] = _Unwalked(values)
-    exchange(values[1], exp.Literal.number(9))
+    replace_node(values[1], exp.Literal.number(9))
     found.args["expressions"] = [found.args["expressions"][number] for number in range(3)]
     assert tree.sql() == "SELECT x IN (1, 9, 3)"
 
@@ -116,7 +116,7 @@ def test_exchange_gives_the_same_tree_as_replace(seed: int) -> None:
     for _ in range(30):
         one, other = sqlglot.parse_one(text), sqlglot.parse_one(text)
         for number in rng.sample(range(6), 3):
-            for tree, put in ((one, exchange), (other, lambda old, new: old.replace(new))):
+            for tree, put in ((one, replace_node), (other, lambda old, new: old.replace(new))):
                 hash(tree)  # The tree caches its hash.
                 columns = list(tree.find_all(exp.Column))
                 put(columns[number % len(columns)], exp.func("g", exp.column(f"n{number}")))

@@ -18,7 +18,7 @@ from sqlglot import exp
 
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.sql import scopes
-from seamark.connector.sql.choice import AUTO, DUCKDB, LARGE_BYTES, SPARK, TRINO, Demand, choose
+from seamark.connector.sql.choice import AUTO, DUCKDB, LARGE_BYTES, SPARK, TRINO, StatementProfile, choose
 from seamark.connector.sql.duckdb_engine import DuckDBLimits, open_connection
 from seamark.connector.sql.queries import DuckDBQuery, translate
 from seamark.connector.sql.rows import json_rows
@@ -266,28 +266,28 @@ def test_duckdb_connection_opens_no_file_for_any_statement(text: str, tmp_path: 
 
 def test_engine_is_chosen_by_bytes_and_kind_of_the_statement() -> None:
     both = frozenset({DUCKDB, TRINO})
-    small, large = Demand(Kind.QUERY, 10), Demand(Kind.QUERY, LARGE_BYTES)
+    small, large = StatementProfile(Kind.QUERY, 10), StatementProfile(Kind.QUERY, LARGE_BYTES)
     assert choose(small, AUTO, both).engine == DUCKDB
     assert choose(large, AUTO, both).engine == TRINO
     assert choose(large, AUTO, frozenset({DUCKDB})).engine == DUCKDB
     assert choose(small, TRINO, both).engine == TRINO
-    assert choose(Demand(Kind.QUERY, 0, "of a function"), AUTO, both).engine == TRINO
-    assert choose(Demand(Kind.MERGE), AUTO, frozenset({DUCKDB, SPARK})).engine == SPARK
-    assert choose(Demand(Kind.INSERT), AUTO, both).engine == DUCKDB
+    assert choose(StatementProfile(Kind.QUERY, 0, "of a function"), AUTO, both).engine == TRINO
+    assert choose(StatementProfile(Kind.MERGE), AUTO, frozenset({DUCKDB, SPARK})).engine == SPARK
+    assert choose(StatementProfile(Kind.INSERT), AUTO, both).engine == DUCKDB
 
 
 @pytest.mark.parametrize(
     ("demand", "wanted"),
     [
-        (Demand(Kind.QUERY, 0, "of a function"), AUTO),
-        (Demand(Kind.QUERY, 0, "of a function"), DUCKDB),
-        (Demand(Kind.MERGE), AUTO),
-        (Demand(Kind.OTHER), AUTO),
-        (Demand(Kind.QUERY), TRINO),
-        (Demand(Kind.QUERY), "presto"),
+        (StatementProfile(Kind.QUERY, 0, "of a function"), AUTO),
+        (StatementProfile(Kind.QUERY, 0, "of a function"), DUCKDB),
+        (StatementProfile(Kind.MERGE), AUTO),
+        (StatementProfile(Kind.OTHER), AUTO),
+        (StatementProfile(Kind.QUERY), TRINO),
+        (StatementProfile(Kind.QUERY), "presto"),
     ],
 )
-def test_missing_engine_is_reported_with_the_reason(demand: Demand, wanted: str) -> None:
+def test_missing_engine_is_reported_with_the_reason(demand: StatementProfile, wanted: str) -> None:
     with pytest.raises(BadRequest, match=r"DuckDB|Spark|not a query|not configured|must be"):
         choose(demand, wanted, frozenset({DUCKDB}))
 

@@ -399,7 +399,7 @@ def test_stream_reads_each_appended_row_once_over_several_restarts(rig: Rig, tmp
 
 @pytest.mark.slow
 def test_seamarks_reader_is_chosen_if_bitmaps_leave_few_pages(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing, "EVEN_ROWS", 1000)
+    monkeypatch.setattr(choosing, "BREAK_EVEN_ROWS", 1000)
     monkeypatch.setattr(choosing, "PAGE_ROWS", 100)
     groups = "'write.parquet.row-group-size-bytes'='20000', 'write.parquet.row-group-check-min-record-count'='100'"
     rig.sql(f"CREATE TABLE {{db}}.big (id bigint, k int, v string) USING iceberg TBLPROPERTIES ({groups})")

@@ -25,7 +25,7 @@ from seamark.connector.client.storage import Storage
 from seamark.connector.client.values import At
 from seamark.connector.jobs import clustering
 from seamark.connector.jobs.bucket_splitting import split_buckets
-from seamark.connector.jobs.failures import line_of
+from seamark.connector.jobs.failures import format_error_line
 from seamark.connector.jobs.file_merges import drop_columns, merge_files
 from seamark.connector.jobs.statistics import compute_statistics
 from seamark.connector.parquet.copy.source import SourceFile
@@ -296,11 +296,11 @@ def test_error_of_a_job_quotes_no_value_of_an_encrypted_file(
     assert report.commits == 0
     assert "does not fit the type timestamp" in report.errors[0]
     assert "1234567890123456789" not in report.errors[0]
-    assert "secret" not in line_of(pa.ArrowInvalid("Failed to parse string: 'secret'"), 500, named=True)
-    assert line_of(OSError("No space left"), 500, named=True) == "OSError: No space left"
+    assert "secret" not in format_error_line(pa.ArrowInvalid("Failed to parse string: 'secret'"), 500, with_class=True)
+    assert format_error_line(OSError("No space left"), 500, with_class=True) == "OSError: No space left"
     monkeypatch.delenv(KMS_CLASS)
     monkeypatch.delenv(KEY_FILE)
-    assert line_of(pa.ArrowInvalid("bad value 5"), 500, named=True) == "ArrowInvalid: bad value 5"
+    assert format_error_line(pa.ArrowInvalid("bad value 5"), 500, with_class=True) == "ArrowInvalid: bad value 5"
 
 
 def test_copied_file_keeps_its_encryption_in_another_table(client: IndexClient, served: Served) -> None:
