@@ -38,7 +38,10 @@ _DIMENSION_ROWS = 2_000
 
 @dataclass(frozen=True)
 class Layout:
-    """The layout of a table: the `order` of the rows in the files, and the kind of index on each column in `indexes`."""
+    """The layout of a table.
+
+    `order` is the order of the rows in the files; `indexes` has the kind of index on each column.
+    """
 
     order: str = ""
     indexes: Mapping[str, str] = field(default_factory=dict)
