@@ -305,7 +305,7 @@ def _stored(report: Report, case: str, ours: Ours, roaring: Roaring, path: Path,
 
 
 def _many_files(report: Report, turns: int) -> None:
-    """Measure which of a thousand files hold a value: for keys that files share, and for keys that they do not share."""
+    """Measure which of a thousand files hold a value, for keys that files share and for keys that they do not share."""
     rng = np.random.default_rng(1)
     for name, top in (("shared values", 10_000), ("own values", 1 << 60)):
         files = [rng.integers(0, top, FILE_ROWS) for _ in range(FILES)]
