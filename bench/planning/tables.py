@@ -46,7 +46,10 @@ from bench.planning.ragged import (
 )
 
 FORMAT = 1
-"""Raised when the generator makes other bytes, so that a kept table is made again."""
+"""The version of the generator.
+
+It increases when the generator's bytes change, so that kept tables are made again.
+"""
 
 CACHE = Path(__file__).resolve().parents[2] / ".cache" / "bench" / "planning"
 MANIFEST_ENTRIES = 1000
@@ -67,7 +70,7 @@ class Table:
     columns: int
     files_per_day: int
     metadata_bytes: int
-    """Length of all manifests together."""
+    """The total length of all manifests."""
     manifest_entries: int = MANIFEST_ENTRIES
 
     @property
@@ -139,13 +142,13 @@ class _Plan:
         return -(-self.files // self.manifest_entries)
 
     def manifest_of(self, number: Ints) -> Ints:
-        """Return the manifests that list some files."""
+        """Return the number of the manifest that lists each file."""
         return number // self.manifest_entries
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """What chance gave to up to 8,000 files in a row: their sizes in bytes, and the statistics of each column."""
+    """The random values of up to 8,000 consecutive files: their sizes in bytes, and the statistics of each column."""
 
     batch: Batch
     size: Ints
@@ -160,7 +163,7 @@ def statistics(of: Table) -> Iterator[Drawn]:
 
 
 def file_names(of: Table, batch: Batch) -> Cells:
-    """Return the last part of the files' paths."""
+    """Return the last part of each file's path."""
     return _names(_plan_of(of), batch)
 
 
