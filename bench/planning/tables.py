@@ -219,7 +219,7 @@ def _batches(plan: _Plan, workers: int | None) -> Iterator[list[dict[str, Any]]]
 
 
 def _batch(plan: _Plan, first: int) -> list[dict[str, Any]]:
-    """Write up to eight manifests from the `first` on; returns their records for the manifest list, in order."""
+    """Write up to eight manifests from the `first` on, and return their records for the manifest list, in order."""
     last = min(first + BATCH_MANIFESTS, plan.manifests)
     drawn = _drawn(plan, first)
     batch, records = drawn.batch, drawn.batch.records
@@ -264,7 +264,7 @@ def _header(of: tuple[Column, ...]) -> bytes:
 
 
 def _blocks(data: bytes, ends: Ints, level: int) -> Iterator[bytes]:
-    """Avro blocks: a block ends with the entry that fills it past 64,000 bytes.
+    """Yield Avro blocks. A block ends with the entry that fills it past 64,000 bytes.
 
     `ends` begins with 0.
     """
@@ -310,7 +310,7 @@ def _entries(plan: _Plan, drawn: Drawn) -> list[Cells]:
 
 
 def _paths(plan: _Plan, batch: Batch) -> Cells:
-    """…/data/day=2024-01-01/user_id_bucket=3/ and the file's name."""
+    """Return paths of the form …/data/day=2024-01-01/user_id_bucket=3/ and the file's name."""
     rows = batch.rows
     first_day = int(batch.day.min())
     days = [layout.day_text(day).encode() for day in range(first_day, int(batch.day.max()) + 1)]
@@ -326,7 +326,7 @@ def _paths(plan: _Plan, batch: Batch) -> Cells:
 
 
 def _names(plan: _Plan, batch: Batch) -> Cells:
-    """00012-34567-<uuid of the commit>-0-00001.parquet, as Spark names what a task writes."""
+    """Return names of the form 00012-34567-<uuid of the commit>-0-00001.parquet, as Spark names the files of a task."""
     rows = batch.rows
     manifest = plan.manifest_of(batch.number)
     first, last = int(manifest.min()), int(manifest.max())
