@@ -20,7 +20,10 @@ from seamark.connector.plans.splices import Replacement, splice
 
 _FILE = "number of the file"
 _SMALL = 8
-"""If at most this many files remain, each is tried alone, because some of them are usually needed."""
+"""The files of a group of at most this size are tried one by one.
+
+Usually some of them are needed, so halves gain nothing.
+"""
 
 
 class RowsDiffer(Exception):

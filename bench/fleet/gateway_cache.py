@@ -237,9 +237,8 @@ def sendfile_server(path: str) -> Iterator[int]:
 def _receive(connection: socket.socket, request: bytes, size: int, buffer: memoryview) -> None:
     connection.sendall(request)
     got = connection.recv_into(buffer)
-    assert bytes(buffer[9:12]) == b"206", bytes(
-        buffer[:got]
-    )  # A refusal is shorter than the range: the client would wait for the rest without end.
+    # A refusal is shorter than the range: the client would wait for the rest without end.
+    assert bytes(buffer[9:12]) == b"206", bytes(buffer[:got])
     head = bytes(buffer[:got]).find(b"\r\n\r\n") + 4
     left = size - (got - head)
     while left:
@@ -345,9 +344,8 @@ def concurrent_readers(rig: Rig, keys: Keys, name: str, count: int, size: int) -
     try:
         for number in range(count):
             one = socket.socket()
-            one.setsockopt(
-                socket.SOL_SOCKET, socket.SO_RCVBUF, 4096
-            )  # This is a slow client: the server cannot run ahead of it.
+            # This is a slow client: the server cannot run ahead of it.
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             one.settimeout(60)
             one.connect((url.hostname, url.port))
             sockets.append(one)

@@ -23,9 +23,9 @@ from tests.services.process import CACHE, ServiceFailed
 
 SOURCE = Path(__file__).parent / "PlanFiles.java"
 HEAP_BYTES_A_FILE = 6000
-"""The heap per file: twice the size of a task with its statistics.
+"""The bytes of heap per file.
 
-Tasks stay alive while the answer is consumed.
+A task, with its statistics, stays alive while the answer is consumed. The value is generous, to be fair to the peer.
 """
 
 
