@@ -57,13 +57,19 @@ def view_path(at: str, name: str) -> str:
 
 
 def set_property(at: str, name: str, key: str, value: str) -> Request:
-    """Return a commit that changes one property and requires nothing: two of them never conflict by content."""
+    """Return a commit that changes one property and has no requirements.
+
+    Two of these commits never conflict by content.
+    """
     body = {"requirements": [], "updates": [{"action": "set-properties", "updates": {key: value}}]}
     return request("POST", table_path(at, name), body, label="set property", tolerated=(409,))
 
 
 def snapshot(snapshot_id: int, parent: int | None, sequence: int, location: str, at_ms: int) -> dict[str, Any]:
-    """As an engine's append writes it; the manifest list is named, not there: catalogs do not read it."""
+    """Return a snapshot as an engine's append writes it.
+
+    Its manifest list does not exist: catalogs do not read that file.
+    """
     made: dict[str, Any] = {
         "sequence-number": sequence,
         "snapshot-id": snapshot_id,

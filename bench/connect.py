@@ -19,9 +19,8 @@ def spark(uri: str, jars: Iterable[Path], table: str) -> str:
     """Return a `pyspark` command and a first query."""
     conf = {"spark.sql.extensions": EXTENSIONS, **catalog_conf(CATALOG, uri)}
     words = ["pyspark", "--jars", ",".join(str(jar) for jar in jars)]
-    path = (
-        f"PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH "  # pyspark is a script that asks PATH for Python
-    )
+    # pyspark is a script that looks for Python in PATH.
+    path = f"PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH "
     lines = [path + shlex.join(words), *(f"  --conf {shlex.quote(f'{key}={value}')}" for key, value in conf.items())]
     return " \\\n".join(lines) + f'\n>>> spark.sql("SELECT count(*) FROM {CATALOG}.{table}").show()'
 
@@ -53,7 +52,7 @@ def trino(uri: str, table: str) -> str:
 
 
 def duckdb(uri: str, table: str) -> str:
-    """SQL for DuckDB's shell; INSTALL downloads the extension once."""
+    """Return SQL for DuckDB's shell; INSTALL downloads the extension once."""
     return (
         "INSTALL iceberg; LOAD iceberg;\n"
         f"ATTACH '' AS {CATALOG} (TYPE iceberg, ENDPOINT '{uri}', ACCESS_DELEGATION_MODE 'none', "

@@ -49,7 +49,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 async def _visit(browser: Browser, server: Running, address: str) -> tuple[Sample, Sample]:
-    """Return (until the first paint, until nothing loads)."""
+    """Return the times until the first paint and until nothing loads."""
     async with open_page(browser, server.url) as watched:
         started_s = time.perf_counter()
         await watched.open(address)

@@ -57,7 +57,7 @@ class Delays:
         self._requests: Counter[tuple[str, bool]] = Counter()
 
     def of(self, request: bytes) -> float:
-        """Seconds.
+        """Return the delay in seconds.
 
         `request` begins with the head of a request.
         """
@@ -111,13 +111,13 @@ def _delay(store: str, delays: Delays, rate: float, port: int) -> None:
 
 @contextmanager
 def delayed(store: str, seed: int, *, sigma: float = SIGMA, rate: float = 0) -> Iterator[str]:
-    """A proxy before `store` that delays each request; yields its URL.
+    """Run a proxy before `store` that delays each request, and yield its URL.
 
-    The delays are log-normal: 15 ms in the median, 200 ms at the 99.9th percentile; all equal with a `sigma` of 0. A
-    separate process: in a thread it would slow down the client that measures.
+    The delays are log-normal: 15 ms in the median, 200 ms at the 99.9th percentile. With a `sigma` of 0 all are equal.
+    The proxy is a separate process: a thread would slow down the client that measures.
 
     Args:
-        rate: Bytes a second of each connection, 0 for as many as pass.
+        rate: The maximum bytes per second of each connection; 0 means no limit.
     """
     port = free_port()
     process = multiprocessing.get_context("spawn").Process(
@@ -139,9 +139,9 @@ def _answers(port: int) -> bool:
 
 
 def reader(client: Any, keys: Keys, size: int, name: str = "o") -> Callable[[int], float]:
-    """Read the n-th range of an object on one connection; return its seconds.
+    """Return a function that reads the n-th range of an object on one connection and returns the seconds.
 
-    Fails unless all bytes arrive.
+    The function fails unless all bytes arrive.
     """
     url = urlsplit(
         client.generate_presigned_url(
@@ -165,7 +165,7 @@ def reader(client: Any, keys: Keys, size: int, name: str = "o") -> Callable[[int
 def compare(
     ours: Callable[[int], float], theirs: Callable[[int], float], rounds: int
 ) -> tuple[list[float], list[float]]:
-    """Return seconds of both, read alternately: the same ranges, and the same delays on average."""
+    """Return the seconds of both, read alternately: the same ranges, and on average the same delays."""
     for number in range(3):
         ours(number), theirs(number)
     pairs = [(ours(n), theirs(n)) if n % 2 else (theirs(n), ours(n))[::-1] for n in range(rounds)]
@@ -173,14 +173,18 @@ def compare(
 
 
 def _cpu_ms(pid: int) -> float:
-    """CPU time of a process and its children."""
+    """Return the CPU time of a process and its children."""
     process = psutil.Process(pid)
     times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
     return sum(one.user + one.system for one in times) * 1000
 
 
 def measure(report: Report, case: str, rig: Rig, s3: S3, rounds: int) -> None:
-    """`s3`: the store as the peer reaches it."""
+    """Measure a case.
+
+    Args:
+        s3: The store at the address that the peer uses.
+    """
     keys, peer = rig.create_table(f"t{case.replace(' ', '')}"), "direct"
     at_store = replace(keys, endpoint=s3.endpoint, access_key=s3.access_key, secret=s3.secret_key, token="")
     with closing(keys.client()) as client, closing(at_store.client()) as own:

@@ -54,9 +54,9 @@ def _jars() -> list[Path]:
 
 @contextmanager
 def session(module: str, folder: Path, *more: str) -> Iterator[Peer]:
-    """`module`, run with Hudi's jar, a folder for scratch, and its other arguments.
+    """Run `module` with Hudi's jar, a scratch folder and the other arguments.
 
-    Ends with the block.
+    The process ends with the block.
     """
     if not is_there():
         raise ServiceFailed("no Hudi below .cache/hudi: run `make hudi`")
@@ -76,7 +76,7 @@ def session(module: str, folder: Path, *more: str) -> Iterator[Peer]:
     finally:
         assert child.stdin is not None
         assert child.stdout is not None
-        child.stdin.close()  # it ends at the end of its input, and its JVM with it
+        child.stdin.close()  # The process ends at the end of its input, and its JVM ends too.
         try:
             child.wait(30)
         except subprocess.TimeoutExpired:

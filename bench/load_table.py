@@ -1,8 +1,9 @@
 """How fast is loadTable when the table has 10,000 snapshots?
 
-The table is a crafted metadata file (about 8 MB) that each server registers. One connection asks: only the snapshots
-that references name (`snapshots=refs`, what engines ask for first), all of them, all of them compressed (as engines
-accept them), and all of them with the ETag in hand. Then what a commit to such a table costs.
+The table is a crafted metadata file (about 8 MB) that each server registers. One connection sends four kinds of
+requests: only the snapshots that references name (`snapshots=refs`, which engines request first), all snapshots, all
+snapshots compressed (as engines accept them), and all snapshots with the current ETag. The bench then measures a commit
+to this table.
 """
 
 from __future__ import annotations

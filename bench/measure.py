@@ -1,7 +1,7 @@
-"""How a number comes about: workers on connections, alternating slices of work, medians of rounds.
+"""How the benches measure: workers on connections, alternating slices of work, medians of rounds.
 
-A worker is a generator of requests that is sent each answer: it holds no socket, so the same worker drives any server.
-Servers are measured alternately (A B, B A, …), so that a machine that drifts drifts for both.
+A worker is a generator of requests that is sent each answer. It has no socket, so the same worker drives any server.
+Servers are measured alternately (A B, B A, …), so that a change of the machine's speed affects both.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Worker = Generator[Request, Response, None]
 
 @dataclass
 class Sample:
-    """What one slice of load saw.
+    """The measurements of one slice of load.
 
     Latencies are of counted answers only.
     """
@@ -36,21 +36,21 @@ class Sample:
 
     @property
     def rate(self) -> float:
-        """Counted answers a second."""
+        """Return the counted answers per second."""
         return len(self.latencies_ms) / self.elapsed_s
 
     @property
     def server_cpu_us(self) -> float:
-        """The server's CPU microseconds per answer of any status."""
+        """Return the server's CPU microseconds per answer of any status."""
         return self.server_cpu_s / max(1, sum(self.statuses.values())) * 1e6
 
     @property
     def generator_cpu(self) -> float:
-        """Share of its core that the load generator used; near 1 it was the limit."""
+        """Return the share of its core that the load generator used; near 1, the generator was the limit."""
         return self.generator_cpu_s / self.elapsed_s
 
     def quantile(self, q: float) -> float:
-        """Latency in ms that a share `q` of the answers did not exceed."""
+        """Return the latency in ms that a share `q` of the answers did not exceed."""
         ordered = sorted(self.latencies_ms)
         return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
 
@@ -99,7 +99,7 @@ Slice = Callable[[Target], Awaitable[Sample]]
 
 
 async def in_turns(targets: Sequence[Target], rounds: int, piece: Slice) -> dict[str, list[Sample]]:
-    """`piece` on each target, `rounds` times, the order turned round each time."""
+    """Run `piece` on each target, `rounds` times, and reverse the order each time."""
     samples: dict[str, list[Sample]] = {target.name: [] for target in targets}
     for number in range(rounds):
         for target in targets if number % 2 == 0 else reversed(targets):
@@ -108,8 +108,10 @@ async def in_turns(targets: Sequence[Target], rounds: int, piece: Slice) -> dict
 
 
 async def warm(targets: Sequence[Target], pieces: Iterable[Slice], rounds: int) -> None:
-    """Every piece `rounds` times on every target, before the first is measured: a JVM compiles as it goes, and the
-    first case would else be measured on another server than the last."""
+    """Run every piece `rounds` times on every target before the first measurement.
+
+    A JVM compiles while it runs: without the warm-up, the first case would run on a slower server than the last.
+    """
     for piece in pieces:
         await in_turns(targets, rounds, piece)
 

@@ -90,7 +90,10 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 async def _create(target: Target, dataset: Tree) -> Sample:
-    """CreateTreeDataset: namespaces one after another (parents first), then tables and views by eight clients."""
+    """Create the dataset as CreateTreeDataset does.
+
+    Namespaces are created one after another (parents first), then tables and views by eight clients.
+    """
     for namespace in dataset.namespaces:
         await target.call(bodies.create_namespace(namespace))
     makers: list[Request] = [bodies.create_table(target.at(leaf), name) for leaf, name in dataset.tables]
@@ -99,7 +102,7 @@ async def _create(target: Target, dataset: Tree) -> Sample:
 
 
 def _each(wanted: list[Request]) -> Worker:
-    yield from (one for one in wanted)  # a generator: a list could not be sent the answers
+    yield from (one for one in wanted)  # This is a generator because a list cannot receive the answers.
 
 
 def _mixed(target: Target, dataset: Tree, read_share: float, chance: random.Random) -> Worker:

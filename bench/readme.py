@@ -43,7 +43,7 @@ CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
         ("by min and max, in order", "a statement"),
     ),
 }
-"""Which rows of which bench the README shows: (case, measure)."""
+"""The rows of each bench that the README shows: (case, measure)."""
 
 HEADLINES: dict[tuple[str, str, str], tuple[str, str]] = {
     ("planning_warm", "1,000,000 files, narrow range", "plan"): (
@@ -352,10 +352,10 @@ def _busy(shown: dict[str, Report]) -> list[str]:
 
 
 def filled(text: str, content: str) -> str:
-    """`text` with `content` between its markers.
+    """Return `text` with `content` between its markers.
 
     Raises:
-        ValueError: When the markers are missing or turned round.
+        ValueError: The markers are missing or in the wrong order.
     """
     begin, end = text.find(BEGIN), text.find(END)
     if begin < 0 or end < begin:

@@ -1,6 +1,6 @@
-"""What a bench found, as JSON for machines and a Markdown table for people, in `bench/results/`.
+"""The results of a bench, as JSON for machines and a Markdown table for people, in `bench/results/`.
 
-A row is one measurement of several servers: ratios come first, because times belong to one machine and one day.
+A row is one measurement of several servers. Ratios come first, because times belong to one machine and one day.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bench.measure import Sample, median_of
 RESULTS = Path(__file__).parent / "results"
 OURS = "seamark"
 BUSY = 0.7
-"""Load average before a run, above which a report says that the machine was not its own."""
+"""The load average before a run above which a report says that other programs used the machine."""
 
 
 @dataclass
@@ -54,9 +54,9 @@ class Row:
 
 @dataclass
 class Report:
-    """One bench.
+    """The results of one bench.
 
-    `bounds` are what the machine allows at best, measured in the same run; `notes` say how to read it.
+    `bounds` are the best values that the machine allows, measured in the same run; `notes` say how to read the results.
     """
 
     bench: str
@@ -66,7 +66,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
     machine: dict[str, Any] = field(default_factory=dict)
     peer: str = "Iceberg's Java REST fixture"
-    """Whom the ratios are taken against, in words."""
+    """The peer of the ratios, in words."""
 
     def add(
         self,
@@ -77,11 +77,11 @@ class Report:
         value: Callable[[Sample], float],
         **options: Any,
     ) -> None:
-        """A row of medians over the rounds; failures of any server become a note."""
+        """Add a row of medians over the rounds; failures of any server become a note."""
         self.rows.append(Row(case, measure, unit, {n: median_of(s, value) for n, s in samples.items()}, **options))
 
     def add_failures(self, case: str, samples: dict[str, list[Sample]]) -> None:
-        """Answer that were neither counted nor tolerated: said aloud, for they are not in the figures."""
+        """Add a note about answers that were neither counted nor tolerated, because the figures do not include them."""
         for name, rounds in samples.items():
             failed, total = sum(s.failed for s in rounds), sum(sum(s.statuses.values()) for s in rounds)
             if failed:
@@ -89,7 +89,7 @@ class Report:
                 self.notes.append(f"{case}: {name} failed {failed} of {total} requests, such as {example}")
 
     def add_generator(self, case: str, samples: dict[str, list[Sample]]) -> None:
-        """A note where the load generator was the limit, so that the server may be faster than shown."""
+        """Add a note if the load generator was the limit: the server may be faster than the figures show."""
         for name, rounds in samples.items():
             share = median_of(rounds, lambda s: s.generator_cpu)
             if share > 0.9:
@@ -132,7 +132,7 @@ class Report:
 
 
 def cells(row: Row, servers: Sequence[str]) -> list[str]:
-    """Return a row as text: case, measure, ratio, one value a server, goal."""
+    """Return a row as text: case, measure, ratio, one value for each server, goal."""
     ratio, met = row.ratio(), row.goal_met()
     goal = "" if row.goal is None else f"{figure(row.goal)} {row.unit}: {'met' if met else 'missed'}"
     values = [f"{figure(row.values[name])} {row.unit}" if name in row.values else "–" for name in servers]
@@ -140,7 +140,7 @@ def cells(row: Row, servers: Sequence[str]) -> list[str]:
 
 
 def figure(value: float) -> str:
-    """Three significant digits, thousands parted."""
+    """Format a number with three significant digits and separated thousands."""
     if value == 0:
         return "0"
     digits = 2 - math.floor(math.log10(abs(value)))

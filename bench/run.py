@@ -50,7 +50,7 @@ def parser_of(module: str, about: str | None, benches: Mapping[str, Bench]) -> a
 def names_of(
     parser: argparse.ArgumentParser, chosen: argparse.Namespace, benches: Mapping[str, Bench]
 ) -> Sequence[str]:
-    """Return the chosen benches, all without a choice; end the process for an unknown name."""
+    """Return the chosen benches, or all if none is chosen; end the process for an unknown name."""
     unknown = set(chosen.names) - set(benches)
     if unknown:
         parser.error(f"no bench {', '.join(sorted(unknown))}; there are {', '.join(benches)}")
@@ -66,10 +66,10 @@ def run_benches(
     folder: Path | None = None,
     options: Callable[[str], Mapping[str, Any]] = lambda _: {},
 ) -> None:
-    """Runs, prints and saves one after another.
+    """Run, print and save the benches one after another.
 
-    `options` are a bench's own keywords, by its name. A `quick` run, or one with `save` off because its sizes are not
-    those of the README, writes nothing.
+    `options` returns a bench's own keywords by its name. Nothing is written if the run is `quick`, or if `save` is off
+    because the sizes are not those of the README.
     """
     save = save and not quick
     terminal = Console()

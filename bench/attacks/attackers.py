@@ -167,7 +167,10 @@ async def _many(count: int, work: Callable[[], Awaitable[None]]) -> None:
 
 
 async def _again(once: Callable[[], Awaitable[None]]) -> None:
-    """Without end; any answer of the server to this client is part of the attack."""
+    """Repeat `once` without end.
+
+    The server may answer or refuse the client in any way; the attack continues.
+    """
     while True:
         try:
             await once()
@@ -176,7 +179,7 @@ async def _again(once: Callable[[], Awaitable[None]]) -> None:
 
 
 async def attack(url: str, token: str, name: str, seconds: float) -> None:
-    """One attack, for so long."""
+    """Run the attack `name` for `seconds`."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await getattr(Attacker(url, token), name)()

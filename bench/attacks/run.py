@@ -48,7 +48,7 @@ _PATIENCE_S = 30.0
 
 @dataclass
 class Seen:
-    """By the good client, during one attack or none."""
+    """The measurements of the good client during one attack, or without an attack."""
 
     latencies_ms: list[float] = field(default_factory=list)
     statuses: Counter[int] = field(default_factory=Counter)
@@ -74,7 +74,7 @@ class Besieged:
     hostile_token: str
 
     async def look(self, seconds: float) -> Seen:
-        """Return the good client's plans, loads and commits, for so long."""
+        """Measure the good client's plans, loads and commits for `seconds`."""
         seen, process = Seen(), psutil.Process(self.server.pid)
         table, until = "/v1/namespaces/db/tables/t", time.monotonic() + seconds
         number = 0
@@ -100,7 +100,7 @@ class Besieged:
         return seen
 
     async def under(self, attack: str, seconds: float) -> Seen:
-        """Return what the good client sees while `attack` runs."""
+        """Measure the good client while `attack` runs."""
         argv = (self.server.base_url, self.hostile_token, attack, str(seconds + 1))
         hostile = await asyncio.create_subprocess_exec(sys.executable, "-m", "bench.attacks.attackers", *argv)
         try:
@@ -114,7 +114,7 @@ class Besieged:
 
 @asynccontextmanager
 async def besieged(home: Path) -> AsyncIterator[Besieged]:
-    """At the defaults, but for the login."""
+    """Run a server with the default settings, except that clients have to log in."""
     home.mkdir(parents=True, exist_ok=True)
     clock = SystemClock()
     async with open_store(f"sqlite:///{home}/seamark.db", clock=clock, queue_limit=10) as store:

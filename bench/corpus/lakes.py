@@ -31,20 +31,23 @@ FACT_FILES = 300
 SALES, CUSTOMERS = 300_000, 20_000
 SCALE = 0.05
 _SMALL = 10
-"""The most files of a table that is no fact."""
+"""The maximum number of files of a table that is not a fact table."""
 _DIMENSION_ROWS = 2_000
-"""In a file of a dimension."""
+"""The number of rows in a file of a dimension."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """`order` of the rows in the files; `indexes` by column: their kind."""
+    """The layout of a table.
+
+    `order` is the order of the rows in the files; `indexes` has the kind of index on each column.
+    """
 
     order: str = ""
     indexes: Mapping[str, str] = field(default_factory=dict)
     is_fact: bool = False
     is_whole: bool = False
-    """In one file."""
+    """Whether the table is stored in one file."""
 
 
 TPCH = {
@@ -84,7 +87,11 @@ RETAIL = {
 
 
 def fill(server: Seamark, scratch: Path, *, share: float = 1.0) -> None:
-    """Make all tables; `share` of the rows and files, for a short run."""
+    """Make all tables.
+
+    Args:
+        share: The fraction of the rows and files to make; less than 1 for a short run.
+    """
     scale, files = max(0.01, SCALE * share), max(8, round(FACT_FILES * share))
     star, tpch = generate(CACHE / "ssb", scale), scratch / "tpch"
     argv = [str(Path(sys.executable).parent / "tpchgen-cli"), "parquet", "-s", f"{scale:g}", "-o", str(tpch), "--quiet"]

@@ -1,10 +1,10 @@
-"""How few files would be enough for the rows of a query: a bound that no plan can be below.
+"""The smallest set of files that gives the rows of a query: a lower bound for every plan.
 
-The rows of all data files are copied into DuckDB's memory with the numbers of their files. Then files are left out, of
-one reference to a table after the other, in halves and halves of halves, for as long as the query gives the same rows.
-What is left is enough, and none of it can be left out. It is a bound, and often no goal: only who has read the
-rows knows the file with the largest value, or that a group has too few rows for HAVING. Nothing of Seamark's planning
-takes part.
+The rows of all data files are copied into DuckDB's memory with the numbers of their files. For one reference to a
+table after the other, files are then left out, in halves and halves of halves, while the query gives the same rows.
+The remaining files are enough, and none of them can be left out. Often no planner can reach this bound: only a reader
+of the rows knows which file has the largest value, or that a group has too few rows for HAVING. Seamark's planning
+takes no part in the computation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from seamark.connector.plans.splices import Replacement, splice
 
 _FILE = "number of the file"
 _SMALL = 8
-"""Of so few files each is tried alone: mostly some of them are needed."""
+"""The files of a group of at most this size are tried one by one.
+
+Usually some of them are needed, so halves gain nothing.
+"""
 
 
 class RowsDiffer(Exception):
@@ -39,7 +42,7 @@ def rows_of(con: duckdb.DuckDBPyConnection, text: str) -> Counter[str]:
 
 
 class HeldRows:
-    """Copies of tables, `files` by schema and name."""
+    """Copies of tables in DuckDB; `files` by schema and name."""
 
     def __init__(self, files: Mapping[tuple[str, str], Sequence[str]]) -> None:
         self._con = duckdb.connect(config={"threads": 1})  # sums of floats keep their order
@@ -58,7 +61,10 @@ class HeldRows:
         self._con.close()
 
     def needed(self, schema: str, text: str, expected: Counter[str]) -> list[int]:
-        """By reference to a table, in the order of the text: the number of files that are enough for these rows."""
+        """Return the number of files that are enough for the `expected` rows.
+
+        The list has one number for each reference to a table, in the order of the text.
+        """
         self._con.execute(f"USE {quote_name(schema)}")
         references = [one for one in DuckDBStatement(text).references if one is not None]
         references.sort(key=lambda one: one.start)
@@ -92,7 +98,7 @@ class HeldRows:
 
 
 def fewest(files: Collection[int], is_enough: Callable[[Collection[int]], bool]) -> set[int]:
-    """Return files that are enough, none of which can be left out of them."""
+    """Return a set of files that is enough and from which no file can be left out."""
     kept = set(files)
     left = [sorted(files)]
     while left:

@@ -86,7 +86,7 @@ class Measured:
     told: str
     """The outcome of the planning, and the conditions and joins of its tables."""
     facts: tuple[int, int] = (0, 0)
-    """References to facts of TPC-DS that have a condition or a join, and all of them."""
+    """The references to fact tables of TPC-DS: those with a condition or a join, and all."""
 
     @property
     def row(self) -> Row:
@@ -191,7 +191,7 @@ def _considered(plan: Explanation) -> int:
 
 
 def _answer(con: duckdb.DuckDBPyConnection, text: str) -> tuple[Counter[str], int]:
-    """Return the rows, and the number of files that were read."""
+    """Return the rows, and the number of files that DuckDB read."""
     rows = rows_of(con, text)
     profile = con.get_profiling_information()
     return rows, _files_read(json.loads(profile) if isinstance(profile, str) else profile)

@@ -26,7 +26,7 @@ from tests.services.seamark import Seamark
 NAMESPACE = "tpcds"
 SCALE = 0.1
 _SCALE_MIN = 0.01
-"""With 0.005 the generator of DuckDB 1.5.5 does not end."""
+"""The smallest scale. With 0.005 the generator of DuckDB 1.5.5 does not end."""
 _ROUNDS = 5
 _LIMIT = re.compile(r"\s+LIMIT\s+\d+\s*;?\s*$", re.IGNORECASE)
 _KINDS = {"INTEGER": "int", "BIGINT": "long", "VARCHAR": "string", "DATE": "date"}
@@ -40,7 +40,7 @@ FACTS = {
     "web_returns": ("wr_returned_date_sk", "wr"),
     "inventory": ("inv_date_sk", "inv"),
 }
-"""Their order, and the prefix of their columns."""
+"""The fact tables: the order of their rows, and the prefix of their columns."""
 _KEYS = (
     *("item_sk", "customer_sk", "bill_customer_sk", "ship_customer_sk", "refunded_customer_sk"),
     *("returning_customer_sk", "store_sk", "warehouse_sk", "hdemo_sk", "addr_sk", "promo_sk", "reason_sk"),
@@ -49,7 +49,7 @@ _KEYS = (
 
 
 def generator() -> duckdb.DuckDBPyConnection | None:
-    """Return a connection with the extension; None if it cannot be had."""
+    """Return a connection with the extension, or None if the extension is not available."""
     folder = CACHE / "tpcds" / duckdb.__version__
     found = next(folder.rglob("tpcds.duckdb_extension"), None)
     if found is None:
@@ -66,8 +66,9 @@ def generator() -> duckdb.DuckDBPyConnection | None:
 
 
 def texts(con: duckdb.DuckDBPyConnection) -> dict[int, str]:
-    """Return the queries by number, without the LIMIT of their result: rows that are equal in its order are not
-    sure.
+    """Return the queries by number, without the LIMIT of their result.
+
+    With a LIMIT the result would vary, because the order of rows with equal sort keys is not defined.
     """
     found = con.execute("SELECT query_nr, query FROM tpcds_queries() ORDER BY ALL").fetchall()
     return {number: _LIMIT.sub("", text.strip().removesuffix(";")) for number, text in found}
@@ -90,7 +91,7 @@ def fill(con: duckdb.DuckDBPyConnection, server: Seamark, *, share: float) -> No
 
 
 def analysis_ms(con: duckdb.DuckDBPyConnection, text: str) -> float:
-    """Return the CPU time in which a query is read: the shortest of a few."""
+    """Return the CPU time of the analysis of a query: the shortest of several runs."""
     columns, best = _columns(con), float("inf")
     for _ in range(_ROUNDS):
         begin = time.thread_time()

@@ -47,7 +47,7 @@ SERVER = {"SEAMARK_SERVICES_WORKERS": "1"}
 
 def main() -> int:
     console = Console()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the server and Trino end as well
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # The server and Trino end as well.
     try:
         run(Options.read(os.environ), console)
     except (DemoFailed, Failed, ServiceFailed, FileNotFoundError) as error:
@@ -61,9 +61,10 @@ def main() -> int:
 
 
 def run(options: Options, console: Console) -> list[Comparison]:
-    """Return the whole demo: what each engine read.
+    """Run the whole demo and return what each engine read.
 
-    DemoFailed, and no result, if an answer is wrong.
+    Raises:
+        DemoFailed: An answer is wrong.
     """
     columns = TextColumn("{task.description:<48}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with home(options) as folder, Progress(*columns, console=console) as progress:
@@ -120,7 +121,7 @@ def _bounds(clustered: Sequence[str], data: Path, progress: Progress) -> dict[st
 def _in_trino(
     server: Seamark, folder: Path, oracle: Oracle, bounds: Mapping[str, int], progress: Progress
 ) -> Comparison:
-    """After Spark has ended: two cores are not enough for both."""
+    """Run the queries in Trino, after Spark has ended: two cores are not enough for both."""
     task = progress.add_task("Trino and the proxy start", total=1)
     with trino.asks(folder, server.base_url) as asks:
         progress.update(task, completed=1)

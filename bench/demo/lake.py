@@ -41,14 +41,14 @@ CLUSTERED_BY = ("lo_orderdate", "customer.c_city", "supplier.s_city", "part.p_br
 OWN_PLANS = {"seamark.scan-planning-mode": "client"}
 """Spark plans stock queries itself, as with any other catalog."""
 STALLED_S_MAX = 300.0
-"""Without one more file in an index."""
+"""The longest time in seconds without another indexed file."""
 
 
 @contextlib.contextmanager
 def session(uri: str, folder: Path) -> Iterator[SparkSession]:
-    """Spark with the server at `uri` as its catalog and `ssb` as its namespace.
+    """Start Spark with the server at `uri` as its catalog and `ssb` as its namespace.
 
-    Messages of the JVM go to spark.log.
+    The JVM writes its messages to spark.log.
     """
     conf = {
         **session_conf(iceberg_jars(CACHE / "jars")),
@@ -70,7 +70,7 @@ def session(uri: str, folder: Path) -> Iterator[SparkSession]:
 
 @contextlib.contextmanager
 def _stderr_into(path: Path) -> Iterator[None]:
-    """Process started inside inherit `path` as their standard error."""
+    """Make processes that start inside the block inherit `path` as their standard error."""
     sys.stderr.flush()
     saved = os.dup(2)
     with path.open("ab") as log:
@@ -102,16 +102,16 @@ def cluster_facts(spark: SparkSession, client: IndexClient, options: Options, pr
 
 
 def define_indexes(client: IndexClient, table: tuple[str, str]) -> None:
-    """The server begins to build them at once."""
+    """Define the indexes. The server begins to build them at once."""
     for column in INDEXED:
         client.put_index(table, f"of_{column}", kind="bitmap", columns=[column])
 
 
 def wait_for_indexes(client: IndexClient, progress: Progress) -> None:
-    """Wait until the server has built the indexes of both.
+    """Wait until the server has built the indexes of both tables.
 
     Raises:
-        DemoFailed: If it gets stuck.
+        DemoFailed: The build makes no progress.
     """
     indexes = [(table, f"of_{column}") for table in (WRITTEN, CLUSTERED) for column in INDEXED]
     task = progress.add_task(f"the server builds {len(indexes)} bitmap indexes", total=None)

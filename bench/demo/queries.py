@@ -34,7 +34,7 @@ class Measured:
 
 
 Ask = Callable[[str], tuple[list[tuple[Any, ...]], Measured]]
-"""Asks an engine a query; its rows, and what it read."""
+"""A function that runs a query in an engine and returns its rows and what the engine read."""
 
 
 @dataclass
@@ -50,14 +50,14 @@ class Query:
     answers: dict[str, list[Measured]] = field(default_factory=lambda: {column: [] for column in COLUMNS})
 
     def files(self, column: str) -> int:
-        """Return the most of any round."""
+        """Return the largest number of files of any round."""
         return max(answer.files for answer in self.answers[column])
 
     def size_bytes(self, column: str) -> int:
         return max(answer.size_bytes for answer in self.answers[column])
 
     def seconds(self, column: str) -> float:
-        """Return the median of all rounds."""
+        """Return the median seconds of all rounds."""
         return statistics.median(answer.seconds for answer in self.answers[column])
 
 

@@ -41,7 +41,7 @@ Bars = list[tuple[float, float]]
 
 
 def ranges(paths: Sequence[str], data: Path) -> dict[str, Bars]:
-    """For each attribute the range of each file, in ranks between 0 and 1, by the smallest."""
+    """Return the range of each file for each attribute, in ranks between 0 and 1, sorted by the smallest rank."""
     found = {}
     with closing(open_facts(paths, data)) as db:
         for name, (table, column, on) in ATTRIBUTES.items():

@@ -18,13 +18,13 @@ TOLD = {
     CLUSTERED: "with Seamark's layout",
 }
 HEADS = {ICEBERG: "stock", UNTOUCHED: "plans", CLUSTERED: "layout"}
-"""Short enough for three groups of figures in 80 characters."""
+"""The column heads, short enough for three groups of figures in 80 characters."""
 BOUND = "files that hold a row of an answer"
 _LINE_MAX = 1000
 
 
 def show(compared: Sequence[Comparison], scale: float, console: Console) -> None:
-    """The first engine query by query, the others in totals."""
+    """Print the first engine query by query, and the others in totals."""
     first, *others = compared
     console.print(f"\nStar Schema Benchmark, scale {scale:g}, in {first.engine}: files, MiB and seconds of each query.")
     for column in COLUMNS:

@@ -17,7 +17,7 @@ from tests.services.trino import JARS, trino_server
 from tests.services.trino_proxy import trino_proxy
 
 BUDGET_MS = "2000"
-"""For the plans of a statement: the joins of the benchmark, run for the first time on a busy machine."""
+"""The time limit for the plans of a statement: the joins of the benchmark run for the first time on a busy machine."""
 
 
 def is_installed() -> bool:
@@ -26,7 +26,10 @@ def is_installed() -> bool:
 
 @contextlib.contextmanager
 def asks(folder: Path, uri: str) -> Iterator[Mapping[str, Ask]]:
-    """How Trino runs a query, for each column; it and the proxy end with the block."""
+    """Provide the function that runs a query in Trino for each column.
+
+    Trino and the proxy end with the block.
+    """
     with contextlib.ExitStack() as opened:
         trino = opened.enter_context(trino_server(folder / "trino", uri=uri, jvm=()))
         flags = ("--trino", trino.base_url, "--budget-ms", BUDGET_MS)

@@ -34,15 +34,15 @@ class Fleet:
     tables: int = 10**5
     replicas: int = 100
     entries: int = 1000
-    """Files in a manifest."""
+    """The number of files in a manifest."""
     manifest_bytes_each: int = 407
     """Bytes of a manifest for a file of 20 columns, as `bench/results/planning_memory.md` has it."""
     block_bytes_each: int = 444
     """Bytes of a decoded manifest for a file: the same."""
     plans_each_s: int = 200
-    """Plans a second at each replica."""
+    """The number of plans per second at each replica."""
     commits_s: int = 300
-    """Commits a second of the whole fleet: each table every 5 minutes or so."""
+    """The number of commits per second of the whole fleet: each table commits about every 5 minutes."""
 
     @property
     def manifests(self) -> int:
@@ -79,7 +79,7 @@ def shares(fleet: Fleet, keys: int) -> Shares:
 
 
 class Lru:
-    """Tables within a budget, the least recently used removed first."""
+    """A cache of tables within a budget; it removes the least recently used table first."""
 
     def __init__(self, budget_bytes: float) -> None:
         self._budget = budget_bytes
@@ -87,7 +87,7 @@ class Lru:
         self._used = 0
 
     def has(self, key: int, size_bytes: int) -> bool:
-        """Return whether it is there; afterwards it is, if it fits at all."""
+        """Return whether the cache has the key, and add the key if it fits the budget."""
         if key in self._sizes:
             self._sizes.move_to_end(key)
             return True
@@ -139,7 +139,7 @@ def hit_rates(fleet: Fleet, settings: Settings, *, scale: int, requests: int) ->
             source = "own"
         else:
             source = "peers" if shared.has(table, sizes[table] * fleet.manifest_bytes_each) else "storage"
-        if number >= requests // 2:  # the first half fills the tiers
+        if number >= requests // 2:  # The first half of the requests fills the tiers.
             found[source] += 1
         version = versions[table]
         if seen[replica].get(table, 0) < version:
@@ -157,7 +157,7 @@ def hit_rates(fleet: Fleet, settings: Settings, *, scale: int, requests: int) ->
 
 
 def _table_files(rng: random.Random, tables: int, files: int) -> Sequence[int]:
-    """Sizes of tables, log-normal as in warehouses: most are small, few have most files."""
+    """Return the sizes of tables, log-normal as in warehouses: most are small, and few have most of the files."""
     drawn = [rng.lognormvariate(0, 2.0) for _ in range(tables)]
     each = files / sum(drawn)
     return [max(1, round(size * each)) for size in drawn]
@@ -207,7 +207,7 @@ def replaced_figures(page: str, text: str) -> str:
     """Return the page with `text` between its marks.
 
     Raises:
-        ValueError: Without them.
+        ValueError: The page does not have the marks.
     """
     before, begin, rest = page.partition(BEGIN + "\n")
     _, end, after = rest.partition(END)

@@ -48,7 +48,7 @@ _SPARK = {"spark.driver.memory": "3g", "spark.driver.extraJavaOptions": "", "spa
 _FSSPEC = {"py-io-impl": "pyiceberg.io.fsspec.FsspecFileIO"}
 """versitygw with connections that stay open refuses the end of pyarrow's multipart uploads."""
 Ask = Callable[[str, str], Sequence[Sequence[object]]]
-"""(SQL, namespace): the rows."""
+"""A function of (SQL, namespace) that returns the rows."""
 
 
 class AnswersDiffer(Exception):
@@ -57,7 +57,7 @@ class AnswersDiffer(Exception):
 
 @dataclass(frozen=True)
 class Far:
-    """The same tables by two servers; `store` is the delayed address."""
+    """Two servers with the same tables; `store` is the delayed address."""
 
     store: S3
     gateway_url: str
@@ -81,7 +81,7 @@ def lake(folder: Path, scale: float, files: int) -> Iterator[Far]:
 
 
 def _write(data: Path, near: S3, direct: Seamark, gateway: Seamark, namespace: str, files: int) -> None:
-    """Create the tables by the direct server, past the delay, and register them with the other."""
+    """Create the tables through the direct server, without the delay, and register them with the other server."""
     with closing(RestCatalog("near", uri=direct.base_url, **near.client_properties(), **_FSSPEC)) as catalog:
         catalog.create_namespace(namespace)
         registered = RestCatalog("gateway", uri=gateway.base_url)
@@ -98,7 +98,7 @@ def _write(data: Path, near: S3, direct: Seamark, gateway: Seamark, namespace: s
 
 
 def _plain(rows: pa.Table) -> pa.Table:
-    """Without types that Iceberg does not have."""
+    """Return the rows without the types that Iceberg does not have."""
     for number, field in enumerate(rows.schema):
         if pa.types.is_unsigned_integer(field.type) or pa.types.is_int16(field.type) or pa.types.is_int8(field.type):
             rows = rows.set_column(number, field.name, pc.cast(rows[field.name], pa.int64()))
@@ -106,7 +106,7 @@ def _plain(rows: pa.Table) -> pa.Table:
 
 
 def compare(report: Report, engine: str, ways: Mapping[str, Ask], oracle: Oracle, rounds: int) -> None:
-    """Each query by each way, in turn: one round of first reads, then `rounds`."""
+    """Run each query through both servers alternately: one round of first reads, then `rounds`."""
     for ask in ways.values():
         for sql in QUERIES.values():
             ask(sql, WARM)

@@ -47,34 +47,31 @@ MANIFEST_ENTRIES = 10_000
 TURNS = 30
 COMMITS = 5
 BUDGET = 400
-"""Of the planner, bytes a file: the files, and the views that ten commits leave."""
+"""The memory budget of the planner in bytes per file: the files, and the views that ten commits leave."""
 GOALS = {"bytes": 250.0, "restart": 1000.0, "range": 10.0, "ordered": 0.2, "commit": 5.0}
 
 
 @dataclass
 class Measured:
-    """Of one process.
-
-    Times in ms; memory in bytes a file.
-    """
+    """The measurements of one process: times in ms, memory in bytes per file."""
 
     first_ms: float
     resident: dict[str, float] = field(default_factory=dict)
-    """Growth of the resident memory, by moment."""
+    """The growth of the resident memory at each moment."""
     private: float = 0.0
-    """Of the last moment, the part that no file backs."""
+    """The part of the last moment's growth that no file backs."""
     reported: float = 0.0
     views: int = 0
     plans_ms: dict[str, float] = field(default_factory=dict)
     kept: dict[str, int] = field(default_factory=dict)
     commit_ms: float = 0.0
-    """By how much the plan of the next snapshot takes longer, if it comes at once."""
+    """The extra time of a plan of the next snapshot right after the commit."""
     prepared_ms: float = 0.0
-    """The same, if the view was prepared, as a server does for tables that are planned."""
+    """The extra time if the server has prepared the view, as it does for tables that clients plan."""
 
 
 def measure(made: Table, home: Path, memory_bytes: int) -> Measured:
-    """In a separate process."""
+    """Measure the plans in a separate process."""
     return asyncio.run(_measure(made, home, memory_bytes))
 
 
@@ -101,7 +98,7 @@ async def _measure(made: Table, home: Path, memory_bytes: int) -> Measured:
 
 
 async def _settled() -> None:
-    """Wait until the processor rests, so that what was decoded is on the disk."""
+    """Wait until the processor is idle, so that the decoded manifests are on the disk."""
     process, before = psutil.Process(), 0.0
     while (spent := sum(process.cpu_times()[:2])) - before > 0.02:
         before = spent
@@ -109,7 +106,7 @@ async def _settled() -> None:
 
 
 def _resident(*, private: bool = False) -> int:
-    """Bytes; `private`: without pages of files."""
+    """Return the resident memory in bytes; with `private`, without the pages of files."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     memory = psutil.Process().memory_info()
@@ -117,8 +114,9 @@ def _resident(*, private: bool = False) -> int:
 
 
 async def _commits(ours: OurPlanner, made: Table, first: int, *, prepare: bool) -> float:
-    """Return the median, over commits of one manifest, of the next plan's time less that of a plan of a known
-    snapshot.
+    """Return the extra time of a plan after a commit of one manifest.
+
+    The result is the median over several commits of the plan's time minus the time of a plan of a known snapshot.
     """
     more = []
     wanted = FILTERS[RANGES[0]]
@@ -137,8 +135,9 @@ async def _commits(ours: OurPlanner, made: Table, first: int, *, prepare: bool) 
 
 
 def _committed(made: Table, metadata: TableMetadata, number: int) -> TableMetadata:
-    """Return the table after an append whose manifest has the entries of the table's last manifest, a thousand at
-    most.
+    """Return the table after an append.
+
+    The new manifest has the entries of the table's last manifest, at most a thousand.
     """
     folder = made.folder / "commits"
     folder.mkdir(exist_ok=True)

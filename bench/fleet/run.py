@@ -64,7 +64,7 @@ async def measure_peer(report: Report, fleet: Fleet, database: str, warehouse: s
         for label, size in SIZES:
             locations = await _files_of_the_other(node, warehouse, size, rng)
             for location in locations:
-                await node.read(location)  # the owner reads the storage
+                await node.read(location)  # The owner reads the storage.
             before = node.peers.counts()
             ours, theirs = [], []
             for number in range(rounds):
@@ -102,14 +102,15 @@ async def _seconds(read: Callable[[str], Awaitable[bytes]], location: str, size:
 
 
 def event_loop_s(pid: int) -> float:
-    """Return seconds of CPU that the first thread of a process has used: what other programs of the machine do not
-    change.
+    """Return the CPU seconds of the first thread of a process.
+
+    Other programs on the machine do not change this number.
     """
     return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 def measure_planning(report: Report, jittery: Fleet, steady: Fleet, seconds: float) -> None:
-    """Plan with ever new filters, so that no answer is cached; the view of the table is."""
+    """Plan with a new filter each time: the view of the table is cached, but no answer is."""
     times: dict[str, dict[str, list[float]]] = {}
     busy: dict[str, dict[str, list[float]]] = {}
     connections = {}

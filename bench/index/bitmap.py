@@ -36,7 +36,7 @@ CARDINALITIES = (11, 1_000, 1_000_000)
 AND_GOAL_MS, BUILD_GOAL = 1.0, 10.0
 """Per million rows; million rows a second, on one core."""
 GOAL = 15
-"""Times the best Parquet reader."""
+"""The goal: how many times faster than the best Parquet reader."""
 PYARROW, DUCKDB, ROARING = "parquet-pyarrow", "parquet-duckdb", "roaring"
 COLUMNS = ("a", "b")
 FILES, FILE_ROWS = 1_000, 1_000
@@ -73,7 +73,7 @@ class Ours:
         self.opened = {name: Bitmap(memoryview(blob)) for name, blob in self._blobs.items()}
 
     def reopen(self) -> None:
-        """So that nothing has been read or checked."""
+        """Open the index again, so that nothing of it has been read or checked."""
         self.opened = {name: Bitmap(memoryview(blob)) for name, blob in self._blobs.items()}
 
     def bits(self, asked: Question) -> npt.NDArray[np.uint64]:
@@ -131,7 +131,7 @@ class DuckDB:
 class Roaring:
     """Slices of ranks as roaring bitmaps.
 
-    A column's values are its ranks here, because they are 0, 1, … .
+    The values of a column are its ranks here, because the values are 0, 1, … .
     """
 
     name = ROARING
@@ -231,7 +231,7 @@ def _one_cardinality(report: Report, folder: Path, rows: int, cardinality: int, 
 
 
 def _column(rng: np.random.Generator, rows: int, cardinality: int) -> Values:
-    """Every value from 0 occurs."""
+    """Return a column in which every value from 0 occurs."""
     values = np.concatenate([np.arange(cardinality), rng.integers(0, cardinality, rows - cardinality)])
     return rng.permutation(values)
 
@@ -248,7 +248,7 @@ def _questions(rng: np.random.Generator, cardinality: int) -> list[Question]:
 
 
 def _in_turns(answerers: list[Answerer], asked: Question, turns: int) -> dict[str, float]:
-    """Medians in ms by name, after a first question that is not counted."""
+    """Return the medians in ms by name; a first question is not counted."""
     expected = answerers[0].answer(asked)
     for one in answerers[1:]:
         if not np.array_equal(one.answer(asked), expected):
@@ -267,7 +267,7 @@ def _timed(work: Callable[[], Any]) -> float:
 
 
 def _building(report: Report, case: str, values: Values, turns: int) -> None:
-    """From numpy to stored bytes, by the CPU of the single thread that does it: the best of some, alternately."""
+    """Measure the CPU time from numpy to stored bytes, on one thread: the best of several alternate runs."""
     keys = _keys(values)
     spread = _keys(np.sort(values))
     works: dict[str, Callable[[], Any]] = {
@@ -305,7 +305,7 @@ def _stored(report: Report, case: str, ours: Ours, roaring: Roaring, path: Path,
 
 
 def _many_files(report: Report, turns: int) -> None:
-    """Which of a thousand files hold a value: for keys that files share, and for keys that they do not."""
+    """Measure which of a thousand files hold a value, for keys that files share and for keys that they do not share."""
     rng = np.random.default_rng(1)
     for name, top in (("shared values", 10_000), ("own values", 1 << 60)):
         files = [rng.integers(0, top, FILE_ROWS) for _ in range(FILES)]

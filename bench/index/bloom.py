@@ -29,7 +29,10 @@ from seamark.formats.index.kinds.bloom import FIXED_SIZE, Bloom, FileBloom, buil
 
 FILES, QUICK_FILES = 100_000, 2_000
 KEYS = 1_000
-"""Of each file, drawn from 2^62: its minimum and maximum rule out nothing."""
+"""The number of keys of each file.
+
+They are drawn from 2^62 values, so the minimum and maximum of a file rule out nothing.
+"""
 SAMPLE, QUICK_SAMPLE = 500, 50
 ROUNDS = 5
 PROBES_A_ROUND = 200
@@ -67,7 +70,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 def _building(report: Report, *, quick: bool) -> None:
-    """Arrow column → filter, one file of many keys."""
+    """Measure the building of a filter from an Arrow column, for one file of many keys."""
     rows = 100_000 if quick else 1_000_000
     longs = pa.array(np.random.default_rng(1).integers(0, 2**62, rows))
     texts = pa.array([f"customer-{value:019d}" for value in longs.to_pylist()])
@@ -80,7 +83,10 @@ def _building(report: Report, *, quick: bool) -> None:
 
 
 def _assembled(report: Report, entries: list[FileBloom], folder: Path) -> bytes:
-    """Return the blob, by merging ten parts, as the indexer would; written to the file that cold probes read."""
+    """Merge ten parts, as the indexer does, and return the blob.
+
+    The function also writes the blob to the file that cold probes read.
+    """
     tenth = -(-len(entries) // 10)
     started = time.thread_time()
     parts = [Bloom(b"".join(encode(entries[at : at + tenth]))) for at in range(0, len(entries), tenth)]
@@ -98,7 +104,7 @@ def _assembled(report: Report, entries: list[FileBloom], folder: Path) -> bytes:
 
 
 def _parquet(path: Path, values: Any) -> str:
-    """Return one file as DuckDB writes it, with a Bloom filter of each column."""
+    """Write one file with DuckDB, with a Bloom filter of each column, and return its path."""
     table = pa.table({"k": values, "v": np.arange(len(values), dtype=np.float64)})
     with duckdb.connect() as connection:
         connection.register("t", table)
@@ -161,7 +167,7 @@ def _probing(report: Report, blob: bytes, stored: Path, paths: list[str], files:
 
 
 def _checked(report: Report, blob: bytes, files: int) -> None:
-    """False positives among keys that no file has, and lists of keys."""
+    """Count the false positives among keys that no file has, and among lists of keys."""
     bloom, rng = Bloom(blob), np.random.default_rng(5)
     others = [_hash(int(value)) for value in rng.integers(2**62, 2**63, 500)]
     share = statistics.mean(float(bloom.probe(hashes).mean()) for hashes in others)
@@ -184,7 +190,7 @@ def _by_duckdb(connection: Any, paths: list[str], key: int) -> set[str]:
 
 
 def _timed(act: Callable[[], Any]) -> tuple[Any, float]:
-    """Return what it returns, and milliseconds."""
+    """Return the result of `act`, and the milliseconds that it took."""
     started = time.perf_counter()
     found = act()
     return found, (time.perf_counter() - started) * 1000

@@ -70,7 +70,11 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 def _measured(task: IndexTask, files: list[DataFile], *, rounds: int) -> tuple[float, float, int]:
-    """Return seconds of CPU to read the columns, and to make the index file; its bytes."""
+    """Measure an index task.
+
+    Returns:
+        (CPU seconds to read the columns, CPU seconds to make the index file, bytes of the index file).
+    """
     column_ids = [term.column_id for term in task.definition.terms]
     reading, building = [], []
     size = 0

@@ -46,13 +46,13 @@ HTTP, DIRECT = "over HTTP", "in process"
 
 
 class AnswersDiffer(Exception):
-    """A system has not found each key once."""
+    """A system has not found each key exactly once."""
 
 
 class Ours:
-    """Our table, written and indexed; asked over HTTP and in process.
+    """Our table, written and indexed; queried over HTTP and in process.
 
-    `seconds` it took to index.
+    `seconds` is the time that the indexing took.
     """
 
     def __init__(self, client: IndexClient, table: pa.Table) -> None:
@@ -120,7 +120,7 @@ def _sizes(report: Report, ours: Ours, made: dict[str, Any], count: int) -> None
 
 
 def _asked(report: Report, ours: Ours, peer: Peer, draws: list[npt.NDArray[Any]]) -> None:
-    """The first draw warms all systems up and is not counted."""
+    """Query all systems with each draw; the first draw warms them up and is not counted."""
     took: dict[str, list[float]] = {}
     read = []
     for drawn in draws:

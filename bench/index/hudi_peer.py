@@ -91,7 +91,7 @@ class Peer:
 
     @staticmethod
     def _files_read(frame: Any) -> int:
-        """Data files that the scan of a query was left with."""
+        """Return the number of data files that the scan of a query still reads after pruning."""
         leaf = frame._jdf.queryExecution().executedPlan().collectLeaves().head()
         return int(leaf.metrics().apply("numFiles").value())
 

@@ -48,7 +48,7 @@ Places = npt.NDArray[np.int64]
 
 
 class AnswersDiffer(Exception):
-    """A system found another row than that of the key."""
+    """A system found a wrong row for a key."""
 
 
 class Answerer(Protocol):
@@ -57,7 +57,7 @@ class Answerer(Protocol):
     def one(self, key: int) -> tuple[int, int]: ...
 
     def many(self, keys: pa.Array) -> Places:
-        """In the order of the keys."""
+        """Return the places of the keys, in the order of the keys."""
         ...
 
 
@@ -134,9 +134,9 @@ class PyArrow:
         return found["file"][0].as_py(), found["position"][0].as_py()
 
     def many(self, keys: pa.Array) -> Places:
-        """Read everything: its filters do not push down a list."""
+        """Read the whole file, because pyarrow's filters do not push down a list."""
         table = pq.read_table(self._path)
-        at = np.searchsorted(table["k"].to_numpy(), keys.to_numpy())  # it is known to be sorted
+        at = np.searchsorted(table["k"].to_numpy(), keys.to_numpy())  # The column is sorted.
         return np.stack([table[name].to_numpy()[at] for name in ("file", "position")], axis=1)
 
 
@@ -169,7 +169,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 def _indexed(report: Report, folder: Path, keys: Values) -> Path:
-    """Return the blob, as an indexer makes it: a run a data file, and the merge of all of them."""
+    """Return the blob as an indexer makes it: one run for each data file, and the merge of all runs."""
     columns = [pa.array(part) for part in np.array_split(keys, FILES)]
     started = time.thread_time()
     entries = [build([keys_of(column, "long")]) for column in columns]
@@ -206,7 +206,11 @@ def _mapped(path: Path) -> Record:
 
 
 def _parquet(path: Path, keys: Values) -> Path:
-    """Sorted, so that one row group and one page can have a key; uncompressed, which is quickest to read."""
+    """Write the keys to a Parquet file.
+
+    The keys are sorted, so that only one row group and one page can have a key. The file is uncompressed, because
+    readers are fastest without compression.
+    """
     order = np.argsort(keys)
     sizes = [len(part) for part in np.array_split(keys, FILES)]
     file = np.repeat(np.arange(FILES), sizes)
@@ -282,7 +286,10 @@ def _batches(report: Report, answerers: list[Answerer], keys: Values, batch: int
 
 
 def _cold(report: Report, blob: Path, keys: Values, times: int) -> None:
-    """Fences in memory, pages on the disk: what the operating system may keep is pushed out before each lookup."""
+    """Measure lookups with the fences in memory and the pages on the disk.
+
+    Before each lookup, the pages are removed from the page cache of the operating system.
+    """
     descriptor = os.open(blob, os.O_RDONLY)
     size = os.fstat(descriptor).st_size
     tail = os.pread(descriptor, 64, size - 64)

@@ -88,7 +88,7 @@ def data_file(path: Path, number: int, rows: int, encryption: Any = None) -> Pat
 
 
 def measured(works: dict[str, Callable[[Path], None]], out: Path, rounds: int) -> dict[str, float]:
-    """CPU seconds of each, the medians of interleaved rounds."""
+    """Return the CPU seconds of each work: the medians of interleaved rounds."""
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for number in range(rounds):
         for name in works if number % 2 else reversed(works):
@@ -123,7 +123,7 @@ def _rewrite(paths: Sequence[Path], out: Path, schema: pa.Schema) -> None:
 
 
 def _plain_copy(paths: Sequence[Path], out: Path) -> None:
-    """As `cp` does it: the kernel copies, and the file is made durable as ours is."""
+    """Copy the files as `cp` does: the kernel copies, and the result is made durable like our file."""
     with out.open("wb") as sink:
         for path in paths:
             with path.open("rb") as source:

@@ -114,7 +114,7 @@ def _rewrite(paths: Sequence[Path], out: Path, algorithm: str) -> None:
 
 
 def _aes_only(total: int, page: bytes) -> None:
-    """Decrypt and encrypts `total` bytes."""
+    """Decrypt and encrypt `total` bytes."""
     aes, nonce = AESGCM(os.urandom(16)), os.urandom(12)
     sealed = aes.encrypt(nonce, page, b"")
     for _ in range(total // len(page)):

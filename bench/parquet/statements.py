@@ -109,9 +109,9 @@ def _overwrite(spark: SparkSession, table: str) -> None:
 def _timed(
     spark: SparkSession, tables: dict[str, str], works: dict[str, Callable[[], object]], rounds: int
 ) -> dict[str, float]:
-    """Return seconds of each, the medians of interleaved rounds after one that is not counted.
+    """Return the seconds of each work: the medians of interleaved rounds after one that is not counted.
 
-    Tables are as before then.
+    After each round the tables are in their earlier state.
     """
     seconds: dict[str, list[float]] = {name: [] for name in works}
     before = {name: _snapshot(spark, table) for name, table in tables.items()}

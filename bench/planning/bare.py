@@ -32,7 +32,7 @@ def application(body: bytes) -> web.Application:
 
 
 def serve(port: int, body: bytes) -> None:
-    """Until it is ended."""
+    """Serve until the process is ended."""
     app = application(body)
     loop = uvloop.new_event_loop()
     web.run_app(
@@ -49,7 +49,7 @@ def serve(port: int, body: bytes) -> None:
 
 @contextmanager
 def bare(folder: Path, body: bytes, *, workers: int = 1) -> Iterator[Target]:
-    """A server in separate processes; one worker is kept on the servers' core."""
+    """Run a server in separate processes; a single worker runs on the servers' core."""
     (folder / "bare-body").write_bytes(body)
     port = free_port()
     argv = [

@@ -36,7 +36,7 @@ SIZES = (10_000, 100_000, 1_000_000)
 DECODE_GOAL = 200_000
 COLD_GOAL_MS = {100_000: 500.0}
 FASTER_GOAL = 3.0
-"""Times Java's first plan, at a million files."""
+"""The goal at a million files: how many times faster than Java's first plan."""
 FASTAVRO = "fastavro"
 
 
@@ -89,7 +89,7 @@ def _into_page_cache(made: Table) -> None:
 
 
 def _decode(report: Report, made: Table, manifests: int) -> None:
-    """Entries a second: to columns, to a finished block, and by the peers to their objects."""
+    """Measure the entries per second: decoded to columns, to a finished block, and by the peers to their objects."""
     paths = sorted((made.folder / "metadata").glob("*-m0.avro"))[:manifests]
     contents = [(path.read_bytes(), f"file://{path}") for path in paths]
     wanted = {one.manifest_path for one in _their_manifests(made)}
@@ -110,7 +110,10 @@ def _decode(report: Report, made: Table, manifests: int) -> None:
 
 
 def _rate(decode: Callable[[bytes, str], int], contents: list[tuple[bytes, str]]) -> float:
-    """Return entries a second of CPU time, which other processes do not lengthen as they do a second on the clock."""
+    """Return the entries per second of CPU time.
+
+    Other processes change the CPU time less than the elapsed time.
+    """
     decode(*contents[0])
     started = time.process_time()
     rows = sum(decode(data, location) for data, location in contents)

@@ -54,19 +54,19 @@ class Batch:
 
     @property
     def day(self) -> Ints:
-        """Days since the epoch."""
+        """Return the day of each file, in days since the epoch."""
         return START_DAY + self.number // self.files_per_day
 
     def drawn(self, high: int) -> Ints:
-        """Uniform in 0 … high - 1."""
+        """Return uniform random numbers in 0 … high - 1."""
         return self.chance.integers(0, high, self.rows, dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class Stats:
-    """Of one column in each file: serialised bounds, nulls, NaNs (None where the type has none).
+    """The statistics of one column in each file: serialised bounds, nulls, NaNs (None where the type has no NaN).
 
-    Where `present` is False the file holds nulls only and has no bounds.
+    Where `present` is False, the file holds nulls only and has no bounds.
     """
 
     lower: Cells
@@ -134,19 +134,22 @@ def _day(batch: Batch) -> Stats:
 
 
 def _clustered_long(batch: Batch) -> Stats:
-    """Grows with the files, give or take a tenth of the range."""
+    """Return values that grow with the files, within a tenth of the range."""
     lower = batch.number * (SPAN // batch.total) + batch.drawn(SPAN // 10)
     return Stats(little_endian(lower), little_endian(lower + batch.drawn(SPAN // 50)), _none(batch))
 
 
 def _updated_at(batch: Batch) -> Stats:
-    """Up to three days after the event, not ordered within that."""
+    """Return times up to three days after the event, in random order within the three days."""
     lower = batch.day * DAY_US + batch.drawn(DAY_US)
     return Stats(little_endian(lower), little_endian(lower + batch.drawn(3 * DAY_US)), _none(batch))
 
 
 def _overlapping(batch: Batch, spread: float) -> tuple[Ints, Ints]:
-    """Bounds anywhere in SPAN, up to `spread` of it apart: about spread / 2 of the files contain a point."""
+    """Return random bounds in SPAN that are up to `spread` of SPAN apart.
+
+    About spread / 2 of the files contain a point.
+    """
     lower = batch.drawn(SPAN)
     return lower, lower + batch.drawn(max(1, round(SPAN * spread)))
 
@@ -180,7 +183,7 @@ def _decimals(spread: float, *, negative: bool = False) -> Maker:
 
 
 def _country(batch: Batch) -> Stats:
-    """Nearly every file holds nearly every country."""
+    """Return the statistics of a column of which nearly every file holds nearly every value."""
     low, high = batch.drawn(6), len(COUNTRIES) - 1 - batch.drawn(6)
     return Stats(choice(COUNTRIES, low), choice(COUNTRIES, high), _none(batch))
 
@@ -193,31 +196,40 @@ def _device(batch: Batch) -> Stats:
 
 
 def _letters(values: Ints) -> Cells:
-    """Numbers up to 26⁷ as seven letters whose order is the numbers'."""
+    """Return numbers up to 26⁷ as seven letters that sort like the numbers."""
     powers = 26 ** np.arange(6, -1, -1, dtype=np.int64)
     return Cells((values[:, None] // powers % 26 + ord("a")).astype(np.uint8))
 
 
 def _tail(batch: Batch, low: int, high: int) -> Cells:
-    """Random letters, `low` to `high` of them."""
+    """Return `low` to `high` random letters."""
     matrix = batch.chance.integers(ord("a"), ord("z") + 1, (batch.rows, high), dtype=np.uint8)
     return Cells(matrix, np.arange(high) < (low + batch.drawn(high - low + 1))[:, None])
 
 
 def _email(batch: Batch) -> Stats:
-    """Ordered by its first letters, narrowly spread; cut at 16 characters as writers do, or shorter."""
+    """Return statistics of a column that is ordered by its first letters and has narrow ranges.
+
+    Bounds have at most 16 characters, because writers truncate them.
+    """
     lower, upper = _overlapping(batch, 0.01)
     first, last = (joined(_letters(bound), _tail(batch, 1, 9)) for bound in (lower, upper + 26))
     return Stats(first, last, _none(batch))
 
 
 def _url(batch: Batch) -> Stats:
-    """Cut at 16 characters every address looks the same, and the upper bound ends one letter higher."""
+    """Return the statistics of addresses whose first 16 characters are equal.
+
+    The lower bounds are equal, and the upper bound ends one letter higher.
+    """
     return Stats(constant(b"https://shop.exa", batch.rows), constant(b"https://shop.exb", batch.rows), _none(batch))
 
 
 def _comment(batch: Batch) -> Stats:
-    """Mostly empty; three files of a hundred hold nulls only and have no bounds."""
+    """Return the statistics of a mostly empty column.
+
+    Three of a hundred files hold nulls only and have no bounds.
+    """
     lower, upper = _overlapping(batch, 0.3)
     present = batch.drawn(100) >= 3
     nulls = np.where(present, batch.records * 3 // 4, batch.records)

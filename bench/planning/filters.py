@@ -28,10 +28,10 @@ class Filter:
     about: str
     make: Callable[[Table, int], Any]
     columns: tuple[tuple[str, str], ...] = ()
-    """Of RANGES: (column, "lower" or "upper"), the bounds that the filter compares."""
+    """For RANGES: (column, "lower" or "upper"), the bounds that the filter compares."""
 
     def expression(self, table: Table, turn: int = 0) -> Any:
-        """As JSON.
+        """Return the filter as JSON.
 
         Turns up to some thousands keep nearly the same files.
         """
@@ -47,7 +47,7 @@ def both(left: Any, right: Any) -> dict[str, Any]:
 
 
 def between(column: str, low: Any, high: Any) -> dict[str, Any]:
-    """low ≤ column < high."""
+    """Return the filter low ≤ column < high."""
     return both(comparison("gt-eq", column, low), comparison("lt", column, high))
 
 
@@ -70,8 +70,10 @@ def _hour(table: Table, turn: int) -> Any:
 
 
 def _one_day(table: Table, turn: int) -> Any:
-    """Return a filter for one day. Its second day is after every file: it makes the filter different, and keeps
-    nothing."""
+    """Return a filter for one day.
+
+    The filter has a second day, which is after every file. It makes each filter different and keeps no file.
+    """
     days = [day_text(_middle_us(table) // DAY_US), day_text(START_DAY + 100_000 + turn)]
     return {"type": "in", "term": "day", "values": days}
 
@@ -132,7 +134,7 @@ FILTERS = {
 
 
 def small(table: Table, turn: int = 0) -> Any:
-    """Return a user in six hours: a handful of files, what a dashboard asks for."""
+    """Return a filter for one user in six hours, as a dashboard sends; it keeps a few files."""
     start = _middle_us(table)
     hours = between("ts", timestamp_text(start), timestamp_text(start + 6 * HOUR_US))
     return both(comparison("eq", "user_id", SPAN // 3 + turn), hours)

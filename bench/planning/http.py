@@ -38,7 +38,7 @@ from bench.wire import LoadError, Request
 CPU_GOAL_US = 150
 P50_GOAL_MS = 0.3
 BARE_CPU_US = 109
-"""What the bare handler took where the goal was set."""
+"""The CPU time of the bare handler on the machine where the goal was set."""
 PAUSE_GOAL_MS = 5.0
 CONNECTIONS = (1, 16, 64)
 
@@ -108,18 +108,21 @@ def _many(count: int, what: str) -> str:
 
 
 def _new_plans(made: Table) -> Iterator[Request]:
-    """Without end, no filter twice."""
+    """Yield requests without end, each with a new filter."""
     return (plan(made, small(made, turn)) for turn in itertools.count(1))
 
 
 def _each(wanted: Iterator[Request]) -> Worker:
-    """Return what comes next of an iterator that several workers share."""
-    while True:  # not `yield from`, which would close what is shared
+    """Yield the next request of an iterator that several workers share."""
+    while True:  # `yield from` would close the shared iterator.
         yield next(wanted)
 
 
 async def _pages(report: Report, folder: Path, made: Table, rounds: int) -> None:
-    """The server runs here, on its core; the client is a process on the other."""
+    """Measure the fetch of pages.
+
+    The server runs in this process on its core; the client is a process on the other core.
+    """
     with on_core(SERVER_CORE):
         async with seamark_here(folder, CACHE) as target:
             await register(target, made)

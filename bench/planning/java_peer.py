@@ -23,7 +23,10 @@ from tests.services.process import CACHE, ServiceFailed
 
 SOURCE = Path(__file__).parent / "PlanFiles.java"
 HEAP_BYTES_A_FILE = 6000
-"""A task, with its statistics, stays alive while the answer is consumed: about this much, and twice that to be fair."""
+"""The bytes of heap per file.
+
+A task, with its statistics, stays alive while the answer is consumed. The value is generous, to be fair to the peer.
+"""
 
 
 def runtime_jar() -> Path:
@@ -34,12 +37,12 @@ def runtime_jar() -> Path:
 
 
 def version() -> str:
-    """Return the peer's version, as the jar is named."""
+    """Return the peer's version from the name of its jar."""
     return runtime_jar().stem.rpartition("-")[2]
 
 
 def heap_mb(files: int) -> int:
-    """Return the JVM's -Xmx: 1 GB, and 8 GB at a million files."""
+    """Return the JVM's -Xmx in MB: 1 GB, and 8 GB at a million files."""
     return 1024 + files * HEAP_BYTES_A_FILE * 12 // 10 // 2**20
 
 
@@ -68,9 +71,9 @@ class JavaPlanner:
 
 @contextmanager
 def java_planner(metadata_location: str, files: int, log: Path) -> Iterator[JavaPlanner]:
-    """A JVM for one table, on every core this process may use.
+    """Run a JVM for one table, on every core that this process may use.
 
-    It ends with the block.
+    The JVM ends with the block.
     """
     # slf4j alone is taken from the fixture's jars: the runtime jar brings everything else in its own version.
     logging = [jar for jar in rck_classpath().split(os.pathsep) if Path(jar).name.startswith("slf4j-")]

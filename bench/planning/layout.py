@@ -19,7 +19,7 @@ SPEC_FIELDS = [
     {"source-id": 4, "field-id": 1001, "name": "user_id_bucket", "transform": f"bucket[{BUCKETS}]"},
 ]
 LAST_SNAPSHOT = 4_611_686_018_427_000_000
-"""Snapshot ids count up from here, one a manifest, so that they have the width of real ids."""
+"""The first snapshot id. Ids count up from it, one for each manifest, so that they have the width of real ids."""
 
 
 def snapshot_id(manifest: int) -> int:
@@ -35,7 +35,7 @@ def schema(columns: tuple[Column, ...]) -> dict[str, Any]:
 
 
 def manifest_header(columns: tuple[Column, ...]) -> dict[str, str]:
-    """Key-value metadata of every manifest."""
+    """Return the key-value metadata of every manifest."""
     return {
         "schema": json.dumps(schema(columns), separators=(",", ":")),
         "partition-spec": json.dumps(SPEC_FIELDS, separators=(",", ":")),
@@ -59,9 +59,9 @@ def _map(key_id: int, value_id: int, value: str) -> dict[str, Any]:
 
 
 def entry_schema() -> dict[str, Any]:
-    """Avro schema of a manifest's entries.
+    """Return the Avro schema of a manifest's entries.
 
-    `tables.py` encodes in this order, field by field.
+    `tables.py` encodes the fields in this order.
     """
     partition = [
         _field("day", {"type": "int", "logicalType": "date"}, 1000, optional=True),
@@ -97,7 +97,7 @@ def entry_schema() -> dict[str, Any]:
 
 
 def manifest_file_schema() -> dict[str, Any]:
-    """Avro schema of a manifest list's entries."""
+    """Return the Avro schema of a manifest list's entries."""
     summary = [
         _field("contains_null", "boolean", 509),
         _field("contains_nan", "boolean", 518, optional=True),
@@ -167,7 +167,7 @@ def manifest_file(
 def table_metadata(
     location: str, manifest_list: str, columns: tuple[Column, ...], manifests: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """metadata.json of a version 2 table whose older snapshots have been expired."""
+    """Return the metadata.json of a version 2 table whose older snapshots have been expired."""
     last = len(manifests) - 1
     at_ms = START_DAY * DAY_US // 1000 + last * 60_000
     files = sum(manifest["added_files_count"] for manifest in manifests)

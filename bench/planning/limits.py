@@ -1,4 +1,4 @@
-"""What this machine's memory allows at best, measured in the same run as what is compared with it."""
+"""The best speed of this machine's memory, measured in the same run as the results that it is compared with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 PROBE_BYTES = 512 << 20
-"""Far more than any cache holds."""
+"""The size of the probe, far more than any cache holds."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Bandwidth:
     copied: float
 
     def floor_ms(self, size: int) -> float:
-        """Return milliseconds that reading `size` bytes from memory takes at least."""
+        """Return the minimum milliseconds to read `size` bytes from memory."""
         return size / self.read / 1e6
 
     def text(self) -> str:

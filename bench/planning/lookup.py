@@ -131,11 +131,12 @@ async def _over_http(report: Report, made: Table, target: Target, before: Row, s
 
 
 def _for_ever(wanted: Sequence[Request]) -> Worker:
-    yield from (one for one in itertools.cycle(wanted))  # a generator: a cycle could not be sent the answers
+    # This is a generator because a cycle cannot receive the answers.
+    yield from (one for one in itertools.cycle(wanted))
 
 
 def _answer(found: FoundFiles, column: RequestedColumn, *, names: bool) -> dict[str, Any]:
-    """Arrays of everything that is known of the column in the files found."""
+    """Return arrays of all statistics of the column in the files found."""
     known = found.stats(column)
     answer: dict[str, Any] = dict(zip(READ, known.read(READ), strict=True))
     answer["file"] = found.texts("file_path") if names else found.entry_ids()
@@ -163,6 +164,6 @@ def _best(took: dict[str, list[float]]) -> str:
 
 
 def _avro(report: Report, made: Table, peer: Avro) -> None:
-    """One lookup, added to the first row: it reads everything."""
+    """Add one lookup to the first row; the Avro reader reads the whole file."""
     ms, _ = _timed(partial(peer.lookup, _column_id(made), names=True), START_DAY)
     report.rows[0].values[peer.name] = ms

@@ -35,13 +35,13 @@ from bench.planning.tables import SYNC, Table, file_names, statistics
 
 FORMAT = 1
 KEY = struct.Struct(">HiHI")
-"""Column id, day, bucket, file number."""
+"""The key: column id, day, bucket, file number."""
 STATISTICS = "value_count, null_count, nan_count, lower, upper"
 
 
 @dataclass(frozen=True)
 class Facts:
-    """By which answers of different stores are compared."""
+    """The part of an answer by which different stores are compared."""
 
     rows: int
     values: int
@@ -73,7 +73,7 @@ class Peer(Protocol):
 
 
 def entries(of: Table) -> Iterator[Entries]:
-    """Column by column."""
+    """Yield the entries of one column after another."""
     drawn = list(statistics(of))
     day, bucket, number, records = (
         np.concatenate([getattr(one.batch, name) for one in drawn]) for name in ("day", "bucket", "number", "records")
@@ -107,7 +107,7 @@ def taken(part: Cells, order: Ints) -> Cells:
 
 
 def stores(of: Table) -> Path:
-    """Return the folder with the three files, made if it is not beside the table yet."""
+    """Return the folder with the three files, and make the files if they do not exist beside the table."""
     folder = of.folder.parent / f"{of.folder.name}-lookup"
     wanted = {"format": FORMAT, "table": TABLE_FORMAT}
     marker = folder / "made.json"
@@ -184,7 +184,7 @@ def _arrow(of: Entries) -> pa.RecordBatch:
 
 
 def _pairs(of: Entries) -> Iterator[tuple[bytes, bytes]]:
-    """LMDB's keys and values."""
+    """Yield LMDB's keys and values."""
     rows = len(of.day)
     nans = np.full(rows, -1, np.int64) if of.stats.nans is None else of.stats.nans
     body = [little_endian(of.values), little_endian(of.stats.nulls), little_endian(nans)]
@@ -297,7 +297,7 @@ class Avro:
         return Facts(len(answer), sum(one["value_count"] for one in answer), sum(one["null_count"] for one in answer))
 
     def close(self) -> None:
-        """Nothing is open between lookups."""
+        """Do nothing: no file is open between lookups."""
 
 
 def _facts_of(answer: pa.Table) -> Facts:

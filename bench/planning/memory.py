@@ -1,7 +1,7 @@
 """How many bytes of memory does a planned table take, for each of its files?
 
-Two accounts: what the planner says that its blocks and views occupy, and by how much the resident memory of a fresh
-process grew. The first is what the budget is kept by, so the second must not be far above it.
+The bench measures two values: the bytes that the planner reports for its blocks and views, and the growth of the
+resident memory of a fresh process. The planner keeps its budget by the first, so the second must not be much larger.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
 
 
 def measure(made: Table, home: Path) -> Held:
-    """In a separate process: loads the table, plans by every filter, and measures."""
+    """Load the table in a separate process, plan by every filter, and measure the memory."""
     return asyncio.run(_measure(made, home))
 
 

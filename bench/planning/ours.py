@@ -37,7 +37,7 @@ class OurPlanner:
         return (time.perf_counter() - started) * 1000, scan
 
     async def plan(self, expression: Any) -> Plan:
-        """As `scan`, with the answer's fingerprint, which is not timed."""
+        """Plan like `scan`, and add the fingerprint of the answer, which is not timed."""
         took, scan = await self.scan(expression)
         paths, size = [], 0
         for row in scan.entry_ids.tolist():

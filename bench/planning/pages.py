@@ -19,7 +19,11 @@ FILE = b'"data-file":'
 
 
 async def fetch_all(port: int, table: str, *, packed: bool) -> dict[str, float]:
-    """Ask for the plan of every file and then for each plan task; LoadError for an answer that is none."""
+    """Request the plan of every file, and then each plan task.
+
+    Raises:
+        LoadError: The server answered with an error.
+    """
     headers = {"Accept-Encoding": "gzip"} if packed else {}
     connection = await Connection.open(port)
     took: list[float] = []

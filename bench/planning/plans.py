@@ -1,4 +1,4 @@
-"""What one plan took, and a fingerprint of its answer by which different planners are compared."""
+"""The measurements of one plan, and a fingerprint of its answer by which different planners are compared."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ class PlansDiffer(Exception):
 
 @dataclass(frozen=True)
 class Plan:
-    """`files` kept, their `bytes`, and the sum of the CRC-32 of their `paths`, which no order changes."""
+    """The number of `files` kept, their `bytes`, and the sum of the CRC-32 of their `paths`.
+
+    The sum does not depend on the order of the files.
+    """
 
     ms: float
     files: int
@@ -25,11 +28,15 @@ class Plan:
         return self.files, self.bytes, self.paths
 
     def check_same(self, other: Plan, what: str) -> None:
-        """PlansDiffer, naming `what`, unless both kept the same files."""
+        """Check that both planners kept the same files.
+
+        Raises:
+            PlansDiffer: They kept different files; the message names `what`.
+        """
         if self.answer != other.answer:
             raise PlansDiffer(f"{what}: {self.files} files were kept by one planner and {other.files} by another")
 
 
 def fingerprint(paths: Iterable[bytes]) -> int:
-    """As `Plan.paths`."""
+    """Return the fingerprint of the paths, as `Plan.paths` has it."""
     return sum(map(zlib.crc32, paths))

@@ -44,18 +44,18 @@ def constant(value: bytes, rows: int) -> Cells:
 
 
 def only(part: Cells, present: Mask) -> Cells:
-    """`part` where `present` (bool[rows]), nothing elsewhere."""
+    """Return `part` in the rows where `present` (bool[rows]) is true, and empty cells elsewhere."""
     return Cells(part.matrix, part.mask() & present[:, None])
 
 
 def little_endian(values: NDArray[np.generic]) -> Cells:
-    """Numbers of any fixed width as their little-endian bytes."""
+    """Encode numbers of any fixed width as their little-endian bytes."""
     ordered = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
     return Cells(ordered.view(np.uint8).reshape(len(values), -1))
 
 
 def varint(values: Ints) -> Cells:
-    """Avro's int and long: zigzag, then seven bits a byte, the lowest first."""
+    """Encode Avro's int and long: zigzag, then seven bits per byte, the lowest first."""
     zigzag = ((values << 1) ^ (values >> 63)).astype(np.uint64)
     width = max(1, -(-int(zigzag.max(initial=0)).bit_length() // 7))
     shifted = zigzag[:, None] >> (np.uint64(7) * np.arange(width, dtype=np.uint64))
@@ -74,7 +74,7 @@ def varint_bytes(value: int) -> bytes:
 
 
 def unscaled_decimal(values: Ints) -> Cells:
-    """Iceberg's decimal bounds: two's complement, big-endian, in the fewest bytes (spec, appendix D)."""
+    """Encode Iceberg's decimal bounds: two's complement, big-endian, in the fewest bytes (spec, appendix D)."""
     matrix: Bytes = np.ascontiguousarray(values, ">i8").view(np.uint8).reshape(len(values), 8)
     magnitude = np.where(values < 0, ~values, values)
     used = np.ones(matrix.shape, np.bool_)
@@ -84,7 +84,10 @@ def unscaled_decimal(values: Ints) -> Cells:
 
 
 def digits(values: Ints, width: int) -> Cells:
-    """Decimal digits, filled with zeros to `width`; wider numbers would lose their head, so they are refused."""
+    """Return decimal digits, filled with zeros to `width`.
+
+    Wider numbers would lose their first digits, so the function refuses them.
+    """
     if values.max(initial=0) >= 10**width or values.min(initial=0) < 0:
         raise ValueError(f"a number does not fit into {width} digits")
     powers = 10 ** np.arange(width - 1, -1, -1, dtype=np.int64)
@@ -92,7 +95,7 @@ def digits(values: Ints, width: int) -> Cells:
 
 
 def decimal_text(values: Ints) -> Cells:
-    """Non-negative numbers as text, without leading zeros."""
+    """Return non-negative numbers as text, without leading zeros."""
     width = len(str(int(values.max(initial=0))))
     used = values[:, None] >= 10 ** np.arange(width - 1, -1, -1, dtype=np.int64)
     used[:, -1] = True
@@ -100,7 +103,7 @@ def decimal_text(values: Ints) -> Cells:
 
 
 def choice(words: list[bytes], index: Ints) -> Cells:
-    """`words[index]`, row by row."""
+    """Return `words[index]`, row by row."""
     width = max(map(len, words))
     table = np.frombuffer(b"".join(word.ljust(width, b"\0") for word in words), np.uint8).reshape(-1, width)
     used = np.arange(width) < np.array([len(word) for word in words])[:, None]
@@ -108,7 +111,7 @@ def choice(words: list[bytes], index: Ints) -> Cells:
 
 
 def prefixed(part: Cells) -> Cells:
-    """Avro's bytes and string: the length as a varint, then the bytes."""
+    """Encode Avro's bytes and string: the length as a varint, then the bytes."""
     if part.used is None:
         rows, width = part.matrix.shape
         return joined(constant(varint_bytes(width), rows), part)

@@ -17,7 +17,7 @@ BENCHES: dict[str, Bench] = {
     "lookup": lookup.run,
 }
 SIZED = {"warm", "cold", "memory"}
-"""Those that ask their question of tables of several sizes."""
+"""The benches that run on tables of several sizes."""
 
 
 def main() -> None:

@@ -34,7 +34,7 @@ def path_of(table: Table) -> str:
 
 
 def plan(table: Table, expression: Any) -> Request:
-    """Return a scan of the current snapshot, as engines ask for it."""
+    """Return a scan of the current snapshot, as engines request it."""
     return request("POST", f"{path_of(table)}/plan", {"filter": expression}, label="plan")
 
 
@@ -54,7 +54,7 @@ def stats(table: Table, column: str, partition: str, fields: Sequence[str]) -> R
 
 @contextmanager
 def seamark(folder: Path, warehouse: Path, *, workers: int = 1) -> Iterator[Target]:
-    """`seamark serve`; one worker is kept on the servers' core, more are not."""
+    """Run `seamark serve`; a single worker runs on the servers' core, several run on any core."""
     flags = ("--workers", str(workers)) if workers > 1 else ()
     env = {"SEAMARK_LOG_LEVEL": "warning"}
     server = Seamark(folder / f"seamark-{workers}", warehouse=f"file://{warehouse}", env=env, flags=flags)
@@ -68,7 +68,7 @@ def seamark(folder: Path, warehouse: Path, *, workers: int = 1) -> Iterator[Targ
 
 @asynccontextmanager
 async def seamark_here(folder: Path, warehouse: Path) -> AsyncIterator[Target]:
-    """A worker on this process's event loop, so that the loop can be watched."""
+    """Run a worker on the event loop of this process, so that the bench can watch the loop."""
     home = folder / "seamark-here"
     settings = Settings(home=home, warehouse=f"file://{warehouse}", port=free_port(), log_level="warning")
     configure_logging(settings)
@@ -79,7 +79,7 @@ async def seamark_here(folder: Path, warehouse: Path) -> AsyncIterator[Target]:
 
 
 async def register(target: Target, table: Table) -> None:
-    """Give the table its name in the server."""
+    """Register the table in the server under its name."""
     await target.call(
         request("POST", "/v1/namespaces", {"namespace": [NAMESPACE]}, counted=(200, 409), label="namespace")
     )

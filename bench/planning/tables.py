@@ -46,7 +46,10 @@ from bench.planning.ragged import (
 )
 
 FORMAT = 1
-"""Raised when the generator makes other bytes, so that a kept table is made again."""
+"""The version of the generator.
+
+It increases when the generator's bytes change, so that kept tables are made again.
+"""
 
 CACHE = Path(__file__).resolve().parents[2] / ".cache" / "bench" / "planning"
 MANIFEST_ENTRIES = 1000
@@ -67,7 +70,7 @@ class Table:
     columns: int
     files_per_day: int
     metadata_bytes: int
-    """Length of all manifests together."""
+    """The total length of all manifests."""
     manifest_entries: int = MANIFEST_ENTRIES
 
     @property
@@ -139,13 +142,13 @@ class _Plan:
         return -(-self.files // self.manifest_entries)
 
     def manifest_of(self, number: Ints) -> Ints:
-        """Return the manifests that list some files."""
+        """Return the number of the manifest that lists each file."""
         return number // self.manifest_entries
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """What chance gave to up to 8,000 files in a row: their sizes in bytes, and the statistics of each column."""
+    """The random values of up to 8,000 consecutive files: their sizes in bytes, and the statistics of each column."""
 
     batch: Batch
     size: Ints
@@ -160,7 +163,7 @@ def statistics(of: Table) -> Iterator[Drawn]:
 
 
 def file_names(of: Table, batch: Batch) -> Cells:
-    """Return the last part of the files' paths."""
+    """Return the last part of each file's path."""
     return _names(_plan_of(of), batch)
 
 
@@ -216,7 +219,7 @@ def _batches(plan: _Plan, workers: int | None) -> Iterator[list[dict[str, Any]]]
 
 
 def _batch(plan: _Plan, first: int) -> list[dict[str, Any]]:
-    """Write up to eight manifests from the `first` on; returns their records for the manifest list, in order."""
+    """Write up to eight manifests from the `first` on, and return their records for the manifest list, in order."""
     last = min(first + BATCH_MANIFESTS, plan.manifests)
     drawn = _drawn(plan, first)
     batch, records = drawn.batch, drawn.batch.records
@@ -261,7 +264,7 @@ def _header(of: tuple[Column, ...]) -> bytes:
 
 
 def _blocks(data: bytes, ends: Ints, level: int) -> Iterator[bytes]:
-    """Avro blocks: a block ends with the entry that fills it past 64,000 bytes.
+    """Yield Avro blocks. A block ends with the entry that fills it past 64,000 bytes.
 
     `ends` begins with 0.
     """
@@ -307,7 +310,7 @@ def _entries(plan: _Plan, drawn: Drawn) -> list[Cells]:
 
 
 def _paths(plan: _Plan, batch: Batch) -> Cells:
-    """…/data/day=2024-01-01/user_id_bucket=3/ and the file's name."""
+    """Return paths of the form …/data/day=2024-01-01/user_id_bucket=3/ and the file's name."""
     rows = batch.rows
     first_day = int(batch.day.min())
     days = [layout.day_text(day).encode() for day in range(first_day, int(batch.day.max()) + 1)]
@@ -323,7 +326,7 @@ def _paths(plan: _Plan, batch: Batch) -> Cells:
 
 
 def _names(plan: _Plan, batch: Batch) -> Cells:
-    """00012-34567-<uuid of the commit>-0-00001.parquet, as Spark names what a task writes."""
+    """Return names of the form 00012-34567-<uuid of the commit>-0-00001.parquet, as Spark names the files of a task."""
     rows = batch.rows
     manifest = plan.manifest_of(batch.number)
     first, last = int(manifest.min()), int(manifest.max())

@@ -1,8 +1,8 @@
-"""How long is a warm plan: the table's metadata decoded before, the filter never seen?
+"""How long is a warm plan: the table's metadata is decoded already, and the filter is new?
 
-Ours is timed in the process that has it, from the filter's JSON to the rows that are kept; Java and PyIceberg from the
-filter to the last task. Every planner gets the same filters alternately, and must keep the same files. A filter's
-literals move a little from turn to turn, so that no plan is one that was kept.
+Ours is timed in the process that has the metadata, from the filter's JSON to the rows that are kept; Java and PyIceberg
+are timed from the filter to the last task. Every planner gets the same filters alternately, and must keep the same
+files. The literals of a filter change a little from turn to turn, so that no planner can use a cached plan.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bench.report import OURS, Report, Row
 
 JAVA, PYICEBERG = "iceberg-java", "pyiceberg"
 GOALS_MS = {100_000: 0.2, 1_000_000: 2.0}
-"""Of one range over columns in any order, by files."""
+"""The goals for one range over columns in any order, by the number of files."""
 ORDERED_GOAL_MS = {1_000_000: 0.1}
 GROWTH_GOAL = 2.0
 OURS_A_TURN = 40
@@ -39,7 +39,7 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
         async with our_planner(folder / f"home-{files}", made) as ours:
             with java_planner(made.metadata_location, files, folder / "java.log") as java:
                 turns = 1 if quick else 2 if files >= 1_000_000 else 5
-                for _ in range(1 if files >= 1_000_000 else 3):  # the JVM compiles as it goes
+                for _ in range(1 if files >= 1_000_000 else 3):  # The JVM compiles while it runs.
                     java.plan(True)
                 for wanted in FILTERS.values():
                     found = await _filter(report, made, wanted, ours, java, turns)
@@ -61,7 +61,7 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
 async def _filter(
     report: Report, made: Table, wanted: Filter, ours: OurPlanner, java: JavaPlanner, turns: int
 ) -> dict[str, float]:
-    """Add the filter's row; returns medians in ms by planner."""
+    """Add the filter's row, and return the medians in ms by planner."""
     first = await ours.plan(wanted.expression(made))  # summaries of the column are put together here
     mine, theirs = [], []
     for turn in range(1, turns + 1):
@@ -90,7 +90,10 @@ def _p99(values: list[float]) -> float:
 
 
 def _pyiceberg(report: Report, made: Table) -> None:
-    """One plan of the first range, added to its row: it takes seconds and hardly differs by filter."""
+    """Add one plan of the first range to its row.
+
+    PyIceberg takes seconds for a plan, and its time hardly differs by filter.
+    """
     name = RANGES[0]
     plan = PyIcebergPlanner(made.metadata_location).plan(FILTERS[name].expression(made))
     row = next(row for row in report.rows if row.case == _case(made, name))

@@ -20,12 +20,12 @@ from seamark.connector.client.names import Name
 
 
 def data_paths(client: SeamarkClient, table: Name) -> list[str]:
-    """Local paths of the data files in the current snapshot of a table."""
+    """Return the local paths of the data files in the current snapshot of a table."""
     return [urlsplit(path).path for path in client.files(table)["file_path"].to_pylist()]
 
 
 def open_facts(paths: Sequence[str], data: Path) -> duckdb.DuckDBPyConnection:
-    """DuckDB with the tables in `data`, but the facts from the files `paths`, with a column `filename`."""
+    """Open DuckDB with the tables in `data`, but with the facts from the files `paths` and a column `filename`."""
     db = duckdb.connect()
     for table in TABLES:
         source = f"read_parquet({list(paths)}, filename=true)" if table == FACT else f"'{table_path(data, table)}'"
@@ -34,7 +34,7 @@ def open_facts(paths: Sequence[str], data: Path) -> duckdb.DuckDBPyConnection:
 
 
 def files_with_rows(paths: Sequence[str], data: Path) -> dict[str, int]:
-    """For each query the number of files in `paths` that hold a row for which its whole WHERE clause is true."""
+    """Return for each query the number of files in `paths` that hold a row for which its whole WHERE clause is true."""
     found = {}
     with closing(open_facts(paths, data)) as db:
         for query, sql in QUERIES.items():

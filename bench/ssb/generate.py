@@ -27,7 +27,7 @@ from pathlib import Path
 import duckdb
 
 TABLES = ("date", "supplier", "customer", "part", "lineorder")
-"""In the order of their size; each is one Parquet file, `<table>.parquet`."""
+"""The tables in the order of their size; each is one Parquet file, `<table>.parquet`."""
 
 FORMAT = 1
 """Raised when `schema.sql` changes what it makes, so that a stale cache is made again."""
@@ -39,7 +39,7 @@ def dimension_rows(scale: float) -> dict[str, int]:
     """Return rows of customer, supplier and part at a scale factor, as the paper has them.
 
     Raises:
-        ValueError: Below 0.001.
+        ValueError: The scale factor is less than 0.001.
     """
     if not 0.001 <= scale <= 1000:
         raise ValueError(f"scale factor {scale:g} is out of range: take 0.001 to 1000 (1 is 6 million facts)")
