@@ -1,4 +1,4 @@
-"""What this machine allows at best, measured in the same run as what is compared with it."""
+"""The limits of this machine, measured in the same run as the results that are compared with them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bench.wire import Connection, request
 
 
 def sync_ms(folder: Path, size: int = 4096, times: int = 100) -> float:
-    """Median milliseconds to append `size` bytes to a file and make them durable (fdatasync)."""
+    """Return the median milliseconds to append `size` bytes to a file and make them durable (fdatasync)."""
     took = []
     path = folder / "sync-probe"
     with path.open("ab", buffering=0) as file:
@@ -30,7 +30,7 @@ def sync_ms(folder: Path, size: int = 4096, times: int = 100) -> float:
 
 
 def new_file_ms(folder: Path, size: int = 4096, times: int = 50) -> float:
-    """Median milliseconds to make a new durable file: write, fsync, fsync of its folder."""
+    """Return the median milliseconds to create a durable file: write, fsync, fsync of its folder."""
     took = []
     made = folder / "new-file-probe"
     made.mkdir()
@@ -51,7 +51,7 @@ def new_file_ms(folder: Path, size: int = 4096, times: int = 50) -> float:
 
 
 def copy_ms(body: bytes, times: int = 50) -> float:
-    """Median milliseconds to copy `body` once in memory."""
+    """Return the median milliseconds to copy `body` once in memory."""
     took = []
     for _ in range(times):
         started = time.perf_counter()
@@ -61,7 +61,7 @@ def copy_ms(body: bytes, times: int = 50) -> float:
 
 
 class _Echo(asyncio.Protocol):
-    """Answers any bytes with the same prepared bytes: no routing, no parsing, no work."""
+    """A server that answers each request with the same prepared bytes, without routing or parsing."""
 
     def __init__(self, answer: bytes) -> None:
         self._answer = answer
@@ -82,7 +82,7 @@ async def _bare_server(body: bytes) -> AsyncIterator[int]:
 
 
 async def transfer_ms(body: bytes, times: int = 50) -> float:
-    """Median milliseconds for `body` from a bare socket to our client, both in this process: the wire's share."""
+    """Return the median milliseconds to send `body` from a bare socket to our client in the same process."""
     sample = Sample()
     async with _bare_server(body) as port:
         connection = await Connection.open(port)

@@ -1,6 +1,7 @@
-"""How to reach a running server from Spark, PyIceberg, Trino and DuckDB: text to paste, made from tested values.
+"""Text to paste that connects Spark, PyIceberg, Trino or DuckDB to a running server.
 
-`tests/bench` runs the PyIceberg text unchanged and compares Spark's with the session the tests use.
+`tests/bench` runs the PyIceberg text unchanged, and compares the Spark text with the session of the
+tests.
 """
 
 from __future__ import annotations
@@ -19,9 +20,7 @@ def spark(uri: str, jars: Iterable[Path], table: str) -> str:
     """Return a `pyspark` command and a first query."""
     conf = {"spark.sql.extensions": EXTENSIONS, **catalog_conf(CATALOG, uri)}
     words = ["pyspark", "--jars", ",".join(str(jar) for jar in jars)]
-    path = (
-        f"PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH "  # pyspark is a script that asks PATH for Python
-    )
+    path = f"PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH "  # `pyspark` is a script that looks for Python in PATH.
     lines = [path + shlex.join(words), *(f"  --conf {shlex.quote(f'{key}={value}')}" for key, value in conf.items())]
     return " \\\n".join(lines) + f'\n>>> spark.sql("SELECT count(*) FROM {CATALOG}.{table}").show()'
 
@@ -37,10 +36,7 @@ def pyiceberg(uri: str, table: str) -> str:
 
 
 def trino(uri: str, table: str) -> str:
-    """Return a catalog file, then a query.
-
-    Trino must run on this machine: the files are local.
-    """
+    """Return a catalog file and a query. Trino must run on this machine, because the files are local."""
     lines = {
         "connector.name": "iceberg",
         "iceberg.catalog.type": "rest",
@@ -53,7 +49,7 @@ def trino(uri: str, table: str) -> str:
 
 
 def duckdb(uri: str, table: str) -> str:
-    """SQL for DuckDB's shell; INSTALL downloads the extension once."""
+    """Return SQL for the shell of DuckDB. INSTALL downloads the extension once."""
     return (
         "INSTALL iceberg; LOAD iceberg;\n"
         f"ATTACH '' AS {CATALOG} (TYPE iceberg, ENDPOINT '{uri}', ACCESS_DELEGATION_MODE 'none', "

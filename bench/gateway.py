@@ -1,8 +1,10 @@
-"""What the objects gateway costs: reads of ranges through it and directly, alternately.
+"""Measure what the objects gateway costs: it reads ranges through the gateway and directly, alternately.
 
-Each pair reads the same object from the same store: a real S3 server, first directly, then behind a proxy that delays
-each answer as a store in the cloud does (15 ms in the median, with a tail to 200 ms). The gateway over a folder is
-measured beside the S3 server over a folder. The client sends presigned requests, so that it signs nothing.
+Each pair reads the same object from the same store: first a real S3 server, then the same server behind
+a proxy that
+delays each answer as a store in the cloud does (15 ms in the median, up to 200 ms). The gateway over a
+folder is
+compared with the S3 server over a folder. The client sends presigned requests, so it does not sign.
 
     python -m bench.gateway
 """
@@ -45,11 +47,15 @@ _START = re.compile(rb"\r\nrange: *bytes=([0-9]*)", re.IGNORECASE)
 
 
 class Delays:
-    """Of requests: log-normal, and equal for the n-th presigned request for some bytes, which a client sends itself,
-    and for the n-th of the gateway, which signs in a header.
+    """Log-normal delays of requests.
 
-    So a read through the gateway and the direct read that it is compared with wait equally long, and their difference
-    is what the gateway costs: of 60 independent pairs, the medians differ by a fifth by chance.
+    The n-th presigned request for a number of bytes, which a client sends itself, and the n-th request of
+    the gateway,
+    which signs in a header, have the same delay. A read through the gateway and the direct read therefore
+    wait equally
+    long, and the difference is the cost of the gateway. With 60 independent pairs, the medians would differ
+    by a fifth by
+    chance.
     """
 
     def __init__(self, seed: int, sigma: float) -> None:
@@ -57,10 +63,7 @@ class Delays:
         self._requests: Counter[tuple[str, bool]] = Counter()
 
     def of(self, request: bytes) -> float:
-        """Seconds.
-
-        `request` begins with the head of a request.
-        """
+        """Return the delay in seconds. `request` begins with the head of the HTTP request."""
         start, target = _START.search(request), request.partition(b" HTTP/")[0]
         what = f"{target.partition(b'?')[0]!r} {start and start[1]!r}"
         asked = what, b"X-Amz-Signature=" in target
@@ -95,7 +98,7 @@ def _delay(store: str, delays: Delays, rate: float, port: int) -> None:
             async with asyncio.TaskGroup() as both:
                 both.create_task(ask(reader, back_writer))
                 both.create_task(answer(back_reader, writer))
-        except* ConnectionError:  # of one side, which ends the other
+        except* ConnectionError:  # An error on one side of the connection ends the other side.
             pass
         finally:
             writer.close()
@@ -111,13 +114,14 @@ def _delay(store: str, delays: Delays, rate: float, port: int) -> None:
 
 @contextmanager
 def delayed(store: str, seed: int, *, sigma: float = SIGMA, rate: float = 0) -> Iterator[str]:
-    """A proxy before `store` that delays each request; yields its URL.
+    """Start a proxy before `store` that delays each request, and yield its URL.
 
-    The delays are log-normal: 15 ms in the median, 200 ms at the 99.9th percentile; all equal with a `sigma` of 0. A
-    separate process: in a thread it would slow down the client that measures.
+    The delays are log-normal: 15 ms in the median, 200 ms at the 99.9th percentile. With a `sigma` of 0, all
+    delays are
+    equal. The proxy is a separate process, because a thread would slow down the client that measures.
 
     Args:
-        rate: Bytes a second of each connection, 0 for as many as pass.
+        rate: The maximum bytes per second of each connection. 0 means no limit.
     """
     port = free_port()
     process = multiprocessing.get_context("spawn").Process(
@@ -139,9 +143,9 @@ def _answers(port: int) -> bool:
 
 
 def reader(client: Any, keys: Keys, size: int, name: str = "o") -> Callable[[int], float]:
-    """Read the n-th range of an object on one connection; return its seconds.
+    """Return a function that reads the n-th range of an object on one connection and returns its seconds.
 
-    Fails unless all bytes arrive.
+    The function fails unless all bytes arrive.
     """
     url = urlsplit(
         client.generate_presigned_url(
@@ -165,7 +169,10 @@ def reader(client: Any, keys: Keys, size: int, name: str = "o") -> Callable[[int
 def compare(
     ours: Callable[[int], float], theirs: Callable[[int], float], rounds: int
 ) -> tuple[list[float], list[float]]:
-    """Return seconds of both, read alternately: the same ranges, and the same delays on average."""
+    """Read alternately and return the seconds of both readers.
+
+    Both read the same ranges, with the same delays on average.
+    """
     for number in range(3):
         ours(number), theirs(number)
     pairs = [(ours(n), theirs(n)) if n % 2 else (theirs(n), ours(n))[::-1] for n in range(rounds)]
@@ -173,14 +180,14 @@ def compare(
 
 
 def _cpu_ms(pid: int) -> float:
-    """CPU time of a process and its children."""
+    """Return the CPU time in ms of a process and its children."""
     process = psutil.Process(pid)
     times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
     return sum(one.user + one.system for one in times) * 1000
 
 
 def measure(report: Report, case: str, rig: Rig, s3: S3, rounds: int) -> None:
-    """`s3`: the store as the peer reaches it."""
+    """Measure one case. `s3` is the store at the address that the peer uses."""
     keys, peer = rig.create_table(f"t{case.replace(' ', '')}"), "direct"
     at_store = replace(keys, endpoint=s3.endpoint, access_key=s3.access_key, secret=s3.secret_key, token="")
     with closing(keys.client()) as client, closing(at_store.client()) as own:

@@ -1,7 +1,9 @@
-"""The attacks: each an endless coroutine of a malicious client on 127.0.0.2, ended by its caller.
+"""The attacks. Each attack is an endless coroutine of a malicious client on 127.0.0.2; the caller ends it.
 
-They run in a separate process (`python -m bench.attacks.attackers URL TOKEN ATTACK SECONDS`), so that they take no
-time of the good client's loop. They speak to loopback only, and end by themselves.
+The attacks run in a separate process (`python -m bench.attacks.attackers URL TOKEN ATTACK SECONDS`), so
+they take no
+time from the event loop of the good client. They connect to loopback addresses only, and end after
+SECONDS.
 """
 
 from __future__ import annotations
@@ -167,7 +169,7 @@ async def _many(count: int, work: Callable[[], Awaitable[None]]) -> None:
 
 
 async def _again(once: Callable[[], Awaitable[None]]) -> None:
-    """Without end; any answer of the server to this client is part of the attack."""
+    """Repeat `once` without end. Any answer of the server, also an error, is part of the attack."""
     while True:
         try:
             await once()
@@ -176,7 +178,7 @@ async def _again(once: Callable[[], Awaitable[None]]) -> None:
 
 
 async def attack(url: str, token: str, name: str, seconds: float) -> None:
-    """One attack, for so long."""
+    """Run one attack for `seconds`."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await getattr(Attacker(url, token), name)()

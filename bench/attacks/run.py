@@ -1,4 +1,7 @@
-"""`python -m bench.attacks.run [--attack NAME …]`: what attacks cost a good client, and the server in memory."""
+"""Measure what attacks cost a good client, and how much memory they cost the server.
+
+Run `python -m bench.attacks.run [--attack NAME …]`.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ _PATIENCE_S = 30.0
 
 @dataclass
 class Seen:
-    """By the good client, during one attack or none."""
+    """The measurements of the good client during one attack, or without an attack."""
 
     latencies_ms: list[float] = field(default_factory=list)
     statuses: Counter[int] = field(default_factory=Counter)
@@ -67,14 +70,14 @@ class Seen:
 
 @dataclass
 class Besieged:
-    """A server with a table of 1,000 files, a good client that may write, and a malicious reader's token."""
+    """A server with a table of 1,000 files, a good client that can write, and the token of a malicious reader."""
 
     server: Seamark
     good: aiohttp.ClientSession
     hostile_token: str
 
     async def look(self, seconds: float) -> Seen:
-        """Return the good client's plans, loads and commits, for so long."""
+        """Run the good client for `seconds` and return its plans, loads and commits."""
         seen, process = Seen(), psutil.Process(self.server.pid)
         table, until = "/v1/namespaces/db/tables/t", time.monotonic() + seconds
         number = 0
@@ -100,7 +103,7 @@ class Besieged:
         return seen
 
     async def under(self, attack: str, seconds: float) -> Seen:
-        """Return what the good client sees while `attack` runs."""
+        """Return the measurements of the good client while `attack` runs."""
         argv = (self.server.base_url, self.hostile_token, attack, str(seconds + 1))
         hostile = await asyncio.create_subprocess_exec(sys.executable, "-m", "bench.attacks.attackers", *argv)
         try:
@@ -114,7 +117,7 @@ class Besieged:
 
 @asynccontextmanager
 async def besieged(home: Path) -> AsyncIterator[Besieged]:
-    """At the defaults, but for the login."""
+    """Start a server with default settings, except that it requires a login."""
     home.mkdir(parents=True, exist_ok=True)
     clock = SystemClock()
     async with open_store(f"sqlite:///{home}/seamark.db", clock=clock, queue_limit=10) as store:
@@ -162,8 +165,10 @@ async def run(
 def main() -> None:
     benches: dict[str, Callable[..., Any]] = {"attacks": run}
     parser: argparse.ArgumentParser = parser_of("bench.attacks.run", __doc__, benches)
-    parser.add_argument("--attack", action="append", choices=ATTACKS, help="only this one; may be given again")
-    parser.add_argument("--seconds", type=float, help="of each attack, instead of 60, or of 3 with --quick")
+    parser.add_argument("--attack", action="append", choices=ATTACKS, help="run only this attack; can be repeated")
+    parser.add_argument(
+        "--seconds", type=float, help="duration of each attack in seconds (default: 60, or 3 with --quick)"
+    )
     chosen = parser.parse_args()
     options = {"attacks": chosen.attack or ATTACKS, "seconds": chosen.seconds}
     run_benches(benches, names_of(parser, chosen, benches), quick=chosen.quick, options=lambda _: options)

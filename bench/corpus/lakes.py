@@ -1,7 +1,10 @@
-"""Three stars on one server: TPC-H, the Star Schema Benchmark, and a retail star (`retail.sql`).
+"""Three star schemas on one server: TPC-H, the Star Schema Benchmark, and a retail schema (`retail.sql`).
 
-Facts are stored in many files in the order of their dates, where dashboards put them, with bitmap and Bloom indexes on
-the columns that look rows up. Dimensions have few files. All of it is made by DuckDB and written by our writer.
+Fact tables have many files in the order of their dates, as ingestion writes them. They have bitmap and
+Bloom indexes
+on the columns that queries look up. Dimension tables have few files. DuckDB generates all data, and our
+writer writes
+them.
 """
 
 from __future__ import annotations
@@ -31,20 +34,20 @@ FACT_FILES = 300
 SALES, CUSTOMERS = 300_000, 20_000
 SCALE = 0.05
 _SMALL = 10
-"""The most files of a table that is no fact."""
+"""The maximum number of files of a table that is not a fact table."""
 _DIMENSION_ROWS = 2_000
-"""In a file of a dimension."""
+"""The number of rows in each file of a dimension table."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """`order` of the rows in the files; `indexes` by column: their kind."""
+    """The layout of a table: the `order` of its rows in the files, and its `indexes` (column to kind)."""
 
     order: str = ""
     indexes: Mapping[str, str] = field(default_factory=dict)
     is_fact: bool = False
     is_whole: bool = False
-    """In one file."""
+    """True if the table has one file only."""
 
 
 TPCH = {
@@ -57,7 +60,8 @@ TPCH = {
     "orders": Layout("o_orderdate, o_orderkey", {"o_custkey": "bitmap", "o_orderkey": "bloom"}, is_fact=True),
     "lineitem": Layout(
         "l_shipdate, l_orderkey",
-        # Orders of a quarter have a thousand keys: a Bloom filter with 1 % of false positives would keep each file.
+        # The orders of a quarter have a thousand keys. A Bloom filter with 1 % false positives would keep every
+        # file.
         {"l_partkey": "bitmap", "l_suppkey": "bitmap", "l_orderkey": "bitmap"},
         is_fact=True,
     ),
@@ -84,7 +88,7 @@ RETAIL = {
 
 
 def fill(server: Seamark, scratch: Path, *, share: float = 1.0) -> None:
-    """Make all tables; `share` of the rows and files, for a short run."""
+    """Create all tables. For a short run, `share` is the part of the rows and files to write."""
     scale, files = max(0.01, SCALE * share), max(8, round(FACT_FILES * share))
     star, tpch = generate(CACHE / "ssb", scale), scratch / "tpch"
     argv = [str(Path(sys.executable).parent / "tpchgen-cli"), "parquet", "-s", f"{scale:g}", "-o", str(tpch), "--quiet"]
@@ -108,7 +112,7 @@ def fill(server: Seamark, scratch: Path, *, share: float = 1.0) -> None:
 
 
 def data_files(server: Seamark) -> dict[tuple[str, str], list[str]]:
-    """Return the paths of the data files of all tables, by namespace and name."""
+    """Return the paths of the data files of all tables, by namespace and table name."""
     catalog = load_catalog("sea", type="rest", uri=server.base_url)
     names = [(namespace, name) for namespace in NAMESPACES for _, name in catalog.list_tables(namespace)]
     files = {name: [one.file.file_path for one in catalog.load_table(name).scan().plan_files()] for name in names}
@@ -126,7 +130,7 @@ def write(
 ) -> None:
     order = f" ORDER BY {layout.order}" if layout.order else ""
     rows: pa.Table = db.sql(query + order).to_arrow_table()
-    # Each batch is larger than a file is to be, and becomes one or a few.
+    # A batch is larger than the target size of a file, so it becomes one or a few files.
     properties = {} if layout.is_whole else {TARGET_FILE_BYTES: "500"}
     catalog.create_table(name, schema=rows.schema, properties=properties)
     for column, kind in layout.indexes.items():

@@ -1,10 +1,14 @@
-"""How few files would be enough for the rows of a query: a bound that no plan can be below.
+"""Compute how few files are enough to return the rows of a query. No plan can read fewer files.
 
-The rows of all data files are copied into DuckDB's memory with the numbers of their files. Then files are left out, of
-one reference to a table after the other, in halves and halves of halves, for as long as the query gives the same rows.
-What is left is enough, and none of it can be left out. It is a bound, and often no goal: only who has read the
-rows knows the file with the largest value, or that a group has too few rows for HAVING. Nothing of Seamark's planning
-takes part.
+The rows of all data files are copied into DuckDB's memory, with the number of their file. Then, for each
+reference to
+a table in turn, files are removed in halves, quarters and so on, as long as the query returns the same
+rows. The files
+that remain are enough, and none of them can be removed. Often no planner can reach this bound: only the
+rows show
+which file has the largest value, or that a group has too few rows for HAVING. The computation does not
+use Seamark's
+planner.
 """
 
 from __future__ import annotations
@@ -20,17 +24,17 @@ from seamark.connector.plans.splices import Replacement, splice
 
 _FILE = "number of the file"
 _SMALL = 8
-"""Of so few files each is tried alone: mostly some of them are needed."""
+"""If at most this number of files remain, each file is removed alone, because most of them are needed."""
 
 
 class RowsDiffer(Exception):
-    """The copies do not give the rows of the tables."""
+    """The copies return other rows than the tables."""
 
 
 def rows_of(con: duckdb.DuckDBPyConnection, text: str) -> Counter[str]:
     """Return the rows of a query.
 
-    Sums of floats depend on the order of the rows in their last digits.
+    Sums of floats are rounded, because their last digits depend on the order of the rows.
     """
     return Counter(
         repr(tuple(f"{one:.9g}" if isinstance(one, float) else one for one in row))
@@ -39,10 +43,12 @@ def rows_of(con: duckdb.DuckDBPyConnection, text: str) -> Counter[str]:
 
 
 class HeldRows:
-    """Copies of tables, `files` by schema and name."""
+    """Copies of the tables in memory. `files` is keyed by schema and name."""
 
     def __init__(self, files: Mapping[tuple[str, str], Sequence[str]]) -> None:
-        self._con = duckdb.connect(config={"threads": 1})  # sums of floats keep their order
+        self._con = duckdb.connect(
+            config={"threads": 1}
+        )  # Preserve the order of the rows, so that sums of floats do not change.
         self._counts = {}
         for (schema, name), paths in files.items():
             self._con.execute(f"CREATE SCHEMA IF NOT EXISTS {quote_name(schema)}")
@@ -58,7 +64,10 @@ class HeldRows:
         self._con.close()
 
     def needed(self, schema: str, text: str, expected: Counter[str]) -> list[int]:
-        """By reference to a table, in the order of the text: the number of files that are enough for these rows."""
+        """Return the number of files that are enough for the `expected` rows, for each reference to a table.
+
+        The references are in the order of the text.
+        """
         self._con.execute(f"USE {quote_name(schema)}")
         references = [one for one in DuckDBStatement(text).references if one is not None]
         references.sort(key=lambda one: one.start)
@@ -92,7 +101,7 @@ class HeldRows:
 
 
 def fewest(files: Collection[int], is_enough: Callable[[Collection[int]], bool]) -> set[int]:
-    """Return files that are enough, none of which can be left out of them."""
+    """Return a subset of `files` that is enough and from which no file can be removed."""
     kept = set(files)
     left = [sorted(files)]
     while left:

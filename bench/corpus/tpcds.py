@@ -1,7 +1,10 @@
-"""TPC-DS's 99 queries and tables, by DuckDB's own extension.
+"""The 99 queries and the tables of TPC-DS, from DuckDB's own extension.
 
-Queries and generator are TPC's, so this repository has nothing of them: pip downloads the extension when the bench
-first runs. Facts are stored in the order of their dates, with indexes on their keys, as those of the other stars.
+The queries and the generator belong to TPC, so this repository does not contain them. pip downloads the
+extension when
+the benchmark first runs. Fact tables are stored in the order of their dates, with indexes on their keys,
+like those of
+the other star schemas.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from tests.services.seamark import Seamark
 NAMESPACE = "tpcds"
 SCALE = 0.1
 _SCALE_MIN = 0.01
-"""With 0.005 the generator of DuckDB 1.5.5 does not end."""
+"""With a scale of 0.005, the generator of DuckDB 1.5.5 does not end."""
 _ROUNDS = 5
 _LIMIT = re.compile(r"\s+LIMIT\s+\d+\s*;?\s*$", re.IGNORECASE)
 _KINDS = {"INTEGER": "int", "BIGINT": "long", "VARCHAR": "string", "DATE": "date"}
@@ -40,7 +43,7 @@ FACTS = {
     "web_returns": ("wr_returned_date_sk", "wr"),
     "inventory": ("inv_date_sk", "inv"),
 }
-"""Their order, and the prefix of their columns."""
+"""The fact tables, with their sort order and the prefix of their columns."""
 _KEYS = (
     *("item_sk", "customer_sk", "bill_customer_sk", "ship_customer_sk", "refunded_customer_sk"),
     *("returning_customer_sk", "store_sk", "warehouse_sk", "hdemo_sk", "addr_sk", "promo_sk", "reason_sk"),
@@ -49,7 +52,7 @@ _KEYS = (
 
 
 def generator() -> duckdb.DuckDBPyConnection | None:
-    """Return a connection with the extension; None if it cannot be had."""
+    """Return a connection with the extension, or None if the extension is not available."""
     folder = CACHE / "tpcds" / duckdb.__version__
     found = next(folder.rglob("tpcds.duckdb_extension"), None)
     if found is None:
@@ -66,8 +69,9 @@ def generator() -> duckdb.DuckDBPyConnection | None:
 
 
 def texts(con: duckdb.DuckDBPyConnection) -> dict[int, str]:
-    """Return the queries by number, without the LIMIT of their result: rows that are equal in its order are not
-    sure.
+    """Return the queries by number, without their LIMIT.
+
+    If rows have equal sort keys, LIMIT could return any of them.
     """
     found = con.execute("SELECT query_nr, query FROM tpcds_queries() ORDER BY ALL").fetchall()
     return {number: _LIMIT.sub("", text.strip().removesuffix(";")) for number, text in found}
@@ -90,7 +94,7 @@ def fill(con: duckdb.DuckDBPyConnection, server: Seamark, *, share: float) -> No
 
 
 def analysis_ms(con: duckdb.DuckDBPyConnection, text: str) -> float:
-    """Return the CPU time in which a query is read: the shortest of a few."""
+    """Return the CPU time in ms to analyze a query, the shortest of several runs."""
     columns, best = _columns(con), float("inf")
     for _ in range(_ROUNDS):
         begin = time.thread_time()
@@ -108,7 +112,7 @@ def analysis_ms(con: duckdb.DuckDBPyConnection, text: str) -> float:
 
 
 def _columns(con: duckdb.DuckDBPyConnection) -> dict[str, dict[str, str]]:
-    """Return the columns of each table, with Iceberg's types."""
+    """Return the columns of each table, with their Iceberg types."""
     found: dict[str, dict[str, str]] = {}
     listed = "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE NOT internal"
     for table, column, kind in con.execute(listed).fetchall():

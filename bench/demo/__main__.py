@@ -1,8 +1,10 @@
-"""Runs the demo: `python -m bench.demo`, or `make demo`.
+"""Run the demo with `python -m bench.demo` or `make demo`.
 
-Star Schema Benchmark data are generated once and kept in `.cache/ssb`. `seamark serve` starts with its defaults, Spark
-writes the tables through it, and the server builds the indexes. DuckDB checks every answer on the source data; one
-wrong row fails the demo. `bench/demo/options.py` lists the environment variables.
+The data of the Star Schema Benchmark are generated once and kept in `.cache/ssb`. `seamark serve` starts
+with default
+settings, Spark writes the tables through it, and the server builds the indexes. DuckDB checks every
+answer on the
+source data. One wrong row fails the demo. `bench/demo/options.py` lists the environment variables.
 """
 
 from __future__ import annotations
@@ -42,12 +44,12 @@ from tests.services.seamark import Seamark
 
 TRINO_ROUNDS = 1
 SERVER = {"SEAMARK_SERVICES_WORKERS": "1"}
-"""The default of `seamark serve`; the servers of tests have none."""
+"""A default of `seamark serve` that the servers of the tests do not set."""
 
 
 def main() -> int:
     console = Console()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the server and Trino end as well
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # Exiting also ends the server and Trino.
     try:
         run(Options.read(os.environ), console)
     except (DemoFailed, Failed, ServiceFailed, FileNotFoundError) as error:
@@ -61,16 +63,19 @@ def main() -> int:
 
 
 def run(options: Options, console: Console) -> list[Comparison]:
-    """Return the whole demo: what each engine read.
+    """Run the whole demo and return what each engine read.
 
-    DemoFailed, and no result, if an answer is wrong.
+    Raises:
+        DemoFailed: An answer is wrong.
     """
     columns = TextColumn("{task.description:<48}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with home(options) as folder, Progress(*columns, console=console) as progress:
         steps = progress.add_task("Seamark and Spark start", total=2)
         with ThreadPoolExecutor(1) as meanwhile, Seamark(folder / "server", port=options.port, env=SERVER) as server:
             generated = meanwhile.submit(_generate, options, progress)
-            answered = meanwhile.submit(lambda: _answers(generated.result()))  # while Spark starts and writes
+            answered = meanwhile.submit(
+                lambda: _answers(generated.result())
+            )  # This work runs while Spark starts and writes.
             progress.advance(steps)
             with (
                 lake.session(server.base_url, folder) as spark,
@@ -79,7 +84,9 @@ def run(options: Options, console: Console) -> list[Comparison]:
                 progress.advance(steps)
                 data = generated.result()
                 lake.write(spark, data, options, progress)
-                lake.define_indexes(client, lake.WRITTEN)  # built while Spark clusters
+                lake.define_indexes(
+                    client, lake.WRITTEN
+                )  # The server builds the indexes while Spark clusters the rows.
                 lake.cluster_facts(spark, client, options, progress)
                 lake.define_indexes(client, lake.CLUSTERED)
                 lake.wait_for_indexes(client, progress)
@@ -120,7 +127,7 @@ def _bounds(clustered: Sequence[str], data: Path, progress: Progress) -> dict[st
 def _in_trino(
     server: Seamark, folder: Path, oracle: Oracle, bounds: Mapping[str, int], progress: Progress
 ) -> Comparison:
-    """After Spark has ended: two cores are not enough for both."""
+    """Run the queries in Trino after Spark has ended, because two cores are not enough for both."""
     task = progress.add_task("Trino and the proxy start", total=1)
     with trino.asks(folder, server.base_url) as asks:
         progress.update(task, completed=1)

@@ -1,7 +1,9 @@
-"""The demo's tables: written by Spark, indexed by the server, clustered by Seamark's Spark job.
+"""The tables of the demo. Spark writes them, the server indexes them, and Seamark's Spark job clusters
+them.
 
-There are two fact tables with the same rows: as Spark wrote them, and in Seamark's layout, so that the three columns of
-the demo are measured alternately.
+Two fact tables have the same rows: one as Spark wrote it, and one in Seamark's layout. Two tables make
+it possible to
+measure the three columns of the demo alternately.
 """
 
 from __future__ import annotations
@@ -39,14 +41,14 @@ JOINS = {
 }
 CLUSTERED_BY = ("lo_orderdate", "customer.c_city", "supplier.s_city", "part.p_brand1")
 OWN_PLANS = {"seamark.scan-planning-mode": "client"}
-"""Spark plans stock queries itself, as with any other catalog."""
+"""The settings with which Spark plans queries itself, as it does with any other catalog."""
 STALLED_S_MAX = 300.0
-"""Without one more file in an index."""
+"""The maximum seconds during which the number of indexed files does not grow."""
 
 
 @contextlib.contextmanager
 def session(uri: str, folder: Path) -> Iterator[SparkSession]:
-    """Spark with the server at `uri` as its catalog and `ssb` as its namespace.
+    """Start Spark with the server at `uri` as its catalog and `ssb` as its namespace.
 
     Messages of the JVM go to spark.log.
     """
@@ -70,7 +72,7 @@ def session(uri: str, folder: Path) -> Iterator[SparkSession]:
 
 @contextlib.contextmanager
 def _stderr_into(path: Path) -> Iterator[None]:
-    """Process started inside inherit `path` as their standard error."""
+    """Let processes that start inside the block inherit `path` as their standard error."""
     sys.stderr.flush()
     saved = os.dup(2)
     with path.open("ab") as log:

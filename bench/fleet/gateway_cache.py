@@ -1,10 +1,16 @@
-"""What the gateway's cache gains: first reads and repeated reads through it, beside direct reads, alternately.
+"""How much faster are first and repeated reads through the gateway's cache than direct reads?
 
-The store is a real S3 server behind a proxy that delays each request as a store in the cloud does (`bench.gateway`),
-both reads of a pair equally long; for some rows it also limits each connection to the rate of one connection to S3.
-A first read finds nothing in the cache; then the same ranges are read from the disk, in a server without a memory tier,
-and from memory. Cached ranges are also compared with a process that sends files by sendfile, which is the limit of the
-loopback interface. The client is a plain socket, since a client in Python takes longer than the server.
+The reads alternate. The store is a real S3 server behind a proxy that delays each request, as a store in
+the cloud does
+(`bench.gateway`). Both reads of a pair have the same delay. For some rows, the proxy also limits each
+connection to the
+rate of one connection to S3. A first read finds nothing in the cache. Later reads of the same ranges
+come from the disk
+(in a server without a memory tier) and from memory. Cached reads are also compared with a process that
+sends files by
+sendfile, which is the limit of the loopback interface. The client is a plain socket, because a Python
+client library
+takes longer than the server.
 
     python -m bench.fleet.gateway_cache
 """
@@ -38,22 +44,22 @@ from tests.gateway.rig import Keys, Rig, open_rig
 from tests.services.s3 import S3, s3_server
 
 CASES = (("64 KiB", 64 << 10, 512 << 10, 1), ("1 MiB", 1 << 20, 1 << 20, 2), ("8 MiB", 8 << 20, 8 << 20, 4))
-"""(name, bytes, distance of two ranges, so that a read brings no block of another, objects)."""
+"""(name, bytes, distance, objects). The distance between two ranges ensures that they share no cache block."""
 MEBIBYTE = 1 << 20
 LIMIT = "sendfile"
 S3_RATE = 90e6
-"""Bytes a second of one connection, as Amazon states for byte-range requests: 85 to 90 MB/s."""
+"""Bytes per second of one connection. Amazon states 85 to 90 MB/s for byte-range requests."""
 SLOW_CASES = (("1 MiB of memory", 1, {}), ("8 MiB of the disk", 8, {"SEAMARK_GATEWAY_CACHE_MEMORY_BYTES": "0"}))
-"""(what slow readers read, MiB, settings). From the disk each reader has its own copies."""
+"""(what slow readers read, MiB, settings). For reads from the disk, each reader has its own copies."""
 
 
 Read = Callable[[int], float]
 
 
 def reader(client: Any, keys: Keys, size: int, name: str) -> Read:
-    """Read the n-th range of an object on one connection; return its seconds.
+    """Return a function that reads the n-th range of an object on one connection and returns its seconds.
 
-    Fails unless all bytes arrive.
+    The function fails unless all bytes arrive.
     """
     url = _presigned(client, keys, name)
     connection = socket.create_connection((str(url.hostname), int(url.port or 80)))
@@ -99,9 +105,10 @@ class Ranges:
 def add_rows(
     report: Report, case: str, ours: list[float], theirs: list[float], factor: float, limit: list[float] | None = None
 ) -> None:
-    """`factor`: how many times faster than the direct read the goal is.
+    """Add rows to the report.
 
     Args:
+        factor: The goal: how many times faster than the direct read.
         limit: The seconds of sendfile.
     """
     for name, of in (("median", statistics.median), ("mean", statistics.fmean)):
@@ -116,7 +123,9 @@ def add_rows(
 
 
 def upload(rig: Rig, s3: S3, count: int) -> tuple[Keys, Keys, list[str]]:
-    """Return (keys of the gateway, keys of the store, names of new objects)."""
+    """Upload new objects and return the keys of the gateway, the keys of the store, and the names of the
+    objects.
+    """
     if not rig.has_table("t"):
         rig.create_table("t")
     keys = rig.keys("t")
@@ -129,7 +138,7 @@ def upload(rig: Rig, s3: S3, count: int) -> tuple[Keys, Keys, list[str]]:
 
 
 def compare(ours: Ranges, theirs: Ranges, count: int) -> tuple[list[float], list[float]]:
-    """Return seconds of both, alternately, of the first `count` ranges."""
+    """Read the first `count` ranges alternately, and return the seconds of both readers."""
     pairs = [(ours.read(n), theirs.read(n)) if n % 2 else (theirs.read(n), ours.read(n))[::-1] for n in range(count)]
     return [one for one, _ in pairs], [other for _, other in pairs]
 
@@ -144,20 +153,20 @@ def measure(
     rounds: int,
     sent: Callable[[int], Callable[[int], float]],
 ) -> None:
-    """First reads, and reads of what is in the tier."""
+    """Measure first reads, and reads of objects in the tier."""
     for seed, case in enumerate(CASES):
         with pairs_of(rig, near, far, case, seed) as (ours, theirs):
             count = min(rounds, len(ours) - 1)
             first = compare(ours, theirs, count)
             if tier == "memory":
                 add_rows(report, f"first read, {case[0]}", *first, 1 / 1.05)
-            time.sleep(1)  # blocks are written to the disk after the answer
+            time.sleep(1)  # The server writes blocks to the disk after it has answered.
             limit = [sent(case[1])(number) for number in range(count)]
             add_rows(report, f"in {tier}, {case[0]}", *compare(ours, theirs, count), factor, limit)
 
 
 def measure_first(report: Report, rig: Rig, near: S3, far: S3, rounds: int) -> None:
-    """First reads while each connection of the store has the rate of one connection to S3."""
+    """Measure first reads while each connection of the store has the rate of one connection to S3."""
     for seed, case in enumerate(CASES):
         with pairs_of(rig, near, far, case, seed) as (ours, theirs):
             first = compare(ours, theirs, min(rounds, len(ours) - 1))
@@ -168,7 +177,7 @@ def measure_first(report: Report, rig: Rig, near: S3, far: S3, rounds: int) -> N
 def pairs_of(
     rig: Rig, near: S3, far: S3, case: tuple[str, int, int, int], seed: int
 ) -> Iterator[tuple[Ranges, Ranges]]:
-    """The same ranges of new objects through the gateway and directly, on connections that are open."""
+    """Yield the same ranges of new objects through the gateway and directly, on open connections."""
     _, size, step, objects = case
     keys, own, names = upload(rig, near, objects)
     with closing(keys.client()) as client, closing(replace(own, endpoint=far.endpoint).client()) as direct:
@@ -180,7 +189,7 @@ def pairs_of(
 
 
 def sequential(report: Report, rig: Rig, near: S3, far: S3) -> None:
-    """A whole object, in requests of 1 MiB one after another."""
+    """Read a whole object in sequential requests of 1 MiB."""
     keys, own, names = upload(rig, near, 3)
     took: dict[str, list[float]] = {"seamark": [], "direct": []}
     for name in names:
@@ -196,7 +205,7 @@ def sequential(report: Report, rig: Rig, near: S3, far: S3) -> None:
 
 
 def _sending(listener: socket.socket, path: str) -> None:
-    """Answer each line with the part of the file that it names, by sendfile."""
+    """Answer each request line with the part of the file that the line names, by sendfile."""
 
     def serve(connection: socket.socket) -> None:
         with connection, open(path, "rb") as file:
@@ -214,7 +223,7 @@ def _sending(listener: socket.socket, path: str) -> None:
 
 @contextmanager
 def sendfile_server(path: str) -> Iterator[int]:
-    """A process; yields its port."""
+    """Start a process that sends parts of `path`, and yield its port."""
     listener = socket.create_server(("127.0.0.1", 0))
     child = os.fork()
     if not child:
@@ -233,7 +242,9 @@ def sendfile_server(path: str) -> Iterator[int]:
 def _receive(connection: socket.socket, request: bytes, size: int, buffer: memoryview) -> None:
     connection.sendall(request)
     got = connection.recv_into(buffer)
-    assert bytes(buffer[9:12]) == b"206", bytes(buffer[:got])  # a refusal is shorter, and its rest would never come
+    assert bytes(buffer[9:12]) == b"206", bytes(
+        buffer[:got]
+    )  # A refusal is shorter, so a read of `size` bytes would wait without end.
     head = bytes(buffer[:got]).find(b"\r\n\r\n") + 4
     left = size - (got - head)
     while left:
@@ -243,7 +254,7 @@ def _receive(connection: socket.socket, request: bytes, size: int, buffer: memor
 
 
 def throughput(requests: Callable[[int], bytes], port: int, size: int, seconds: float) -> float:
-    """Return bytes a second on one connection."""
+    """Return the bytes per second on one connection."""
     buffer = memoryview(bytearray(2 * MEBIBYTE))
     with socket.create_connection(("127.0.0.1", port)) as connection:
         for number in range(8):
@@ -256,7 +267,7 @@ def throughput(requests: Callable[[int], bytes], port: int, size: int, seconds: 
 
 
 def sending(port: int, size: int) -> Read:
-    """As `reader`, of the process that sends by sendfile."""
+    """Return a function like that of `reader`, for the process that sends by sendfile."""
     connection, buffer = socket.create_connection(("127.0.0.1", port)), memoryview(bytearray(2 * MEBIBYTE))
 
     def read(number: int) -> float:
@@ -311,18 +322,23 @@ def compare_throughput(report: Report, rig: Rig, s3: S3, port: int, rounds: int)
 
 
 def _kernel_bytes() -> int:
-    """Of the buffers of all TCP connections of this machine."""
+    """Return the bytes of the buffers of all TCP connections of this machine."""
     found = re.search(r"^TCP: .* mem ([0-9]+)$", Path("/proc/net/sockstat").read_text(), re.MULTILINE)
     return int(found[1]) * os.sysconf("SC_PAGE_SIZE") if found else 0
 
 
 def concurrent_readers(rig: Rig, keys: Keys, name: str, count: int, size: int) -> tuple[int, int, int, int]:
-    """Return (MiB of memory of the server more at the peak, MiB of the kernel's for connections, answers, refusals)
-    while `count` connections read a range and take it slowly.
+    """Measure the memory while `count` connections read a range slowly.
+
+    Return the MiB that the server needs more at the peak, the MiB of the kernel for connections, the answers
+    and the
+    refusals.
     """
     with closing(keys.client()) as client:
         url = _presigned(client, keys, name)
-        client.get_object(Bucket=keys.bucket, Key=keys.prefix + name)["Body"].read()  # into the cache
+        client.get_object(Bucket=keys.bucket, Key=keys.prefix + name)[
+            "Body"
+        ].read()  # This read brings the object into the cache.
     process, stop, peak = psutil.Process(rig.seamark.pid), threading.Event(), [0]
     before, kernel_before = process.memory_info().rss, _kernel_bytes()
 
@@ -337,7 +353,9 @@ def concurrent_readers(rig: Rig, keys: Keys, name: str, count: int, size: int) -
     try:
         for number in range(count):
             one = socket.socket()
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # a slow client: the server cannot run ahead
+            one.setsockopt(
+                socket.SOL_SOCKET, socket.SO_RCVBUF, 4096
+            )  # A small receive buffer makes a slow client: the server cannot send far ahead.
             one.settimeout(60)
             one.connect((url.hostname, url.port))
             sockets.append(one)

@@ -1,12 +1,18 @@
-"""What does a table of up to ten million files cost one machine: memory for each file, and the time of its plans?
+"""How much memory and planning time does a table of up to ten million files need on one machine?
 
-The table has 20 columns, and manifests of 10,000 entries, as writers that merge manifests leave them. Two processes
-plan it one after another, with one folder on the local disk: the first decodes every manifest, the second begins as
-a server does after a restart. Each plans by every filter of `bench.planning.filters` in turn. Another manifest
-is then committed, and the snapshot is planned that lists it: at once, and after the server has prepared it.
+The table has 20 columns, and manifests of 10,000 entries, as writers that merge manifests produce them.
+Two processes
+plan the table one after another with the same folder on the local disk. The first process decodes every
+manifest. The
+second process starts like a server after a restart. Each process plans with every filter of
+`bench.planning.filters`
+in turn. Then another manifest is committed. The benchmark plans the new snapshot at once, and again
+after the server
+has prepared it.
 
-Memory is measured in two ways: by how much the resident memory of the process grew, without what the allocator has
-freed, and what the planner reports in /metrics.
+Memory is measured in two ways: the growth of the resident memory of the process, without memory that the
+allocator has
+freed, and the value that the planner reports in /metrics.
 
     python -m bench.fleet.many_files --files 1000000
 """
@@ -47,34 +53,31 @@ MANIFEST_ENTRIES = 10_000
 TURNS = 30
 COMMITS = 5
 BUDGET = 400
-"""Of the planner, bytes a file: the files, and the views that ten commits leave."""
+"""The planner's memory in bytes per file: the files, and the views of ten commits."""
 GOALS = {"bytes": 250.0, "restart": 1000.0, "range": 10.0, "ordered": 0.2, "commit": 5.0}
 
 
 @dataclass
 class Measured:
-    """Of one process.
-
-    Times in ms; memory in bytes a file.
-    """
+    """The measurements of one process. Times are in ms, memory is in bytes per file."""
 
     first_ms: float
     resident: dict[str, float] = field(default_factory=dict)
-    """Growth of the resident memory, by moment."""
+    """The growth of the resident memory, by moment."""
     private: float = 0.0
-    """Of the last moment, the part that no file backs."""
+    """The part of the resident memory at the last moment that is not backed by a file."""
     reported: float = 0.0
     views: int = 0
     plans_ms: dict[str, float] = field(default_factory=dict)
     kept: dict[str, int] = field(default_factory=dict)
     commit_ms: float = 0.0
-    """By how much the plan of the next snapshot takes longer, if it comes at once."""
+    """The additional time of the plan of the next snapshot, if the plan follows the commit at once."""
     prepared_ms: float = 0.0
-    """The same, if the view was prepared, as a server does for tables that are planned."""
+    """The additional time if the view was prepared, as a server does for tables that clients plan."""
 
 
 def measure(made: Table, home: Path, memory_bytes: int) -> Measured:
-    """In a separate process."""
+    """Measure the table in a separate process."""
     return asyncio.run(_measure(made, home, memory_bytes))
 
 
@@ -101,7 +104,7 @@ async def _measure(made: Table, home: Path, memory_bytes: int) -> Measured:
 
 
 async def _settled() -> None:
-    """Wait until the processor rests, so that what was decoded is on the disk."""
+    """Wait until the processor is idle, so that decoded blocks are on the disk."""
     process, before = psutil.Process(), 0.0
     while (spent := sum(process.cpu_times()[:2])) - before > 0.02:
         before = spent
@@ -109,7 +112,7 @@ async def _settled() -> None:
 
 
 def _resident(*, private: bool = False) -> int:
-    """Bytes; `private`: without pages of files."""
+    """Return the resident bytes of the process. With `private`, leave out pages of files."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     memory = psutil.Process().memory_info()
@@ -117,8 +120,10 @@ def _resident(*, private: bool = False) -> int:
 
 
 async def _commits(ours: OurPlanner, made: Table, first: int, *, prepare: bool) -> float:
-    """Return the median, over commits of one manifest, of the next plan's time less that of a plan of a known
-    snapshot.
+    """Return the additional milliseconds of the plan after a commit of one manifest, the median of several
+    commits.
+
+    The time is compared with the plan of a known snapshot.
     """
     more = []
     wanted = FILTERS[RANGES[0]]
@@ -137,9 +142,7 @@ async def _commits(ours: OurPlanner, made: Table, first: int, *, prepare: bool) 
 
 
 def _committed(made: Table, metadata: TableMetadata, number: int) -> TableMetadata:
-    """Return the table after an append whose manifest has the entries of the table's last manifest, a thousand at
-    most.
-    """
+    """Return the table after an append. The new manifest repeats up to 1,000 entries of the last manifest."""
     folder = made.folder / "commits"
     folder.mkdir(exist_ok=True)
     snapshot = metadata.current_snapshot
@@ -216,7 +219,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=int, nargs="+", default=[200_000, 1_000_000, 10_000_000])
     parser.add_argument("--manifest-entries", type=int, default=MANIFEST_ENTRIES)
-    parser.add_argument("--save", action="store_true", help="write bench/results")
+    parser.add_argument("--save", action="store_true", help="write the results to bench/results")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="seamark-bench-") as text:
         report = run(chosen.files, Path(text), chosen.manifest_entries)

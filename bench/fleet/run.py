@@ -1,8 +1,11 @@
-"""What a fleet of replicas costs and saves: reads through a peer beside reads of the storage, planning beside a storage
-with a heavy tail, and the pointer store.
+"""Measure what a fleet of replicas costs and saves.
 
-The storage is a real S3 server behind a proxy that delays each request as a store in the cloud does: 15 ms in the
-median, 200 ms at the 99.9th percentile. Reads of both kinds alternate.
+The benchmark compares reads through a peer with reads of the storage. It also measures planning with a
+storage that is
+sometimes very slow, and the pointer store. The storage is a real S3 server behind a proxy that delays
+each request as a
+store in the cloud does: 15 ms in the median, 200 ms at the 99.9th percentile. The two kinds of reads
+alternate.
 
     python -m bench.fleet.run
 """
@@ -64,7 +67,7 @@ async def measure_peer(report: Report, fleet: Fleet, database: str, warehouse: s
         for label, size in SIZES:
             locations = await _files_of_the_other(node, warehouse, size, rng)
             for location in locations:
-                await node.read(location)  # the owner reads the storage
+                await node.read(location)  # The owner reads from the storage.
             before = node.peers.counts()
             ours, theirs = [], []
             for number in range(rounds):
@@ -102,14 +105,14 @@ async def _seconds(read: Callable[[str], Awaitable[bytes]], location: str, size:
 
 
 def event_loop_s(pid: int) -> float:
-    """Return seconds of CPU that the first thread of a process has used: what other programs of the machine do not
-    change.
+    """Return the CPU seconds of the first thread of a process. Other programs of the machine do not change
+    them.
     """
     return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 def measure_planning(report: Report, jittery: Fleet, steady: Fleet, seconds: float) -> None:
-    """Plan with ever new filters, so that no answer is cached; the view of the table is."""
+    """Plan with a new filter each time, so that the view of the table is cached but the answer is not."""
     times: dict[str, dict[str, list[float]]] = {}
     busy: dict[str, dict[str, list[float]]] = {}
     connections = {}
@@ -189,7 +192,7 @@ async def measure_pointers(report: Report, postgres: Postgres, seconds: float) -
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="briefly, and write nothing")
+    parser.add_argument("--quick", action="store_true", help="make a short run that writes no results")
     quick = parser.parse_args().quick
     rounds, seconds = (20, 8.0) if quick else (300, 60.0)
     report = Report(
