@@ -20,7 +20,7 @@ def spark(uri: str, jars: Iterable[Path], table: str) -> str:
     """Return a `pyspark` command and a first query."""
     conf = {"spark.sql.extensions": EXTENSIONS, **catalog_conf(CATALOG, uri)}
     words = ["pyspark", "--jars", ",".join(str(jar) for jar in jars)]
-    path = f"PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH "  # `pyspark` is a script that looks for Python in PATH.
+    path = f"PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH "  # pyspark looks for Python in PATH.
     lines = [path + shlex.join(words), *(f"  --conf {shlex.quote(f'{key}={value}')}" for key, value in conf.items())]
     return " \\\n".join(lines) + f'\n>>> spark.sql("SELECT count(*) FROM {CATALOG}.{table}").show()'
 

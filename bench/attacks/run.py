@@ -166,9 +166,7 @@ def main() -> None:
     benches: dict[str, Callable[..., Any]] = {"attacks": run}
     parser: argparse.ArgumentParser = parser_of("bench.attacks.run", __doc__, benches)
     parser.add_argument("--attack", action="append", choices=ATTACKS, help="run only this attack; can be repeated")
-    parser.add_argument(
-        "--seconds", type=float, help="duration of each attack in seconds (default: 60, or 3 with --quick)"
-    )
+    parser.add_argument("--seconds", type=float, help="seconds of each attack (default: 60, or 3 with --quick)")
     chosen = parser.parse_args()
     options = {"attacks": chosen.attack or ATTACKS, "seconds": chosen.seconds}
     run_benches(benches, names_of(parser, chosen, benches), quick=chosen.quick, options=lambda _: options)

@@ -46,9 +46,7 @@ class HeldRows:
     """Copies of the tables in memory. `files` is keyed by schema and name."""
 
     def __init__(self, files: Mapping[tuple[str, str], Sequence[str]]) -> None:
-        self._con = duckdb.connect(
-            config={"threads": 1}
-        )  # Preserve the order of the rows, so that sums of floats do not change.
+        self._con = duckdb.connect(config={"threads": 1})  # One thread keeps the order of float sums.
         self._counts = {}
         for (schema, name), paths in files.items():
             self._con.execute(f"CREATE SCHEMA IF NOT EXISTS {quote_name(schema)}")

@@ -73,9 +73,7 @@ def run(options: Options, console: Console) -> list[Comparison]:
         steps = progress.add_task("Seamark and Spark start", total=2)
         with ThreadPoolExecutor(1) as meanwhile, Seamark(folder / "server", port=options.port, env=SERVER) as server:
             generated = meanwhile.submit(_generate, options, progress)
-            answered = meanwhile.submit(
-                lambda: _answers(generated.result())
-            )  # This work runs while Spark starts and writes.
+            answered = meanwhile.submit(lambda: _answers(generated.result()))  # Runs while Spark starts.
             progress.advance(steps)
             with (
                 lake.session(server.base_url, folder) as spark,
@@ -84,9 +82,7 @@ def run(options: Options, console: Console) -> list[Comparison]:
                 progress.advance(steps)
                 data = generated.result()
                 lake.write(spark, data, options, progress)
-                lake.define_indexes(
-                    client, lake.WRITTEN
-                )  # The server builds the indexes while Spark clusters the rows.
+                lake.define_indexes(client, lake.WRITTEN)  # The server indexes while Spark clusters.
                 lake.cluster_facts(spark, client, options, progress)
                 lake.define_indexes(client, lake.CLUSTERED)
                 lake.wait_for_indexes(client, progress)

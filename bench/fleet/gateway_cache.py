@@ -242,9 +242,7 @@ def sendfile_server(path: str) -> Iterator[int]:
 def _receive(connection: socket.socket, request: bytes, size: int, buffer: memoryview) -> None:
     connection.sendall(request)
     got = connection.recv_into(buffer)
-    assert bytes(buffer[9:12]) == b"206", bytes(
-        buffer[:got]
-    )  # A refusal is shorter, so a read of `size` bytes would wait without end.
+    assert bytes(buffer[9:12]) == b"206", bytes(buffer[:got])  # A refusal is shorter than `size`.
     head = bytes(buffer[:got]).find(b"\r\n\r\n") + 4
     left = size - (got - head)
     while left:
@@ -336,9 +334,7 @@ def concurrent_readers(rig: Rig, keys: Keys, name: str, count: int, size: int) -
     """
     with closing(keys.client()) as client:
         url = _presigned(client, keys, name)
-        client.get_object(Bucket=keys.bucket, Key=keys.prefix + name)[
-            "Body"
-        ].read()  # This read brings the object into the cache.
+        client.get_object(Bucket=keys.bucket, Key=keys.prefix + name)["Body"].read()  # Fills the cache.
     process, stop, peak = psutil.Process(rig.seamark.pid), threading.Event(), [0]
     before, kernel_before = process.memory_info().rss, _kernel_bytes()
 
@@ -353,9 +349,7 @@ def concurrent_readers(rig: Rig, keys: Keys, name: str, count: int, size: int) -
     try:
         for number in range(count):
             one = socket.socket()
-            one.setsockopt(
-                socket.SOL_SOCKET, socket.SO_RCVBUF, 4096
-            )  # A small receive buffer makes a slow client: the server cannot send far ahead.
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # Makes the client slow.
             one.settimeout(60)
             one.connect((url.hostname, url.port))
             sockets.append(one)
