@@ -85,9 +85,9 @@ def _stderr_into(path: Path) -> Iterator[None]:
 
 
 def write(spark: SparkSession, data: Path, options: Options, progress: Progress) -> None:
-    """The tables as Spark writes them, the facts by date.
+    """Write the tables with Spark, the facts by date.
 
-    Those that are clustered next are a copy in any order.
+    The facts that are clustered next are a copy in random order.
     """
     tables = [*((NAMESPACE, table) for table in TABLES), CLUSTERED]
     for namespace, table in progress.track(tables, description="Spark writes the tables"):
@@ -104,16 +104,16 @@ def cluster_facts(spark: SparkSession, client: IndexClient, options: Options, pr
 
 
 def define_indexes(client: IndexClient, table: tuple[str, str]) -> None:
-    """The server begins to build them at once."""
+    """Define the indexes. The server begins to build them at once."""
     for column in INDEXED:
         client.put_index(table, f"of_{column}", kind="bitmap", columns=[column])
 
 
 def wait_for_indexes(client: IndexClient, progress: Progress) -> None:
-    """Wait until the server has built the indexes of both.
+    """Wait until the server has built the indexes of both fact tables.
 
     Raises:
-        DemoFailed: If it gets stuck.
+        DemoFailed: The number of indexed files does not grow.
     """
     indexes = [(table, f"of_{column}") for table in (WRITTEN, CLUSTERED) for column in INDEXED]
     task = progress.add_task(f"the server builds {len(indexes)} bitmap indexes", total=None)

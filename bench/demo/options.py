@@ -19,7 +19,7 @@ _NO = ("0", "no", "false")
 
 
 class DemoFailed(Exception):
-    """What went wrong, in a sentence for the person who ran the demo."""
+    """An error of the demo, as a sentence for the person who runs it."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,9 @@ class Options:
 
     @staticmethod
     def read(env: os._Environ[str] | dict[str, str]) -> Options:
-        """From `SCALE`, `FILES`, `ROUNDS`, `KEEP`, `TRINO`, `DEMO_HOME` and `DEMO_REPORT`; an empty value is the
-        default."""
+        """Read `SCALE`, `FILES`, `ROUNDS`, `KEEP`, `TRINO`, `DEMO_HOME` and `DEMO_REPORT`; an empty value means the
+        default.
+        """
         try:
             scale = float(env.get("SCALE") or Options.scale)
             files, rounds = int(env.get("FILES") or Options.fact_files), int(env.get("ROUNDS") or Options.rounds)
@@ -61,7 +62,7 @@ class Options:
 
 @contextlib.contextmanager
 def home(options: Options) -> Iterator[Path]:
-    """The server's folder: `options.home`, emptied, if it is kept, else a temporary folder."""
+    """Yield the folder of the server: `options.home`, emptied, if the server stays up, else a temporary folder."""
     if not options.keep:
         with tempfile.TemporaryDirectory(prefix="seamark-demo-") as folder:
             yield Path(folder)
@@ -74,5 +75,5 @@ def home(options: Options) -> Iterator[Path]:
         raise DemoFailed(f"{options.home} is not empty and not of an earlier demo. Choose another DEMO_HOME")
     shutil.rmtree(options.home, ignore_errors=True)
     options.home.mkdir(parents=True)
-    note.write_text("null")  # marks the folder as the demo's, even if this run fails
+    note.write_text("null")  # The file marks the folder as one of the demo, even if this run fails.
     yield options.home.absolute()

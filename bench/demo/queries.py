@@ -26,7 +26,7 @@ _FACT_NAME = re.compile(rf"\b{FACT}\b")
 
 @dataclass(frozen=True)
 class Measured:
-    """What an engine read of the facts, and the seconds from the question to the last row."""
+    """The data of the fact table that an engine read, and the seconds from the query to the last row."""
 
     files: int
     size_bytes: int
@@ -34,7 +34,7 @@ class Measured:
 
 
 Ask = Callable[[str], tuple[list[tuple[Any, ...]], Measured]]
-"""Asks an engine a query; its rows, and what it read."""
+"""A function that runs a query on an engine and returns the rows and the data read."""
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Query:
     answers: dict[str, list[Measured]] = field(default_factory=lambda: {column: [] for column in COLUMNS})
 
     def files(self, column: str) -> int:
-        """Return the most of any round."""
+        """Return the maximum of all rounds."""
         return max(answer.files for answer in self.answers[column])
 
     def size_bytes(self, column: str) -> int:
@@ -63,7 +63,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All queries in one `engine`."""
+    """The results of all queries in one `engine`."""
 
     engine: str
     queries: list[Query]

@@ -36,7 +36,7 @@ CARDINALITIES = (11, 1_000, 1_000_000)
 AND_GOAL_MS, BUILD_GOAL = 1.0, 10.0
 """Per million rows; million rows a second, on one core."""
 GOAL = 15
-"""Times the best Parquet reader."""
+"""The goal: how many times faster than the best Parquet reader."""
 PYARROW, DUCKDB, ROARING = "parquet-pyarrow", "parquet-duckdb", "roaring"
 COLUMNS = ("a", "b")
 FILES, FILE_ROWS = 1_000, 1_000
@@ -51,7 +51,7 @@ class AnswersDiffer(Exception):
 
 @dataclass(frozen=True)
 class Question:
-    """Of each column named: below a value, or one of some."""
+    """A condition on each named column: values below a limit, or values in a list."""
 
     name: str
     columns: tuple[str, ...]
@@ -73,7 +73,7 @@ class Ours:
         self.opened = {name: Bitmap(memoryview(blob)) for name, blob in self._blobs.items()}
 
     def reopen(self) -> None:
-        """So that nothing has been read or checked."""
+        """Open the index again, so that nothing has been read or checked."""
         self.opened = {name: Bitmap(memoryview(blob)) for name, blob in self._blobs.items()}
 
     def bits(self, asked: Question) -> npt.NDArray[np.uint64]:
@@ -231,7 +231,7 @@ def _one_cardinality(report: Report, folder: Path, rows: int, cardinality: int, 
 
 
 def _column(rng: np.random.Generator, rows: int, cardinality: int) -> Values:
-    """Every value from 0 occurs."""
+    """Return a random column in which every value from 0 occurs."""
     values = np.concatenate([np.arange(cardinality), rng.integers(0, cardinality, rows - cardinality)])
     return rng.permutation(values)
 

@@ -184,7 +184,7 @@ def _by_duckdb(connection: Any, paths: list[str], key: int) -> set[str]:
 
 
 def _timed(act: Callable[[], Any]) -> tuple[Any, float]:
-    """Return what it returns, and milliseconds."""
+    """Return the result of `act` and its milliseconds."""
     started = time.perf_counter()
     found = act()
     return found, (time.perf_counter() - started) * 1000

@@ -44,7 +44,7 @@ SINGLE, SLICES = 20, 20
 
 Values = npt.NDArray[np.int64]
 Places = npt.NDArray[np.int64]
-"""int64[keys, 2]: data file and position."""
+"""int64[keys, 2]: the data file and the position of each key."""
 
 
 class AnswersDiffer(Exception):
@@ -57,7 +57,7 @@ class Answerer(Protocol):
     def one(self, key: int) -> tuple[int, int]: ...
 
     def many(self, keys: pa.Array) -> Places:
-        """In the order of the keys."""
+        """Return the places in the order of the keys."""
         ...
 
 

@@ -54,11 +54,11 @@ class Batch:
 
     @property
     def day(self) -> Ints:
-        """Days since the epoch."""
+        """Return the days since the epoch."""
         return START_DAY + self.number // self.files_per_day
 
     def drawn(self, high: int) -> Ints:
-        """Uniform in 0 … high - 1."""
+        """Return uniform random numbers in 0 … high - 1."""
         return self.chance.integers(0, high, self.rows, dtype=np.int64)
 
 
