@@ -79,7 +79,7 @@ async def seamark_here(folder: Path, warehouse: Path) -> AsyncIterator[Target]:
 
 
 async def register(target: Target, table: Table) -> None:
-    """Give the table its name in the server."""
+    """Register the table in the server."""
     await target.call(
         request("POST", "/v1/namespaces", {"namespace": [NAMESPACE]}, counted=(200, 409), label="namespace")
     )

@@ -20,7 +20,7 @@ from seamark.connector.client.names import Name
 
 
 def data_paths(client: SeamarkClient, table: Name) -> list[str]:
-    """Local paths of the data files in the current snapshot of a table."""
+    """Return the local paths of the data files in the current snapshot of a table."""
     return [urlsplit(path).path for path in client.files(table)["file_path"].to_pylist()]
 
 
