@@ -44,7 +44,7 @@ from tests.services.seamark import Seamark
 
 TRINO_ROUNDS = 1
 SERVER = {"SEAMARK_SERVICES_WORKERS": "1"}
-"""A default of `seamark serve` that the servers of the tests do not set."""
+"""The default of `seamark serve`. The servers of the tests set no such workers."""
 
 
 def main() -> int:
