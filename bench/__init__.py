@@ -1,4 +1,6 @@
-"""What is measured, and the demo: real data, real engines, each number beside a peer's in the same run.
+"""The benchmarks and the demo. They use real data and real engines, and each run also measures a peer.
 
-`demo.py` is `make demo`; `run.py` is `make bench`, one script a question. Nothing in the packages imports this.
+`demo.py` is `make demo`. `run.py` is `make bench`, with one script for each question. The packages
+import nothing from
+this folder.
 """

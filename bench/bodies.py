@@ -1,4 +1,7 @@
-"""Request bodies and table metadata that the benches share: shapes of the Polaris benchmarks, long histories."""
+"""Request bodies and table metadata that several benchmarks use.
+
+They have the shapes of the Polaris benchmarks, or a long history of snapshots.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ from bench.wire import Request, request
 
 COLUMNS = 10
 PROPERTIES = 10
-"""Columns of a table or view and initial properties of anything, as apache/polaris-tools has them by default."""
+"""The number of columns of a table or view, and of initial properties. The defaults of
+apache/polaris-tools.
+"""
 
 
 def schema() -> dict[str, Any]:
@@ -106,8 +111,9 @@ def append(
     sequence: int,
     at_ms: int,
 ) -> Request:
-    """Return the commit of an append: one snapshot, `main` moved to it, both guarded as engines do it. 409 is
-    tolerated.
+    """Return the commit of an append. It adds one snapshot and moves `main` to the snapshot.
+
+    The commit has the requirements that engines send. The request accepts 409 as an answer.
     """
     body = {
         "requirements": [
@@ -123,7 +129,7 @@ def append(
 
 
 def long_history(folder: Path, snapshots: int) -> str:
-    """Write the metadata file of a v2 table with that many snapshots below `folder`; return its location (a URI)."""
+    """Write the metadata file of a v2 table with `snapshots` snapshots into `folder`, and return its URI."""
     location = f"file://{folder}"
     start = 1_600_000_000_000
     ids = [3_000_000_000_000_000_000 + n * 7919 for n in range(1, snapshots + 1)]

@@ -1,9 +1,14 @@
-"""How many commits a second, on one table and on a hundred, by one client and by eight? Do more tables add commits?
+"""How many commits per second can a server make, on one table and on 100 tables, with one client and with
+eight?
 
-A property commit requires nothing; an append adds a snapshot and moves `main`, guarded as engines do it, and a client
-that lost (409) looks up the head and tries again: only commits that went through count. A change (Seamark's own route)
-adds a file, by one client for each table, because its manifest and manifest list are the server's work. Each round
-works on fresh tables, so that no server pays for the history of an earlier round.
+A property commit has no requirements. An append adds a snapshot and moves `main`, with the requirements
+that engines
+send. A client that gets a conflict (409) loads the current snapshot and tries again; only successful
+commits count.
+A change (Seamark's own route) adds a file. Each table has one client for changes, because the server
+writes the
+manifest and the manifest list. Each round uses new tables, so the history of an earlier round costs
+nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ SERVERS = ("seamark", "seamark-pg", "fixture", "fixture-file")
 OURS = ("seamark", "seamark-pg")
 CHANGED_TABLES = (1, 4, 16)
 PARALLEL_TABLES = (4, 16)
-"""Tables that a client each commits to at the same time."""
+"""The number of tables that receive commits at the same time, each from its own client."""
 CLIENTS = 8
 TABLES = 100
 NAMESPACE = "commits"
@@ -101,10 +106,7 @@ def touch_each(names: list[str]) -> Worker:
 
 
 def change_each(names: list[str]) -> Worker:
-    """Add a file to each table in turn, by Seamark's own route.
-
-    Nothing reads the file.
-    """
+    """Add a file to each table in turn, through Seamark's own route. Nothing reads the file."""
     locations: dict[str, str] = {}
     for number, name in enumerate(itertools.cycle(names)):
         if name not in locations:
@@ -125,7 +127,7 @@ def change_each(names: list[str]) -> Worker:
 
 
 def append_each(names: list[str]) -> Worker:
-    """Append to each table in turn, from the head it last saw."""
+    """Append to each table in turn. Each append starts from the last snapshot that the worker knows."""
     heads: dict[str, tuple[str, str, int | None, int, int]] = {}
     for name in itertools.cycle(names):
         if name not in heads:

@@ -1,6 +1,7 @@
-"""How to reach a running server from Spark, PyIceberg, Trino and DuckDB: text to paste, made from tested values.
+"""Text to paste that connects Spark, PyIceberg, Trino or DuckDB to a running server.
 
-`tests/bench` runs the PyIceberg text unchanged and compares Spark's with the session the tests use.
+`tests/bench` runs the PyIceberg text unchanged, and compares the Spark text with the session of the
+tests.
 """
 
 from __future__ import annotations
@@ -36,10 +37,7 @@ def pyiceberg(uri: str, table: str) -> str:
 
 
 def trino(uri: str, table: str) -> str:
-    """Return a catalog file, then a query.
-
-    Trino must run on this machine: the files are local.
-    """
+    """Return a catalog file and a query. Trino must run on this machine, because the files are local."""
     lines = {
         "connector.name": "iceberg",
         "iceberg.catalog.type": "rest",

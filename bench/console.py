@@ -1,8 +1,10 @@
-"""How fast does the console show a page of a large catalog? `python -m bench.console`.
+"""How fast does the console show a page of a large catalog? Run `python -m bench.console`.
 
-A server with 10,000 tables and a table of 100,000 files; a Chromium whose cache is empty at each visit. The first paint
-is the browser's own measurement, from the beginning of the navigation; the data are there when nothing loads.
-There is no peer: no other Iceberg catalog serves such pages.
+The server has 10,000 tables, and one table with 100,000 files. Chromium has an empty cache at each
+visit. The browser
+measures the time from the start of the navigation to the first paint. The data are complete when no
+request is open.
+There is no peer, because no other Iceberg catalog has such pages.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ def _ms(sample: Sample) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.console", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a short run that writes no results")
+    parser.add_argument("--quick", action="store_true", help="make a short run that writes no results")
     run_benches({"console": run}, ["console"], quick=parser.parse_args().quick)
 
 

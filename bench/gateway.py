@@ -1,8 +1,10 @@
-"""What the objects gateway costs: reads of ranges through it and directly, alternately.
+"""Measure what the objects gateway costs: it reads ranges through the gateway and directly, alternately.
 
-Each pair reads the same object from the same store: a real S3 server, first directly, then behind a proxy that delays
-each answer as a store in the cloud does (15 ms in the median, with a tail to 200 ms). The gateway over a folder is
-measured beside the S3 server over a folder. The client sends presigned requests, so that it signs nothing.
+Each pair reads the same object from the same store: first a real S3 server, then the same server behind
+a proxy that
+delays each answer as a store in the cloud does (15 ms in the median, up to 200 ms). The gateway over a
+folder is
+compared with the S3 server over a folder. The client sends presigned requests, so it does not sign.
 
     python -m bench.gateway
 """
@@ -45,11 +47,15 @@ _START = re.compile(rb"\r\nrange: *bytes=([0-9]*)", re.IGNORECASE)
 
 
 class Delays:
-    """Of requests: log-normal, and equal for the n-th presigned request for some bytes, which a client sends itself,
-    and for the n-th of the gateway, which signs in a header.
+    """Log-normal delays of requests.
 
-    So a read through the gateway and the direct read that it is compared with wait equally long, and their difference
-    is what the gateway costs: of 60 independent pairs, the medians differ by a fifth by chance.
+    The n-th presigned request for a number of bytes, which a client sends itself, and the n-th request of
+    the gateway,
+    which signs in a header, have the same delay. A read through the gateway and the direct read therefore
+    wait equally
+    long, and the difference is the cost of the gateway. With 60 independent pairs, the medians would differ
+    by a fifth by
+    chance.
     """
 
     def __init__(self, seed: int, sigma: float) -> None:
@@ -95,7 +101,7 @@ def _delay(store: str, delays: Delays, rate: float, port: int) -> None:
             async with asyncio.TaskGroup() as both:
                 both.create_task(ask(reader, back_writer))
                 both.create_task(answer(back_reader, writer))
-        except* ConnectionError:  # of one side, which ends the other
+        except* ConnectionError:  # An error on one side of the connection ends the other side.
             pass
         finally:
             writer.close()

@@ -1,5 +1,7 @@
-"""Hudi 1.2 on PySpark 3.5 in `local[2]`, as a separate process (`make hudi` fetches both): it reads lines of JSON, and
-writes an answer for each."""
+"""Run Hudi 1.2 on PySpark 3.5 in `local[2]`, in a separate process.
+
+`make hudi` downloads both. The process reads lines of JSON and writes an answer for each line.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,7 @@ _PYTHON = _HOME / "venv" / "bin" / "python"
 
 
 class Peer:
-    """A running session.
-
-    It answers requests one after another.
-    """
+    """A running session that answers requests one after another."""
 
     def __init__(self, child: subprocess.Popen[str], log: Path) -> None:
         self._child, self._log = child, log
@@ -34,7 +33,7 @@ class Peer:
         return self.answer()
 
     def answer(self) -> dict[str, Any]:
-        """Return the next answer, or a message without a request."""
+        """Return the next answer, or the next message that no request caused."""
         assert self._child.stdout is not None
         line = self._child.stdout.readline()
         if not line:
@@ -59,7 +58,7 @@ def session(module: str, folder: Path, *more: str) -> Iterator[Peer]:
     The process ends with the block.
     """
     if not is_there():
-        raise ServiceFailed("no Hudi below .cache/hudi: run `make hudi`")
+        raise ServiceFailed("Hudi is not installed in .cache/hudi; run `make hudi`")
     folder.mkdir(exist_ok=True)
     log = folder / "hudi.log"
     home = str(Path(java_17()).resolve().parents[1])

@@ -92,7 +92,7 @@ class Target:
 
 @contextlib.contextmanager
 def on_core(core: int) -> Iterator[None]:
-    """Process started inside stay on `core`."""
+    """Keep processes that start inside the block on `core`."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:
@@ -162,7 +162,7 @@ STARTERS = {"seamark": seamark, "seamark-pg": seamark_pg, "fixture": fixture, "f
 
 @contextlib.contextmanager
 def start(names: Sequence[str], folder: Path) -> Iterator[list[Target]]:
-    """The named servers, running side by side, and this process on the other core."""
+    """Start the named servers side by side, and keep this process on the other core."""
     with contextlib.ExitStack() as running:
         targets = [running.enter_context(STARTERS[name](folder)) for name in names]
         running.enter_context(on_core(LOAD_CORE))

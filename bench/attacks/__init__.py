@@ -1,1 +1,4 @@
-"""What one client can do to the others of a server: attacks on its resources, beside a good client that is timed."""
+"""Measure what one client can do to the other clients of a server.
+
+The attacks use up resources of the server. A good client runs beside them and is timed.
+"""

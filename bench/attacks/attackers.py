@@ -1,7 +1,9 @@
-"""The attacks: each an endless coroutine of a malicious client on 127.0.0.2, ended by its caller.
+"""The attacks. Each attack is an endless coroutine of a malicious client on 127.0.0.2; the caller ends it.
 
-They run in a separate process (`python -m bench.attacks.attackers URL TOKEN ATTACK SECONDS`), so that they take no
-time of the good client's loop. They speak to loopback only, and end by themselves.
+The attacks run in a separate process (`python -m bench.attacks.attackers URL TOKEN ATTACK SECONDS`), so
+they take no
+time from the event loop of the good client. They connect to loopback addresses only, and end after
+SECONDS.
 """
 
 from __future__ import annotations

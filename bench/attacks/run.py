@@ -1,4 +1,7 @@
-"""`python -m bench.attacks.run [--attack NAME …]`: what attacks cost a good client, and the server in memory."""
+"""Measure what attacks cost a good client, and how much memory they cost the server.
+
+Run `python -m bench.attacks.run [--attack NAME …]`.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,7 @@ class Seen:
 
 @dataclass
 class Besieged:
-    """A server with a table of 1,000 files, a good client that may write, and a malicious reader's token."""
+    """A server with a table of 1,000 files, a good client that can write, and the token of a malicious reader."""
 
     server: Seamark
     good: aiohttp.ClientSession
@@ -162,8 +165,8 @@ async def run(
 def main() -> None:
     benches: dict[str, Callable[..., Any]] = {"attacks": run}
     parser: argparse.ArgumentParser = parser_of("bench.attacks.run", __doc__, benches)
-    parser.add_argument("--attack", action="append", choices=ATTACKS, help="only this one; may be given again")
-    parser.add_argument("--seconds", type=float, help="of each attack, instead of 60, or of 3 with --quick")
+    parser.add_argument("--attack", action="append", choices=ATTACKS, help="run only this attack; can be repeated")
+    parser.add_argument("--seconds", type=float, help="seconds of each attack (default: 60, or 3 with --quick)")
     chosen = parser.parse_args()
     options = {"attacks": chosen.attack or ATTACKS, "seconds": chosen.seconds}
     run_benches(benches, names_of(parser, chosen, benches), quick=chosen.quick, options=lambda _: options)

@@ -1,1 +1,1 @@
-"""A hundred queries on star schemas: which of them read fewer files, and why the others do not."""
+"""A hundred queries on star schemas. Which of them read fewer files, and why do the others not?"""

@@ -1,7 +1,10 @@
-"""Three stars on one server: TPC-H, the Star Schema Benchmark, and a retail star (`retail.sql`).
+"""Three star schemas on one server: TPC-H, the Star Schema Benchmark, and a retail schema (`retail.sql`).
 
-Facts are stored in many files in the order of their dates, where dashboards put them, with bitmap and Bloom indexes on
-the columns that look rows up. Dimensions have few files. All of it is made by DuckDB and written by our writer.
+Fact tables have many files in the order of their dates, as ingestion writes them. They have bitmap and
+Bloom indexes
+on the columns that queries look up. Dimension tables have few files. DuckDB generates all data, and our
+writer writes
+them.
 """
 
 from __future__ import annotations
@@ -60,7 +63,8 @@ TPCH = {
     "orders": Layout("o_orderdate, o_orderkey", {"o_custkey": "bitmap", "o_orderkey": "bloom"}, is_fact=True),
     "lineitem": Layout(
         "l_shipdate, l_orderkey",
-        # Orders of a quarter have a thousand keys: a Bloom filter with 1 % of false positives would keep each file.
+        # The orders of a quarter have a thousand keys. A Bloom filter with 1 % false positives would keep every
+        # file.
         {"l_partkey": "bitmap", "l_suppkey": "bitmap", "l_orderkey": "bitmap"},
         is_fact=True,
     ),
@@ -115,7 +119,7 @@ def fill(server: Seamark, scratch: Path, *, share: float = 1.0) -> None:
 
 
 def data_files(server: Seamark) -> dict[tuple[str, str], list[str]]:
-    """Return the paths of the data files of all tables, by namespace and name."""
+    """Return the paths of the data files of all tables, by namespace and table name."""
     catalog = load_catalog("sea", type="rest", uri=server.base_url)
     names = [(namespace, name) for namespace in NAMESPACES for _, name in catalog.list_tables(namespace)]
     files = {name: [one.file.file_path for one in catalog.load_table(name).scan().plan_files()] for name in names}
@@ -133,7 +137,7 @@ def write(
 ) -> None:
     order = f" ORDER BY {layout.order}" if layout.order else ""
     rows: pa.Table = db.sql(query + order).to_arrow_table()
-    # Each batch is larger than a file is to be, and becomes one or a few.
+    # A batch is larger than the target size of a file, so it becomes one or a few files.
     properties = {} if layout.is_whole else {TARGET_FILE_BYTES: "500"}
     catalog.create_table(name, schema=rows.schema, properties=properties)
     for column, kind in layout.indexes.items():

@@ -27,13 +27,13 @@ Usually some of them are needed, so halves gain nothing.
 
 
 class RowsDiffer(Exception):
-    """The copies do not give the rows of the tables."""
+    """The copies return other rows than the tables."""
 
 
 def rows_of(con: duckdb.DuckDBPyConnection, text: str) -> Counter[str]:
     """Return the rows of a query.
 
-    Sums of floats depend on the order of the rows in their last digits.
+    Sums of floats are rounded, because their last digits depend on the order of the rows.
     """
     return Counter(
         repr(tuple(f"{one:.9g}" if isinstance(one, float) else one for one in row))
@@ -45,7 +45,7 @@ class HeldRows:
     """Copies of tables in DuckDB; `files` by schema and name."""
 
     def __init__(self, files: Mapping[tuple[str, str], Sequence[str]]) -> None:
-        self._con = duckdb.connect(config={"threads": 1})  # sums of floats keep their order
+        self._con = duckdb.connect(config={"threads": 1})  # One thread keeps the order of float sums.
         self._counts = {}
         for (schema, name), paths in files.items():
             self._con.execute(f"CREATE SCHEMA IF NOT EXISTS {quote_name(schema)}")

@@ -1,11 +1,17 @@
-"""`python -m bench.corpus.run [--quick]`: which of 119 queries, and of TPC-DS's 99, read fewer files in DuckDB?
+"""Which of 119 queries, and of the 99 queries of TPC-DS, read fewer files in DuckDB with Seamark?
 
-Each query is run by DuckDB's own Iceberg reader and by `seamark.duckdb`; both must give the same rows. Compared are the
-data files that DuckDB's profile says it has read: its own reader leaves files out by column bounds, also by those of a
-join's other side. "all files" are those of the tables of a query, once for each reference. "needed" is a bound that no
-reader can be below, from the rows themselves (`needed.py`). Each query that gains nothing, and each table that is read
-whole, must have its reason, as `explain` and `seamark.duckdb.rewrite_query` state it. No time is measured. `--share` is
-the share of the rows and files; with another than the default nothing is written.
+Run `python -m bench.corpus.run [--quick]`. DuckDB's own Iceberg reader and `seamark.duckdb` run each
+query, and both
+must return the same rows. The benchmark compares the data files that DuckDB's profile reports as read.
+DuckDB's own
+reader prunes files by column bounds, and by the bounds of the other side of a join. "all files" counts
+the files of
+the tables of a query, once for each reference. "needed" is the smallest number of files that any reader
+must read
+(`needed.py`). For each query without a gain, and each table that is read whole, `explain` and
+`seamark.duckdb.rewrite_query` must state a reason. No time is measured. `--share` is the share of the
+rows and files;
+results are written only with the default.
 """
 
 from __future__ import annotations
@@ -48,11 +54,11 @@ _TITLE = re.compile(r"^-- (.+)$", re.MULTILINE)
 
 
 class AnswersDiffer(Exception):
-    """A plan gave other rows than DuckDB's own reader."""
+    """A plan returned other rows than DuckDB's own reader."""
 
 
 class ReasonMissing(Exception):
-    """A table is read whole, and `explain` does not say why."""
+    """A table is read whole, and `explain` does not state a reason."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,7 @@ class Measured:
     ours: int
     needed: int | None
     told: str
-    """The outcome of the planning, and the conditions and joins of its tables."""
+    """The result of the planning, and the conditions and joins of the tables."""
     facts: tuple[int, int] = (0, 0)
     """The references to fact tables of TPC-DS: those with a condition or a join, and all."""
 
@@ -154,7 +160,7 @@ def _of_tpcds(case: str, part: Sequence[Measured], generator: duckdb.DuckDBPyCon
 def _measured(
     con: duckdb.DuckDBPyConnection, client: SeamarkClient, query: Query, held: HeldRows | None = None
 ) -> Measured:
-    """`needed` is looked for in the `held` rows."""
+    """Run the query both ways. The rows in `held` give the number of needed files."""
     con.execute(f"USE sea.{query.schema}")
     rows, theirs = _answer(con, query.text)
     needed = None if held is None else held.needed(query.schema, query.text, rows)
@@ -204,7 +210,7 @@ def _files_read(node: dict[str, Any]) -> int:
 
 def main() -> None:
     parser = parser_of("bench.corpus.run", __doc__, {"corpus": run})
-    parser.add_argument("--share", type=float, default=SHARE, help="of the rows and files")
+    parser.add_argument("--share", type=float, default=SHARE, help="share of the rows and files to write")
     chosen = parser.parse_args()
     benches = {"corpus": run}
     run_benches(

@@ -1,7 +1,10 @@
-"""TPC-DS's 99 queries and tables, by DuckDB's own extension.
+"""The 99 queries and the tables of TPC-DS, from DuckDB's own extension.
 
-Queries and generator are TPC's, so this repository has nothing of them: pip downloads the extension when the bench
-first runs. Facts are stored in the order of their dates, with indexes on their keys, as those of the other stars.
+The queries and the generator belong to TPC, so this repository does not contain them. pip downloads the
+extension when
+the benchmark first runs. Fact tables are stored in the order of their dates, with indexes on their keys,
+like those of
+the other star schemas.
 """
 
 from __future__ import annotations
@@ -109,7 +112,7 @@ def analysis_ms(con: duckdb.DuckDBPyConnection, text: str) -> float:
 
 
 def _columns(con: duckdb.DuckDBPyConnection) -> dict[str, dict[str, str]]:
-    """Return the columns of each table, with Iceberg's types."""
+    """Return the columns of each table, with their Iceberg types."""
     found: dict[str, dict[str, str]] = {}
     listed = "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE NOT internal"
     for table, column, kind in con.execute(listed).fetchall():

@@ -1,1 +1,3 @@
-"""`make demo`: the Star Schema Benchmark in Spark, three ways, with the files, bytes and seconds of each query."""
+"""`make demo`: run the Star Schema Benchmark in Spark in three ways, and show the files, bytes and seconds
+of each query.
+"""

@@ -1,8 +1,10 @@
-"""Runs the demo: `python -m bench.demo`, or `make demo`.
+"""Run the demo with `python -m bench.demo` or `make demo`.
 
-Star Schema Benchmark data are generated once and kept in `.cache/ssb`. `seamark serve` starts with its defaults, Spark
-writes the tables through it, and the server builds the indexes. DuckDB checks every answer on the source data; one
-wrong row fails the demo. `bench/demo/options.py` lists the environment variables.
+The data of the Star Schema Benchmark are generated once and kept in `.cache/ssb`. `seamark serve` starts
+with default
+settings, Spark writes the tables through it, and the server builds the indexes. DuckDB checks every
+answer on the
+source data. One wrong row fails the demo. `bench/demo/options.py` lists the environment variables.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from tests.services.seamark import Seamark
 
 TRINO_ROUNDS = 1
 SERVER = {"SEAMARK_SERVICES_WORKERS": "1"}
-"""The default of `seamark serve`; the servers of tests have none."""
+"""The default of `seamark serve`. The servers of the tests set no such workers."""
 
 
 def main() -> int:
@@ -71,7 +73,7 @@ def run(options: Options, console: Console) -> list[Comparison]:
         steps = progress.add_task("Seamark and Spark start", total=2)
         with ThreadPoolExecutor(1) as meanwhile, Seamark(folder / "server", port=options.port, env=SERVER) as server:
             generated = meanwhile.submit(_generate, options, progress)
-            answered = meanwhile.submit(lambda: _answers(generated.result()))  # while Spark starts and writes
+            answered = meanwhile.submit(lambda: _answers(generated.result()))  # Runs while Spark starts.
             progress.advance(steps)
             with (
                 lake.session(server.base_url, folder) as spark,
@@ -80,7 +82,7 @@ def run(options: Options, console: Console) -> list[Comparison]:
                 progress.advance(steps)
                 data = generated.result()
                 lake.write(spark, data, options, progress)
-                lake.define_indexes(client, lake.WRITTEN)  # built while Spark clusters
+                lake.define_indexes(client, lake.WRITTEN)  # The server indexes while Spark clusters.
                 lake.cluster_facts(spark, client, options, progress)
                 lake.define_indexes(client, lake.CLUSTERED)
                 lake.wait_for_indexes(client, progress)

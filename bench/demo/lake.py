@@ -1,7 +1,9 @@
-"""The demo's tables: written by Spark, indexed by the server, clustered by Seamark's Spark job.
+"""The tables of the demo. Spark writes them, the server indexes them, and Seamark's Spark job clusters
+them.
 
-There are two fact tables with the same rows: as Spark wrote them, and in Seamark's layout, so that the three columns of
-the demo are measured alternately.
+Two fact tables have the same rows: one as Spark wrote it, and one in Seamark's layout. Two tables make
+it possible to
+measure the three columns of the demo alternately.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ JOINS = {
 }
 CLUSTERED_BY = ("lo_orderdate", "customer.c_city", "supplier.s_city", "part.p_brand1")
 OWN_PLANS = {"seamark.scan-planning-mode": "client"}
-"""Spark plans stock queries itself, as with any other catalog."""
+"""The settings with which Spark plans queries itself, as it does with any other catalog."""
 STALLED_S_MAX = 300.0
 """The longest time in seconds without another indexed file."""
 
@@ -83,9 +85,9 @@ def _stderr_into(path: Path) -> Iterator[None]:
 
 
 def write(spark: SparkSession, data: Path, options: Options, progress: Progress) -> None:
-    """The tables as Spark writes them, the facts by date.
+    """Write the tables with Spark, the facts by date.
 
-    Those that are clustered next are a copy in any order.
+    The facts that are clustered next are a copy in the order of the source.
     """
     tables = [*((NAMESPACE, table) for table in TABLES), CLUSTERED]
     for namespace, table in progress.track(tables, description="Spark writes the tables"):

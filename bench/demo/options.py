@@ -19,7 +19,7 @@ _NO = ("0", "no", "false")
 
 
 class DemoFailed(Exception):
-    """What went wrong, in a sentence for the person who ran the demo."""
+    """An error of the demo, as a sentence for the person who runs it."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ _FACT_NAME = re.compile(rf"\b{FACT}\b")
 
 @dataclass(frozen=True)
 class Measured:
-    """What an engine read of the facts, and the seconds from the question to the last row."""
+    """The data of the fact table that an engine read, and the seconds from the query to the last row."""
 
     files: int
     size_bytes: int
@@ -63,7 +63,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All queries in one `engine`."""
+    """The results of all queries in one `engine`."""
 
     engine: str
     queries: list[Query]

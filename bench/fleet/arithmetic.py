@@ -36,9 +36,9 @@ class Fleet:
     entries: int = 1000
     """The number of files in a manifest."""
     manifest_bytes_each: int = 407
-    """Bytes of a manifest for a file of 20 columns, as `bench/results/planning_memory.md` has it."""
+    """The bytes of a manifest for each file of 20 columns, from `bench/results/planning_memory.md`."""
     block_bytes_each: int = 444
-    """Bytes of a decoded manifest for a file: the same."""
+    """The bytes of a decoded manifest for each file, from `bench/results/planning_memory.md`."""
     plans_each_s: int = 200
     """The number of plans per second at each replica."""
     commits_s: int = 300
@@ -51,12 +51,12 @@ class Fleet:
 
 @dataclass(frozen=True)
 class Shares:
-    """Of keys among replicas, as parts of the mean."""
+    """The shares of the keys that the replicas own, relative to the mean."""
 
     least: float
     most: float
     moved_by_join: float
-    """The part of all keys that another replica owns after one joins."""
+    """The share of all keys that move to another replica after one replica joins."""
     moved_by_leave: float
 
 
@@ -101,19 +101,22 @@ class Lru:
 
 @dataclass(frozen=True)
 class HitRates:
-    """Of plans, after the tiers are warm: where they found the manifests that their replica had not used recently."""
+    """Where plans find manifests that their replica has not used recently, after the tiers are warm."""
 
     own: float
     peers: float
     storage: float
     new_reads: float
-    """Reads of the storage for manifests that commits added, for each commit."""
+    """The reads of the storage for manifests that a commit added, per commit."""
     new_reads_without_peers: float
 
 
 def hit_rates(fleet: Fleet, settings: Settings, *, scale: int, requests: int) -> HitRates:
-    """At 1/`scale` of tables, files and budgets, and with a tenth of the replicas, whose budgets are ten times as
-    large for the peer tier: the number of replicas that share it changes only who owns what.
+    """Simulate the tiers with tables, files and budgets at 1/`scale` of their size, and return the hit rates.
+
+    The simulation has a tenth of the replicas. For the peer tier, each has a budget that is ten times as
+    large. The number
+    of replicas changes only which replica owns a table.
     """
     rng = random.Random(SEED)
     replicas, tables = fleet.replicas // 10, fleet.tables // scale
@@ -164,7 +167,7 @@ def _table_files(rng: random.Random, tables: int, files: int) -> Sequence[int]:
 
 
 def figures() -> str:
-    """Return the table of the page."""
+    """Return the table of figures for the documentation page."""
     fleet, settings = Fleet(), Settings()
     ring, rates = shares(fleet, keys=20_000), hit_rates(fleet, settings, scale=100, requests=60_000)
     missed = rates.peers + rates.storage
@@ -204,7 +207,7 @@ def _size(count: float) -> str:
 
 
 def replaced_figures(page: str, text: str) -> str:
-    """Return the page with `text` between its marks.
+    """Return `page` with `text` between its two marks.
 
     Raises:
         ValueError: The page does not have the marks.
@@ -218,7 +221,7 @@ def replaced_figures(page: str, text: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write the figures into the page")
+    parser.add_argument("--write", action="store_true", help="write the figures into the documentation page")
     text = figures()
     if parser.parse_args().write:
         PAGE.write_text(replaced_figures(PAGE.read_text(), text))

@@ -1,10 +1,15 @@
-"""What do SSB's queries gain by the objects gateway, in stock Trino and stock Spark, before a store that is far away?
+"""How much faster are the queries of SSB with the objects gateway, in stock Trino and Spark, if the store
+is far away?
 
-Both ways read the same data files of the same store, behind the proxy that delays each request: `direct` is a Seamark
-without a gateway, whose clients read from the store with its keys. The clients of the other read through its gateway
-with vended keys. Each query runs by both ways in turn. Engines are warmed up with a small copy of the tables, so that
-the first round reads objects that the gateway does not have; later rounds find them. All answers are compared with
-DuckDB's.
+Both ways read the same data files of the same store, behind a proxy that delays each request. `direct`
+is a Seamark
+server without a gateway: its clients read from the store with the keys of the store. The clients of the
+other server
+read through its gateway with vended keys. Each query runs both ways in turn. The engines warm up with a
+small copy of
+the tables, so the first round reads objects that are not in the cache of the gateway. Later rounds find
+them in the
+cache. All answers are compared with the answers of DuckDB.
 
     python -m bench.fleet.engines
 """
@@ -46,13 +51,15 @@ DIRECT = "direct"
 LAKE, WARM = "ssb", "warm"
 _SPARK = {"spark.driver.memory": "3g", "spark.driver.extraJavaOptions": "", "spark.sql.shuffle.partitions": "4"}
 _FSSPEC = {"py-io-impl": "pyiceberg.io.fsspec.FsspecFileIO"}
-"""versitygw with connections that stay open refuses the end of pyarrow's multipart uploads."""
+"""The setting is needed because versitygw, with open connections, refuses the end of pyarrow's multipart
+uploads.
+"""
 Ask = Callable[[str, str], Sequence[Sequence[object]]]
 """A function of (SQL, namespace) that returns the rows."""
 
 
 class AnswersDiffer(Exception):
-    """An engine's answer is not DuckDB's."""
+    """The answer of an engine differs from the answer of DuckDB."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +178,7 @@ def _spark_ask(session: SparkSession, catalog: str) -> Ask:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="briefly, and write nothing")
+    parser.add_argument("--quick", action="store_true", help="make a short run that writes no results")
     quick = parser.parse_args().quick
     scale, files, rounds = (0.01, 4, 1) if quick else (SCALE, FACT_FILES, ROUNDS)
     report = Report("gateway_engines", "What do SSB's queries gain by the objects gateway?", peer="the store itself")

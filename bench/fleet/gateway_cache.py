@@ -1,10 +1,16 @@
-"""What the gateway's cache gains: first reads and repeated reads through it, beside direct reads, alternately.
+"""How much faster are first and repeated reads through the gateway's cache than direct reads?
 
-The store is a real S3 server behind a proxy that delays each request as a store in the cloud does (`bench.gateway`),
-both reads of a pair equally long; for some rows it also limits each connection to the rate of one connection to S3.
-A first read finds nothing in the cache; then the same ranges are read from the disk, in a server without a memory tier,
-and from memory. Cached ranges are also compared with a process that sends files by sendfile, which is the limit of the
-loopback interface. The client is a plain socket, since a client in Python takes longer than the server.
+The reads alternate. The store is a real S3 server behind a proxy that delays each request, as a store in
+the cloud does
+(`bench.gateway`). Both reads of a pair have the same delay. For some rows, the proxy also limits each
+connection to the
+rate of one connection to S3. A first read finds nothing in the cache. Later reads of the same ranges
+come from the disk
+(in a server without a memory tier) and from memory. Cached reads are also compared with a process that
+sends files by
+sendfile, which is the limit of the loopback interface. The client is a plain socket, because a Python
+client library
+takes longer than the server.
 
     python -m bench.fleet.gateway_cache
 """
@@ -47,7 +53,7 @@ LIMIT = "sendfile"
 S3_RATE = 90e6
 """Bytes per second of one connection; Amazon states 85 to 90 MB/s for byte-range requests."""
 SLOW_CASES = (("1 MiB of memory", 1, {}), ("8 MiB of the disk", 8, {"SEAMARK_GATEWAY_CACHE_MEMORY_BYTES": "0"}))
-"""(what slow readers read, MiB, settings). From the disk each reader has its own copies."""
+"""(what slow readers read, MiB, settings). For reads from the disk, each reader has its own copies."""
 
 
 Read = Callable[[int], float]
@@ -120,7 +126,9 @@ def add_rows(
 
 
 def upload(rig: Rig, s3: S3, count: int) -> tuple[Keys, Keys, list[str]]:
-    """Return (keys of the gateway, keys of the store, names of new objects)."""
+    """Upload new objects and return the keys of the gateway, the keys of the store, and the names of the
+    objects.
+    """
     if not rig.has_table("t"):
         rig.create_table("t")
     keys = rig.keys("t")
@@ -200,7 +208,7 @@ def sequential(report: Report, rig: Rig, near: S3, far: S3) -> None:
 
 
 def _sending(listener: socket.socket, path: str) -> None:
-    """Answer each line with the part of the file that it names, by sendfile."""
+    """Answer each request line with the part of the file that the line names, by sendfile."""
 
     def serve(connection: socket.socket) -> None:
         with connection, open(path, "rb") as file:
@@ -329,7 +337,7 @@ def concurrent_readers(rig: Rig, keys: Keys, name: str, count: int, size: int) -
     """
     with closing(keys.client()) as client:
         url = _presigned(client, keys, name)
-        client.get_object(Bucket=keys.bucket, Key=keys.prefix + name)["Body"].read()  # into the cache
+        client.get_object(Bucket=keys.bucket, Key=keys.prefix + name)["Body"].read()  # Fills the cache.
     process, stop, peak = psutil.Process(rig.seamark.pid), threading.Event(), [0]
     before, kernel_before = process.memory_info().rss, _kernel_bytes()
 

@@ -1,12 +1,18 @@
-"""What does a table of up to ten million files cost one machine: memory for each file, and the time of its plans?
+"""How much memory and planning time does a table of up to ten million files need on one machine?
 
-The table has 20 columns, and manifests of 10,000 entries, as writers that merge manifests leave them. Two processes
-plan it one after another, with one folder on the local disk: the first decodes every manifest, the second begins as
-a server does after a restart. Each plans by every filter of `bench.planning.filters` in turn. Another manifest
-is then committed, and the snapshot is planned that lists it: at once, and after the server has prepared it.
+The table has 20 columns, and manifests of 10,000 entries, as writers that merge manifests produce them.
+Two processes
+plan the table one after another with the same folder on the local disk. The first process decodes every
+manifest. The
+second process starts like a server after a restart. Each process plans with every filter of
+`bench.planning.filters`
+in turn. Then another manifest is committed. The benchmark plans the new snapshot at once, and again
+after the server
+has prepared it.
 
-Memory is measured in two ways: by how much the resident memory of the process grew, without what the allocator has
-freed, and what the planner reports in /metrics.
+Memory is measured in two ways: the growth of the resident memory of the process, without memory that the
+allocator has
+freed, and the value that the planner reports in /metrics.
 
     python -m bench.fleet.many_files --files 1000000
 """
@@ -215,7 +221,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=int, nargs="+", default=[200_000, 1_000_000, 10_000_000])
     parser.add_argument("--manifest-entries", type=int, default=MANIFEST_ENTRIES)
-    parser.add_argument("--save", action="store_true", help="write bench/results")
+    parser.add_argument("--save", action="store_true", help="write the results to bench/results")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="seamark-bench-") as text:
         report = run(chosen.files, Path(text), chosen.manifest_entries)

@@ -1,8 +1,11 @@
-"""What a fleet of replicas costs and saves: reads through a peer beside reads of the storage, planning beside a storage
-with a heavy tail, and the pointer store.
+"""Measure what a fleet of replicas costs and saves.
 
-The storage is a real S3 server behind a proxy that delays each request as a store in the cloud does: 15 ms in the
-median, 200 ms at the 99.9th percentile. Reads of both kinds alternate.
+The benchmark compares reads through a peer with reads of the storage. It also measures planning with a
+storage that is
+sometimes very slow, and the pointer store. The storage is a real S3 server behind a proxy that delays
+each request as a
+store in the cloud does: 15 ms in the median, 200 ms at the 99.9th percentile. The two kinds of reads
+alternate.
 
     python -m bench.fleet.run
 """
@@ -190,7 +193,7 @@ async def measure_pointers(report: Report, postgres: Postgres, seconds: float) -
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="briefly, and write nothing")
+    parser.add_argument("--quick", action="store_true", help="make a short run that writes no results")
     quick = parser.parse_args().quick
     rounds, seconds = (20, 8.0) if quick else (300, 60.0)
     report = Report(

@@ -51,7 +51,7 @@ class AnswersDiffer(Exception):
 
 @dataclass(frozen=True)
 class Question:
-    """Of each column named: below a value, or one of some."""
+    """A condition on each named column: values below a limit, or values in a list."""
 
     name: str
     columns: tuple[str, ...]

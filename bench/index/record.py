@@ -44,7 +44,7 @@ SINGLE, SLICES = 20, 20
 
 Values = npt.NDArray[np.int64]
 Places = npt.NDArray[np.int64]
-"""int64[keys, 2]: data file and position."""
+"""int64[keys, 2]: the data file and the position of each key."""
 
 
 class AnswersDiffer(Exception):

@@ -21,13 +21,13 @@ from seamark.formats.protocol.wire import PLAN_MARK
 FACT = "lineorder"
 NONE: Mapping[str, str] = {}
 _LOCATION = re.compile(r"\bfile=(.*?), partition_data=")
-"""In the text of a task."""
+"""The pattern of a file location in the text of a task."""
 _ORDER = ("lo_orderdate", "lo_orderkey", "lo_linenumber")
 
 
 @dataclass(frozen=True)
 class FilesRead:
-    """Data files that a scan read, and their bytes."""
+    """The data files that a scan read, and their bytes."""
 
     files: int
     size_bytes: int
@@ -69,7 +69,7 @@ def write_table(
 
 
 def files_in(spark: SparkSession, target: str) -> int:
-    """Data files in the current snapshot."""
+    """Return the number of data files in the current snapshot."""
     return int(spark.sql(f"SELECT count(*) FROM {target}.files").collect()[0][0])
 
 

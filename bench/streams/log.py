@@ -52,7 +52,7 @@ class Measured:
 
     @property
     def rate(self) -> float:
-        """Batches in a second."""
+        """Return the batches per second."""
         return len(self.latencies_s) / self.seconds
 
 

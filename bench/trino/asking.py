@@ -40,7 +40,7 @@ class Failed(Exception):
 
 
 class Client:
-    """Of one address, over one connection; statistics come from the coordinator itself."""
+    """A client of one address, over one connection. The statistics come from the coordinator itself."""
 
     def __init__(self, url: str, coordinator: str) -> None:
         self._url, self._coordinator = url, coordinator
@@ -107,7 +107,7 @@ class Client:
 
 
 def _milliseconds(text: str) -> float:
-    """Of a duration as Trino writes it, `343.47ms`."""
+    """Return the milliseconds of a duration as Trino writes it, such as `343.47ms`."""
     found = _AMOUNT.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is no duration")

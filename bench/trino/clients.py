@@ -22,7 +22,7 @@ class Ran:
     body_bytes: int
     plan: str
     last: bytes
-    """The last page that had rows, as JSON; empty where none had."""
+    """The last page with rows, as JSON, or empty if no page had rows."""
 
 
 def statement(sql: str, **headers: str) -> Request:

@@ -29,7 +29,7 @@ from tests.services.seamark import Seamark
 GOAL_MS, GOAL_SHARE = 5.0, 1.03
 """The larger of the two is allowed."""
 FLAT = 1.03
-"""Of the memory after half of the statements, what there may be at the end."""
+"""The maximum memory at the end, relative to the memory after half of the statements."""
 FILES, RUNS, CLIENTS = 20, 250, 1000
 WARM = 30
 CASES = {
@@ -249,7 +249,7 @@ async def _chunks(reader: asyncio.StreamReader, head: bytes) -> AsyncIterator[by
 
 @asynccontextmanager
 async def _peak_mb(target: Target) -> AsyncIterator[Callable[[], float]]:
-    """How much more memory it had at most than before."""
+    """Yield a function that returns by how many MB the memory grew at most."""
     before = peak = target.rss_mb()
 
     async def watch() -> None:

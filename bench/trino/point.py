@@ -30,7 +30,7 @@ COLUMNS = {**{column: f"by {kind} index" for column, kind in INDEXED.items()}, O
 
 
 class AnswersDiffer(Exception):
-    """The adapter gave another row than Trino."""
+    """The adapter returned another row than Trino."""
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
