@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import NamedTuple
 
 import structlog
@@ -23,6 +24,7 @@ from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.protocol.wire import FRESH_FOLDER
 from seamark.formats.runtime.errors import (
     BadRequest,
+    LogUnavailable,
     NoSuchTable,
     RetryLater,
     SeamarkError,
@@ -41,7 +43,7 @@ from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.operations import OpenStream
 from seamark.metaserver.streams.catalog_tables import CatalogTables
 from seamark.metaserver.streams.fresh_snapshots import run_encoding, with_fresh_snapshot
-from seamark.metaserver.streams.log_opening import LogElsewhere, LogSource, open_log_source
+from seamark.metaserver.streams.log_opening import LogElsewhere, LogSource, open_log_source, read_identity
 from seamark.metaserver.streams.row_files import RowFiles
 from seamark.metaserver.streams.stream_table import FlushedBefore, FreshRows, StreamLimits, StreamTable
 
@@ -257,9 +259,11 @@ class Streams:
     async def _make(self, entry: Entry, metadata: TableMetadata) -> StreamTable:
         log = await self._logs.open()
         await check_writable(self._context, entry.uuid, metadata)
-        if not entry.flushed:
-            shards = min(max(1, as_int(metadata.properties, SHARDS, 1)), SHARDS_MAX)
-            await self._context.store.transact([OpenStream(entry.uuid, shards)])
+        shards = len(entry.parse_flushed_offsets()) or min(max(1, as_int(metadata.properties, SHARDS, 1)), SHARDS_MAX)
+        try:
+            await self._context.store.transact([OpenStream(entry.uuid, shards, self._logs.identity)])
+        except LogUnavailable as error:
+            raise LogElsewhere(error.message) from None
         entry, metadata = await self._stream_tables.load(entry.uuid)
         settings = self._context.settings
         folder = _fresh_folder(metadata)
@@ -466,7 +470,7 @@ async def open_streams(
         )
         return open_segment_log(folder, clock, limits)
 
-    async with open_log_source(open_log, folder.exists) as logs:
+    async with open_log_source(open_log, folder.exists, partial(read_identity, folder)) as logs:
         streams = Streams(catalog, commits, objects, logs, row_files)
         try:
             async with run_in_background("streams", streams.run):

@@ -479,8 +479,22 @@ async def test_a_lost_log_loses_no_new_rows_and_the_table_stays_readable(tmp_pat
     shutil.rmtree(tmp_path / "streams")
     async with streaming(tmp_path) as stream:
         status, message = await stream.refused(b'[{"id": 3}]')
-        assert (status, "Restore that log" in message) == (503, True)
+        assert (status, "restore it" in message) == (503, True)
         assert await stream.ids() == [1, 2]
+
+
+async def test_a_second_log_takes_no_rows_of_a_table_whose_rows_wait_in_the_first(tmp_path: Path) -> None:
+    async with streaming(tmp_path) as stream:
+        await create(stream)
+        await stream.post({"id": 1})
+    (tmp_path / "streams").rename(tmp_path / "first")
+    async with streaming(tmp_path) as stream:
+        status, message = await stream.refused(b'[{"id": 2}]')
+        assert (status, "write to the server that has that log" in message) == (503, True)
+    shutil.rmtree(tmp_path / "streams")
+    (tmp_path / "first").rename(tmp_path / "streams")
+    async with streaming(tmp_path) as stream:
+        assert await stream.ids() == [1]
 
 
 async def test_a_plan_in_pages_has_each_fresh_file_also_after_a_flush(tmp_path: Path) -> None:
