@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import ConfigError, LogUnavailable
 from seamark.metaserver.log.port import StreamLog
 
@@ -88,7 +88,7 @@ async def open_log_source(
         yield LogSource(stack, open_log, exists, read_identity)
 
 
-def read_identity(folder: Path) -> str:
+def read_identity(folder: Path, clock: Clock) -> str:
     """Return the identity of the log in a folder, which the caller has locked. A new log gets one.
 
     Raises:
@@ -97,7 +97,7 @@ def read_identity(folder: Path) -> str:
     path = folder / _IDENTITY
     if path.exists():
         return path.read_text()
-    identity, temporary = str(uuid.uuid4()), folder / f"{_IDENTITY}.new"
+    identity, temporary = str(clock.uuid4()), folder / f"{_IDENTITY}.new"
     with temporary.open("w") as file:
         file.write(identity)
         file.flush()

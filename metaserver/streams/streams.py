@@ -503,7 +503,7 @@ async def open_streams(
         )
         return open_segment_log(folder, clock, limits)
 
-    async with open_log_source(open_log, folder.exists, partial(read_identity, folder)) as logs:
+    async with open_log_source(open_log, folder.exists, partial(read_identity, folder, clock)) as logs:
         streams = Streams(catalog, commits, objects, logs, row_files)
         try:
             async with run_in_background("streams", streams.run):

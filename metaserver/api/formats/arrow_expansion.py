@@ -1,4 +1,4 @@
-"""The size of Arrow data after decoding: a small stream can stand for many values.
+"""The size of Arrow data after decoding: a small stream can represent many values.
 
 A dictionary, a run or a view names a value many times, and null arrays and fixed-size lists of nulls have no bytes. The
 size is estimated before such arrays are decoded.
