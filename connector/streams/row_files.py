@@ -66,8 +66,8 @@ def conform_rows(rows: pa.RecordBatch, metadata: TableMetadata) -> pa.RecordBatc
     Raises:
         BadRequest: If rows do not fit the schema.
     """
-    target = _target_of(metadata, metadata.current_schema)
     try:
+        target = _target_of(metadata, metadata.current_schema)
         return conform(rows, target.schema, target.arrow)
     except Unwritable as error:
         raise BadRequest(f"The rows do not fit the table: {error}") from None

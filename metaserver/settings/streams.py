@@ -11,8 +11,8 @@ from seamark.metaserver.settings.services import setting
 class StreamSettings:
     stream_memory_bytes: int = setting(
         256 << 20,
-        "Memory for rows of stream tables that are not flushed. From half of it on, the largest table is flushed at "
-        "once; at the limit, writers get 429.",
+        "Memory for rows of stream tables that are not flushed. From a quarter of it on, the largest table is flushed "
+        "at once. Writers of a table that has more bytes than are free get 429.",
         minimum=1 << 20,
     )
     stream_flush_interval_ms: int = setting(

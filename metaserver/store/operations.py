@@ -285,12 +285,17 @@ class AdvanceProducer(Operation, frozen=True):
 class OpenStream(Operation, frozen=True):
     """Make a table a stream table: each shard that has no flushed offset gets the offset 0.
 
+    The offsets are positions in one log. A second log has other rows at the same offsets.
+
     Raises:
+        LogUnavailable: The rows of the table are in another log.
         NoSuchTable: No live name refers to the table.
     """
 
     uuid: str
     shards: int
+    log: str = ""
+    """The identity of the log."""
 
 
 class FlushedRange(msgspec.Struct, frozen=True):

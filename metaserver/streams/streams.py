@@ -1,17 +1,17 @@
 """The stream tables of a server: opens them, limits their memory, and flushes them.
 
 One task watches all tables. It starts a separate task for the flush of each table that is due, so that a slow table
-holds up no other. The memory for rows is one limit for all tables: from half of it on, the largest table is flushed at
-once; at the limit, appends are refused until flushes have made room.
+holds up no other. The memory for rows is one limit for all tables: from a quarter of it on, the largest table is
+flushed at once. Appends are refused while their table has more bytes than are free.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import NamedTuple
 
 import structlog
@@ -23,9 +23,11 @@ from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.protocol.wire import FRESH_FOLDER
 from seamark.formats.runtime.errors import (
     BadRequest,
+    LogUnavailable,
     NoSuchTable,
     RetryLater,
     SeamarkError,
+    TooLarge,
     TooManyRequests,
 )
 from seamark.metaserver.catalog.catalog import Catalog
@@ -41,7 +43,7 @@ from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.operations import OpenStream
 from seamark.metaserver.streams.catalog_tables import CatalogTables
 from seamark.metaserver.streams.fresh_snapshots import run_encoding, with_fresh_snapshot
-from seamark.metaserver.streams.log_opening import LogElsewhere, LogSource, open_log_source
+from seamark.metaserver.streams.log_opening import LogElsewhere, LogSource, open_log_source, read_identity
 from seamark.metaserver.streams.row_files import RowFiles
 from seamark.metaserver.streams.stream_table import FlushedBefore, FreshRows, StreamLimits, StreamTable
 
@@ -122,6 +124,7 @@ class Streams:
         """The snapshot of the last flush of a table before a commit that removes rows, until a commit has read it."""
         self._next_shard = 0
         self._cleaned_s = 0.0
+        self._cleaning: asyncio.Task[None] | None = None
 
     @property
     def tables(self) -> Mapping[str, StreamTable]:
@@ -152,17 +155,12 @@ class Streams:
 
         Raises:
             TooManyRequests: The memory for rows is full.
+            TooLarge: The rows never have room in it.
             SequenceGap: The number does not follow the producer's last number.
         """
         assert loaded.entry is not None
         table = await self._open(loaded.entry, loaded.metadata)
-        limit_bytes = self._context.settings.stream_memory_bytes
-        if self.size_bytes + len(payload) > limit_bytes:
-            raise TooManyRequests(
-                f"The rows that wait for a flush take {self.size_bytes:,} bytes of {limit_bytes:,} "
-                "(stream_memory_bytes); send the rows again later",
-                1,
-            )
+        self._check_memory(table, len(payload))
         named = None
         if producer is None:
             self._next_shard = (self._next_shard + 1) % table.shards
@@ -180,6 +178,30 @@ class Streams:
             if loaded.metadata.current_snapshot_id is None:
                 state.is_due = True  # engines do not ask for a plan of a table without a snapshot
         return acknowledged
+
+    def _check_memory(self, table: StreamTable, size_bytes: int) -> None:
+        """Check that the memory has room for rows of a table.
+
+        A table may have as many bytes as stay free after the rows. So one table takes at most half of the memory, and
+        tables that are not flushed leave room for others.
+
+        Raises:
+            TooManyRequests: The memory is full.
+            TooLarge: The rows have more bytes than one table may ever have.
+        """
+        limit_bytes = self._context.settings.stream_memory_bytes
+        if 2 * size_bytes > limit_bytes:
+            raise TooLarge(
+                f"The rows take {size_bytes:,} bytes; a table may use half of {limit_bytes:,} bytes "
+                "(stream_memory_bytes). Send fewer rows"
+            )
+        free_bytes = limit_bytes - self.size_bytes - size_bytes
+        if table.size_bytes + size_bytes > free_bytes:
+            raise TooManyRequests(
+                f"The rows that wait for a flush take {self.size_bytes:,} bytes of {limit_bytes:,} "
+                f"(stream_memory_bytes), {table.size_bytes:,} of them for this table; send the rows again later",
+                1,
+            )
 
     async def load_fresh(self, entry: Entry, metadata: TableMetadata | None = None) -> FreshTable:
         """Return the table with all rows that were acknowledged before the call.
@@ -257,9 +279,11 @@ class Streams:
     async def _make(self, entry: Entry, metadata: TableMetadata) -> StreamTable:
         log = await self._logs.open()
         await check_writable(self._context, entry.uuid, metadata)
-        if not entry.flushed:
-            shards = min(max(1, as_int(metadata.properties, SHARDS, 1)), SHARDS_MAX)
-            await self._context.store.transact([OpenStream(entry.uuid, shards)])
+        shards = len(entry.parse_flushed_offsets()) or min(max(1, as_int(metadata.properties, SHARDS, 1)), SHARDS_MAX)
+        try:
+            await self._context.store.transact([OpenStream(entry.uuid, shards, self._logs.identity)])
+        except LogUnavailable as error:
+            raise LogElsewhere(error.message) from None
         entry, metadata = await self._stream_tables.load(entry.uuid)
         settings = self._context.settings
         folder = _fresh_folder(metadata)
@@ -356,20 +380,30 @@ class Streams:
         """Start the flushes that are due, and delete files that are no longer needed."""
         now_s, now_ms = self._context.clock.monotonic(), self._context.clock.now_ms()
         limit_bytes = self._context.settings.stream_memory_bytes
-        largest = max(self._tables.values(), key=lambda table: table.size_bytes, default=None)
-        is_crowded = self.size_bytes > limit_bytes // 2
-        for uuid, table in list(self._tables.items()):
-            state = self._flushes[uuid]
-            if state.task is not None or now_s < state.not_before_s:
-                continue
+        ready = [
+            table
+            for uuid, table in self._tables.items()
+            if self._flushes[uuid].task is None and now_s >= self._flushes[uuid].not_before_s
+        ]
+        largest = max(ready, key=lambda table: table.size_bytes, default=None)
+        # One table may have half of the memory (`_check_memory`), and is flushed before it does.
+        is_crowded = self.size_bytes > limit_bytes // 4
+        for table in ready:
+            state = self._flushes[table.uuid]
             if state.is_due or (is_crowded and table is largest) or self._is_old(table, now_ms):
                 state.is_due = False
-                state.task = asyncio.create_task(self._flush(table, state), name=f"flush {uuid}")
-        if now_s - self._cleaned_s >= _CLEAN_S:
+                state.task = asyncio.create_task(self._flush(table, state), name=f"flush {table.uuid}")
+        if now_s - self._cleaned_s >= _CLEAN_S and (self._cleaning is None or self._cleaning.done()):
             self._cleaned_s = now_s
-            for table in list(self._tables.values()):
-                with contextlib.suppress(SeamarkError):  # A later round tries again.
-                    await table.clean()
+            self._cleaning = asyncio.create_task(self._clean(), name="clean fresh files")
+
+    async def _clean(self) -> None:
+        """Delete files that are no longer needed. A slow storage does not hold up flushes."""
+        for table in list(self._tables.values()):
+            try:
+                await table.clean()
+            except SeamarkError as error:  # A later round tries again.
+                _log.warning("old fresh files were not deleted", table=table.uuid, error=error.message)
 
     def _is_old(self, table: StreamTable, now_ms: int) -> bool:
         oldest_ms = table.oldest_ms
@@ -403,7 +437,10 @@ class Streams:
         self._flushed_for_removal.pop(table.uuid, None)
 
     async def close(self) -> None:
-        """Wait for running flushes."""
+        """Wait for running flushes, and end the cleaning."""
+        if self._cleaning is not None:
+            self._cleaning.cancel()
+            await asyncio.gather(self._cleaning, return_exceptions=True)
         tasks = [state.task for state in self._flushes.values() if state.task is not None]
         await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -466,7 +503,7 @@ async def open_streams(
         )
         return open_segment_log(folder, clock, limits)
 
-    async with open_log_source(open_log, folder.exists) as logs:
+    async with open_log_source(open_log, folder.exists, partial(read_identity, folder, clock)) as logs:
         streams = Streams(catalog, commits, objects, logs, row_files)
         try:
             async with run_in_background("streams", streams.run):

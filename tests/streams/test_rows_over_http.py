@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shutil
+import struct
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -208,6 +209,40 @@ async def test_rows_that_do_not_fit_are_refused_with_row_column_and_value(stream
     assert await stream.ids() == []
 
 
+_LONG_TEXT = pa.array(["x" * 500_000])
+_ROWS = 20_000
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pa.DictionaryArray.from_arrays(pa.array([0] * _ROWS, pa.int8()), _LONG_TEXT),
+        pa.RunEndEncodedArray.from_arrays(pa.array([_ROWS], pa.int32()), _LONG_TEXT),
+        pa.Array.from_buffers(
+            pa.string_view(),
+            _ROWS,
+            [None, pa.py_buffer(struct.pack("<i4sii", 500_000, b"xxxx", 0, 0) * _ROWS), _LONG_TEXT.buffers()[2]],
+        ),
+        pa.FixedSizeListArray.from_arrays(pa.nulls(_ROWS * 1000), 1000),
+    ],
+    ids=["dictionary", "runs", "views", "lists of nulls"],
+)
+async def test_a_small_body_does_not_become_large(stream: Stream, names: pa.Array) -> None:
+    body = arrow_body(id=pa.array(range(_ROWS), pa.int64()), name=names)
+    assert len(body) < 1_000_000
+    status, message = await stream.refused(body, ARROW)
+    assert (status, "decoded rows have more than" in message) == (413, True)
+    few = pa.DictionaryArray.from_arrays(pa.array([0, 0]), pa.array(["a"]))
+    assert (await stream.send(arrow_body(id=pa.array([1, 2]), name=few), ARROW))[0] == 200
+
+
+async def test_a_table_with_encrypted_files_takes_no_rows(tmp_path: Path) -> None:
+    async with streaming(tmp_path) as stream:
+        await create(stream, properties={"format-version": "3", "encryption.key-id": "k"})
+        status, message = await stream.refused(b'[{"id": 1}]')
+        assert (status, "encrypted" in message) == (400, True)
+
+
 async def test_a_table_that_is_no_stream_table_takes_no_rows(tmp_path: Path) -> None:
     async with streaming(tmp_path) as stream:
         await create(stream, properties={ENABLED: "false"})
@@ -287,6 +322,30 @@ async def test_writers_are_held_back_at_the_limit_of_memory(tmp_path: Path) -> N
         (table,) = stream.server.components.streams.tables.values()
         await until(lambda: table.size_bytes == 0, within_s=30)
         await stream.post({"id": 2})
+
+
+async def test_a_table_that_is_not_flushed_leaves_memory_for_others(tmp_path: Path) -> None:
+    async with streaming(tmp_path, stream_memory_bytes=1 << 20) as stream:
+        await create(stream)
+        await asyncio.to_thread(
+            stream.catalog.create_table, "db.other", SCHEMA, properties={ENABLED: "true", "format-version": "2"}
+        )
+        await stream.post({"id": 0})
+        streams = stream.server.components.streams
+        (uuid,) = streams.tables
+        await until(lambda: streams.tables[uuid].size_bytes == 0, within_s=10)
+        streams._flushes[uuid].not_before_s = float("inf")  # as after flushes that failed
+        row = json.dumps([{"id": 1, "name": "x" * 100_000}]).encode()
+        answers = [(await stream.send(row))[0] for _ in range(8)]
+        assert (answers[0], answers[-1]) == (200, 429), answers
+        url = f"{stream.server.url}/api/v1/tables/db/other/rows"
+        for _ in range(8):
+            async with stream.server.http.post(url, data=row, headers={"Content-Type": "application/json"}) as answer:
+                assert answer.status == 200, await answer.text()
+            (other,) = streams.tables.keys() - {uuid}
+            await streams.flush(other)
+        large = json.dumps([{"id": 1, "name": "x" * 600_000}]).encode()
+        assert (await stream.send(large))[0] == 413
 
 
 async def test_a_dropped_table_takes_its_rows_with_it_and_an_undrop_brings_them_back(stream: Stream) -> None:
@@ -471,6 +530,17 @@ async def test_a_commit_that_removes_rows_conflicts_with_rows_that_it_has_not_re
     assert await stream.ids() == []
 
 
+async def test_a_replaced_table_has_no_rows_of_before(stream: Stream) -> None:
+    await stream.post({"id": 1})
+    url = f"{stream.server.url}/v1/namespaces/db/tables/t"
+    replace = {"requirements": [], "updates": [{"action": "remove-snapshot-ref", "ref-name": "main"}]}
+    async with stream.server.http.post(url, json=replace) as answer:
+        assert answer.status == 200, await answer.text()
+    await stream.post({"id": 2})
+    await stream.flush()
+    assert await stream.ids() == [2]
+
+
 async def test_a_lost_log_loses_no_new_rows_and_the_table_stays_readable(tmp_path: Path) -> None:
     async with streaming(tmp_path) as stream:
         await create(stream)
@@ -479,8 +549,22 @@ async def test_a_lost_log_loses_no_new_rows_and_the_table_stays_readable(tmp_pat
     shutil.rmtree(tmp_path / "streams")
     async with streaming(tmp_path) as stream:
         status, message = await stream.refused(b'[{"id": 3}]')
-        assert (status, "Restore that log" in message) == (503, True)
+        assert (status, "restore it" in message) == (503, True)
         assert await stream.ids() == [1, 2]
+
+
+async def test_a_second_log_takes_no_rows_of_a_table_whose_rows_wait_in_the_first(tmp_path: Path) -> None:
+    async with streaming(tmp_path) as stream:
+        await create(stream)
+        await stream.post({"id": 1})
+    (tmp_path / "streams").rename(tmp_path / "first")
+    async with streaming(tmp_path) as stream:
+        status, message = await stream.refused(b'[{"id": 2}]')
+        assert (status, "write to the server that has that log" in message) == (503, True)
+    shutil.rmtree(tmp_path / "streams")
+    (tmp_path / "first").rename(tmp_path / "streams")
+    async with streaming(tmp_path) as stream:
+        assert await stream.ids() == [1]
 
 
 async def test_a_plan_in_pages_has_each_fresh_file_also_after_a_flush(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ import msgspec
 from aiohttp import web
 
 from seamark.cache.single_flight import SingleFlight
+from seamark.formats.iceberg.metadata.snapshot import MAIN
 from seamark.formats.protocol.wire import is_plan_name, show
 from seamark.formats.runtime.errors import BadRequest, NoSuchTable, TooLarge
 from seamark.metaserver.api.http.describe import BodySize
@@ -35,6 +37,7 @@ from seamark.metaserver.catalog.documents import SnapshotMode
 from seamark.metaserver.catalog.values import Caller, CreateTable, LoadedTable
 from seamark.metaserver.objects.vending import VENDED
 from seamark.metaserver.store.model import EntryKind
+from seamark.metaserver.streams.log_opening import LogElsewhere
 
 _NAMESPACE = "/v1/{prefix}/namespaces/{namespace}"
 _TABLE = f"{_NAMESPACE}/tables/{{table}}"
@@ -134,12 +137,16 @@ async def _prepare_stream_table(call: Call, body: _CommitTable) -> None:
         BadRequest: For a snapshot that a catalog commits whose current snapshot may be a fresh one.
     """
     snapshots = [update.get("snapshot") for update in body.updates if update.get("action") == "add-snapshot"]
-    if not snapshots or not call.components.streams.has_log:
+    is_reset = any(_drops_history(update) for update in body.updates)
+    if not (snapshots or is_reset) or not call.components.streams.has_log:
         return
     entry = await call.components.store.entry(EntryKind.TABLE, call.namespace, call.name)
     if entry is None or not entry.flushed:
         return
-    if reads_fresh(call.headers):
+    if is_reset:
+        with suppress(LogElsewhere):  # no reader of this process has seen rows that wait elsewhere
+            await call.components.streams.flush(entry.uuid)
+    if snapshots and reads_fresh(call.headers):
         raise BadRequest(
             f"{show(call.namespace, call.name)} is a stream table, and this catalog reads snapshots of it that only "
             f"requests with {FRESH_HEADER} see; commit through a catalog without the header"
@@ -150,6 +157,16 @@ async def _prepare_stream_table(call: Call, body: _CommitTable) -> None:
         summary, parent_id = snapshot.get("summary"), snapshot.get("parent-snapshot-id")
         if isinstance(summary, dict) and summary.get("operation") in ("delete", "overwrite"):
             await call.components.streams.flush_for_removal(entry, parent_id if isinstance(parent_id, int) else None)
+
+
+def _drops_history(update: dict[str, Any]) -> bool:
+    """Return whether rows that wait for a flush have to be in a snapshot before an update.
+
+    A replaced table loses its branch `main`, and with it the rows. Rows that wait are in the schema that was current
+    when they came, and that schema must not be removed before their flush.
+    """
+    action = update.get("action")
+    return action == "remove-schemas" or (action == "remove-snapshot-ref" and update.get("ref-name") == MAIN)
 
 
 @Route("DELETE", _TABLE, "dropTable", is_idempotent=True)

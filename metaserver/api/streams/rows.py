@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated
 
@@ -11,8 +11,9 @@ import pyarrow as pa
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.protocol.wire import check_changeable, check_name, show
-from seamark.formats.runtime.errors import BadRequest
+from seamark.formats.runtime.errors import BadRequest, TooLarge
 from seamark.metaserver.api.formats.arrow_body import read_stream
+from seamark.metaserver.api.formats.arrow_expansion import expanded_bytes
 from seamark.metaserver.api.http.bodies import QUICK_BYTES
 from seamark.metaserver.api.http.describe import BodySize, Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
@@ -37,6 +38,10 @@ _PARAMETERS = (
     ),
 )
 _SEQUENCE_MAX = 1 << 62
+_DECODED_BYTES_MAX = 64 << 20
+"""The maximum size of the decoded rows of one request. The log takes no larger append."""
+_VALUE_BYTES = 4
+"""The least size of a value of most types in the log, also of a null."""
 
 
 class RowPosition(msgspec.Struct, frozen=True):
@@ -66,6 +71,7 @@ class AppendedRows(msgspec.Struct, frozen=True):
         ResponseSpec(400, "The table is no stream table, or a row does not fit it; no row was appended"),
         ResponseSpec(404, "No such table"),
         ResponseSpec(409, "The sequence does not follow the producer's last sequence; no row was appended"),
+        ResponseSpec(413, "Too many rows, or the decoded rows are too large; no row was appended"),
         ResponseSpec(415, "Another media type"),
         ResponseSpec(429, "The memory for rows is full; no row was appended"),
     ),
@@ -158,8 +164,11 @@ def _prepare(call: Call, body: bytes, row_format: RowFormat, metadata: TableMeta
     rows_max, row_files = call.components.settings.stream_rows_limit, call.components.streams.row_files
     if row_format is RowFormat.ARROW:
         batches = read_stream(body, "The body", rows_max=rows_max).to_batches()
+        _check_size(batches, metadata)
     else:
-        batches = [to_batch(decode_objects(body, row_format, rows_max=rows_max), metadata.current_schema)]
+        objects = decode_objects(body, row_format, rows_max=rows_max)
+        _check_columns(len(objects), metadata)
+        batches = [to_batch(objects, metadata.current_schema)]
     conformed = [row_files.conform(batch, metadata) for batch in batches if batch.num_rows]
     if not conformed:
         return 0, b""
@@ -167,6 +176,38 @@ def _prepare(call: Call, body: bytes, row_format: RowFormat, metadata: TableMeta
     if len(conformed) > 1:
         batch = pa.concat_batches(conformed)
     return batch.num_rows, row_files.pack(batch, metadata)
+
+
+def _check_size(batches: Sequence[pa.RecordBatch], metadata: TableMetadata) -> None:
+    """Check that the decoded rows have at most `_DECODED_BYTES_MAX`, before they are decoded.
+
+    Raises:
+        TooLarge: They have more.
+        BadRequest: A column has a form whose size is not estimated.
+    """
+    _check_columns(sum(batch.num_rows for batch in batches), metadata)
+    size_bytes = 0
+    for batch in batches:
+        for field, column in zip(batch.schema, batch.columns, strict=True):
+            size_bytes += expanded_bytes(column, field.name[:100])
+            if size_bytes > _DECODED_BYTES_MAX:
+                raise TooLarge(
+                    f"The decoded rows have more than {_DECODED_BYTES_MAX:,} bytes; send them in several requests"
+                )
+
+
+def _check_columns(rows: int, metadata: TableMetadata) -> None:
+    """Check the size of the columns of a table for rows that may lack most of them.
+
+    Raises:
+        TooLarge: The columns have too many values.
+    """
+    columns = len(metadata.current_schema.fields)
+    if rows * columns * _VALUE_BYTES > _DECODED_BYTES_MAX:
+        raise TooLarge(
+            f"The body has {rows:,} rows for a table with {columns:,} columns; send at most "
+            f"{_DECODED_BYTES_MAX // (columns * _VALUE_BYTES):,} rows in a request"
+        )
 
 
 def _read_producer(query: Mapping[str, str]) -> tuple[str, int] | None:

@@ -173,7 +173,8 @@ _RETAINED = (
 _STREAM_OFFSETS = (
     # The rows of a shard before `flushed` are in the table's files.
     """CREATE TABLE stream_offsets (
-        uuid {text} NOT NULL, shard {int} NOT NULL, flushed {int} NOT NULL, PRIMARY KEY (uuid, shard)
+        uuid {text} NOT NULL, shard {int} NOT NULL, flushed {int} NOT NULL, log {text} NOT NULL,
+        PRIMARY KEY (uuid, shard)
     ) {table}""",
 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seamark.formats.runtime.errors import CommitConflict
+from seamark.formats.runtime.errors import CommitConflict, LogUnavailable
 from seamark.metaserver.store import operations
 from seamark.metaserver.store.sql.by_uuid import hold_table
 from seamark.metaserver.store.sql.statement import Steps, StoreStatement
@@ -12,8 +12,17 @@ def open_stream(op: operations.OpenStream, now_ms: int) -> Steps[None]:
     yield from hold_table(op.uuid)
     for shard in range(op.shards):
         yield StoreStatement(
-            "INSERT INTO stream_offsets (uuid, shard, flushed) VALUES ($1, $2, 0) ON CONFLICT (uuid, shard) DO NOTHING",
-            (op.uuid, shard),
+            "INSERT INTO stream_offsets (uuid, shard, flushed, log) VALUES ($1, $2, 0, $3) "
+            "ON CONFLICT (uuid, shard) DO NOTHING",
+            (op.uuid, shard, op.log),
+        )
+    others = yield StoreStatement(
+        "SELECT log FROM stream_offsets WHERE uuid = $1 AND log <> $2 LIMIT 1", (op.uuid, op.log)
+    )
+    if others:
+        raise LogUnavailable(
+            f"The rows of the table {op.uuid} are in the log {others[0][0]}, and this server has the log {op.log}: "
+            "write to the server that has that log. If that log is lost, restore it"
         )
 
 

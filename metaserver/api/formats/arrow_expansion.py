@@ -1,0 +1,86 @@
+"""The size of Arrow data after decoding: a small stream can represent many values.
+
+A dictionary, a run or a view names a value many times, and null arrays and fixed-size lists of nulls have no bytes. The
+size is estimated before such arrays are decoded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from seamark.formats.runtime.errors import BadRequest
+
+_NESTED_VALUE_BYTES = 8
+
+
+def expanded_bytes(array: pa.Array, path: str) -> int:
+    """Return about how many bytes the array has without dictionaries, runs and views.
+
+    Raises:
+        BadRequest: The array has values in a form whose size is not estimated.
+    """
+    kind: Any = array.type
+    if isinstance(array, pa.ExtensionArray):
+        return expanded_bytes(array.storage, path)
+    if pa.types.is_dictionary(kind):
+        sizes = _value_bytes(array.dictionary, path)
+        return _total(pc.take(sizes, array.indices))
+    if pa.types.is_run_end_encoded(kind):
+        sizes = _value_bytes(array.values, path)
+        return _total(pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(array.run_ends, sizes)))
+    if pa.types.is_struct(kind):
+        children = (expanded_bytes(array.field(n), path) for n in range(kind.num_fields))
+        return len(array) + sum(children)
+    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+        if _total(pc.list_value_length(array)) > len(array.values):
+            raise BadRequest(f"Column {path}: the list views name an element twice; send lists")
+        return _NESTED_VALUE_BYTES * len(array) + expanded_bytes(array.values, path)
+    if pa.types.is_map(kind):
+        return _NESTED_VALUE_BYTES * len(array) + expanded_bytes(array.keys, path) + expanded_bytes(array.items, path)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return _NESTED_VALUE_BYTES * len(array) + expanded_bytes(array.values, path)
+    return _total(_value_bytes(array, path))
+
+
+def _total(sizes: pa.Array) -> int:
+    return int(pc.sum(pc.cast(sizes, pa.int64())).as_py() or 0)
+
+
+def _value_bytes(array: pa.Array, path: str) -> pa.Array:
+    """Return the bytes of each value of an array without nested values.
+
+    Raises:
+        BadRequest: The values are nested.
+    """
+    kind: Any = array.type
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        return pa.array(_view_lengths(array))
+    if any(is_kind(kind) for is_kind in _VARIABLE):
+        return pc.cast(pc.binary_length(array), pa.int64())
+    if (
+        pa.types.is_null(kind)
+        or pa.types.is_primitive(kind)
+        or pa.types.is_fixed_size_binary(kind)
+        or _is_decimal(kind)
+    ):
+        width = 8 if pa.types.is_null(kind) else max(1, kind.bit_width // 8)
+        return pa.array(np.full(len(array), width, np.int64))
+    raise BadRequest(f"Column {path} has {str(kind)[:100]} values; send them without a dictionary, runs or unions")
+
+
+def _is_decimal(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_decimal(kind))
+
+
+_VARIABLE = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+
+
+def _view_lengths(array: pa.Array) -> Any:
+    views = np.frombuffer(array.buffers()[1], np.int32).reshape(-1, 4)
+    lengths = views[array.offset : array.offset + len(array), 0].astype(np.int64)
+    valid = array.is_valid().to_numpy(zero_copy_only=False)
+    return np.where(valid, np.maximum(lengths, 0), 0)
