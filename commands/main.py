@@ -99,6 +99,9 @@ _COMMANDS = {
     ),
     "health": DeferredCommand("seamark.commands.maintenance.health:health", "Show the problems of a table."),
     "services": DeferredCommand("seamark.commands.maintenance.services:services", "List the jobs of table services."),
+    "stream": DeferredCommand(
+        "seamark.commands.maintenance.stream:stream", "List, show and flush stream tables, which take single rows."
+    ),
     "replicas": DeferredCommand(
         "seamark.commands.maintenance.replicas:replicas", "List the servers that read files through each other."
     ),

@@ -55,7 +55,7 @@ def _rules() -> dict[str, Rule]:
         listViews loadView viewExists listFunctions loadFunction
         planTableScan fetchPlanningResult cancelPlanning fetchScanTasks
         listDropped listTableMetrics listTimeline listTableTimeline
-        loadStream loadTableHealth loadTablePolicy listRunningJobs listRunningTableJobs
+        loadStream listStreams loadTableHealth loadTablePolicy listRunningJobs listRunningTableJobs
         listFiles listColumnStats loadColumnLayout listPartitions explain explainQuery
         makePlanTable renewPlanTable leasePlanSnapshots
         listIndexes loadIndex loadIndexBuild listIndexBuildFiles lookupKeys selectRows"""

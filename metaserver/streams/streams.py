@@ -141,6 +141,19 @@ class Streams:
         """Whether this server has, or had, rows of stream tables."""
         return self._logs.exists
 
+    async def durable_offsets(self) -> dict[str, dict[int, int]]:
+        """Return the offset after the last durable row of each shard in the log, by the UUID of the table.
+
+        Raises:
+            LogElsewhere: Another process has the log.
+        """
+        if not self._logs.exists:
+            return {}
+        offsets: dict[str, dict[int, int]] = {}
+        for shard, state in (await self._logs.open()).shards().items():
+            offsets.setdefault(shard.stream, {})[shard.number] = state.watermark
+        return offsets
+
     async def append(
         self, loaded: LoadedTable, payload: bytes, rows: int, *, who: str, producer: tuple[str, int] | None
     ) -> Acknowledgement:

@@ -402,7 +402,7 @@ _BODILESS = """
     removeGrant listFiles listIndexes rebuildIndexRegistry loadIndex dropIndex startIndexBuild loadIndexBuild
     listIndexBuildFiles listTableMetrics listPartitions listColumnStats loadColumnLayout listTableTimeline listTimeline
     listReplicas listTokens revokeToken loadTableHealth loadTablePolicy cancelStatement adviseTtl listRunningJobs
-    listRunningTableJobs loadSqlState loadStream flushRows
+    listRunningTableJobs loadSqlState loadStream flushRows listStreams
 """
 BODILESS = frozenset(_BODILESS.split())
 """Operations that have only a path and a query to draw."""

@@ -20,6 +20,7 @@ from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.plans.planning import POINTERS
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.streams.rows import RowFormat, decode_objects, format_of, to_batch
+from seamark.metaserver.streams.stream_table import StreamTable
 from seamark.metaserver.streams.streams import PRODUCER_CHARACTERS_MAX, check_stream_table
 
 _PARAMETERS = (
@@ -128,13 +129,19 @@ async def load_stream(call: Call) -> StreamStatus:
         raise BadRequest(f"{show(call.namespace, call.name)} has no stream: no row was ever appended to it")
     table = await call.components.streams.open(entry)
     durable = table.watermarks()
-    shards = [ShardStatus(number, table.flushed[number], mark) for number, mark in sorted(durable.items())]
+    return to_status(
+        [ShardStatus(number, table.flushed[number], mark) for number, mark in sorted(durable.items())], table
+    )
+
+
+def to_status(shards: list[ShardStatus], table: StreamTable | None) -> StreamStatus:
+    """Return the state of a stream. `table` is the open table; None if no row of it is in memory."""
     return StreamStatus(
         shards,
         waiting_rows=sum(shard.durable - shard.flushed for shard in shards),
-        waiting_bytes=table.size_bytes,
-        oldest_ms=table.oldest_ms,
-        fresh_files=len(table.fresh_files()),
+        waiting_bytes=0 if table is None else table.size_bytes,
+        oldest_ms=None if table is None else table.oldest_ms,
+        fresh_files=0 if table is None else len(table.fresh_files()),
     )
 
 

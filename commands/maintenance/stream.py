@@ -1,0 +1,82 @@
+"""`seamark stream`: lists, shows and flushes stream tables through the running server.
+
+Exit codes: 0 on success, 1 when the server refuses or cannot be reached, 2 for invalid arguments.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from seamark.commands.connecting import server_command
+from seamark.commands.terminal import print_json, print_result, print_rows, say, show_count, show_size
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.names import join_name
+from seamark.connector.streams.status import flush_stream, list_streams, load_stream
+from seamark.formats.runtime.clock import SystemClock
+
+
+@click.group()
+def stream() -> None:
+    """List, show and flush stream tables, which take single rows."""
+
+
+@stream.command("list")
+@server_command
+def list_command(client: IndexClient, as_json: bool) -> None:
+    """List the stream tables that you may see, with the rows that wait for a flush."""
+    streams = list(list_streams(client))
+    if as_json:
+        print_json(streams)
+    elif not streams:
+        say("No stream table that you may see has rows in the log.")
+    else:
+        headers = ("table", "waiting rows", "memory", "oldest", "flushed", "durable")
+        print_rows(headers, map(_row, streams), right_aligned=headers[1:])
+
+
+@stream.command()
+@click.argument("table")
+@server_command
+def show(client: IndexClient, table: str, as_json: bool) -> None:
+    """Show what of the stream table TABLE waits for a flush, and the offsets of its shards."""
+    state = load_stream(client, table)
+    if as_json:
+        print_json(state)
+        return
+    age = _show_age(state["oldest-ms"])
+    say(
+        f"{table}: {show_count(state['waiting-rows'], 'row')} ({show_size(state['waiting-bytes'])}) "
+        f"{'waits' if state['waiting-rows'] == 1 else 'wait'} for a flush{f', the oldest for {age}' if age else ''}; "
+        f"{show_count(state['fresh-files'], 'fresh file')}"
+    )
+    headers = ("shard", "flushed", "durable")
+    rows = [(str(one["shard"]), f"{one['flushed']:,}", f"{one['durable']:,}") for one in state["shards"]]
+    print_rows(headers, rows, right_aligned=headers)
+
+
+@stream.command()
+@click.argument("table")
+@server_command
+def flush(client: IndexClient, table: str, as_json: bool) -> None:
+    """Add the waiting rows of the stream table TABLE to its files now."""
+    rows = flush_stream(client, table)
+    text = f"{show_count(rows, 'row')} of {table} {'was' if rows == 1 else 'were'} flushed"
+    print_result({"table": table, "rows": rows}, text, as_json=as_json)
+
+
+def _row(state: dict[str, Any]) -> tuple[str, ...]:
+    shards = state["shards"]
+    return (
+        join_name((*state["namespace"], state["table"])),
+        f"{state['waiting-rows']:,}",
+        show_size(state["waiting-bytes"]),
+        _show_age(state["oldest-ms"]),
+        f"{sum(shard['flushed'] for shard in shards):,}",
+        f"{sum(shard['durable'] for shard in shards):,}",
+    )
+
+
+def _show_age(oldest_ms: int | None) -> str:
+    return "" if oldest_ms is None else f"{max(0.0, (SystemClock().now_ms() - oldest_ms) / 1000):.1f} s"

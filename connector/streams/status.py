@@ -1,0 +1,51 @@
+"""Requests for the state of stream tables, and for flushes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.names import Name, table_path
+
+_PAGE = "1000"
+
+
+def list_streams(client: SeamarkClient) -> Iterator[dict[str, Any]]:
+    """Yield the stream tables that the caller may read, with the state of their streams.
+
+    docs/reference/openapi.json defines the form of a table (listStreams).
+
+    Raises:
+        Unavailable: Another server has the log.
+    """
+    query = {"pageSize": _PAGE}
+    while True:
+        page = client._json("GET", "/api/v1/streams", query)
+        yield from page["streams"]
+        if page["next-page-token"] is None:
+            return
+        query = {**query, "pageToken": page["next-page-token"]}
+
+
+def load_stream(client: SeamarkClient, table: Name) -> dict[str, Any]:
+    """Return the state of the stream of a table: its shards, and what waits for a flush.
+
+    docs/reference/openapi.json defines the form of the answer (loadStream).
+
+    Raises:
+        NotFound: The table does not exist.
+        BadRequest: No row was ever appended to the table.
+    """
+    return client._json("GET", f"{table_path(table)}/stream")
+
+
+def flush_stream(client: SeamarkClient, table: Name) -> int:
+    """Add the waiting rows of a stream table to its files; return their number.
+
+    Raises:
+        NotFound: The table does not exist.
+        Refused: The flush conflicts with another commit; the status is 409.
+    """
+    rows: int = client._json("POST", f"{table_path(table)}/flush")["rows"]
+    return rows
