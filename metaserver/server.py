@@ -36,7 +36,7 @@ from seamark.formats.runtime.connections import (
     connections_max,
     raise_descriptor_limit,
 )
-from seamark.formats.runtime.errors import ConfigError, SeamarkError
+from seamark.formats.runtime.errors import ConfigError, LogUnavailable, SeamarkError
 from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.formats.runtime.tls import Certificate
 from seamark.metaserver.access.audit import open_audit
@@ -504,6 +504,18 @@ async def _refresh_keys(components: ServerComponents) -> None:
         await components.keyring.refresh()
 
 
+def _sample_streams(components: ServerComponents) -> None:
+    tables, now_ms = components.streams.tables.values(), components.clock.now_ms()
+    try:
+        rows = sum(table.unflushed_rows for table in tables)
+    except LogUnavailable:
+        components.metrics.streams.log_failed()
+        return
+    oldest_ms = min((table.oldest_ms for table in tables if table.oldest_ms is not None), default=now_ms)
+    fresh_files = sum(len(table.fresh_files()) for table in tables)
+    components.metrics.streams.sample(rows, components.streams.size_bytes, now_ms - oldest_ms, fresh_files)
+
+
 async def _sample(components: ServerComponents) -> None:
     """Update the gauges of other components, and measure the latency of the event loop."""
     metrics, clock = components.metrics, components.clock
@@ -527,3 +539,4 @@ async def _sample(components: ServerComponents) -> None:
             components.catalog.documents.cache.stats(),
             components.indexes.stats().memory,
         )
+        _sample_streams(components)

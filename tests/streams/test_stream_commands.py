@@ -9,6 +9,9 @@ from typing import Any
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.streams.status import list_streams
+from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.store.model import Grant
+from tests.server.rig import running
 from tests.services.command import run_seamark
 from tests.streams.test_rows_over_http import SCHEMA, create, streaming
 
@@ -74,3 +77,43 @@ async def test_the_listing_has_pages_and_survives_a_restart(tmp_path: Path) -> N
         client = SeamarkClient(stream.server.url)
         listed = await asyncio.to_thread(lambda: list(list_streams(client)))
         assert sorted(table["table"] for table in listed) == ["a", "b", "t"]
+
+
+async def test_metrics_count_waiting_rows_and_report_a_failed_log(tmp_path: Path) -> None:
+    async with streaming(tmp_path) as stream:
+        await create(stream)
+        await stream.post({"id": 1})
+        await stream.flush()
+        await stream.post({"id": 2}, {"id": 3})
+
+        async def shows(line: str) -> bool:
+            async with stream.server.http.get(f"{stream.server.url}/metrics") as answer:
+                return line in (await answer.text()).splitlines()
+
+        async with asyncio.timeout(20):
+            while not await shows("seamark_stream_waiting_rows 2.0"):
+                await asyncio.sleep(0.1)
+            assert await shows("seamark_stream_log_failed 0.0")
+            log = await stream.server.components.streams._logs.open()
+            log._failure = "The disk failed"  # type: ignore[attr-defined]
+            while not await shows("seamark_stream_log_failed 1.0"):
+                await asyncio.sleep(0.1)
+
+
+async def test_a_reader_of_another_namespace_sees_no_stream(tmp_path: Path) -> None:
+    async with streaming(tmp_path) as stream:
+        await create(stream)
+        await stream.post({"id": 1})
+        store, clock = stream.server.components.store, stream.server.components.clock
+        secrets = {
+            name: await create_token(store, clock, name, None, [Grant(name, "reader", of) for of in grants])
+            for name, grants in (("rita", [("db",)]), ("mallory", [("evil",)]), ("nobody", []))
+        }
+    async with running(tmp_path, auth="token") as server:
+        seen = {}
+        for name, secret in secrets.items():
+            status, page = await server.get("/api/v1/streams", headers={"Authorization": f"Bearer {secret}"})
+            assert status == 200, page
+            seen[name] = [listed["table"] for listed in page["streams"]]
+        assert seen == {"rita": ["t"], "mallory": [], "nobody": []}
+        assert (await server.get("/api/v1/streams"))[0] == 401

@@ -350,6 +350,31 @@ class GatewayCacheMetrics:
                 gauge.labels(name).set(value)
 
 
+class StreamMetrics:
+    """The rows of stream tables that wait for a flush on this server."""
+
+    def __init__(self, make: MetricFactory) -> None:
+        self._rows = make.gauge("seamark_stream_waiting_rows", "Rows of stream tables that wait for a flush.")
+        self._bytes = make.gauge("seamark_stream_waiting_bytes", "Memory of rows that wait for a flush.")
+        self._age = make.gauge(
+            "seamark_stream_oldest_seconds", "How long the oldest row in memory has waited for a flush.", mode="livemax"
+        )
+        self._fresh = make.gauge("seamark_stream_fresh_files", "Fresh files that the next plans may name.")
+        self._failed = make.gauge("seamark_stream_log_failed", "Whether the log refuses all rows.", mode="livemax")
+
+    def sample(self, rows: int, size_bytes: int, age_ms: int, fresh_files: int) -> None:
+        """Set the current values of a log that works."""
+        self._rows.set(rows)
+        self._bytes.set(size_bytes)
+        self._age.set(max(0, age_ms) / 1000)
+        self._fresh.set(fresh_files)
+        self._failed.set(0)
+
+    def log_failed(self) -> None:
+        """Record that the log refuses all rows. The other values stay."""
+        self._failed.set(1)
+
+
 class LoadMetrics:
     """The work that waits in the worker: its event loop, the store's writer, watchers, webhooks."""
 
@@ -388,6 +413,7 @@ class ServerMetrics:
         self.peers = PeerMetrics(make)
         self.jobs = JobMetrics(make)
         self.gateway_cache = GatewayCacheMetrics(make)
+        self.streams = StreamMetrics(make)
         self.load = LoadMetrics(make)
 
     def observe(self, operation: str, status: int, seconds: float, error: BaseException | None) -> None:
