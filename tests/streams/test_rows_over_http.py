@@ -194,7 +194,7 @@ async def test_rows_that_do_not_fit_are_refused_with_row_column_and_value(stream
     assert "Row 0, column id: the value 1.5" in await reason({"id": 1.5})
     assert "Row 0, column id: the value true" in await reason({"id": True})
     assert f"column id: the value {1 << 64}" in await reason({"id": 1 << 64})
-    assert "Row 1 has the column 'nam', which the table does not have" in await reason({"id": 1}, {"id": 2, "nam": 1})
+    assert "Row 1 has the column 'town', which the table does not have" in await reason({"id": 1}, {"id": 2, "town": 1})
     assert "Row 0, column day: the value" in await reason({"id": 1, "day": "31.1.2026"})
     assert "column id is required" in await reason({"name": "a"}, {"id": 1})
     assert "Row 0 is 7" in await reason(7)
