@@ -383,8 +383,8 @@ class SeamarkClient:
     ) -> dict[str, Any]:
         """Remove expired snapshots, and the files that no other snapshot needs.
 
-        Repeat the request while `snapshots-left` of the answer is not 0. By default, the values are those of the
-        table's properties.
+        Repeat the request until `snapshots-left` of the answer is 0. Arguments that are None default to the properties
+        of the table.
 
         Raises:
             BadRequest: The table's properties forbid the deletion of files.

@@ -69,14 +69,14 @@ def expire(
 
 @dataclass
 class OrphanTotals:
-    """The totals of all requests of a removal of orphan files.
+    """The totals of a removal of orphan files, over all its requests.
 
     Attributes:
         listed: The number of files in the folders.
         locations: The locations of the first removed files.
         uploads: The number of unfinished multipart uploads that were aborted.
-        files_unconfirmed: The number of files whose age only the clock indicates. They stay until the catalog
-            has seen this time pass.
+        files_unconfirmed: The number of files that are old only according to the clock. They stay until the catalog
+            has itself observed this time.
     """
 
     files: int = 0

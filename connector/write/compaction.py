@@ -222,7 +222,11 @@ def _select_in_partition(
 
 
 def _divide_into_tiers(small: Sequence[ScanTask]) -> Iterator[list[ScanTask]]:
-    """Divide files into tiers: each file is at most as large as all smaller files of its tier together."""
+    """Divide files, from the smallest to the largest, into tiers.
+
+    A file joins a tier if it is at most as large as the files of the tier together. The second file may be up to
+    `_TIER_SIZE_RATIO_MAX` times as large as the first file.
+    """
     tier: list[ScanTask] = []
     size_bytes = 0
     for task in sorted(small, key=lambda task: task.size_bytes):

@@ -57,7 +57,7 @@ def bind_peer_socket(settings: Settings) -> socket.socket:
 
 
 class Peers:
-    """The opened peer tier."""
+    """The running components of the peer tier: membership, client, server and cached files."""
 
     def __init__(
         self,

@@ -114,7 +114,7 @@ def problems_of_services(
         metadata: The metadata of the table, with the policies of its namespaces.
         health: The problems that the services would correct.
         state: Whether a server runs table services.
-        failed: The last runs of services on the table that failed, by service.
+        failed: The last run of each service that failed on the table, by service.
     """
     has_indexes = bool(read_definitions(metadata).enabled)
     waits = has_indexes or any(problem.enabled for problem in health.problems)

@@ -369,7 +369,7 @@ class OrphanFileRemoval(JobProposer):
         return self.make_job(entry, self._PAUSE_S)
 
     def recheck_after_s(self, metadata: TableMetadata) -> float:
-        """Return the seconds until files are old enough to be removed."""
+        """Return the seconds until the table is checked again for orphan files, or NEVER if the service is off."""
         return self._PAUSE_S if self.is_on(metadata) else NEVER
 
 

@@ -32,7 +32,7 @@ def mapped_path(payload: memoryview) -> str:
     raise AssertionError("an address that is not mapped")
 
 
-def test_stored_file_replaces_the_memory(tmp_path: Path) -> None:
+def test_memory_of_a_region_is_replaced_by_its_mapped_file(tmp_path: Path) -> None:
     data = os.urandom(SIZE)
     region = region_of(data)
     array = np.frombuffer(region.payload, dtype=np.uint8)

@@ -127,7 +127,7 @@ async def test_commit_with_correct_metrics_stays_as_the_engine_wrote_it(tmp_path
     ("confined_to", "is_locked", "is_full"),
     [(None, True, False), ((DB,), True, False), (None, True, True), (None, False, False)],
 )
-async def test_new_manifests_are_read_once_and_while_the_commit_waits(
+async def test_new_manifests_are_read_once_before_the_lock_unless_many_commits_wait(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     confined_to: tuple[tuple[str, ...], ...] | None,

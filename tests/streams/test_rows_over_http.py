@@ -227,7 +227,7 @@ _ROWS = 20_000
     ],
     ids=["dictionary", "runs", "views", "lists of nulls"],
 )
-async def test_a_small_body_does_not_become_large(stream: Stream, names: pa.Array) -> None:
+async def test_small_body_that_decodes_to_too_many_bytes_is_refused(stream: Stream, names: pa.Array) -> None:
     body = arrow_body(id=pa.array(range(_ROWS), pa.int64()), name=names)
     assert len(body) < 1_000_000
     status, message = await stream.refused(body, ARROW)
@@ -324,7 +324,7 @@ async def test_writers_are_held_back_at_the_limit_of_memory(tmp_path: Path) -> N
         await stream.post({"id": 2})
 
 
-async def test_a_table_that_is_not_flushed_leaves_memory_for_others(tmp_path: Path) -> None:
+async def test_table_that_is_not_flushed_leaves_memory_for_others(tmp_path: Path) -> None:
     async with streaming(tmp_path, stream_memory_bytes=1 << 20) as stream:
         await create(stream)
         await asyncio.to_thread(
@@ -530,7 +530,7 @@ async def test_a_commit_that_removes_rows_conflicts_with_rows_that_it_has_not_re
     assert await stream.ids() == []
 
 
-async def test_a_replaced_table_has_no_rows_of_before(stream: Stream) -> None:
+async def test_replaced_table_has_no_earlier_rows(stream: Stream) -> None:
     await stream.post({"id": 1})
     url = f"{stream.server.url}/v1/namespaces/db/tables/t"
     replace = {"requirements": [], "updates": [{"action": "remove-snapshot-ref", "ref-name": "main"}]}

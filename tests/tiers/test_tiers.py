@@ -60,7 +60,7 @@ def test_engines_begin_first_then_the_longest_and_units_stay_whole(monkeypatch: 
     assert begun == [ids[4], ids[2], ids[6], ids[7], ids[3], ids[0], ids[5], ids[1]]
 
 
-def test_unit_may_have_only_some_tests_of_a_file() -> None:
+def test_order_is_found_for_units_with_only_some_tests_of_a_file() -> None:
     ids = ["tests/gateway/test_engines.py::test_pyiceberg", "tests/gateway/test_engines.py::test_spark_writes"]
     assert spread.order_of(ids) == [1, 0]
 

@@ -193,7 +193,10 @@ class FollowedStatement:
         return replace(answer, decision=self._verdict)
 
     async def wait_for_queue(self, first: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> TrinoResponse:
-        """Return the last answer of an unchanged query while it is in the queue; this answer has no rows."""
+        """Poll an unchanged query until it leaves Trino's queue or the time is up.
+
+        Return the last answer that was received before that. It has no rows.
+        """
         answer, _ = await _read_first_answer(first, headers)
         while answer.next_uri is not None and _QUEUED in answer.next_uri and time.monotonic() < self._deadline_s:
             self.next_uri = answer.next_uri

@@ -184,7 +184,10 @@ def _clip(span: Range, first: int, end: int) -> Range:
 
 
 def _shifts(result: str) -> tuple[int, ...]:
-    """Return the possible differences between a stored result and the exact result; decimals do not wrap."""
+    """Return the possible differences between a stored result and the exact result.
+
+    Integer results may wrap around. Results of other types do not, so their only difference is 0.
+    """
     bits = INTEGER_BITS.get(result)
     return (0,) if bits is None else (0, 1 << bits, -(1 << bits))
 

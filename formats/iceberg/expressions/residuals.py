@@ -46,8 +46,8 @@ _NEVER_NAN = frozenset({Op.LT, Op.LT_EQ, Op.EQ, Op.IN, Op.NOT_NAN})
 def add_nan(expression: Expression) -> Expression:
     """Return a bound expression whose `>` and `>=` of floats also match NaN.
 
-    A plan of the result keeps the files in which only NaN matches. Its residual does not skip row groups that
-    have NaN.
+    A plan that uses this expression keeps files that match only because of NaN. The plan's residual does not skip
+    row groups that contain NaN.
     """
     if any(map(_matches_nan_above, predicates_of(expression))):
         return _add_nan_tests(expression)

@@ -79,7 +79,7 @@ def configures_client(name: str) -> bool:
     """Return whether a property with this name configures a client's catalog.
 
     Such a property selects the host to which a client connects, the receiver of its secrets, or code that it
-    loads. Case, surrounding spaces and full-width letters are ignored.
+    loads. Case and surrounding spaces are ignored, and full-width letters count as normal letters.
 
     In PyIceberg, table properties override catalog properties when it opens files (`_load_file_io` merges
     catalog < table < `config`). PyIceberg and Java load the location provider that a table names. The

@@ -169,9 +169,10 @@ def _file(view: TableView, position: int, condition: Expression) -> _File:
 async def find_first_match(
     source: CheckedFiles, view: TableView, metadata: TableMetadata, pairs: Sequence[tuple[int, int]]
 ) -> tuple[int, int] | None:
-    """Return the first pair (data file row, delete file row) whose delete may remove rows of the data file.
+    """Return the first pair of a data file and a delete file whose delete may remove rows of the data file.
 
-    Equality deletes are decided by comparing all keys of both files. None if no pair matches.
+    The files are given by their positions in the view. All keys of equality deletes are compared. If there are too
+    many files or bytes to compare, the result is the first pair. The result is None if no pair matches.
 
     Raises:
         Forbidden: The table may not name one of the files.

@@ -424,7 +424,7 @@ class Block:
         return np.full(self.rows, MISSING, dtype=np.int64) if column is None else column.longs()
 
     def count_column(self, name: str, column_id: int) -> PackedColumn | None:
-        """Return the packed column; None if no row has a count."""
+        """Return the packed counts `name` of a column; None if no row has such a count."""
         entry = self._columns.get(column_id)
         return None if entry is None else self._column(entry.counts[COUNTS.index(name)])
 

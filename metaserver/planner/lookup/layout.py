@@ -64,8 +64,8 @@ class Ranges(NamedTuple):
     def mean_depth(self, axis: Axis) -> float | None:
         """Return the mean depth of a file: the mean number of files whose range contains a value of the file.
 
-        The values are evenly distributed over the range of the file. The result is the mean of all files; None if
-        there are no files.
+        The depth assumes that the values are evenly distributed over the range of the file. The result is the mean over
+        all files, or None if there are no files.
         """
         if not len(self.lower):
             return None

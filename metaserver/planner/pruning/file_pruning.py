@@ -542,7 +542,7 @@ def pack_key(key: int | bytes, kind: str) -> int | bytes:
 
 
 def _compute_code_bias(kind: str) -> int:
-    """Return the difference between integer codes and their values (`keys.py`)."""
+    """Return the number by which an integer code exceeds its value (`keys.py`)."""
     return 0 if kind == "boolean" else 1 << 63
 
 

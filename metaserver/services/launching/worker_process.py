@@ -47,10 +47,11 @@ _END_S = 2.0
 
 
 def job_variables(storages: Iterable[ServerStorage]) -> dict[str, str]:
-    """Return the variables of the server that job processes receive.
+    """Return the environment variables of the server that job processes receive.
 
     Args:
-        storages: The storages of the tables. Their libraries may need variables, such as AWS's provider chain.
+        storages: The storages of the tables. The library of a storage may need variables, such as those of AWS's
+            provider chain.
     """
     prefixes = (*_PREFIXES, *(prefix for storage in storages for prefix in storage.variable_prefixes))
     return {name: value for name, value in os.environ.items() if name in _VARIABLES or name.startswith(prefixes)}

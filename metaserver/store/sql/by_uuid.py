@@ -28,10 +28,10 @@ def hold_table(uuid: str) -> Steps[None]:
 
 
 def forget_unnamed(gone: DroppedEntry, *, purged: bool = False) -> Steps[None]:
-    """Remove the rows of the table that had the name `gone`, if no other name refers to it.
+    """Delete the stored rows of the table that was named `gone`, unless another name refers to the table.
 
-    Its locations stay claimed. With `purged`, they stay claimed until its files are deleted (`ReleaseLocations`),
-    otherwise as long as it has files (`retain`).
+    The locations of the table stay claimed. If the table is purged, they are claimed until `ReleaseLocations` runs
+    after the deletion of its files. Otherwise they are claimed while the table has files (`retain`).
     """
     uuid = gone.entry.uuid
     if not purged:

@@ -276,7 +276,7 @@ def test_clustering_rewrites_only_new_files_and_smaller_layers(
         assert written < times_max * size_bytes  # If each run rewrote all files, it would be rounds / 2 times.
 
 
-def test_layers_of_other_columns_stay_until_a_full_run(client: IndexClient, served: Served) -> None:
+def test_files_clustered_by_earlier_columns_stay_until_a_full_run(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         create(catalog, 3)
         for number in range(5):

@@ -49,7 +49,7 @@ def test_one_request_tries_and_its_success_closes_the_breaker() -> None:
     assert not breaker.is_open
 
 
-def test_each_failed_trial_doubles_the_time_up_to_a_maximum() -> None:
+def test_each_failed_trial_doubles_the_pause_up_to_a_maximum() -> None:
     hands = Hands()
     breaker = opened(hands)
     waits = []

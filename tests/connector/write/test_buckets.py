@@ -71,7 +71,7 @@ def test_bucket_sizes_have_the_files_rows_and_bytes_of_each_bucket(client: Index
     assert (found.shared_files, found.shared_bytes) == (0, 0)
 
 
-def test_files_of_fewer_buckets_count_in_every_bucket_that_may_have_their_rows(client: IndexClient) -> None:
+def test_files_written_with_fewer_buckets_count_in_every_bucket_that_may_have_their_rows(client: IndexClient) -> None:
     create(client)
     append(client, "db.t", ids([1]))  # This file is in no bucket.
     set_spec(client, ("b", "bucket[2]", 1))

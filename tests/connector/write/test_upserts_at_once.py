@@ -160,7 +160,7 @@ def test_change_during_an_upgrade_uses_the_new_format_version(
     assert len(served.written_files() - before) == report.files_written  # No attempt left a file.
 
 
-def test_request_that_is_refused_for_another_reason_is_not_repeated(
+def test_upsert_refused_for_a_reason_other_than_a_conflict_is_not_repeated(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client, version=2)
