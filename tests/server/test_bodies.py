@@ -363,7 +363,7 @@ def routes() -> list[tuple[str, str, str]]:
     return [(method, template, given.operation) for method, template, given in descriptions() if not given.public]
 
 
-ANYBODY = {"getConfig", "listNamespaces", "metrics", "listGrants", "loadSqlState"}
+ANYBODY = {"getConfig", "listNamespaces", "listStreams", "metrics", "listGrants", "loadSqlState"}
 """Routes for every login, and routes that need no right on a namespace."""
 WITH_ROWS = {"removeGrant"}
 """Routes whose namespace is in the query; without it the request is invalid."""

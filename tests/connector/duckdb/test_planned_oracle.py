@@ -335,7 +335,7 @@ def test_comparisons_with_extremes_and_ranges_leave_files_out(server: Seamark) -
             ("SELECT * FROM facts WHERE day < (SELECT start FROM periods WHERE name = 'c')", 4),
         ):
             check(con, text, told, text)
-            summary = seamark.duckdb.rewritten(con, text).summary
+            summary = seamark.duckdb.rewrite_query(con, text).summary
             assert f"ranges.facts={files}/8" in summary, (text, summary)
         text = "SELECT * FROM facts f LEFT JOIN periods p ON f.day BETWEEN p.start AND p.stop AND p.name = 'a'"
         check(con, text, told, text)
