@@ -54,14 +54,14 @@ def rewrite_segment(files: LogFiles, segment: LogSegment, released: Mapping[Shar
         entry = frame.entry() if frame.kind is FrameKind.ENTRY else None
         if not isinstance(entry, AppendEntry):
             continue
-        kept: list[BatchEntry] = []
+        unreleased: list[BatchEntry] = []
         payloads: list[bytes] = []
         for batch, data in payload_parts(entry, frame.payloads):
             if batch.offset + batch.rows > released.get(batch.shard, batch.offset + batch.rows):
-                kept.append(batch)
+                unreleased.append(batch)
                 payloads.append(bytes(data))
-        if kept:
-            moved = AppendEntry(entry.time_ms, tuple(kept), entry.producer, entry.epoch, entry.sequence)
+        if unreleased:
+            moved = AppendEntry(entry.time_ms, tuple(unreleased), entry.producer, entry.epoch, entry.sequence)
             written = encode_frame(segment.number, rewritten.size_bytes, FrameKind.ENTRY, encode_meta(moved), payloads)
             place = FramePlace(rewritten.size_bytes, sum(map(len, written)))
             index.add(moved, place)

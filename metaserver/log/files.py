@@ -98,7 +98,7 @@ class FolderFiles:
         """
         self.folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _sync_folder(folder.parent)
+        sync_folder(folder.parent)
         self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -121,14 +121,14 @@ class FolderFiles:
     def create(self, name: str, data: bytes, reserve_bytes: int = 0) -> None:
         try:
             self._write(name, data, reserve_bytes)
-            _sync_folder(self.folder)
+            sync_folder(self.folder)
         except OSError:
             (self.folder / name).unlink(missing_ok=True)
             raise
 
     def replace(self, name: str, data: bytes) -> None:
         self._write(name, data, 0)
-        _sync_folder(self.folder)
+        sync_folder(self.folder)
 
     def _write(self, name: str, data: bytes, reserve_bytes: int) -> None:
         """Write a temporary file and rename it."""
@@ -165,7 +165,7 @@ class FolderFiles:
     def remove(self, names: Sequence[str]) -> None:
         for name in names:
             (self.folder / name).unlink(missing_ok=True)
-        _sync_folder(self.folder)
+        sync_folder(self.folder)
 
 
 def _write_all(descriptor: int, position: int, parts: Sequence[bytes]) -> int:
@@ -187,7 +187,7 @@ def _reserve(descriptor: int, size_bytes: int) -> None:
             raise
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -111,10 +111,10 @@ class MemoryLog:
         """Remove all rows that are released."""
         for shard, records in self._records.items():
             summary = self._state.shards[shard]
-            kept = bisect.bisect_right(records, summary.released, key=lambda each: each.end)
-            summary.start = records[kept].offset if kept < len(records) else summary.watermark
-            summary.size_bytes = sum(each.batch.size_bytes for each in records[kept:])
-            del records[:kept]
+            first = bisect.bisect_right(records, summary.released, key=lambda each: each.end)
+            summary.start = records[first].offset if first < len(records) else summary.watermark
+            summary.size_bytes = sum(each.batch.size_bytes for each in records[first:])
+            del records[:first]
 
     def _begin_group(self) -> Group:
         now_ms = self._clock.now_ms()

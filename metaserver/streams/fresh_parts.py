@@ -52,11 +52,11 @@ class FreshParts:
         A part that crosses the offset is removed too: another process has flushed a part of it. The parts after a
         removed part stay only if they still follow `flushed` without a gap.
         """
-        kept = tuple(part for part in self.parts if part.start >= flushed)
-        if kept and kept[0].start != flushed:
-            kept = ()
-        dropped = [part for part in self.parts if part not in kept]
-        self.parts = kept
+        remaining = tuple(part for part in self.parts if part.start >= flushed)
+        if remaining and remaining[0].start != flushed:
+            remaining = ()
+        dropped = [part for part in self.parts if part not in remaining]
+        self.parts = remaining
         return dropped
 
     def choose_ranges(self, flushed: int, end: int, cut: int | None) -> list[OffsetRange]:
@@ -89,9 +89,9 @@ class FreshParts:
     def replace(self, written: Sequence[FreshPart]) -> list[FreshPart]:
         """Add written parts; return the parts that they replace."""
         first = written[0].start
-        kept = tuple(part for part in self.parts if part.end <= first)
+        earlier = tuple(part for part in self.parts if part.end <= first)
         replaced = [part for part in self.parts if part.end > first]
-        self.parts = (*kept, *written)
+        self.parts = (*earlier, *written)
         return replaced
 
     def check_invariants(self) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import ConfigError, LogUnavailable
+from seamark.metaserver.log.files import sync_folder
 from seamark.metaserver.log.port import StreamLog
 
 
@@ -103,9 +104,5 @@ def read_identity(folder: Path, clock: Clock) -> str:
         file.flush()
         os.fsync(file.fileno())
     temporary.rename(path)
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_folder(folder)
     return identity

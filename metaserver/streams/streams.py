@@ -79,8 +79,11 @@ class FreshTable(NamedTuple):
 
 
 class _KeptSnapshot(NamedTuple):
-    """A fresh snapshot, its sources, and a time. If a plan begins before that time, the manifests stay for its query,
-    however long the query runs.
+    """A fresh snapshot that later plans may use.
+
+    Attributes:
+        key: The table, its metadata file and the fresh files from which the snapshot was made.
+        until_s: The time until which new plans may use the snapshot. Its manifests are deleted later.
     """
 
     key: tuple[object, ...]
@@ -252,9 +255,9 @@ class Streams:
     ) -> Snapshot:
         locations = tuple(file.location for part in fresh.parts for file in part.files)
         key = (entry.uuid, entry.metadata_location, locations)
-        kept = self._snapshots.get(entry.uuid)
-        if kept is not None and kept.key == key and self._context.clock.monotonic() < kept.until_s:
-            return kept.snapshot
+        last = self._snapshots.get(entry.uuid)
+        if last is not None and last.key == key and self._context.clock.monotonic() < last.until_s:
+            return last.snapshot
         return await self._encoding.run(key, lambda: self._make_snapshot(table, metadata, fresh, key))
 
     async def _make_snapshot(

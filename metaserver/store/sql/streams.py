@@ -16,12 +16,12 @@ def open_stream(op: operations.OpenStream, now_ms: int) -> Steps[None]:
             "ON CONFLICT (uuid, shard) DO NOTHING",
             (op.uuid, shard, op.log),
         )
-    others = yield StoreStatement(
+    other_logs = yield StoreStatement(
         "SELECT log FROM stream_offsets WHERE uuid = $1 AND log <> $2 LIMIT 1", (op.uuid, op.log)
     )
-    if others:
+    if other_logs:
         raise LogUnavailable(
-            f"The rows of the table {op.uuid} are in the log {others[0][0]}, and this server has the log {op.log}: "
+            f"The rows of the table {op.uuid} are in the log {other_logs[0][0]}, and this server has the log {op.log}: "
             "write to the server that has that log. If that log is lost, restore it"
         )
 
