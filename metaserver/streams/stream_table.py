@@ -133,6 +133,9 @@ class StreamTable:
         self._parts = {number: FreshParts() for number in self._flushed}
         self._cut: Mapping[int, int] = {}
         self._written_s = -limits.fresh_interval_s
+        self._written_marks: Mapping[int, int] = {}
+        """The watermarks, of one moment, that the last write of fresh files had to reach. After a failure, or after a
+        flush that crossed a part, only some shards reach them."""
         self._fresh_lock, self._flush_lock = asyncio.Lock(), asyncio.Lock()
         self._unneeded: list[tuple[float, str]] = []
         """When files that plans no longer name are deleted, and their locations."""
@@ -205,7 +208,7 @@ class StreamTable:
         asked = self.watermarks()
         async with self._fresh_lock:
             self._observe(flushed)
-            if any(self._covered(number) < max(mark, self._flushed[number]) for number, mark in asked.items()):
+            if self._is_behind(asked) or self._is_behind(self._written_marks):
                 pause_s = self._written_s + self._limits.fresh_interval_s - self._clock.monotonic()
                 if pause_s > 0:
                     await asyncio.sleep(pause_s)
@@ -214,6 +217,10 @@ class StreamTable:
             self._observe(flushed)  # A flush may have ended meanwhile.
             parts = tuple(part for number in sorted(self._parts) for part in self._parts[number].parts)
             return FreshRows(parts, {number: self._covered(number) for number in self._parts})
+
+    def _is_behind(self, marks: Mapping[int, int]) -> bool:
+        """Return whether a shard has neither fresh files nor flushed rows up to its watermark."""
+        return any(self._covered(number) < max(mark, self._flushed[number]) for number, mark in marks.items())
 
     def _covered(self, number: int) -> int:
         return self._parts[number].covered(self._flushed[number])
@@ -228,6 +235,7 @@ class StreamTable:
         """Write the fresh files that are missing up to these offsets."""
         _, metadata = await self._tables.load(self.uuid)
         self._written_s = self._clock.monotonic()
+        self._written_marks = marks
         for number, mark in marks.items():
             blocks, parts = self._blocks[number], self._parts[number]
             await blocks.catch_up(mark)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import suppress
 
 import pytest
@@ -135,3 +136,44 @@ async def test_random_writers_owners_flushes_and_readers(seed: int) -> None:
                 await owners[0].flush()
                 break
         assert sorted(world.rows_of(world.files)) == list(range(1, sent + 1))
+
+
+async def test_a_reader_sees_an_append_whole_after_half_of_its_fresh_files_failed() -> None:
+    async with a_world(shards=2) as world:
+        table = world.open(interval_s=0.05)
+        await table.append({0: batch(1), 1: batch(2)})
+        assert await world.read(table) == [1, 2]
+        await table.append({0: batch(3)})
+        store = world.create
+
+        async def fail_at_second_shard(location: str, data: bytes) -> None:
+            if json.loads(data)[-1] == 5:
+                world.create = store  # type: ignore[method-assign]
+                raise RetryLater("the storage is busy")
+            await store(location, data)
+
+        world.create = fail_at_second_shard  # type: ignore[method-assign]
+        first = asyncio.create_task(world.read(table))
+        await asyncio.sleep(0)
+        second = asyncio.create_task(world.read(table))  # it waits for the first reader
+        await asyncio.sleep(0)
+        await table.append({0: batch(4), 1: batch(5)})
+        with pytest.raises(RetryLater):
+            await first
+        assert sorted(await second) == [1, 2, 3, 4, 5]
+
+
+async def test_a_reader_sees_an_append_whole_after_a_flush_that_crosses_a_fresh_file() -> None:
+    async with a_world(shards=2) as world:
+        table, other = world.open(interval_s=0.05), world.open()
+        await table.append({0: batch(*range(10))})
+        assert await world.read(table) == [*range(10)]
+        await other.append({1: batch(10)})
+        first = asyncio.create_task(table.fresh(dict(world.flushed)))
+        await asyncio.sleep(0)
+        await other.flush()
+        second = asyncio.create_task(world.read(table))  # it has the pointer of the flush, and waits for the first
+        await asyncio.sleep(0)
+        await other.append({0: batch(11), 1: batch(12)})
+        await first
+        assert sorted(await second) == [*range(13)]
