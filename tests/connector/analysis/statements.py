@@ -529,6 +529,42 @@ class Statements(Comparisons):
             rows = f"(SELECT {self.rng.choice(['', 'DISTINCT '])}q.* FROM {rows}) AS q"
         return f"(SELECT {self.rng.choice(['max', 'min'])}(q.{quoted(column)}) FROM {rows})"
 
+    def named_extreme_query(self) -> str | None:
+        """Return a query that compares a column with an extreme of a name in WITH; None without fitting columns."""
+        table = self.rng.choice(self.tables)
+        column, kind = self.rng.choice(list(table.columns.items()))
+        extreme = self.extreme(kind, [])
+        if extreme is None:
+            return None
+        # The extreme without its brackets, with a name, and in some queries of a group or of limited rows.
+        select = extreme[1:-1].replace(") FROM", ") AS e FROM", 1)
+        names = [
+            f"m AS ({select}{self.rng.choice(['', '', '', ' GROUP BY TRUE', ' LIMIT 1', ' HAVING count(*) > 1'])})"
+        ]
+        if self.chance(0.3):
+            rows = f"SELECT * FROM {quoted(table.name)} AS q WHERE {self.simple([Column(column, kind, 'q')])}"
+            limit = " LIMIT 1" if self.chance(0.2) else ""
+            names = [
+                f"r AS ({rows}{limit})",
+                f"m AS (SELECT {self.rng.choice(['min', 'max'])}({quoted(column)}) AS e FROM r)",
+            ]
+        if self.chance(0.4):
+            names.append(f"n (e) AS ({self.rng.choice(['SELECT e FROM m', 'SELECT * FROM m WHERE e IS NOT NULL'])})")
+        name, op = names[-1][0], self.rng.choice(["=", "=", "<", "<=", ">", ">="])
+        compared = f"o.{quoted(column)} {op} {{}}" if self.chance(0.7) else f"{{}} {op} o.{quoted(column)}"
+        condition, join = compared.format(f"{name}.e"), self.rng.choice(["JOIN", "LEFT JOIN", "RIGHT JOIN"])
+        source = f"{quoted(table.name)} AS o"
+        body = self.rng.choice(
+            [
+                f"SELECT o.* FROM {source}, {name} WHERE {condition}",
+                f"SELECT o.* FROM {source} {join} {name} ON {condition}",
+                f"SELECT o.* FROM {source} WHERE {compared.format(f'(SELECT e FROM {name})')}",
+                f"SELECT o.* FROM {source} WHERE EXISTS (SELECT 1 FROM {name} WHERE {condition})",
+                f"SELECT o.* FROM {source} WHERE o.{quoted(column)} IN (SELECT e FROM {name})",
+            ]
+        )
+        return f"WITH {', '.join(names)} {body}"
+
     def correlated(self, scope: Scope, outer: Scope) -> str:
         """Return a condition on a column of the outer query.
 
