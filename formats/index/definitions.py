@@ -46,6 +46,7 @@ PREFIX = "seamark.index."
 ENABLED, PAUSED = "enabled", "paused"
 STATES = (ENABLED, PAUSED)
 BUCKET = "bucket"
+"""The kind that answers show for a `bucket` partition field. It has no files and no entry in `KINDS`."""
 BUCKET_PREFIX = "bucket:"
 """The prefix of the names of indexes that a partition spec defines; other names do not contain a colon."""
 _MAPPING = "name-mapping"
