@@ -26,7 +26,9 @@ _COMMANDS = {
         "seamark.commands.serving.serve:serve", "Run the server until SIGTERM or Ctrl-C.", "server"
     ),
     "demo": DeferredCommand(
-        "seamark.commands.demo:demo", "Look one user up in 2,000 files, then again with an index.", "demo"
+        "seamark.commands.demo.demo:demo",
+        "Look one user up before and after an index is built, then stream rows.",
+        "demo",
     ),
     "token": DeferredCommand("seamark.commands.access:token", "Create, list and revoke bearer tokens.", "server"),
     "grant": DeferredCommand(

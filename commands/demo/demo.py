@@ -1,8 +1,8 @@
-"""`seamark demo`: one lookup in a table of many files, before and after an index is built. No JVM is needed.
+"""`seamark demo`: a lookup before and after an index is built, then rows that a reader sees before a commit.
 
 A server starts with its defaults in a temporary home. Unmodified PyIceberg writes the table and makes the
 lookup; the server's table services build the index. The rows before and after must be equal, and equal to
-the rows that were written.
+the rows that were written. No JVM is needed.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from pyiceberg.transforms import IdentityTransform
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from seamark.commands.demo.streaming import measure_stream, show_stream
 from seamark.commands.terminal import print_bars, show_count
 from seamark.connector.client.errors import ClientError, NotFound
 from seamark.connector.client.indexes import IndexClient
@@ -75,7 +76,7 @@ class DemoResult:
 )
 @click.option("--keep", is_flag=True, help="Keep the server and the table until Ctrl-C.")
 def demo(files: int, keep: bool) -> None:
-    """Look one user up in 2,000 files, then again with an index.
+    """Look one user up in 2,000 files, before and after an index is built; then read rows as they are posted.
 
     The command starts its own server in a temporary folder, writes the table with PyIceberg, and deletes
     everything at its end. It takes less than a minute.
@@ -103,6 +104,9 @@ def _run(folder: Path, files: int, console: Console, *, keep: bool) -> None:
             result = measure(url, files, progress)
             progress.stop()
             show(result, console)
+            console.print()
+            with contextlib.closing(RestCatalog("demo", uri=url)) as catalog:
+                show_stream(measure_stream(catalog, url), console)
             if keep:
                 console.print(f"\nThe server stays at [bold]{url}[/] until Ctrl-C. The table is {TABLE}.")
                 with contextlib.suppress(KeyboardInterrupt):
