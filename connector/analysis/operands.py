@@ -19,11 +19,11 @@ from seamark.connector.plans.literals import ZONED as ZONED_LITERAL
 from seamark.connector.plans.literals import Literal
 
 EXACT, REAL, DOUBLE = "exact", "real", "double"
-"""Integers and decimals; floating-point numbers of 32 bits and of 64 bits."""
+"""`EXACT`: integers and decimals. `REAL` and `DOUBLE`: floating-point numbers of 32 and 64 bits."""
 LOCAL, ZONED = "local", "zoned"
-"""Dates and timestamps; timestamps with a zone."""
+"""`LOCAL`: dates and timestamps. `ZONED`: timestamps with a zone."""
 TEXT, NULL, ANY = "text", "null", "any"
-"""`NULL` has no type. `ANY` is a column whose type is not known."""
+"""`NULL` is the class of a NULL without a type. `ANY` is the class of a column whose type is unknown."""
 _NUMBERS, _TIMES = (EXACT, REAL, DOUBLE), (LOCAL, ZONED)
 _OF_LITERALS = {"integer": EXACT, "decimal": EXACT, "date": LOCAL}
 _OF_ICEBERG = {
@@ -55,7 +55,7 @@ _ARITHMETIC = (exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Mod)
 _OF_TEXTS = (exp.Substring, exp.Left, exp.Lower, exp.Upper)
 _WHOLE = (exp.Year, exp.Month, exp.Day, exp.Extract, exp.DateDiff, exp.Length)
 _DOUBLE_DIGITS_MAX, _DOUBLE_SCALE_MAX = 15, 22
-"""Decimals with so many digits become the same double in each engine."""
+"""Every engine converts a decimal of at most this length and scale to the same double."""
 NULLS_WITHOUT_EFFECT = frozenset({EXACT, LOCAL, TEXT, "boolean", "uuid", "binary"})
 """The classes of NULLs with a type that do not change the common type."""
 

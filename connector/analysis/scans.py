@@ -246,7 +246,7 @@ class _ReferencePositions:
             for before, token, after in zip(tokens, tokens[1:], tokens[2:], strict=False)
             if before.word == "." == after.word
         }
-        """Names between two dots: tables whose columns may also be qualified by their schemas."""
+        """Names between two dots. The columns of a table with such a name may also be qualified by its schema."""
 
     def scan(self, table: Table, node: exp.Table, *, utc: bool) -> Scan | None:
         """Return the scan of a table reference, or None if the name of the table cannot be replaced."""

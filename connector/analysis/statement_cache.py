@@ -98,7 +98,8 @@ class StatementReader:
     def __init__(self) -> None:
         self._known: MemoryCache[_Key, ReadStatement] = MemoryCache(_CACHE_BYTES)
         self._parsed: MemoryCache[_ParsedKey, ParsedQuery] = MemoryCache(_TREES_BYTES)
-        """A text is always read in the same turn, short or long, so one thread at a time reads its tree."""
+        """The tree of a text is read by one thread at a time, because a text always uses the same lock, short or long.
+        """
         self._flights: SingleFlight[_Key, ReadStatement] = SingleFlight()
         self._short = FairLock()
         self._long = FairLock()
