@@ -118,7 +118,8 @@ class ChangeApplication:
         self._filter: RemovalFilter | None = None
         self._needed: frozenset[str] = frozenset()
         self._removal: str | None = None
-        """The note of a removal of orphan files, after which the added files were found in the storage."""
+        """The note of the last removal of orphan files. The added files were checked to exist in the storage after it.
+        """
 
     @property
     def written(self) -> list[str]:

@@ -81,7 +81,7 @@ class Commits:
         settings = self._context.settings
         self._look_back = settings.commit_history_limit
         self._priority_s = min(settings.commit_turn_s, settings.storage_timeout_s / 2)
-        """The longest time that other changes wait for changes with priority."""
+        """The maximum time for which other changes wait for changes with priority, in seconds."""
         self._priority = CommitPriority(after=settings.commit_turn_after, longest_s=self._priority_s)
         self._cleanup = Cleanup(self._context.objects)
         publisher.engine_priority = self
