@@ -1,4 +1,4 @@
-"""The changes that wait for a table, and the changes of a group that are applied to one state of the table."""
+"""The changes that wait for a table, and the changes of a group that were applied to one state of the table."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PendingChange:
         """Whether the change was passed to `publish`. If the outcome is unknown, the files of the change may be live.
         """
         self.done: asyncio.Future[CommitResult] = asyncio.get_running_loop().create_future()
-        # asyncio warns about exceptions that are never retrieved, and the waiting request may be gone.
+        # asyncio warns about exceptions that are never retrieved. The request that waits for the result may be gone.
         self.done.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     @property
@@ -85,6 +85,6 @@ class GroupAttempt:
         """The index definitions that were read so far: of the table and of the applied changes, by location."""
 
     async def settle(self) -> None:
-        """Wait until the files of the changes are stored; if a file could not be stored, raise its error."""
+        """Wait until the files of the changes are stored. If a file could not be stored, raise its error."""
         for pending, _ in self.produced:
             await pending.application.settle()
