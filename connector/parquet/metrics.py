@@ -189,9 +189,9 @@ class Metrics:
             for leaf in leaves
         }
         self._nans: dict[tuple[int, int], int] = {}
-        """NaN counts by row group and column id."""
+        """The NaN counts, by row group and column id."""
         self._long_values: dict[tuple[int, int], tuple[bytes, bytes]] = {}
-        """(min, max) by row group and column id, for columns with values that are too long for the footer."""
+        """The pair (min, max) by row group and column id, for columns whose values are too long for the footer."""
         self._groups = 0
 
     def add_copied(self, nans: Mapping[int, int]) -> None:

@@ -55,7 +55,7 @@ class PlanRequests:
         self._failed = False
         self.why = ""
         self.made: set[tuple[Name, int]] = set()
-        """Ids of all plans that the server returned, including unused plans."""
+        """The ids of all plans that the server has returned, including unused plans."""
         self.missing: set[Name] = set()
         """Names that do not refer to a table, including names of views."""
 

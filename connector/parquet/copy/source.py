@@ -1,8 +1,8 @@
 """Opens a Parquet file whose column chunks are copied, and checks its footer against its bytes.
 
-The footer is not trusted. Chunks must be within the file and must not overlap. When a chunk is copied, its
-page headers are checked: the pages must fill the chunk and have the number of values that the footer
-states. If a check fails, Unreadable is raised, and bytes that were written before are not used.
+The footer is not trusted. Chunks must be within the file and must not overlap. When a chunk is copied, its page headers
+are checked: the pages must fill the chunk and have the number of values that the footer states. If a check fails,
+Unreadable is raised, and the bytes that were already written are not used.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from seamark.formats.iceberg.files.parquet import Unreadable
 
 FOOTER_BYTES_MAX = 64 << 20
 BLOCK_BYTES = 8 << 20
-"""The bytes of one read from an object store."""
+"""The size of one read from an object store."""
 INDEX_BYTES_MAX, BLOOM_BYTES_MAX = 64 << 20, 128 << 20
-"""Limits of one page index, and of one Bloom filter."""
+"""The maximum size of one page index, and of one Bloom filter."""
 _TAIL_BYTES = 64 << 10
 _BLOOM_HEADER_BYTES_MAX = 1 << 10
 
@@ -53,8 +53,8 @@ class Run(NamedTuple):
     """The bytes [begin, end) of a file, which contain whole chunks.
 
     Attributes:
-        walks: The pages of the chunks, ascending.
-        reach: The end of the chunks that are copied after these without a gap.
+        walks: The pages of the chunks, in ascending order.
+        reach: The end of the chunks that are copied after this run without a gap.
     """
 
     begin: int
@@ -64,7 +64,7 @@ class Run(NamedTuple):
 
 
 class SourceFile:
-    """An open file; as a context manager, it closes the file."""
+    """An open file. As a context manager, it closes the file on exit."""
 
     def __init__(
         self,
@@ -76,12 +76,10 @@ class SourceFile:
         """Open the file and check its footer.
 
         Args:
-            storage: The storage, or the open file; the caller closes the file.
-            data: The content of a file in memory.
+            location: The location of the file.
+            storage: The storage, or the open file. The caller closes the open file.
+            data: The content of the file if it is in memory.
             keys: The keys of encrypted files. If None, encrypted files are refused.
-
-        Raises:
-            Unreadable: The file is not Parquet, cannot be decrypted, or contradicts its footer.
         """
         self.location, self.is_in_memory = location, data is not None
         self.encryption: OpenedFooter | None = None

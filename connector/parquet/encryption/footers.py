@@ -179,7 +179,7 @@ class _Opening:
         self._keys, self._footer_cipher, self._file_aad = keys, footer_cipher, file_aad
         self._ctr_pages, self._signed = ctr_pages, signed
         self._known: dict[bytes, ModuleCipher] = {}
-        """The ciphers by the encoded ColumnCryptoMetaData."""
+        """The ciphers, by the encoded ColumnCryptoMetaData."""
         self.ciphers: list[list[ModuleCipher | None]] = []
         self.keys: dict[str, bytes] = {}
 
