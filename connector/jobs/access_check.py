@@ -74,5 +74,5 @@ def _check_gateway(endpoint: str) -> None:
             pool.request("GET", endpoint)
         except urllib3.exceptions.HTTPError as error:
             raise RuntimeError(
-                f"a worker process cannot reach the objects gateway at {endpoint}: {cause_text(error, endpoint)}"
+                f"a worker process does not reach the objects gateway at {endpoint}: {cause_text(error, endpoint)}"
             ) from None

@@ -145,7 +145,7 @@ class _Computation:
         return report
 
     def _load_sketches(self) -> dict[int, tuple[ThetaSketch, int]]:
-        """Return the sketch of each column in an ancestor, and the number of rows that were removed since its last full read.
+        """Return the sketch of each column in an ancestor, and the number of rows removed since its last full read.
 
         Columns with too many removed rows are left out. Columns in statistics files that cannot be read are left out,
         too.

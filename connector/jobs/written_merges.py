@@ -98,7 +98,7 @@ def _merge_small_files(
 
 
 def _find_mergeable(tasks: Sequence[ScanTask], target_bytes: int, slots: int) -> Iterator[list[ScanTask]]:
-    """Yield groups of small files of a partition that can be merged into fewer files. Each group is merged separately."""
+    """Yield groups of small files of a partition. Each group is merged separately, into fewer files."""
     small = [task for task in tasks if task.size_bytes < GOOD_SIZE_FRACTION * target_bytes]
     share = sum(task.size_bytes for task in small) // slots
     for members in group_by_partition(small):

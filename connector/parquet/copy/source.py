@@ -132,7 +132,8 @@ class SourceFile:
 
     def close(self) -> None:
         if isinstance(self._bytes, mmap.mmap):
-            # The traceback of an exception may refer to the map. The map is then closed when the traceback is deleted.
+            # The traceback of an exception may refer to the mapped memory. It is then unmapped when the traceback is
+            # deleted.
             with suppress(BufferError):
                 self._bytes.close()
         self._bytes = None
@@ -182,7 +183,7 @@ class SourceFile:
                 )
             self.encryption = open_footer(plain, self._keys, encrypted=encrypted)
             plain = self.encryption.plain
-        # Copied chunks are not decoded here; a chunk that readers cannot decode would make the new file unreadable.
+        # Copied chunks are not decoded here. A chunk that readers cannot decode would make the new file unreadable.
         pq.read_metadata(pa.BufferReader(MAGIC + plain + struct.pack("<I", len(plain)) + MAGIC))
         return read_footer(plain)
 
@@ -191,7 +192,7 @@ class SourceFile:
         self.leaves = leaves_of(footer)
         if footer.rows != sum(group.rows for group in footer.groups):
             raise ValueError(f"it has {footer.rows} rows, but its row groups have another number of rows")
-        # Other columns have no pages and are never copied.
+        # Other columns have no pages, and are never copied.
         groups = [group for group in footer.groups if group.rows]
         for group in groups:
             self._check_group(group)
@@ -207,7 +208,7 @@ class SourceFile:
             raise ValueError(f"a row group has {group.rows} rows")
         for name in ("data_page", "values", "plain_bytes", "packed_bytes", "type", "codec", "path"):
             if not group.has(name).all():
-                raise ValueError(f"a column chunk lacks the field {name}")
+                raise ValueError(f"a column chunk does not have the field {name}")
         if group.has("encrypted").any():
             raise ValueError("a column chunk is encrypted, but its file is not")
         if group.has("file_path").any():
@@ -269,8 +270,10 @@ class SourceFile:
         """Copy a chunk to the sink with another encryption.
 
         Args:
-            new: The new cipher; None if the copy is not encrypted.
-            reach: The end of the bytes to read in advance, because they are copied as well.
+            group, column: The row group and the column of the chunk.
+            new: The new cipher, or None if the copy is not encrypted.
+            sink: The new file.
+            reach: The end of the bytes that may be read in advance, because they are copied, too.
 
         Raises:
             ValueError: An ordinal of the chunk is not representable.
@@ -292,7 +295,7 @@ class SourceFile:
 
     @contextmanager
     def _view(self, at: int, size: int, *, end: int) -> Iterator[memoryview]:
-        """Yield bytes of the file; an object is read forward in blocks, none of which exceeds `end`."""
+        """Yield bytes of the file. An object is read forward in blocks, and no block goes beyond `end`."""
         if self._bytes is not None:
             if at < 0 or at + size > self.size_bytes:
                 raise ValueError(f"{size:,} bytes at {at:,} are outside of the file")
@@ -308,10 +311,10 @@ class SourceFile:
             yield part
 
     def copy(self, run: Run, sink: Sink) -> None:
-        """Copy the run to the sink, and check its pages.
+        """Copy a run to the sink, and check its pages.
 
         Raises:
-            Unreadable: If the file cannot be read.
+            Unreadable: The file cannot be read.
         """
         try:
             if self._bytes is None:
