@@ -1,7 +1,8 @@
-"""What a comparison with the extreme of a query's rows says about a column.
+"""The limits on a column that is compared with the extreme of a query's rows.
 
-The extreme is that of the rows of a stored table that meet a condition. If the condition has exactly these rows, the
-extreme has two limits, otherwise one: a maximum of fewer rows is not greater.
+The extreme is the minimum or maximum of rows of a stored table that meet a condition. If the condition selects exactly
+these rows, the comparison gives two limits. If the condition may select more rows, it gives one limit: the maximum of
+the real rows is not greater than the maximum of more rows.
 """
 
 from __future__ import annotations
@@ -25,20 +26,27 @@ from seamark.formats.protocol.wire import MAXIMUM
 
 
 class _StoredRows(NamedTuple):
-    """Rows of a table that meet a condition; `exact`: all of them."""
+    """Rows of a table that meet a condition.
+
+    Attributes:
+        where: The condition.
+        exact: Whether the query uses all rows that meet the condition, and no others.
+    """
 
     where: Condition | None
     exact: bool
 
 
 def has_outer_limit(kind: str, op: str) -> bool:
-    """Return whether a column that is compared by `op` with an extreme is limited by all values of more rows."""
+    """Return whether a comparison with the extreme gives a limit even if the extreme is computed from too many rows."""
     return op in (("=", "<", "<=") if kind == MAXIMUM else ("=", ">", ">="))
 
 
 def is_beyond_extreme(op: str, query: Relation, column: str) -> bool:
-    """Return whether a column that is compared by `op` with an output is beyond an extreme: then all values of the
-    query's rows together say less than the extreme.
+    """Return whether `op` compares a column with an output that is an extreme, and the column is beyond the extreme.
+
+    A column is beyond the extreme if it is, for example, greater than a maximum. All values of the query's rows
+    then give a weaker limit than the extreme.
     """
     extreme = query.extremes.get(column) if isinstance(query, QueryBlock) else None
     return extreme is not None and not has_outer_limit(extreme.kind, op)
@@ -51,10 +59,10 @@ def extreme_values(
 
     Args:
         reference: The column.
-        kind: Its type.
+        kind: The type of the column.
         op: The operator: `=`, `<`, `<=`, `>` or `>=`.
-        query: The query of the extreme, a single row.
-        column: Its output.
+        query: The query that computes the extreme. It has a single row.
+        column: The output of the query that is the extreme.
     """
     extreme = query.extremes.get(column) if isinstance(query, QueryBlock) else None
     if extreme is None or not isinstance(query, QueryBlock) or not has_order(kind, query.kind_of(extreme.column)):
@@ -71,7 +79,10 @@ def extreme_values(
 
 
 def _stored_rows(block: QueryBlock) -> _StoredRows | None:
-    """Return the rows of a table that are the joined rows of a block; None if other rows may be among them."""
+    """Return the rows of a table that are the joined rows of a block.
+
+    The result is None if other rows may be among the joined rows.
+    """
     if block.tree != 0:
         return None
     source = block.sources[0]
@@ -89,7 +100,7 @@ def _stored_rows(block: QueryBlock) -> _StoredRows | None:
     stored = _move_to_table(exact, source)
     if exact is not None and stored is not None and stored.size == exact.size:
         return _StoredRows(all_of([below.where, stored]), exact=True)
-    # A null in place of a value, as grouping sets have it, is not in the table.
+    # A null that replaces a value, as in grouping sets, is not in the table.
     sure = weaken(block.where.condition, lambda atom: atom if atom.rejects_null else None)
     weaker = _move_to_table(comparisons_of(sure), source)
     return _StoredRows(all_of([below.where, weaker]), exact=False)
