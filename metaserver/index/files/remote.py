@@ -50,7 +50,7 @@ class _Blob:
             ValueError: The range is outside the blob, or the storage returned fewer bytes.
         """
         if start < 0 or length < 0 or start + length > self.length:
-            raise ValueError(f"{self.location}: bytes {start} to {start + length} are outside the blob of {self.length}")
+            raise ValueError(f"{self.location}: bytes {start} to {start + length} are not in the blob of {self.length}")
         data = await self.objects.read_range(self.location, self.offset + start, length) if length else b""
         if len(data) != length:
             raise ValueError(f"{self.location}: requested {length} bytes at {start} of the blob, but read {len(data)}")
