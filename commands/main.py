@@ -19,7 +19,7 @@ from seamark.formats.runtime.lazy_module import LazyModule
 if TYPE_CHECKING:
     from importlib import metadata
 else:
-    metadata = LazyModule("importlib.metadata")  # Its import takes longer than the imports of all modules of Seamark.
+    metadata = LazyModule("importlib.metadata")  # Importing it takes longer than importing all modules of Seamark.
 
 _COMMANDS = {
     "serve": DeferredCommand(

@@ -45,7 +45,9 @@ _CLOCK = SystemClock()
 
 @dataclass(frozen=True)
 class DemoLookup:
-    """The rows of one user, the number of files that PyIceberg opened for them, and the times of planning and
+    """The result of a lookup.
+
+    It has the rows of one user, the number of files that PyIceberg opened for them, and the times of planning and
     reading.
     """
 
@@ -59,7 +61,7 @@ class DemoResult:
     """The result of the demo.
 
     Attributes:
-        files_with_rows: The number of files that contain a row of the answer; no plan can leave these files
+        files_with_rows: The number of files that contain a row of the result. No plan can leave these files
             out.
     """
 
@@ -86,8 +88,8 @@ def demo(files: int, keep: bool) -> None:
             f"The number of files is {files}; it must be between 1 and {FILES_MAX:,}", param_hint="--files"
         )
     console = Console()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # The server also ends.
-    os.environ["no_proxy"] = "127.0.0.1"  # Otherwise PyIceberg would connect to the server through a proxy.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # So SIGTERM also ends the server.
+    os.environ["no_proxy"] = "127.0.0.1"  # PyIceberg must not connect to the server through a proxy.
     with tempfile.TemporaryDirectory(prefix="seamark-demo-") as folder:
         try:
             _run(Path(folder), files, console, keep=keep)
@@ -115,7 +117,7 @@ def _run(folder: Path, files: int, console: Console, *, keep: bool) -> None:
 
 @contextlib.contextmanager
 def _server(folder: Path) -> Iterator[str]:
-    """Start a server with its defaults, yield its URL, and stop it at the end of the block.
+    """Start a server with its defaults, yield its URL, and stop the server when the context ends.
 
     Raises:
         ClickException: The server does not start.

@@ -2,7 +2,7 @@
 
 `ts BETWEEN d.start AND d.end` requires that `ts` is in one of the ranges of the rows of `d`. Ranges that overlap or
 touch are merged, and many ranges become fewer, wider ranges. Only types whose values are integers in the order of the
-values are compared. Pure.
+values are compared. The functions have no side effects.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LONG_MIN, _LONG_MAX = -(1 << 63), (1 << 63) - 1
 
 
 class LimitedColumn(NamedTuple):
-    """The column that is compared, with its full name and its type."""
+    """The column that is compared, with its full name and type."""
 
     column_id: int
     name: str
@@ -50,20 +50,21 @@ def limits_of_kind(kind: str) -> tuple[int, int]:
 
 
 def to_inclusive_limits(values: Longs, op: str, kind: str, other: str) -> tuple[Longs, Mask]:
-    """Return the limits, inclusive, that comparisons with values of the other table mean for a column.
+    """Return the inclusive limits of a column that follow from comparisons with values of the other table.
 
     Args:
-        values: The values.
+        values: The values of the other table.
         op: An operator other than `=`: `column op value`.
         kind: The type of the column.
         other: The type of the values.
 
     Returns:
-        The limits, and bool[values]: the values with which a comparison may be true. Limits may be beyond the range of
+        The limits, and bool[values]: the values with which a comparison may be true. Limits may be beyond the range
+        of
         `kind`.
 
     Raises:
-        ValueError: If a value has no exact counterpart of type `kind`.
+        ValueError: A value has no exact counterpart of type `kind`.
     """
     is_strict, is_lower = op in ("<", ">"), op in (">", ">=")
     if kind == other or {kind, other} == {"int", "long"}:
@@ -75,7 +76,7 @@ def to_inclusive_limits(values: Longs, op: str, kind: str, other: str) -> tuple[
         if other == "date":
             limits = values * _DAY_MICROS
         else:
-            # `day >= t` requires the next midnight unless t is one; `day > t` requires a day after that of t.
+            # `day >= t` requires the next midnight, unless t is midnight. `day > t` requires a day after the day of t.
             days = values // _DAY_MICROS
             is_midnight = values % _DAY_MICROS == 0
             if is_lower:
@@ -94,7 +95,7 @@ def limit_condition(column: LimitedColumn, op: str, value: int, other: str) -> E
     """Return the condition that a column is less or greater than a value of type `other`.
 
     Raises:
-        ValueError: As `to_inclusive_limits`.
+        ValueError: The value has no exact counterpart of the column's type.
     """
     limits, possible = to_inclusive_limits(np.array([value], dtype=np.int64), op, column.kind, other)
     if not possible[0]:
@@ -123,9 +124,10 @@ def span_condition(column: LimitedColumn, start: int, end: int) -> Expression:
 
 
 def merge_spans(starts: Longs, ends: Longs) -> tuple[Longs, Longs]:
-    """Return at most `RANGES_MAX` ascending, disjoint spans, both ends included, with all values of the given spans.
+    """Return at most `RANGES_MAX` ascending, disjoint spans that contain all values of these spans.
 
-    Spans that end before they start are empty. The result leaves out the widest gaps between the spans.
+    Both ends of a span are included. Spans that end before they start are empty. The widest gaps between the spans
+    are not in the result.
     """
     is_span = starts <= ends
     starts, ends = starts[is_span], ends[is_span]
@@ -145,15 +147,17 @@ def merge_spans(starts: Longs, ends: Longs) -> tuple[Longs, Longs]:
 def spans_of_rows(
     columns: Sequence[tuple[Codes, Mask, str]], operators: Sequence[str], kind: str
 ) -> tuple[Longs, Longs]:
-    """Return the merged spans that rows of the other table mean for a column of type `kind`.
+    """Return the merged spans in which rows of the other table allow a column of type `kind`.
 
     Args:
-        columns: For each operator the codes of a column (`keys.py`), the rows that have one, and its type.
-        operators: The operators between the column and these columns, a row for which all are true.
-        kind: The type of the column.
+        columns: For each operator, the codes of a column of the other table (`keys.py`), the rows that have a code,
+            and
+            the type of the column.
+        operators: The operators between the limited column and these columns. All of them must be true for a row.
+        kind: The type of the limited column.
 
     Raises:
-        ValueError: As `to_inclusive_limits`.
+        ValueError: A value has no exact counterpart of type `kind`.
     """
     rows = np.logical_and.reduce([present for _, present, _ in columns])
     low, high = limits_of_kind(kind)
@@ -177,6 +181,6 @@ def to_key_sets(starts: Longs, ends: Longs, kind: str) -> tuple[KeySet, KeySet]:
 
 
 def make_range_condition(column: LimitedColumn, starts: KeySet, ends: KeySet) -> Expression:
-    """Return the condition that a column is in one of the spans; FALSE without a span."""
+    """Return the condition that a column is in one of the spans. It is FALSE if there is no span."""
     spans = ((starts.at(position), ends.at(position)) for position in range(len(starts)))
     return any_of(*(span_condition(column, int(start) - SIGN, int(end) - SIGN) for start, end in spans))
